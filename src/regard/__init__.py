@@ -1,0 +1,79 @@
+"""Regard: the Transformer of "Attention Is All You Need", whole. Pairs of text in; a trained, scored model out.
+
+    import regard
+    model = regard.train("my-recipe.yaml")          # or regard.load("runs/demo")
+    model.translate(["The dog is tired."])
+
+The package reads from top to bottom; a module imports only from those above it:
+
+    errors      RegardError, the one exception that speaks to a person
+    background  items made in another thread while the ones before are in use
+    marks       PAD, START, END, UNKNOWN: the ids that stand for no text
+    recipe      everything that makes a model what it is, typed, with every default
+    text/       read pairs, tokenize, store ids, make batches; the built-in grammar
+    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer
+    search/     greedy, beam, sampling: ids and a step function, no model
+    score/      BLEU, chrF, TER through sacreBLEU; word and phoneme error rates
+    run         the run folder: files that name each other by hash
+    model       Model: a run folder opened for use; text enters and leaves here
+    learn/      loss, optimizers, checkpoints, several processes, the loop
+    demo        the main job in four minutes, with nothing to download
+    cli         the commands, thin
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regard.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from regard.errors import RegardError as RegardError
+    from regard.model import Model as Model
+    from regard.recipe import Device
+    from regard.recipe import Recipe as Recipe
+
+_HOMES = {"RegardError": "errors", "Recipe": "recipe", "Model": "model"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used: torch takes seconds to import."""
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return getattr(import_module(f"regard.{_HOMES[name]}"), name)
+
+
+def load(run: str | Path, device: Device = "auto") -> Model:
+    """Open a run folder."""
+    from regard.model import Model
+
+    return Model.load(run, device)
+
+
+def train(
+    recipe: Recipe | str | Path,
+    out: str | Path | None = None,
+    changes: Sequence[str] = (),
+    minutes: float | None = None,
+) -> Model:
+    """Train by a recipe: a ``Recipe``, a YAML file, or the name of a shipped one.
+
+    out is the run folder (``runs/<name of the recipe>`` unless given); a run found there goes on.
+    changes are ``"section.key=value"`` on top of a file; minutes ends the training in time.
+    """
+    from pathlib import Path
+
+    from regard.errors import RegardError
+    from regard.learn.train import train as train_in
+    from regard.recipe import Recipe, load_recipe
+
+    if isinstance(recipe, Recipe):
+        if out is None or changes:
+            raise RegardError("a Recipe object needs out, and takes no changes")
+        return train_in(recipe, out, minutes)
+    return train_in(load_recipe(recipe, changes), out or Path("runs") / Path(recipe).stem, minutes)

@@ -1,0 +1,1 @@
+"""Learning: prepare the data, step by step lower the loss, keep the best, and never lose anything."""

@@ -1,0 +1,104 @@
+"""Sizes from the data, for a person who has pairs and no recipe. Every choice comes with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from regard.errors import RegardError
+from regard.recipe import Data, Recipe, Texts, make_recipe
+from regard.text.corpus import Pair, read_pairs
+
+FEWEST_PAIRS = 50
+FEW_SYMBOLS = 200
+LETTERS_PER_TOKEN = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """What suits a corpus of up to so many pairs."""
+
+    pairs: float
+    preset: str
+    vocabulary: int
+    dropout: float
+    tokens_per_batch: int
+    epochs: int
+
+    @property
+    def suits(self) -> str:
+        return "millions of pairs" if math.isinf(self.pairs) else f"up to {self.pairs:,.0f} pairs"
+
+
+SIZES = (
+    Size(5_000, "tiny", 1_000, 0.3, 1_024, 150),
+    Size(50_000, "tiny", 4_000, 0.3, 4_096, 60),
+    Size(500_000, "small", 8_000, 0.2, 8_192, 30),
+    Size(5_000_000, "base", 16_000, 0.1, 16_384, 15),
+    Size(math.inf, "base", 32_000, 0.1, 25_000, 8),
+)
+
+
+def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
+    """A complete recipe for these pairs, and why."""
+    count, length, symbols = _measure(read_pairs(texts, Data(root=root, train=texts)))
+    if count < FEWEST_PAIRS:
+        raise RegardError(
+            f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
+        )
+    size = next(size for size in SIZES if count <= size.pairs)
+    tokens = count * length
+    steps = max(200, round(size.epochs * tokens / size.tokens_per_batch, -2))
+    every = max(50, round(steps / 40, -1))
+    hold_out = min(0.05, max(1_000 / count, 0.001))
+    values: dict[str, Any] = {
+        "data": {"root": root, "train": texts.model_dump(), "hold_out": round(hold_out, 4)},
+        "tokenizer": {"kind": "unigram", "size": size.vocabulary},
+        "model": {"preset": size.preset, "dropout": size.dropout},
+        "training": {
+            "steps": int(steps),
+            "tokens_per_batch": size.tokens_per_batch,
+            "warmup": int(min(4_000, max(100, steps // 10))),
+            "validate_every": int(every),
+            "checkpoint_every": int(every),
+            "patience": 10,
+        },
+    }
+    kind = f"unigram, {size.vocabulary:,} entries"
+    if symbols:
+        kind = f"words, since both sides are made of {symbols} symbols with blanks between them"
+        values["tokenizer"] = {"kind": "words", "size": 1_000, "shared": False}
+        values["score"] = {"measures": ["wer", "per"]}
+    reasons = [
+        f"{count:,} pairs, about {length:.0f} tokens each",
+        f"model: {size.preset} with dropout {size.dropout}, which suits {size.suits}",
+        f"tokenizer: {kind}",
+        f"training: at most {int(steps):,} steps of {size.tokens_per_batch:,} tokens "
+        f"({size.epochs} times through the data), ended early after 10 validations without progress",
+        f"validation: {hold_out:.1%} of the pairs, held out",
+    ]
+    return make_recipe(values, "the chosen recipe", changes), reasons
+
+
+class Measured(NamedTuple):
+    pairs: int
+    tokens: float
+    """of a target, about"""
+    symbols: int
+    """how many there are, if both sides are nothing but a few symbols with blanks between them"""
+
+
+def _measure(pairs: Iterable[Pair]) -> Measured:
+    count = letters = words = 0
+    symbols: set[str] = set()
+    for pair in pairs:
+        count += 1
+        letters += len(pair.target)
+        words += len(pair.target.split())
+        if len(symbols) <= FEW_SYMBOLS:
+            symbols.update(pair.source.split(), pair.target.split())
+    if len(symbols) <= FEW_SYMBOLS and count > 10 * FEW_SYMBOLS:
+        return Measured(count, words / count, len(symbols))
+    return Measured(count, letters / LETTERS_PER_TOKEN / max(1, count), 0)

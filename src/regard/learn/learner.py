@@ -1,0 +1,264 @@
+"""A network that learns: one step, one validation, one save. When to do which is the loop's business."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from regard import recipe as recipes
+from regard.learn.checkpoint import (
+    Progress,
+    checkpoint_files,
+    checkpoint_name,
+    discard,
+    load_checkpoint,
+    moments_of,
+    put_moments,
+    save_checkpoint,
+    step_of,
+)
+from regard.learn.distributed import Group
+from regard.learn.loss import cross_entropy
+from regard.learn.optimizers import OPTIMIZERS, learning_rate
+from regard.learn.prepare import Prepared, valid_pairs
+from regard.model import Model, arithmetic, build, put_weights, weights_of
+from regard.run import Run
+from regard.score import Result, score
+from regard.text.batches import Batch, collate, plan_batches, plan_in_order
+from regard.text.corpus import Pair
+
+
+class Place(NamedTuple):
+    """A place in the data: this many batches of this epoch are behind us."""
+
+    epoch: int
+    batch: int
+
+
+class Drawn(NamedTuple):
+    """One batch as it comes from the data."""
+
+    batch: Batch
+    tokens: int
+    """target tokens of the whole batch, over all processes"""
+    after: Place
+
+
+class Validation(NamedTuple):
+    loss: float
+    """mean negative log-probability of a target token, without smoothing"""
+    result: Result | None
+    """the score of the examples"""
+    badness: float
+    """what checkpoints are chosen by; smaller is better"""
+
+
+class Learner:
+    """A network that learns: weights, optimizer, progress, and the run folder they are saved in."""
+
+    def __init__(self, run: Run, recipe: recipes.Recipe, prepared: Prepared, group: Group) -> None:
+        self.run, self.recipe, self.prepared, self.group = run, recipe, prepared, group
+        self.training = recipe.training
+        torch.manual_seed(self.training.seed)
+        self.network = build(recipe, prepared.tokenizer).to(group.device)
+        self.names: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.network.named_parameters()
+        }
+        self.optimizer = OPTIMIZERS[self.training.optimizer](
+            self.network.parameters(), self.training
+        )
+        self.moving: dict[str, Tensor] | None = None
+        if self.training.ema:
+            self.moving = {name: w.clone() for name, w in weights_of(self.network).items()}
+        self.progress = Progress()
+        self.longest_validation = 0.0
+        self.forward: Callable[[Tensor, Tensor], Tensor] = self.network
+        if group.size > 1:
+            ids = [group.device.index] if group.device.type == "cuda" else None
+            self.forward = DistributedDataParallel(self.network, device_ids=ids)
+        self.model = Model(
+            recipe, prepared.tokenizer, self.network, group.device, self.training.precision
+        )
+        self.examples = _spread(valid_pairs(recipe), len(prepared.valid), self.training)
+
+    # One step
+
+    def step(self, drawn: list[Drawn]) -> Tensor:
+        """Learn from some batches at once; the summed loss over this process's tokens."""
+        self.progress.step += 1
+        step, training = self.progress.step, self.training
+        _seed(training.seed, step, self.group.rank)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = learning_rate(step, training, self.recipe.model.width)
+        tokens = sum(part.tokens for part in drawn)
+        total = torch.zeros((), device=self.group.device)
+        for number, part in enumerate(drawn, 1):
+            with self._in_step_with_others(number == len(drawn)):
+                loss = self.loss(part.batch.to(self.group.device))
+                # Other processes add their share: DistributedDataParallel takes the mean.
+                torch.autograd.backward(loss * (self.group.size / tokens))
+            total += loss.detach()
+        if training.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), training.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._move_average()
+        self.progress.tokens += tokens
+        self.progress.epoch, self.progress.batch = drawn[-1].after
+        return total * (self.group.size / tokens)
+
+    def loss(self, batch: Batch) -> Tensor:
+        with arithmetic(self.training.precision, self.group.device):
+            logits = self.forward(batch.source, batch.target)
+        return cross_entropy(
+            logits, batch.wanted, self.training.label_smoothing, self.training.smoothing_over
+        )
+
+    def _in_step_with_others(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients are shared among processes once a step, with its last batch."""
+        if isinstance(self.forward, DistributedDataParallel) and not last:
+            return self.forward.no_sync()
+        return nullcontext()
+
+    @torch.no_grad()
+    def _move_average(self) -> None:
+        if self.moving is None:
+            return
+        # In the first steps the average follows closely, so that it forgets the random start.
+        step = self.progress.step
+        decay = min(self.training.ema, (1 + step) / (10 + step))
+        weights = weights_of(self.network)
+        for name, mean in self.moving.items():
+            mean.lerp_(weights[name].to(mean.dtype), 1 - decay)
+
+    # The data
+
+    def batches(self) -> Iterator[Drawn]:
+        """Batches without end, from where the progress stands."""
+        store, training = self.prepared.train, self.training
+        epoch, batch = self.progress.epoch, self.progress.batch
+        while True:
+            plan = plan_batches(
+                store.source_lengths,
+                store.target_lengths,
+                training.tokens_per_batch,
+                training.seed,
+                epoch,
+            )
+            for number in range(batch, len(plan)):
+                rows = plan[number]
+                tokens = int(store.target_lengths[rows].sum()) + len(rows)
+                ours = collate(store, rows, self.group.rank, self.group.size)
+                yield Drawn(ours, tokens, Place(epoch, number + 1))
+            epoch, batch = epoch + 1, 0
+
+    # Validation
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """No dropout, and the moving average in place of the weights, for the time of the with-block."""
+        own = None
+        if self.moving is not None:
+            own = {name: tensor.clone() for name, tensor in weights_of(self.network).items()}
+            put_weights(self.network, self.moving, "the moving average")
+        self.network.eval()
+        try:
+            yield
+        finally:
+            self.network.train()
+            if own is not None:
+                put_weights(self.network, own, "the weights")
+
+    def validate(self) -> Validation:
+        """Loss on all validation pairs; scores on some of them, translated greedily."""
+        start = time.monotonic()
+        with self.resting():
+            loss = self._valid_loss()
+            result = self._valid_score()
+        self.longest_validation = max(self.longest_validation, time.monotonic() - start)
+        if self.training.choose_by == "loss" or result is None:
+            return Validation(loss, result, loss)
+        return Validation(loss, result, -result.value if result.higher_is_better else result.value)
+
+    def time_to_finish(self) -> float:
+        """Seconds the end of training may take: validations, averaging, scoring the test pairs."""
+        return 5 + 4 * self.longest_validation
+
+    @torch.inference_mode()
+    def _valid_loss(self) -> float:
+        store = self.prepared.valid
+        lengths = store.source_lengths, store.target_lengths
+        total, tokens = 0.0, 0
+        for rows in plan_in_order(*lengths, self.training.tokens_per_batch):
+            batch = collate(store, rows).to(self.group.device)
+            with arithmetic(self.training.precision, self.group.device):
+                logits = self.network(batch.source, batch.target)
+            total += float(cross_entropy(logits, batch.wanted))
+            tokens += batch.tokens
+        return total / tokens
+
+    def _valid_score(self) -> Result | None:
+        if not self.examples:
+            return None
+        sources = [pair.source for pair in self.examples]
+        (result,) = score(
+            self.recipe.score.measures[:1],
+            self.model.translate(sources, beam=1),
+            [pair.target for pair in self.examples],
+            sources,
+            tokenize=self.recipe.score.tokenize,
+            intervals=False,
+        )
+        return result
+
+    # Saving and going on
+
+    def save(self) -> None:
+        path = self.run.checkpoints / checkpoint_name(self.progress.step)
+        moments = moments_of(self.optimizer, self.names)
+        save_checkpoint(path, self.progress, weights_of(self.network), self.moving, moments)
+        files = checkpoint_files(self.run.checkpoints)
+        discard(files, [*self.chosen(), files[-1]])
+
+    def load(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        files = checkpoint_files(self.run.checkpoints)
+        if not files:
+            return
+        self.progress, groups = load_checkpoint(files[-1])
+        put_weights(self.network, groups["model"], str(files[-1]))
+        if self.moving is not None:
+            self.moving = {n: t.to(self.group.device) for n, t in groups["average"].items()}
+        put_moments(self.optimizer, self.names, groups["optimizer"])
+
+    def chosen(self) -> list[Path]:
+        """The checkpoints to keep and, at the end, to average."""
+        files = {step_of(path): path for path in checkpoint_files(self.run.checkpoints)}
+        if self.training.average == "last":
+            return [files[step] for step in sorted(files)[-self.training.keep :]]
+        ranked = sorted(self.progress.validations, key=lambda item: item[1])
+        best = [files[step] for step, _ in ranked if step in files]
+        return best[: self.training.keep if self.training.average == "best" else 1]
+
+
+def _seed(seed: int, step: int, rank: int) -> None:
+    """Dropout of this step in this process depends on nothing that came before."""
+    (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state >> 1))
+
+
+def _spread(pairs: Iterable[Pair], count: int, training: recipes.Training) -> list[Pair]:
+    """Some pairs at equal distances: files are often sorted, so the first ones would not do."""
+    if training.validate_sentences == 0:
+        return []
+    every = max(1, count // training.validate_sentences)
+    return list(islice(pairs, 0, every * training.validate_sentences, every))

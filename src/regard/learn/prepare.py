@@ -1,0 +1,111 @@
+"""From text files to ids on disk: tokenizer, cleaning, stores. Done once for a run; found again when it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from regard.errors import RegardError
+from regard.learn.checkpoint import checkpoint_files
+from regard.learn.report import Report
+from regard.recipe import Recipe
+from regard.run import Run, sha256, void, write_whole
+from regard.text.corpus import Pair, fingerprint, held_out, read_pairs
+from regard.text.store import Counts, Store, write_store
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    tokenizer: Tokenizer
+    train: Store
+    valid: Store
+    facts: dict[str, Any]
+    """data fingerprints and counts, for the card"""
+
+
+def train_pairs(recipe: Recipe) -> Iterator[Pair]:
+    pairs = read_pairs(recipe.data.train, recipe.data, "data.train")
+    if recipe.data.valid is not None:
+        return pairs
+    return (pair for pair in pairs if not held_out(pair.source, recipe.data.hold_out))
+
+
+def valid_pairs(recipe: Recipe) -> Iterator[Pair]:
+    if recipe.data.valid is not None:
+        return read_pairs(recipe.data.valid, recipe.data, "data.valid")
+    pairs = read_pairs(recipe.data.train, recipe.data, "data.train")
+    return (pair for pair in pairs if held_out(pair.source, recipe.data.hold_out))
+
+
+def prepare(run: Run, recipe: Recipe, report: Report) -> None:
+    """Make tokenizer and stores, unless they are there and belong to the same data."""
+    identity = _identity(recipe)
+    known = _read_facts(run)
+    if known.get("identity") == identity:
+        return
+    if checkpoint_files(run.checkpoints):
+        raise RegardError(
+            f"{run}: the data have changed since this run began; put them back, or choose another --out"
+        )
+    run.data.mkdir(parents=True, exist_ok=True)
+    report.say(f"Reading {', '.join(_names(recipe))}")
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: train_pairs(recipe))
+    tokenizer.save(run.folder)
+    report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
+    train = write_store(run.data / "train.arrow", train_pairs(recipe), tokenizer, recipe.data.clean)
+    report.say(f"Training pairs: {train.sentence}")
+    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None)
+    report.say(f"Validation pairs: {valid.sentence}")
+    _write_facts(run, identity, train, valid)
+
+
+def open_prepared(run: Run, recipe: Recipe) -> Prepared:
+    train, valid = Store(run.data / "train.arrow"), Store(run.data / "valid.arrow")
+    return Prepared(run.tokenizer(recipe), train, valid, _read_facts(run))
+
+
+def _identity(recipe: Recipe) -> dict[str, str]:
+    """What the ids on disk depend on."""
+    data = recipe.data
+    choices = [recipe.tokenizer.model_dump_json(), data.clean.model_dump_json()]
+    if data.valid is None:
+        choices.append(str(data.hold_out))
+    found = {"train": fingerprint(data.train, data)}
+    if data.valid is not None:
+        found["valid"] = fingerprint(data.valid, data)
+    found["choices"] = hashlib.sha256("\n".join(choices).encode()).hexdigest()
+    return found
+
+
+def _read_facts(run: Run) -> dict[str, Any]:
+    path = run.data / "facts.json"
+    facts: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    whole = facts.get("tokenizer") == {p.name: sha256(p) for p in run.tokenizer_files()}
+    return facts if whole else {}
+
+
+def _write_facts(run: Run, identity: dict[str, str], train: Counts, valid: Counts) -> None:
+    facts = {
+        "identity": identity,
+        "tokenizer": {path.name: sha256(path) for path in run.tokenizer_files()},
+        "train": asdict(train),
+        "valid": asdict(valid),
+    }
+    text = json.dumps(facts, indent=2) + "\n"
+    write_whole(run.data / "facts.json", lambda path: void(path.write_text(text)))
+
+
+def _names(recipe: Recipe) -> list[str]:
+    train = recipe.data.train
+    return [str(recipe.data.path(name)) for name in (train.pairs or (*train.source, *train.target))]  # type: ignore[misc]
+
+
+def _sizes(tokenizer: Tokenizer, recipe: Recipe) -> str:
+    kind = recipe.tokenizer.kind
+    if recipe.tokenizer.shared:
+        return f"{kind}, {tokenizer.source.size:,} entries, shared by source and target"
+    return f"{kind}, {tokenizer.source.size:,} source and {tokenizer.target.size:,} target entries"

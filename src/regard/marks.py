@@ -1,0 +1,12 @@
+"""The four ids that stand for no text. Every vocabulary begins with them."""
+
+PAD = 0
+"""fills the short sentences of a batch; never seen by attention, never counted in the loss"""
+START = 1
+"""what the decoder reads first"""
+END = 2
+"""closes every source, and every target; search stops at it"""
+UNKNOWN = 3
+"""a piece of text outside the vocabulary; unigram and bpe spell such text in bytes instead"""
+
+MARKS = {PAD: "<pad>", START: "<s>", END: "</s>", UNKNOWN: "<unk>"}

@@ -1,0 +1,12 @@
+"""Search for a good output sequence, given only how probable each next token is.
+
+Nothing here knows a model, a text or a file: a ``Step`` turns the last tokens and a ``State`` into
+logits.
+"""
+
+from regard.search.beam import beam_search
+from regard.search.hypothesis import Hypothesis, length_penalty
+from regard.search.one_by_one import greedy, sample
+from regard.search.rules import State, Step
+
+__all__ = ["Hypothesis", "State", "Step", "beam_search", "greedy", "length_penalty", "sample"]

@@ -1,0 +1,35 @@
+"""What a search gives back."""
+
+from dataclasses import dataclass
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """((5 + length) / 6) ** alpha, length counting END: the paper's, from Wu et al. (2016)."""
+    return float(((5 + length) / 6) ** alpha)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output sequence and how probable the model finds it."""
+
+    tokens: list[int]
+    """without START and END"""
+    log_probability: float
+    """of the whole: the sum of ``token_log_probabilities``"""
+    score: float
+    """``log_probability`` over the length penalty; what a beam search is best in"""
+    token_log_probabilities: list[float]
+    """of each token, then END's if ``finished``"""
+    finished: bool
+    """END was said; False where the sequence was cut off at its greatest length"""
+
+    @classmethod
+    def of(cls, tokens: list[int], log_probabilities: list[float], alpha: float) -> "Hypothesis":
+        total = sum(log_probabilities, 0.0)
+        return cls(
+            tokens=tokens,
+            log_probability=total,
+            score=total / length_penalty(len(log_probabilities), alpha),
+            token_log_probabilities=log_probabilities,
+            finished=len(log_probabilities) > len(tokens),
+        )

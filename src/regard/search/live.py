@@ -1,0 +1,131 @@
+"""The hypotheses that still grow, and how they grow by one token."""
+
+from dataclasses import dataclass, replace
+from typing import Generic
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.search.hypothesis import Hypothesis
+from regard.search.rules import Rules, S, Step
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """One more token for hypotheses of each sentence."""
+
+    beams: Int[Tensor, "sentences count"]
+    """which of the sentence's hypotheses goes on"""
+    tokens: Int[Tensor, "sentences count"]
+    log_probabilities: Float[Tensor, "sentences count"]
+    totals: Float[Tensor, "sentences count"]
+    """log-probability of the hypothesis with the new token; ``NEVER`` if it may not come"""
+
+    def select(self, which: Int[Tensor, "sentences fewer"]) -> "Continuations":
+        return Continuations(
+            beams=self.beams.gather(1, which),
+            tokens=self.tokens.gather(1, which),
+            log_probabilities=self.log_probabilities.gather(1, which),
+            totals=self.totals.gather(1, which),
+        )
+
+
+@dataclass(frozen=True)
+class Live(Generic[S]):
+    """The unfinished hypotheses of the unfinished sentences, all of one length."""
+
+    state: S
+    sentences: Int[Tensor, "sentences"]
+    """their numbers in the batch as it was given"""
+    log_probabilities: Float[Tensor, "sentences beams length"]
+    tokens: Int[Tensor, "sentences beams length+1"]
+    """START first"""
+    totals: Float[Tensor, "sentences beams"]
+    """sums of the log-probabilities; ``NEVER`` where a sentence has fewer hypotheses than beams.
+
+    In double precision, so that adding a long past never makes two different tokens equal.
+    """
+
+    @classmethod
+    def begin(cls, state: S, rules: Rules) -> "Live[S]":
+        count, device = len(rules.limits), rules.limits.device
+        return cls(
+            state=state,
+            sentences=torch.arange(count, device=device),
+            tokens=torch.full((count, 1, 1), rules.start, device=device),
+            log_probabilities=torch.zeros(count, 1, 0, device=device),
+            totals=torch.zeros(count, 1, dtype=torch.float64, device=device),
+        )
+
+    @property
+    def length(self) -> int:
+        return self.log_probabilities.shape[2]
+
+    def look_ahead(
+        self, step: Step[S], rules: Rules
+    ) -> tuple["Live[S]", Float[Tensor, "sentences beams V"]]:
+        """Take one step: the log-probabilities of the next token."""
+        beams = self.tokens.shape[1]
+        logits, state = step(self.tokens[:, :, -1].flatten(), self.state)
+        assert logits.device == self.tokens.device, (
+            f"logits on {logits.device}, search on {self.tokens.device}: give the search its device"
+        )
+        owners = self.sentences.repeat_interleave(beams)
+        allowed = rules.log_probabilities(logits, owners, self.length)
+        return replace(self, state=state), allowed.view(-1, beams, allowed.shape[1])
+
+    def go_on(self, keep: Bool[Tensor, "sentences"], chosen: Continuations) -> "Live[S]":
+        """The sentences to keep, each with its chosen continuations; the others leave the batch."""
+        kept = keep.nonzero().squeeze(1)
+        beams = chosen.beams[kept]
+        rows = kept.unsqueeze(1) * self.tokens.shape[1] + beams
+        present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
+        owner = kept.unsqueeze(1)
+        return Live(
+            # Moving keys and values about is dear: not when every row stays where it is.
+            state=self.state if torch.equal(rows, present) else self.state.select(rows),
+            sentences=self.sentences[kept],
+            tokens=torch.cat([self.tokens[owner, beams], chosen.tokens[kept].unsqueeze(2)], dim=2),
+            log_probabilities=torch.cat(
+                [
+                    self.log_probabilities[owner, beams],
+                    chosen.log_probabilities[kept].unsqueeze(2),
+                ],
+                dim=2,
+            ),
+            totals=chosen.totals[kept],
+        )
+
+    def finish(
+        self, which: Bool[Tensor, "sentences count"], chosen: Continuations, alpha: float = 0.0
+    ) -> list[tuple[int, Hypothesis]]:
+        """The hypotheses these continuations, all END, finish; each with its sentence's number."""
+        sentences, places = which.nonzero(as_tuple=True)
+        beams = chosen.beams[sentences, places]
+        ends = chosen.log_probabilities[sentences, places].unsqueeze(1)
+        past = self.log_probabilities[sentences, beams]
+        return self._written(sentences, beams, torch.cat([past, ends], dim=1), alpha)
+
+    def cut(
+        self, which: Bool[Tensor, "sentences"], alpha: float = 0.0
+    ) -> list[tuple[int, Hypothesis]]:
+        """The hypotheses of these sentences as they stand, without END."""
+        real = which.unsqueeze(1) & self.totals.isfinite()
+        sentences, beams = real.nonzero(as_tuple=True)
+        return self._written(sentences, beams, self.log_probabilities[sentences, beams], alpha)
+
+    def _written(
+        self,
+        sentences: Int[Tensor, "count"],
+        beams: Int[Tensor, "count"],
+        log_probabilities: Float[Tensor, "count length"],
+        alpha: float,
+    ) -> list[tuple[int, Hypothesis]]:
+        numbers: list[int] = self.sentences[sentences].tolist()
+        tokens: list[list[int]] = self.tokens[sentences, beams, 1:].tolist()
+        each: list[list[float]] = log_probabilities.tolist()
+        return [
+            (number, Hypothesis.of(sequence, parts, alpha))
+            for number, sequence, parts in zip(numbers, tokens, each, strict=True)
+        ]

@@ -1,0 +1,117 @@
+"""Searches along a single hypothesis: take the most probable token, or draw one."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.search.hypothesis import Hypothesis
+from regard.search.live import Continuations, Live
+from regard.search.rules import NEVER, Rules, S, Step
+
+Choose = Callable[[Float[Tensor, "sentences V"]], Int[Tensor, "sentences"]]
+"""Log-probabilities of the next token to the token taken."""
+
+
+@torch.no_grad()
+def greedy(
+    step: Step[S],
+    state: S,
+    *,
+    limits: Sequence[int],
+    start: int,
+    end: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    banned: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+) -> list[Hypothesis]:
+    """Take the most probable token, again and again, until END or the sentence's limit."""
+    rules = Rules.of(limits, start, end, prefixes, banned, device)
+    return _one_by_one(step, state, rules, _most_probable)
+
+
+@torch.no_grad()
+def sample(
+    step: Step[S],
+    state: S,
+    *,
+    limits: Sequence[int],
+    start: int,
+    end: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 1,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    banned: Sequence[int] = (),
+    device: torch.device | str = "cpu",
+) -> list[Hypothesis]:
+    """Draw each token by its probability, until END or the sentence's limit.
+
+    ``temperature`` below 1 sharpens the distribution, above 1 flattens it; then only the ``top_k``
+    most probable tokens stay (0: all), and of them the fewest that together have ``top_p`` of the
+    probability. The log-probabilities told are the model's own, not those of the drawing.
+    """
+    if not temperature > 0:
+        raise RegardError(
+            f"temperature {temperature}: must be above 0 (greedy search is its limit)"
+        )
+    if not 0 < top_p <= 1:
+        raise RegardError(f"top_p {top_p}: must be above 0 and at most 1")
+    if top_k < 0:
+        raise RegardError(f"top_k {top_k}: must be 0 (all tokens) or more")
+    rules = Rules.of(limits, start, end, prefixes, banned, device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(log_probabilities: Float[Tensor, "sentences V"]) -> Int[Tensor, "sentences"]:
+        drawn_from = _truncated(log_probabilities / temperature, top_k, top_p)
+        return torch.multinomial(drawn_from, 1, generator=generator).squeeze(1)
+
+    return _one_by_one(step, state, rules, draw)
+
+
+def _one_by_one(step: Step[S], state: S, rules: Rules, choose: Choose) -> list[Hypothesis]:
+    live = Live.begin(state, rules)
+    written: dict[int, Hypothesis] = {}
+    while len(live.sentences):
+        live, log_probabilities = live.look_ahead(step, rules)
+        chosen = _continue(live, log_probabilities, choose)
+        possible = chosen.totals > NEVER
+        ended = possible & (chosen.tokens == rules.end)
+        at_limit = (live.length >= rules.limits[live.sentences]).unsqueeze(1)
+        stuck = ~ended & (at_limit | ~possible)
+        done = (ended | stuck).squeeze(1)
+        if done.any():
+            written.update(live.finish(ended, chosen))
+            written.update(live.cut(stuck.squeeze(1)))
+        live = live.go_on(~done, chosen)
+    return [written[number] for number in range(len(rules.limits))]
+
+
+def _continue(
+    live: Live[S], log_probabilities: Float[Tensor, "sentences 1 V"], choose: Choose
+) -> Continuations:
+    tokens = choose(log_probabilities.squeeze(1)).unsqueeze(1)
+    added = log_probabilities.squeeze(1).gather(1, tokens)
+    return Continuations(torch.zeros_like(tokens), tokens, added, live.totals + added)
+
+
+def _most_probable(log_probabilities: Float[Tensor, "sentences V"]) -> Int[Tensor, "sentences"]:
+    # The first of the best two, as a beam of one takes it: of equal tokens both then take the same.
+    return log_probabilities.topk(min(2, log_probabilities.shape[1])).indices[:, 0]
+
+
+def _truncated(
+    log_probabilities: Float[Tensor, "sentences V"], top_k: int, top_p: float
+) -> Float[Tensor, "sentences V"]:
+    """The probabilities to draw by: the most probable tokens only."""
+    V = log_probabilities.shape[1]
+    best, tokens = log_probabilities.sort(descending=True, stable=True)
+    best[:, top_k or V :] = NEVER
+    probabilities = best.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    # A row where nothing may come has no probabilities (NaN): whatever is drawn there is not used.
+    probabilities = probabilities.masked_fill(before >= top_p, 0.0).nan_to_num(nan=1.0)
+    return torch.zeros_like(probabilities).scatter(1, tokens, probabilities)

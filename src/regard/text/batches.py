@@ -1,0 +1,128 @@
+"""Which rows go together, and what they look like as tensors.
+
+A batch costs rows times its longest row, padding included, so rows of like length go together. The
+plan of an epoch follows from the seed and the epoch alone: a training that goes on after a stop, or
+with other processes beside it, sees the same batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.marks import END, PAD, START
+from regard.text.store import Ints, Places, Store
+
+Lengths = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Batch:
+    source: Int[Tensor, "B S"]
+    """text and END: what the encoder reads"""
+    target: Int[Tensor, "B T"]
+    """START and text: what the decoder reads"""
+    wanted: Int[Tensor, "B T"]
+    """text and END: what the decoder must say at each place"""
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the decoder must say; padding does not count."""
+        return int((self.wanted != PAD).sum())
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(*(part.to(device) for part in (self.source, self.target, self.wanted)))
+
+
+# ---------------------------------------------------------------------------------------------
+# Planning
+
+
+def plan_batches(
+    source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, seed: int, epoch: int
+) -> list[Places]:
+    """The row numbers of each batch of an epoch, every row once.
+
+    Rows times the longest source, and rows times the longest target, stay within
+    ``tokens_per_batch``, the mark of each row counted. A row longer than that stands alone.
+    """
+    random = np.random.default_rng([seed, epoch])
+    # The sort below is stable: rows of equal lengths keep the random order they come in.
+    shuffled = random.permutation(len(source_lengths))
+    order = shuffled[_by_length(source_lengths[shuffled], target_lengths[shuffled])]
+    batches = _cut(order, source_lengths, target_lengths, tokens_per_batch)
+    return [batches[number] for number in random.permutation(len(batches))]
+
+
+def plan_in_order(
+    source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int
+) -> list[Places]:
+    """The same without chance, shortest first: for validation."""
+    order = _by_length(source_lengths, target_lengths)
+    return _cut(order, source_lengths, target_lengths, tokens_per_batch)
+
+
+def _by_length(source_lengths: Lengths, target_lengths: Lengths) -> Places:
+    """Sort by the longer side, on which the budget is spent, then by how far the sides differ.
+
+    The second key runs up and down in turn, so that a batch that spans two lengths of the longer
+    side finds its neighbours alike in the shorter one as well.
+    """
+    longer = np.maximum(source_lengths, target_lengths)
+    difference = target_lengths.astype(np.int64) - source_lengths
+    return np.lexsort((np.where(longer % 2, difference, -difference), longer))
+
+
+def _cut(
+    order: Places, source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int
+) -> list[Places]:
+    """Cut the sorted rows into batches, each as large as the budget allows."""
+    # The longer side rises along the order, so the last row of a batch is always its longest.
+    costs = 1 + np.maximum(source_lengths[order], target_lengths[order])
+    batches, start = [], 0
+    for end, cost in enumerate(costs.tolist(), start=1):
+        if (end - start) * cost > tokens_per_batch and end - start > 1:
+            batches.append(order[start : end - 1])
+            start = end - 1
+    if start < len(order):
+        batches.append(order[start:])
+    return batches
+
+
+# ---------------------------------------------------------------------------------------------
+# Filling
+
+
+def collate(store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
+    """The tensors of a batch, or of one of its ``parts`` when as many processes share it.
+
+    A part for which no row is left gets the first one with nothing wanted of it: its process takes
+    the same steps as the others and counts for nothing.
+    """
+    mine = rows[part::parts]
+    idle = len(mine) == 0
+    if idle:
+        mine = rows[:1]
+    source = _texts(store.ids, store.source_starts[mine], store.source_lengths[mine])
+    wanted = _texts(store.ids, store.target_starts[mine], store.target_lengths[mine])
+    target = np.empty_like(wanted)
+    target[:, 0] = START
+    target[:, 1:] = np.where(wanted[:, :-1] == END, PAD, wanted[:, :-1])
+    if idle:
+        wanted[:] = PAD
+    return Batch(*map(torch.from_numpy, (source, target, wanted)))
+
+
+def _texts(ids: Ints, starts: Places, lengths: Ints) -> Places:
+    """Text, END and padding: one row for each start and length."""
+    place = np.arange(lengths.max() + 1)
+    inside = place < lengths[:, None]
+    texts = np.full(inside.shape, PAD, dtype=np.int64)
+    texts[inside] = ids[(starts[:, None] + place)[inside]]
+    texts[np.arange(len(lengths)), lengths] = END
+    return texts

@@ -1,0 +1,211 @@
+"""Pairs of text from files.
+
+Everything streams: a corpus is never in memory as a whole. A line that cannot be read as it was
+meant stops the reading with its file and number; nothing is repaired or skipped in silence.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple
+
+import zstandard
+
+from regard.errors import RegardError
+from regard.recipe import Data, Texts
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CHUNK = 1 << 20
+
+
+class Pair(NamedTuple):
+    source: str
+    target: str
+
+
+def read_pairs(texts: Texts, data: Data, section: str = "data.train") -> Iterator[Pair]:
+    """The pairs of all files, one file after another.
+
+    That the files are there is checked now, before the first pair is asked for.
+    """
+    paths = _paths(texts, data, section)
+    if texts.pairs is None:
+        twos = list(zip(paths["source"], paths["target"], strict=True))
+        return (pair for source, target in twos for pair in _parallel(source, target))
+    return (pair for path in paths["pairs"] for pair in _paired(path))
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, unpacked if its name ends in ``.gz`` or ``.zst``.
+
+    Only a line feed ends a line. ``str.splitlines`` also cuts at U+2028, U+0085, form feed …, and
+    two files that were parallel would be so no longer.
+    """
+    number = 0
+    for number, line in enumerate(_split(_chunks(path)), start=1):
+        if number == 1:
+            line = line.removeprefix(BYTE_ORDER_MARK)
+        try:
+            yield line.removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RegardError(
+                f"{path}:{number}: not UTF-8: byte 0x{line[error.start]:02X} "
+                f"after {error.start} good bytes of the line"
+            ) from None
+    if number == 0:
+        raise RegardError(f"{path}: the file is empty")
+
+
+def held_out(source: str, share: float) -> bool:
+    """Whether a pair is kept from training; its source text alone decides, on any machine.
+
+    So all translations of one source stay on one side, and no held-out source was ever trained on.
+    """
+    digest = hashlib.blake2b(source.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def fingerprint(texts: Texts, data: Data) -> str:
+    """SHA-256 over the files as they lie on disk, their order and their roles; not their names."""
+    whole = hashlib.sha256()
+    for role, paths in _paths(texts, data, "data").items():
+        for path in paths:
+            whole.update(role.encode() + b"\0")
+            try:
+                with path.open("rb") as file:
+                    whole.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise _unreadable(path, error) from None
+    return whole.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------
+# Pairs
+
+
+def _paths(texts: Texts, data: Data, section: str) -> dict[str, list[Path]]:
+    """The files by role (source, target or pairs); all of them exist."""
+    roles = {"source": texts.source, "target": texts.target, "pairs": texts.pairs}
+    paths = {role: [data.path(name) for name in names] for role, names in roles.items() if names}
+    for role, files in paths.items():
+        for path in files:
+            if not path.exists():
+                raise RegardError(
+                    f"{section}.{role}: no such file: {path.absolute()} "
+                    "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
+                )
+    return paths
+
+
+def _parallel(source_path: Path, target_path: Path) -> Iterator[Pair]:
+    sources, targets = read_lines(source_path), read_lines(target_path)
+    for read, (source, target) in enumerate(zip_longest(sources, targets)):
+        if source is None or target is None:
+            longer = read + 1 + sum(1 for _ in (targets if source is None else sources))
+            counts = (read, longer) if source is None else (longer, read)
+            raise RegardError(
+                f"{source_path} has {counts[0]:,} lines but {target_path} has {counts[1]:,}: "
+                "line n of one must translate line n of the other"
+            )
+        yield Pair(source, target)
+
+
+def _paired(path: Path) -> Iterator[Pair]:
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    parse = _from_json if name.endswith(".jsonl") else _from_tsv
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            yield parse(line)
+        except ValueError as error:
+            raise RegardError(f"{path}:{number}: {error}") from None
+
+
+def _from_tsv(line: str) -> Pair:
+    """The first two fields; Tatoeba and others put the licence in a third."""
+    fields = line.split("\t", maxsplit=2)
+    if len(fields) < 2:
+        raise ValueError(f"no tab in {_shortened(line)}; a line is source, tab, target")
+    return Pair(fields[0], fields[1])
+
+
+def _from_json(line: str) -> Pair:
+    wanted = 'a line is {"source": "…", "target": "…"}'
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"not JSON: {_shortened(line)}; {wanted}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"not a JSON object: {_shortened(line)}; {wanted}")
+    for key in ("source", "target"):
+        if not isinstance(record.get(key), str):
+            found = _shortened(record[key]) if key in record else "nothing"
+            raise ValueError(f'"{key}" must be a string, found {found}; {wanted}')
+        if any("\ud800" <= letter <= "\udfff" for letter in record[key]):
+            # JSON can spell half a surrogate pair, which is no text and has no UTF-8 form.
+            raise ValueError(f'"{key}" holds half of a surrogate pair: {_shortened(record[key])}')
+    return Pair(record["source"], record["target"])
+
+
+def _shortened(value: object) -> str:
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+# ---------------------------------------------------------------------------------------------
+# Bytes
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """The unpacked bytes of a file."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as packed:
+                yield from iter(lambda: packed.read(CHUNK), b"")
+        elif path.suffix == ".zst":
+            yield from _unpack_zst(path)
+        else:
+            with path.open("rb") as file:
+                yield from iter(lambda: file.read(CHUNK), b"")
+    except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+        raise RegardError(f"{path}: damaged, cannot be unpacked: {error}") from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unpack_zst(path: Path) -> Iterator[bytes]:
+    """Frame by frame, because zstandard's own readers take a file cut short for a whole one."""
+    frame = None
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            while chunk:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the file ends before its last frame does")
+
+
+def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines at line feeds; what follows the last line feed is a line if there is anything."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _unreadable(path: Path, error: OSError) -> RegardError:
+    match error:
+        case FileNotFoundError():
+            return RegardError(f"{path}: no such file")
+        case IsADirectoryError():
+            return RegardError(f"{path}: a folder, not a file")
+    return RegardError(f"{path}: cannot be read: {error.strerror or error}")

@@ -1,0 +1,252 @@
+"""The ids of all pairs at rest: one Arrow file, memory-mapped.
+
+A text is tokenized once. Training then reads any pair at any time without holding the corpus in
+memory, and processes on one machine share the pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from regard.errors import RegardError
+from regard.recipe import Clean
+from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer
+
+Ints = npt.NDArray[np.int32]
+Places = npt.NDArray[np.int64]
+
+ROWS_PER_RECORD_BATCH = 65_536
+PAIRS_PER_ENCODING = 8_192
+FINGERPRINT_KEY = b"regard.fingerprint"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the pairs read: kept, or left out for the first of these reasons that held."""
+
+    read: int = 0
+    kept: int = 0
+    empty: int = 0
+    """one side is blank"""
+    duplicates: int = 0
+    """seen before, both sides"""
+    too_long: int = 0
+    """one side has more tokens than ``clean.max_tokens``"""
+    ratio: int = 0
+    """one side has more than ``clean.max_ratio`` times the tokens of the other"""
+
+    @property
+    def sentence(self) -> str:
+        """Such as “28,990 of 29,000 pairs kept (4 empty, 6 too long)”."""
+        if self.kept == self.read:
+            return f"all {self.read:,} pairs kept"
+        removed = {
+            "empty": self.empty,
+            "duplicate": self.duplicates,
+            "too long": self.too_long,
+            "of unlike length": self.ratio,
+        }
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in removed.items() if count)
+        return f"{self.kept:,} of {self.read:,} pairs kept ({reasons})"
+
+
+class Ids(NamedTuple):
+    source: list[int]
+    target: list[int]
+
+
+# ---------------------------------------------------------------------------------------------
+# Writing
+
+
+def write_store(
+    path: Path,
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    clean: Clean | None,
+    fingerprint: str = "",
+) -> Counts:
+    """Tokenize the pairs into a file that is there whole or not at all.
+
+    With ``clean`` unsuitable pairs are left out; without it every pair stays, even an empty one, so
+    that row n is line n.
+    """
+    tally = Counter[str]()
+    rows = _cleaned(pairs, tokenizer, clean, tally)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            _write(file, rows, fingerprint)
+            file.flush()
+            os.fsync(file.fileno())
+        counts = Counts(**tally)
+        if counts.kept == 0:
+            raise RegardError(
+                f"{path}: no pair is left to store; {counts.sentence}; see data.clean in the recipe"
+                if counts.read
+                else f"{path}: no pair is left to store; none was read"
+            )
+        unfinished.replace(path)
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return counts
+
+
+def _cleaned(
+    pairs: Iterable[Pair], tokenizer: Tokenizer, clean: Clean | None, tally: Counter[str]
+) -> Iterator[Ids]:
+    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
+    seen = set[int]()
+    pairs = iter(pairs)
+    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
+        tally["read"] += len(chunk)
+        if clean is not None:
+            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
+        sources = tokenizer.source.encode([pair.source for pair in chunk])
+        targets = tokenizer.target.encode([pair.target for pair in chunk])
+        for ids in map(Ids, sources, targets):
+            if clean is None or _fits(ids, clean, tally):
+                tally["kept"] += 1
+                yield ids
+
+
+def _is_wanted(
+    pair: Pair, tokenizer: Tokenizer, clean: Clean, seen: set[int], tally: Counter[str]
+) -> bool:
+    """What the text alone can tell, before the work of tokenizing it."""
+    if not pair.source.strip() or not pair.target.strip():
+        tally["empty"] += 1
+        return False
+    if clean.keep_duplicates:
+        return True
+    # Eight bytes stand for the pair: among a million, two meet by chance once in 10^7 corpora.
+    pair = Pair(tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target))
+    digest = hashlib.blake2b("\n".join(pair).encode("utf-8"), digest_size=8).digest()
+    key = int.from_bytes(digest, "big")
+    if key in seen:
+        tally["duplicates"] += 1
+        return False
+    seen.add(key)
+    return True
+
+
+def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
+    shorter, longer = sorted(map(len, ids))
+    if longer > clean.max_tokens:
+        tally["too_long"] += 1
+        return False
+    if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
+        tally["ratio"] += 1
+        return False
+    return True
+
+
+def _write(file: object, rows: Iterable[Ids], fingerprint: str) -> None:
+    ids = pa.list_(pa.int32())
+    schema = pa.schema(
+        [pa.field("source", ids, nullable=False), pa.field("target", ids, nullable=False)],
+        metadata={FINGERPRINT_KEY: fingerprint},
+    )
+    rows = iter(rows)
+    with pa.ipc.new_file(file, schema) as writer:
+        # Flat arrays from the start: as lists of Python ints the ids take ten times the memory.
+        while True:
+            source, target = _Column(), _Column()
+            for row in islice(rows, ROWS_PER_RECORD_BATCH):
+                source.append(row.source)
+                target.append(row.target)
+            if len(source.ends) == 1:
+                return
+            columns = [source.to_arrow(), target.to_arrow()]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+class _Column:
+    """Lists of ids laid end to end, as Arrow has them."""
+
+    def __init__(self) -> None:
+        self.ids = array("i")
+        self.ends = array("i", [0])
+
+    def append(self, ids: list[int]) -> None:
+        self.ids.extend(ids)
+        self.ends.append(len(self.ids))
+
+    def to_arrow(self) -> pa.ListArray:
+        return pa.ListArray.from_arrays(np.array(self.ends), np.array(self.ids))
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+
+class Store:
+    """A written store; opening it reads the lengths, the ids stay on disk until they are asked for.
+
+    ``ids`` is the whole file seen as int32. Row n of the source is the ``source_lengths[n]``
+    numbers from ``source_starts[n]`` on: one index into one array, wherever Arrow put its batches.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with pa.memory_map(str(path)) as file:
+                self._buffer = file.read_buffer()
+            reader = pa.ipc.open_file(self._buffer)
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()
+            self.fingerprint = (reader.schema.metadata or {}).get(FINGERPRINT_KEY, b"").decode()
+            self.ids: Ints = np.frombuffer(self._buffer, np.int32, self._buffer.size // 4)
+            self.source_starts, self.source_lengths = self._column(batches, "source")
+            self.target_starts, self.target_lengths = self._column(batches, "target")
+        except FileNotFoundError:
+            raise RegardError(f"{path}: no such file") from None
+        except OSError as error:
+            # Arrow raises OSError for much that is wrong inside a file, without an errno.
+            reason = f"cannot be read: {error.strerror}" if error.errno else "damaged"
+            raise RegardError(f"{path}: {reason}; prepare the data again") from None
+        except (pa.ArrowException, KeyError, ValueError, AttributeError):
+            raise RegardError(f"{path}: damaged, or no store; prepare the data again") from None
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    def pair(self, row: int) -> tuple[Ints, Ints]:
+        """The ids of a row, source and target, without marks; views, not copies."""
+        source, target = self.source_starts[row], self.target_starts[row]
+        return (
+            self.ids[source : source + self.source_lengths[row]],
+            self.ids[target : target + self.target_lengths[row]],
+        )
+
+    def _column(self, batches: list[pa.RecordBatch], name: str) -> tuple[Places, Ints]:
+        """Where each list of ids starts in ``ids``, and how long it is."""
+        starts, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        for batch in batches:
+            column = batch.column(name)
+            offsets = column.offsets.to_numpy()
+            address: int = column.values.buffers()[1].address
+            start = (address - self._buffer.address) // self.ids.itemsize
+            starts.append(start + offsets[:-1].astype(np.int64))
+            lengths.append(np.diff(offsets))
+            if offsets[0] < 0 or lengths[-1].min() < 0 or offsets[-1] > len(column.values):
+                raise ValueError("the offsets do not rise")
+        return np.concatenate(starts), np.concatenate(lengths)

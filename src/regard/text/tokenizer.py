@@ -1,0 +1,293 @@
+"""Text to numbers and back.
+
+SentencePiece learns the pieces. Around it stands what makes ``decode(encode(text))`` give back the
+normalised text exactly, whatever the text: SentencePiece by itself turns U+2581 into a space, loses
+spaces, and leaves lines with U+2585 out of its training.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import sentencepiece
+
+from regard import recipe
+from regard.errors import RegardError
+from regard.marks import END, MARKS, PAD, START, UNKNOWN
+from regard.text.corpus import Pair
+
+UNKNOWN_SIGN = "⁇"
+SILENT = {PAD, START, END}
+
+Side = Literal["source", "target"]
+
+MODEL_TYPES: dict[recipe.TokenizerKind, str] = {
+    "unigram": "unigram",
+    "bpe": "bpe",
+    "characters": "char",
+    "words": "word",
+}
+LETTERS_TO_LEARN_FROM = 20_000_000
+"""of all texts: some four million words. More change the pieces little, but cost unigram 30 bytes
+of memory each and, in text without spaces, 15 seconds a million"""
+LETTERS_OF_ONE_TEXT = 2_000
+"""of each text: long stretches without a space are slow to learn from"""
+MANY_LETTERS = 256
+"""an alphabet up to this size gets an entry for every letter"""
+COVERAGE_OF_MANY_LETTERS = 0.9995
+"""else as SentencePiece's manual has it for Chinese and Japanese; the rest is spelled in bytes"""
+BYTES = 256
+THREADS = 4
+"""fixed: sums of floats, and so the model, depend on how many threads share the work"""
+
+# SentencePiece's own signs, and one to stand before their names. U+FDD0 is a noncharacter: Unicode
+# promises it no meaning ever, and if it comes all the same it is spelled out like the others.
+_ESCAPE = "\ufdd0"
+_SPELLINGS = {_ESCAPE: _ESCAPE + "0", "\u2581": _ESCAPE + "1", "\u2585": _ESCAPE + "2"}
+_MEANINGS = {spelling: sign for sign, spelling in _SPELLINGS.items()}
+_SIGN = re.compile("[" + "".join(_SPELLINGS) + "]")
+_SPELLING = re.compile(_ESCAPE + "[012]")
+
+
+class Vocabulary:
+    """The pieces of one side, or of both when they share."""
+
+    def __init__(self, model: bytes, normalization: recipe.Normalization) -> None:
+        self.model = model
+        """as SentencePiece wrote it"""
+        self.normalization = normalization
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)
+
+    @property
+    def size(self) -> int:
+        """Entries, the four marks among them."""
+        return int(self._processor.get_piece_size())
+
+    def normalize(self, text: str) -> str:
+        return normalize(text, self.normalization)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without START and END."""
+        assert not isinstance(texts, str), "a list of texts"
+        spelled = [_spell(text, self.normalization) for text in texts]
+        return list(self._processor.encode(spelled, out_type=int)) if spelled else []
+
+    def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
+        """The text of each row of ids; marks are silent, but UNKNOWN shows as ⁇."""
+        rows = [[i for i in map(int, row) if i not in SILENT] for row in ids]
+        return [_unspell(text) for text in self._processor.decode(rows)] if rows else []
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
+        return [MARKS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    source: Vocabulary
+    target: Vocabulary
+    """the same object as source when they share one vocabulary"""
+
+    @classmethod
+    def train(cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
+        """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept."""
+        if section.shared:
+            both = _learn(section, pairs, ("source", "target"))
+            return cls(both, both)
+        return cls(_learn(section, pairs, ("source",)), _learn(section, pairs, ("target",)))
+
+    @property
+    def shared(self) -> bool:
+        return self.source is self.target
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write the model file(s) and say which."""
+        vocabularies = [self.source] if self.shared else [self.source, self.target]
+        paths = _files(folder, self.shared)
+        for path, vocabulary in zip(paths, vocabularies, strict=True):
+            path.write_bytes(vocabulary.model)
+        return paths
+
+    @classmethod
+    def load(cls, folder: Path, section: recipe.Tokenizer) -> Tokenizer:
+        found = [_load(path, section.normalize) for path in _files(folder, section.shared)]
+        return cls(found[0], found[-1])
+
+
+def normalize(text: str, normalization: recipe.Normalization) -> str:
+    forms: dict[recipe.Normalization, Literal["NFC", "NFKC"]] = {"nfc": "NFC", "nfkc": "NFKC"}
+    return unicodedata.normalize(forms[normalization], text) if normalization in forms else text
+
+
+def _files(folder: Path, shared: bool) -> list[Path]:
+    names = ["tokenizer.model"] if shared else ["tokenizer.source.model", "tokenizer.target.model"]
+    return [folder / name for name in names]
+
+
+def _load(path: Path, normalization: recipe.Normalization) -> Vocabulary:
+    try:
+        model = path.read_bytes()
+    except FileNotFoundError:
+        raise RegardError(f"{path}: no such file; the tokenizer is missing") from None
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        vocabulary = Vocabulary(model, normalization)
+        marks = [vocabulary._processor.id_to_piece(mark) for mark in MARKS]
+    except (RuntimeError, IndexError):
+        raise RegardError(f"{path}: damaged, or not a SentencePiece model") from None
+    if marks != list(MARKS.values()):
+        raise RegardError(
+            f"{path}: not made by Regard: its first entries are {marks}, not {list(MARKS.values())}"
+        )
+    return vocabulary
+
+
+# ---------------------------------------------------------------------------------------------
+# Spelling: what SentencePiece sees in place of the text
+
+
+def _spell(text: str, normalization: recipe.Normalization) -> bytes:
+    text = normalize(text, normalization)
+    text = _SIGN.sub(lambda sign: _SPELLINGS[sign[0]], text)
+    # One space in front, so that a word is the same piece at the start of a text as inside it.
+    # SentencePiece can do this itself, but then no longer tells "" from " ".
+    try:
+        return (" " + text if text else "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RegardError(
+            f"{error.object[error.start]!a} in {text!a} is half of a surrogate pair, no character"
+        ) from None
+
+
+def _unspell(spelled: str) -> str:
+    return _SPELLING.sub(lambda spelling: _MEANINGS[spelling[0]], spelled.removeprefix(" "))
+
+
+# ---------------------------------------------------------------------------------------------
+# Learning
+
+
+def _learn(
+    section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], sides: Sequence[Side]
+) -> Vocabulary:
+    """Train one vocabulary of at most ``section.size`` entries on these sides of the pairs."""
+    found = _survey(pairs(), sides, section.normalize)
+    if found.letters == 0:
+        raise RegardError(
+            f"no text to learn a vocabulary from: the {' and '.join(sides)} of "
+            f"all {found.pairs:,} pairs are empty"
+        )
+    size = section.size
+    if section.kind == "characters" and size < len(MARKS) + BYTES:
+        raise _too_small(section, sides, len(MARKS) + BYTES)
+    options = _options(section, found.alphabet)
+    while True:
+        sample = (
+            _spell(getattr(pair, side)[:LETTERS_OF_ONE_TEXT], section.normalize)
+            for pair in _evenly(pairs(), LETTERS_TO_LEARN_FROM / found.letters)
+            for side in sides
+        )
+        try:
+            model = _run_sentencepiece(sample, vocab_size=size, **options)
+        except RuntimeError as error:
+            if enough := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
+                raise _too_small(section, sides, int(enough[1])) from None
+            if not (largest := re.search(r"set it to a value <= (\d+)", str(error))):
+                raise
+            size = int(largest[1])  # the data give no more pieces than this
+        else:
+            return Vocabulary(model, section.normalize)
+
+
+class Survey(NamedTuple):
+    pairs: int
+    letters: int
+    """in all"""
+    alphabet: int
+    """different ones"""
+
+
+def _survey(
+    pairs: Iterable[Pair], sides: Sequence[Side], normalization: recipe.Normalization
+) -> Survey:
+    """Count before learning.
+
+    This reads everything once, so whatever is wrong in a file is reported here: SentencePiece
+    would turn the error of an iterator into one of its own.
+    """
+    count, letters, alphabet = 0, 0, set[str]()
+    for pair in pairs:
+        count += 1
+        for side in sides:
+            text = normalize(getattr(pair, side), normalization)[:LETTERS_OF_ONE_TEXT]
+            letters += len(text)
+            alphabet.update(text)
+    return Survey(count, letters, len(alphabet))
+
+
+def _evenly(pairs: Iterable[Pair], share: float) -> Iterator[Pair]:
+    """A share of the pairs, evenly spread, the first always among them.
+
+    SentencePiece can sample too, but draws differently in every process.
+    """
+    taken = 0
+    for place, pair in enumerate(pairs):
+        if taken <= place * share:
+            taken += 1
+            yield pair
+
+
+def _options(section: recipe.Tokenizer, alphabet: int) -> dict[str, Any]:
+    """What SentencePiece is told of this vocabulary in particular."""
+    # If each of many letters had an entry of its own, rare ones would crowd out the pieces.
+    # A vocabulary of characters is nothing but letters, and its size says how many.
+    crowded = alphabet > max(MANY_LETTERS, section.size // 4) and section.kind != "characters"
+    return {
+        "model_type": MODEL_TYPES[section.kind],
+        "byte_fallback": section.kind != "words",
+        "character_coverage": COVERAGE_OF_MANY_LETTERS if crowded else 1.0,
+        # Not hard: the size is an upper limit. Only unigram can be told so; others are asked again.
+        "hard_vocab_limit": section.kind != "unigram",
+    }
+
+
+def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
+    """Train on spelled texts and return the model; all that is the same for every vocabulary."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts,
+        model_writer=model,
+        pad_id=PAD,
+        bos_id=START,
+        eos_id=END,
+        unk_id=UNKNOWN,
+        pad_piece=MARKS[PAD],
+        bos_piece=MARKS[START],
+        eos_piece=MARKS[END],
+        unk_piece=MARKS[UNKNOWN],
+        unk_surface=f" {UNKNOWN_SIGN}",
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        shuffle_input_sentence=False,
+        max_sentence_length=1 << 20,  # bytes; longer ones would be left out
+        num_threads=THREADS,
+        minloglevel=2,  # errors only
+        **options,
+    )
+    return model.getvalue()
+
+
+def _too_small(section: recipe.Tokenizer, sides: Sequence[Side], smallest: int) -> RegardError:
+    return RegardError(
+        f"tokenizer.size {section.size} is too small for {section.kind} of {' and '.join(sides)}: "
+        f"{len(MARKS)} marks, {BYTES} bytes and the letters need at least {smallest}"
+    )

@@ -1,0 +1,73 @@
+"""What all tests share. It is read before any of them, so shapes are checked in every test."""
+
+# ruff: noqa: E402 (the hook comes before what it checks)
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Before regard is imported anywhere: the hook checks what is imported after it.
+install_import_hook(["regard.nn", "regard.search", "regard.learn.loss"], "beartype.beartype")
+
+import torch
+
+from regard.model import build, weights_of
+from regard.recipe import Recipe, make_recipe
+from regard.run import Run
+from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer
+
+# How long an example takes says more about the other users of a machine than about the code.
+settings.register_profile("regard", deadline=None)
+settings.load_profile("regard")
+
+SMALL_MODEL = {"encoder_layers": 2, "decoder_layers": 2, "width": 16, "heads": 2, "feedforward": 32}
+
+
+def _small_recipe(**sections: dict[str, Any]) -> Recipe:
+    values: dict[str, Any] = {"data": {"train": {"pairs": "pairs.tsv"}}, **sections}
+    values["model"] = {**SMALL_MODEL, "dropout": 0.0, **values.get("model", {})}
+    return make_recipe(values, "test")
+
+
+@pytest.fixture(scope="session")
+def small_recipe() -> Callable[..., Recipe]:
+    """Makes a recipe of a small model without dropout; give the sections that differ."""
+    return _small_recipe
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of corpora: $REGARD_DATA, or shared/data beside the repository."""
+    named = os.environ.get("REGARD_DATA")
+    folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no data: {folder} is not a folder (set $REGARD_DATA)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole bundle with untrained weights. To be read only."""
+    run = Run(tmp_path_factory.mktemp("runs") / "finished")
+    run.folder.mkdir()
+    recipe = _small_recipe(tokenizer={"kind": "words", "size": 60})
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("ein Hund", "a dog")] * 5)
+    run.write_recipe(recipe)
+    tokenizer.save(run.folder)
+    torch.manual_seed(1)
+    run.write_weights(weights_of(build(recipe, tokenizer)))
+    run.write_card({"note": "for tests"})
+    return run.folder
+
+
+@pytest.fixture
+def run_folder(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the whole bundle, free to be changed."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))

@@ -1,0 +1,127 @@
+"""Regard as a person uses it: through its command line, in a process of its own."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+T = TypeVar("T")
+Done = subprocess.CompletedProcess[str]
+
+SOURCES = Path(__file__).parents[2] / "src"
+PYTHON = [sys.executable, "-W", "error"]
+REGARD = [*PYTHON, "-m", "regard"]
+TIMEOUT = 120
+
+
+def environment() -> dict[str, str]:
+    """As here, without the corpora; with one thread, since the models are too small for more."""
+    known = {name: value for name, value in os.environ.items() if name != "REGARD_DATA"}
+    path = os.pathsep.join(filter(None, [str(SOURCES), known.get("PYTHONPATH")]))
+    return {"OMP_NUM_THREADS": "1", **known, "PYTHONPATH": path, "COLUMNS": "120"}
+
+
+def regard(*arguments: object, cwd: Path, stdin: str = "", start: list[str] = REGARD) -> Done:
+    """Run one command to its end, whatever that is."""
+    return subprocess.run(
+        [*start, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+
+def succeeds(*arguments: object, cwd: Path, stdin: str = "") -> Done:
+    done = regard(*arguments, cwd=cwd, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    """Start a command and leave it running; its standard output and error go through pipes."""
+    return subprocess.Popen(
+        [*REGARD, *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """Do all the jobs, two at a time, and give back what they return."""
+    with ThreadPoolExecutor(2) as pool:
+        running = {name: pool.submit(job) for name, job in jobs.items()}
+        return {name: job.result() for name, job in running.items()}
+
+
+def write(path: Path, lines: Iterable[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def sequences(count: int, letters: str, lengths: range, seed: int = 1) -> list[list[str]]:
+    """Distinct random sequences."""
+    draw = random.Random(seed)
+    found: dict[tuple[str, ...], None] = {}
+    while len(found) < count:
+        found[tuple(draw.choices(letters, k=draw.choice(lengths)))] = None
+    return [list(one) for one in found]
+
+
+def write_task(folder: Path, task: Callable[[list[str]], Iterable[str]], count: int) -> Path:
+    """A recipe to learn the task from ``count`` sequences, with others to validate and to test."""
+    every = sequences(count + 200, "abcdefgh", range(2, 7))
+    for name, some in (("test", every[:150]), ("valid", every[150:200]), ("train", every[200:])):
+        write(folder / f"{name}.src", map(" ".join, some))
+        write(folder / f"{name}.tgt", (" ".join(task(one)) for one in some))
+    return write_recipe(folder)
+
+
+def write_recipe(folder: Path, **sections: Mapping[str, Any]) -> Path:
+    """A quick learner of short sequences, in which the sections given replace some values."""
+    recipe: dict[str, dict[str, Any]] = {
+        "data": {
+            "train": {"source": "train.src", "target": "train.tgt"},
+            "valid": {"source": "valid.src", "target": "valid.tgt"},
+        },
+        "tokenizer": {"kind": "words", "size": 40},
+        "model": {
+            "width": 64,
+            "heads": 4,
+            "feedforward": 128,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "dropout": 0.0,
+            "norm_place": "before",
+        },
+        "training": {
+            "steps": 500,
+            "tokens_per_batch": 512,
+            "schedule": "cosine",
+            "rate": 0.005,
+            "warmup": 50,
+            "label_smoothing": 0.0,
+            "validate_every": 250,
+            "validate_sentences": 20,
+        },
+        "search": {"beam": 2},
+    }
+    full = {
+        name: {**recipe.get(name, {}), **sections.get(name, {})} for name in {**recipe, **sections}
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(full), encoding="utf-8")
+    return path

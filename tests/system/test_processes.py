@@ -1,0 +1,87 @@
+"""Two processes learn what one learns."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from system.commands import PYTHON, Done, regard, sequences, succeeds, write, write_recipe
+
+from regard.learn.checkpoint import checkpoint_files, load_checkpoint
+from regard.learn.report import read_log
+from regard.text.batches import plan_batches
+from regard.text.store import Store
+
+# No -W error here: torchrun itself warns of settings that are not ours.
+TORCHRUN = [PYTHON[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "regard"]
+STEPS, TOKENS = 20, 96
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    texts = [" ".join(one) for one in sequences(60, "abcdefgh", range(2, 7))]
+    texts.append(" ".join("abcdefgh" * 20))  # a batch of its own: nothing is left for the second
+    for name, lines in (("train", texts), ("valid", texts[:5])):
+        write(folder / f"{name}.src", lines)
+        write(folder / f"{name}.tgt", lines)
+    write_recipe(
+        folder,
+        training={"steps": STEPS, "tokens_per_batch": TOKENS, "log_every": 1, "rate": 0.001}
+        | {"validate_every": STEPS, "validate_sentences": 2, "schedule": "constant", "warmup": 5},
+    )
+    return folder
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_processes_learn_what_one_learns(accumulate: int, folder: Path) -> None:
+    one, two = folder / f"one-{accumulate}", folder / f"two-{accumulate}"
+    change = f"training.accumulate={accumulate}"
+    succeeds("train", "recipe.yaml", "--out", one.name, "--set", change, cwd=folder)
+    done = regard(
+        "train", "recipe.yaml", "--out", two.name, "--set", change, cwd=folder, start=TORCHRUN
+    )
+    assert done.returncode == 0, done.stderr
+    assert_odd_batches(one)
+    assert_close_weights(one, two)
+    assert_one_voice(two, done)
+
+
+def assert_odd_batches(run: Path) -> None:
+    """The batches were hard to share: some with an odd number of rows, one with a single row."""
+    store = Store(run / "data" / "train.arrow")
+    plan = plan_batches(store.source_lengths, store.target_lengths, TOKENS, seed=1, epoch=0)
+    rows = [len(batch) for batch in plan]
+    assert 1 in rows
+    assert any(count % 2 and count > 1 for count in rows)
+    assert len(rows) <= STEPS
+
+
+def assert_close_weights(one: Path, two: Path) -> None:
+    (ours, theirs) = (
+        load_checkpoint(checkpoint_files(run / "checkpoints")[-1]) for run in (one, two)
+    )
+    assert ours[0].tokens == theirs[0].tokens
+    assert ours[1]["model"].keys() == theirs[1]["model"].keys()
+    for name, weight in ours[1]["model"].items():
+        torch.testing.assert_close(
+            theirs[1]["model"][name], weight, rtol=0, atol=1e-5, msg=partial(str.format, name)
+        )
+    losses = [
+        [event["loss"] for event in read_log(run / "log.jsonl") if event["event"] == "step"]
+        for run in (one, two)
+    ]
+    assert len(losses[0]) == STEPS
+
+
+def assert_one_voice(run: Path, done: Done) -> None:
+    """Only the first process writes and speaks."""
+    events = read_log(run / "log.jsonl")
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == list(range(1, STEPS + 1))
+    assert [event["event"] for event in events if event["event"] != "step"][::2] != []
+    assert len(list((run / "events").iterdir())) == 1
+    assert done.stderr.count("Training stopped") == 1
+    assert np.isfinite([event["loss"] for event in events if event["event"] == "step"]).all()

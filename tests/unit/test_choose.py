@@ -1,0 +1,109 @@
+"""Sizes chosen from the data."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from regard.errors import RegardError
+from regard.learn import choose as module
+from regard.learn.choose import FEWEST_PAIRS, choose
+from regard.recipe import Recipe, Texts, make_recipe
+
+TEXTS = Texts(pairs=("pairs.tsv",))
+
+
+def write(folder: Path, lines: Sequence[str]) -> str:
+    (folder / "pairs.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return str(folder)
+
+
+def prose(count: int) -> list[str]:
+    return [f"this is sentence number{n}\tdies ist der Satz Nummer{n}" for n in range(count)]
+
+
+def sounds(count: int) -> list[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return [
+        f"{letters[n % 26]} {letters[n // 26 % 26]}\tS{n % 26} S{n // 26 % 26} S{n % 7}"
+        for n in range(count)
+    ]
+
+
+def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
+    root = write(tmp_path, prose(FEWEST_PAIRS - 1))
+    with pytest.raises(RegardError, match=f"^{FEWEST_PAIRS - 1} pairs are too few"):
+        choose(TEXTS, root)
+
+
+def test_just_enough_pairs_give_a_whole_recipe_that_knows_its_data(tmp_path: Path) -> None:
+    root = write(tmp_path, prose(FEWEST_PAIRS))
+    recipe, reasons = choose(TEXTS, root)
+    assert recipe.data.train == TEXTS
+    assert recipe.data.path("pairs.tsv") == tmp_path / "pairs.tsv"
+    assert recipe.model.preset == "tiny"
+    assert recipe.tokenizer.kind == "unigram"
+    assert any(reason.startswith(f"{FEWEST_PAIRS} pairs") for reason in reasons)
+    assert make_recipe(recipe.model_dump(), "again") == recipe
+
+
+def test_sizes_rise_with_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = write(tmp_path, prose(1))
+    found: list[Recipe] = []
+    counts = [50, 5_000, 5_001, 50_000, 50_001, 500_000, 500_001, 5_000_000, 5_000_001, 10**9]
+    for count in counts:
+        monkeypatch.setattr(module, "_measure", lambda _, count=count: (count, 100.0, 0))
+        recipe, _ = choose(TEXTS, root)
+        found.append(recipe)
+    assert [recipe.tokenizer.size for recipe in found[::2]] == [1000, 4000, 8000, 16000, 32000]
+    assert [recipe.tokenizer.size for recipe in found[1::2]] == [1000, 4000, 8000, 16000, 32000]
+    for less, more in pairwise(found):
+        assert less.model.width <= more.model.width
+        assert less.model.dropout >= more.model.dropout
+        assert less.training.tokens_per_batch <= more.training.tokens_per_batch
+        assert less.data.hold_out >= more.data.hold_out
+    widths = [recipe.model.width for recipe in found]
+    assert (widths[0], widths[4], widths[-1]) == (128, 256, 512)
+    for recipe in found:
+        assert recipe.training.steps >= 200
+        assert recipe.training.warmup < recipe.training.steps
+        assert recipe.training.validate_every < recipe.training.steps
+
+
+def test_steps_go_through_the_data_so_many_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = write(tmp_path, prose(1))
+    monkeypatch.setattr(module, "_measure", lambda _: (100_000, 20.0, 0))
+    recipe, _ = choose(TEXTS, root)
+    tokens = 100_000 * 20
+    times = recipe.training.steps * recipe.training.tokens_per_batch / tokens
+    assert times == pytest.approx(30, rel=0.01)
+
+
+def test_symbols_are_seen_and_kept_whole(tmp_path: Path) -> None:
+    recipe, reasons = choose(TEXTS, write(tmp_path, sounds(2001)))
+    assert recipe.tokenizer.kind == "words"
+    assert not recipe.tokenizer.shared
+    assert not recipe.model.tie_embeddings
+    assert recipe.score.measures == ("wer", "per")
+    assert any("52 symbols" in reason for reason in reasons)  # 26 letters and S0 to S25
+
+
+def test_prose_is_not_taken_for_symbols(tmp_path: Path) -> None:
+    recipe, _ = choose(TEXTS, write(tmp_path, prose(2001)))
+    assert recipe.tokenizer.kind == "unigram"
+    assert recipe.score.measures[0] == "bleu"
+
+
+def test_changes_come_on_top(tmp_path: Path) -> None:
+    root = write(tmp_path, prose(60))
+    recipe, _ = choose(TEXTS, root, ["training.steps=7", "model.preset=small"])
+    assert recipe.training.steps == 7
+    assert recipe.model.width == 256
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=r"pairs\.tsv"):
+        choose(TEXTS, str(tmp_path))

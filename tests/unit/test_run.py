@@ -1,0 +1,203 @@
+"""Run folders: files that belong together are held together, and are written whole or not at all."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from regard.errors import RegardError
+from regard.model import Model
+from regard.recipe import Recipe
+from regard.run import Run, sha256, void, write_whole
+
+SmallRecipe = Callable[..., Recipe]
+FILES = ["recipe.yaml", "tokenizer.model", "model.safetensors"]
+
+
+def change(path: Path) -> None:
+    """One byte, in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# A bundle
+
+
+def test_a_bundle_is_four_files_and_loads(run_folder: Path) -> None:
+    assert sorted(path.name for path in run_folder.iterdir()) == sorted([*FILES, "card.json"])
+    assert len(Model.load(run_folder, "cpu").translate(["ein Hund", ""])) == 2
+
+
+def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) -> None:
+    recipe = small_recipe(data={"train": {"pairs": "Wörter 词.tsv"}}, training={"rate": 1e-7})
+    run = Run(tmp_path)
+    run.write_recipe(recipe)
+    assert run.recipe() == recipe
+
+
+def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:
+    card = Run(run_folder).card()
+    assert card["note"] == "for tests"
+    assert card["files"] == {name: sha256(run_folder / name) for name in FILES}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_file_is_refused_by_name(run_folder: Path, name: str) -> None:
+    change(run_folder / name)
+    with pytest.raises(RegardError, match=rf"{name}: not the file that card\.json was written for"):
+        Run(run_folder).weights()
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.model"])
+def test_weights_alone_know_their_recipe_and_tokenizer(run_folder: Path, name: str) -> None:
+    (run_folder / "card.json").unlink()
+    assert Run(run_folder).weights()
+    change(run_folder / name)
+    with pytest.raises(RegardError, match=rf"{name}: not the file that model\.safetensors"):
+        Run(run_folder).weights()
+
+
+def test_weights_of_another_run_are_refused(
+    small_recipe: SmallRecipe, run_folder: Path, tmp_path: Path
+) -> None:
+    other = Run(tmp_path / "other")
+    other.folder.mkdir()
+    other.write_recipe(small_recipe(search={"beam": 2}))
+    other.weights_file.write_bytes((run_folder / "model.safetensors").read_bytes())
+    with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model\.safetensors"):
+        other.weights()
+
+
+@pytest.mark.parametrize("with_card", [True, False])
+def test_a_missing_tokenizer_is_named(run_folder: Path, with_card: bool) -> None:
+    (run_folder / "tokenizer.model").unlink()
+    if not with_card:
+        (run_folder / "card.json").unlink()
+    with pytest.raises(RegardError, match=r"tokenizer\.model: missing"):
+        Run(run_folder).weights()
+
+
+def test_missing_weights_are_no_model_yet(run_folder: Path) -> None:
+    (run_folder / "model.safetensors").unlink()
+    with pytest.raises(RegardError, match="no model yet"):
+        Run(run_folder).weights()
+
+
+def test_truncated_weights_are_damaged(run_folder: Path) -> None:
+    path = run_folder / "model.safetensors"
+    (run_folder / "card.json").unlink()
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(RegardError, match=r"model\.safetensors: damaged"):
+        Run(run_folder).weights()
+
+
+def test_weights_without_a_header_are_refused(run_folder: Path) -> None:
+    (run_folder / "card.json").unlink()
+    save_file({"x": torch.ones(1)}, run_folder / "model.safetensors")
+    with pytest.raises(RegardError, match=r"model\.safetensors"):
+        Run(run_folder).weights()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"steps": ',
+        b"",
+        b"\xff\xfe",
+        b"[1, 2]",
+    ],
+)
+def test_a_broken_card_is_refused_by_name(run_folder: Path, content: bytes) -> None:
+    (run_folder / "card.json").write_bytes(content)
+    with pytest.raises(RegardError, match=r"card\.json: damaged"):
+        Run(run_folder).weights()
+
+
+def test_a_card_cannot_lead_out_of_the_folder(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    card = {"files": {"../secret": sha256(tmp_path / "secret")}}
+    (run_folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(RegardError, match="secret: missing"):
+        Run(run_folder).weights()
+
+
+def test_new_weights_take_the_old_card_away(run_folder: Path) -> None:
+    run = Run(run_folder)
+    run.write_weights({"x": torch.ones(2)})
+    assert run.card() == {}
+    assert run.weights()["x"].tolist() == [1, 1]
+
+
+def test_other_folders_are_not_runs(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match="not a run folder"):
+        Run(tmp_path).recipe()
+    with pytest.raises(RegardError, match="no such folder"):
+        Run(tmp_path / "nowhere").recipe()
+
+
+def test_a_recipe_that_is_not_text_is_refused_by_name(run_folder: Path) -> None:
+    (run_folder / "recipe.yaml").write_bytes(b"data: \xff")
+    with pytest.raises(RegardError, match=r"recipe\.yaml: not UTF-8"):
+        Run(run_folder).recipe()
+
+
+def test_an_unfinished_run_says_so(run_folder: Path) -> None:
+    run = Run(run_folder)
+    lines = run.describe(run.recipe(), {})
+    assert lines[-1].endswith("not finished")
+    assert "2+2 layers, width 16, 2 heads, feed-forward 32" in lines[1]
+
+
+# Writing
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for text in ("first", "second"):
+        write_whole(path, lambda temporary, text=text: void(temporary.write_text(text)))  # type: ignore[misc]
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_while_a_file_is_written_the_old_one_stands(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("new")
+        assert temporary.parent == path.parent  # a rename within one file system is one move
+        assert path.read_text() == "old"
+
+    write_whole(path, write)
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_crash_leaves_the_old_file_and_no_other(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise error
+
+    with pytest.raises(error):
+        write_whole(path, write)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_an_error_for_the_user(tmp_path: Path) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RegardError, match="x: cannot be written: No space left on device"):
+        write_whole(tmp_path / "x", write)
+    assert not list(tmp_path.iterdir())

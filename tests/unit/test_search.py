@@ -1,0 +1,400 @@
+"""Search against mock models whose every probability is known."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.search import Hypothesis, beam_search, greedy, length_penalty, sample
+
+START, END = 0, 1
+Prefix = tuple[int, ...]
+Model = Callable[[int, Prefix], list[float]]
+"""sentence and prefix to the logits of the next token"""
+SINGLE: dict[str, Callable[..., list[Hypothesis]]] = {"greedy": greedy, "sample": sample}
+
+
+@dataclass
+class Prefixes:
+    """A state that remembers whose row each is and all that was said: a wrong select shows."""
+
+    rows: list[tuple[int, Prefix]]
+    selects: list[Int[Tensor, "sentences beams"]] = field(default_factory=list)
+
+    def select(self, rows: Int[Tensor, "sentences beams"]) -> "Prefixes":
+        lines: list[list[int]] = rows.tolist()
+        owners = [{self.rows[row][0] for row in line} for line in lines]
+        assert all(len(owner) == 1 for owner in owners), "a line mixes sentences"
+        order = [next(iter(owner)) for owner in owners]
+        assert order == sorted(set(order)), "sentences out of order"
+        chosen = [self.rows[row] for line in lines for row in line]
+        return Prefixes(chosen, [*self.selects, rows])
+
+
+class Mock:
+    """A model as a step; keeps how many rows each call had."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.calls: list[int] = []
+        self.selects = 0
+
+    def __call__(
+        self, last: Int[Tensor, "rows"], state: Prefixes
+    ) -> tuple[Float[Tensor, "rows V"], Prefixes]:
+        assert len(last) == len(state.rows)
+        self.calls.append(len(last))
+        self.selects = len(state.selects)
+        rows = [
+            (sentence, (*prefix, token))
+            for (sentence, prefix), token in zip(state.rows, last.tolist(), strict=True)
+        ]
+        assert all(prefix[0] == START for _, prefix in rows)
+        logits = [self.model(sentence, prefix[1:]) for sentence, prefix in rows]
+        return torch.tensor(logits), Prefixes(rows, state.selects)
+
+
+def begin(sentences: int) -> Prefixes:
+    return Prefixes([(sentence, ()) for sentence in range(sentences)])
+
+
+def hashed(seed: int, V: int, spread: float = 2.0) -> Model:
+    """Logits that depend on the sentence and on the whole prefix."""
+
+    def model(sentence: int, prefix: Prefix) -> list[float]:
+        chance = random.Random(f"{seed} {sentence} {prefix}")
+        return [chance.gauss(0, spread) for _ in range(V)]
+
+    return model
+
+
+def log_probabilities(model: Model, sentence: int, tokens: Prefix) -> list[float]:
+    """Of each token after those before it, by the model."""
+    each = []
+    for place, token in enumerate(tokens):
+        logits = torch.tensor(model(sentence, tokens[:place]))
+        each.append(float(logits.log_softmax(-1)[token]))
+    return each
+
+
+def exhaustive(
+    model: Model, V: int, limit: int, alpha: float, banned: Prefix = (), prefix: Prefix = ()
+) -> list[tuple[float, Prefix]]:
+    """Every sequence up to the limit with its score, best first."""
+    words = [token for token in range(V) if token != END and token not in banned]
+    found = []
+    for length in range(len(prefix), limit + 1):
+        for rest in itertools.product(words, repeat=length - len(prefix)):
+            tokens = (*prefix, *rest)
+            total = sum(log_probabilities(model, 0, (*tokens, END)))
+            found.append((total / length_penalty(length + 1, alpha), tokens))
+    return sorted(found, reverse=True)
+
+
+def test_length_penalty_is_the_papers() -> None:
+    assert length_penalty(1, 0.6) == 1.0
+    assert length_penalty(7, 0.5) == pytest.approx(math.sqrt(2))
+    assert length_penalty(30, 0.0) == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    V=st.integers(2, 4),
+    limit=st.integers(0, 3),
+    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.0]),
+    nbest=st.integers(1, 5),
+    ban=st.booleans(),
+)
+def test_a_beam_as_large_as_the_space_is_exhaustive_search(
+    seed: int, V: int, limit: int, alpha: float, nbest: int, ban: bool
+) -> None:
+    model, banned = hashed(seed, V), (START,) if ban else ()
+    expected = exhaustive(model, V, limit, alpha, banned)
+    beam = max(len(expected) * V, nbest)
+    arguments: dict[str, Any] = {
+        "start": START,
+        "end": END,
+        "beam": beam,
+        "alpha": alpha,
+        "nbest": nbest,
+    }
+    [found] = beam_search(Mock(model), begin(1), limits=[limit], banned=banned, **arguments)
+    assert [tuple(one.tokens) for one in found] == [tokens for _, tokens in expected[:nbest]]
+    assert [one.score for one in found] == pytest.approx([score for score, _ in expected[:nbest]])
+    assert all(one.finished for one in found)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), V=st.integers(3, 9), alpha=st.sampled_from([0.0, 0.6, 1.5]))
+def test_a_beam_of_one_is_greedy(seed: int, V: int, alpha: float) -> None:
+    def model(sentence: int, prefix: Prefix) -> list[float]:
+        # Whole numbers: equal logits are common, as in bf16.
+        return [float(round(logit)) for logit in hashed(seed, V)(sentence, prefix)]
+
+    limits = [6, 0, 3, 12]
+    alone = greedy(Mock(model), begin(4), limits=limits, start=START, end=END)
+    beams = beam_search(
+        Mock(model), begin(4), limits=limits, start=START, end=END, beam=1, alpha=alpha
+    )
+    for one, [other] in zip(alone, beams, strict=True):
+        assert one.tokens == other.tokens
+        assert one.finished == other.finished
+        assert one.token_log_probabilities == other.token_log_probabilities
+        assert one.score == one.log_probability
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    beam=st.integers(1, 6),
+    alpha=st.sampled_from([0.0, 0.6, 1.0]),
+    prefixes=st.lists(st.lists(st.integers(2, 6), max_size=3), min_size=5, max_size=5),
+)
+def test_a_batch_is_its_sentences_one_by_one(
+    seed: int, beam: int, alpha: float, prefixes: list[list[int]]
+) -> None:
+    model, limits = hashed(seed, 7), [5, 0, 9, 2, 7]
+
+    def search(sentences: list[int]) -> list[list[Hypothesis]]:
+        return beam_search(
+            Mock(model),
+            Prefixes([(sentence, ()) for sentence in sentences]),
+            limits=[limits[sentence] for sentence in sentences],
+            prefixes=[prefixes[sentence] for sentence in sentences],
+            start=START,
+            end=END,
+            beam=beam,
+            alpha=alpha,
+            nbest=beam,
+            banned=[START],
+        )
+
+    together = search([0, 1, 2, 3, 4])
+    assert together == [search([sentence])[0] for sentence in range(5)]
+    for sentence, found in enumerate(together):
+        check(model, sentence, found, alpha, max(limits[sentence], len(prefixes[sentence])))
+        assert 1 <= len(found) <= beam
+        for one in found:
+            shown = prefixes[sentence][: len(one.tokens)]
+            assert one.tokens[: len(prefixes[sentence])] == shown == prefixes[sentence]
+
+
+def check(model: Model, sentence: int, found: list[Hypothesis], alpha: float, limit: int) -> None:
+    """What must hold of every list of hypotheses: true numbers, distinct, sorted."""
+    assert len({(tuple(one.tokens), one.finished) for one in found}) == len(found)
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert len({one.finished for one in found}) == 1, "cut-off hypotheses among finished ones"
+    for one in found:
+        said = (*one.tokens, END) if one.finished else tuple(one.tokens)
+        expected = log_probabilities(model, sentence, said)
+        assert one.token_log_probabilities == pytest.approx(expected)
+        assert one.log_probability == pytest.approx(sum(expected))
+        assert one.score == pytest.approx(sum(expected) / length_penalty(len(said), alpha))
+        assert math.isfinite(one.score)
+        assert len(one.tokens) <= limit
+        assert END not in one.tokens
+
+
+def table(*lines: dict[Prefix, dict[int, float]], V: int) -> Model:
+    """For each sentence: prefix to the next token's probabilities; unknown ones have none."""
+
+    def model(sentence: int, prefix: Prefix) -> list[float]:
+        given = lines[sentence].get(prefix, {})
+        return [math.log(given[token]) if token in given else -math.inf for token in range(V)]
+
+    return model
+
+
+def test_the_beam_finds_what_greedy_misses() -> None:
+    model = table(
+        {(): {2: 0.6, 3: 0.4}, (2,): {2: 0.5, END: 0.5}, (2, 2): {END: 1.0}, (3,): {END: 1.0}}, V=4
+    )
+    [alone] = greedy(Mock(model), begin(1), limits=[5], start=START, end=END)
+    [[best, second]] = beam_search(
+        Mock(model), begin(1), limits=[5], start=START, end=END, beam=2, alpha=0.0, nbest=2
+    )
+    assert alone.tokens[0] == 2
+    assert alone.log_probability == pytest.approx(math.log(0.3))
+    assert best.tokens == [3]
+    assert best.log_probability == pytest.approx(math.log(0.4))
+    assert second.log_probability == pytest.approx(math.log(0.3))
+
+
+def test_a_long_hypothesis_wins_by_the_length_penalty() -> None:
+    model = table({(): {END: 0.5, 2: 0.5}, (2,): {2: 0.9, END: 0.1}, (2, 2): {END: 1.0}}, V=3)
+
+    def best(alpha: float) -> list[int]:
+        [[one]] = beam_search(
+            Mock(model), begin(1), limits=[5], start=START, end=END, beam=3, alpha=alpha
+        )
+        return one.tokens
+
+    assert best(0.0) == []
+    assert best(1.0) == [2, 2]
+
+
+def test_finished_sentences_leave_the_batch() -> None:
+    def model(sentence: int, prefix: Prefix) -> list[float]:
+        # Sentence 0 says one word, sentence 1 two, …: far more probable than all else.
+        wanted = END if len(prefix) > sentence else 2 + len(prefix) % 2
+        return [9.0 if token == wanted else token / 10 for token in range(5)]
+
+    mock = Mock(model)
+    found = greedy(mock, begin(3), limits=[9] * 3, start=START, end=END)
+    assert mock.calls == [3, 3, 2, 1]
+    assert mock.selects == 2, "select only when a sentence leaves"
+    assert [one.tokens for one in found] == [[2], [2, 3], [2, 3, 2]]
+
+    mock = Mock(model)
+    beams = beam_search(mock, begin(3), limits=[9] * 3, start=START, end=END, beam=2, alpha=0.6)
+    assert [one.tokens for [one] in beams] == [[2], [2, 3], [2, 3, 2]]
+    assert mock.calls[:2] == [3, 6]
+    assert mock.calls == sorted(mock.calls[:2]) + sorted(mock.calls[2:], reverse=True)
+    assert mock.calls[-1] == 2
+
+
+def test_the_search_ends_when_nothing_better_can_come() -> None:
+    model = table({(): {END: 0.9, 2: 0.1}, **{(2,) * n: {2: 1.0} for n in range(1, 60)}}, V=3)
+    mock = Mock(model)
+    [[one]] = beam_search(
+        mock, begin(1), limits=[50], start=START, end=END, beam=4, alpha=0.1, nbest=1
+    )
+    assert one.tokens == []
+    assert len(mock.calls) == 1
+
+
+def test_at_the_limit_a_hypothesis_without_end_is_cut_off() -> None:
+    endless = table({(2,) * n: {2: 0.75, 3: 0.25} for n in range(9)} | {(3,): {3: 1.0}}, V=4)
+    [one] = greedy(Mock(endless), begin(1), limits=[3], start=START, end=END)
+    assert one == Hypothesis.of([2, 2, 2], one.token_log_probabilities, alpha=0.0)
+    assert not one.finished
+    assert one.log_probability == pytest.approx(3 * math.log(0.75))
+    [two] = greedy(Mock(endless), begin(1), limits=[0], start=START, end=END)
+    assert two == Hypothesis([], 0.0, 0.0, [], False)
+
+
+def test_end_is_preferred_to_any_cut_off_hypothesis() -> None:
+    poor = {(): {2: 0.99, END: 0.01}} | {(2,) * n: {2: 1.0} for n in range(1, 9)}
+    [found] = beam_search(
+        Mock(table(poor, V=4)),
+        begin(1),
+        limits=[3],
+        start=START,
+        end=END,
+        beam=2,
+        alpha=0.6,
+        nbest=2,
+    )
+    assert [(one.tokens, one.finished) for one in found] == [([], True)]
+
+
+@pytest.mark.parametrize("search", ["greedy", "beam", "sample"])
+def test_where_nothing_may_come_the_hypothesis_is_cut_off(search: str) -> None:
+    model = table({(): {2: 1.0}, (2,): {3: 1.0}}, {(): {2: 1.0}, (2,): {END: 1.0}}, V=4)
+    rules: dict[str, Any] = {"limits": [9, 9], "start": START, "end": END, "banned": [3]}
+    if search == "beam":
+        lists = beam_search(Mock(model), begin(2), beam=3, alpha=0.6, nbest=3, **rules)
+        assert [len(found) for found in lists] == [1, 1]
+        stuck, free = [found[0] for found in lists]
+    else:
+        stuck, free = SINGLE[search](Mock(model), begin(2), **rules)
+    assert (stuck.tokens, stuck.finished, stuck.score) == ([2], False, 0.0)
+    assert (free.tokens, free.finished) == ([2], True)
+
+
+@pytest.mark.parametrize("search", ["greedy", "beam", "sample"])
+def test_prefixes_are_forced_and_banned_tokens_never_come(search: str) -> None:
+    model = hashed(7, 8)
+    prefixes = [[5, 3, 3], [], [2]]
+    rules: dict[str, Any] = {"limits": [2, 6, 6], "start": START, "end": END, "prefixes": prefixes}
+    rules["banned"] = [START, 3, 4]
+    if search == "beam":
+        found = beam_search(Mock(model), begin(3), beam=4, alpha=1.0, nbest=4, **rules)
+    else:
+        found = [[one] for one in SINGLE[search](Mock(model), begin(3), **rules)]
+    for sentence, (some, prefix) in enumerate(zip(found, prefixes, strict=True)):
+        check(model, sentence, some, 1.0 if search == "beam" else 0.0, [3, 6, 6][sentence])
+        for one in some:
+            assert one.tokens[: len(prefix)] == prefix
+            assert not {START, 3, 4} & set(one.tokens[len(prefix) :])
+
+
+def test_a_forced_prefix_leaves_the_rest_exhaustive() -> None:
+    model = hashed(3, 4)
+    [found] = beam_search(
+        Mock(model),
+        begin(1),
+        limits=[4],
+        prefixes=[[2, 3]],
+        start=START,
+        end=END,
+        beam=200,
+        alpha=0.6,
+        nbest=5,
+    )
+    expected = exhaustive(model, 4, 4, 0.6, prefix=(2, 3))
+    assert [tuple(one.tokens) for one in found] == [tokens for _, tokens in expected[:5]]
+
+
+def draws(count: int, **how: Any) -> list[Hypothesis]:
+    probabilities = {2: 0.5, 3: 0.3, 4: 0.15, 5: 0.05}
+    line: dict[Prefix, dict[int, float]] = {(n,): {END: 1.0} for n in range(2, 6)}
+    model = table(*[line | {(): probabilities}] * count, V=6)
+    rules: dict[str, Any] = {"limits": [3] * count, "start": START, "end": END}
+    return sample(Mock(model), begin(count), **rules, **how)
+
+
+def shares(found: list[Hypothesis]) -> list[float]:
+    return [sum(one.tokens == [n] for one in found) / len(found) for n in range(2, 6)]
+
+
+def test_sampling_follows_the_model_and_its_truncations() -> None:
+    assert shares(draws(2000)) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.04)
+    assert shares(draws(2000, top_k=2)) == pytest.approx([5 / 8, 3 / 8, 0, 0], abs=0.04)
+    assert shares(draws(2000, top_p=0.7)) == pytest.approx([5 / 8, 3 / 8, 0, 0], abs=0.04)
+    assert shares(draws(50, top_p=0.01)) == [1.0, 0, 0, 0]
+    assert shares(draws(50, temperature=0.01)) == [1.0, 0, 0, 0]
+    squares = [0.25, 0.09, 0.0225, 0.0025]
+    sharper = [square / sum(squares) for square in squares]
+    assert shares(draws(2000, temperature=0.5)) == pytest.approx(sharper, abs=0.04)
+
+
+def test_sampling_repeats_with_its_seed_and_tells_the_models_probabilities() -> None:
+    assert draws(50, seed=4) == draws(50, seed=4) != draws(50, seed=5)
+    for one in draws(50, top_k=1, temperature=0.2):
+        assert one.token_log_probabilities == pytest.approx([math.log(0.5), 0.0])
+
+
+def test_no_sentences_no_hypotheses() -> None:
+    mock = Mock(hashed(0, 3))
+    assert greedy(mock, begin(0), limits=[], start=START, end=END) == []
+    assert beam_search(mock, begin(0), limits=[], start=START, end=END, beam=2, alpha=0.0) == []
+    assert mock.calls == []
+
+
+def test_bad_settings_are_explained() -> None:
+    with pytest.raises(RegardError, match="nbest 3: must be from 1 to the beam, 2"):
+        beam_search(
+            Mock(hashed(0, 3)),
+            begin(1),
+            limits=[1],
+            start=START,
+            end=END,
+            beam=2,
+            alpha=0.0,
+            nbest=3,
+        )
+    for wrong in ({"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}):
+        with pytest.raises(RegardError, match=next(iter(wrong))):
+            draws(1, **wrong)

@@ -1,0 +1,156 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import RegardError
+from regard.recipe import Clean
+from regard.recipe import Tokenizer as Section
+from regard.text import store as module
+from regard.text.corpus import Pair
+from regard.text.store import Counts, Store, write_store
+from regard.text.tokenizer import Tokenizer
+
+PAIRS = [Pair(f"ein Satz {n}", f"a sentence {n} " + "x" * (n % 7)) for n in range(500)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    section = Section(kind="characters", size=300, shared=False)
+    return Tokenizer.train(section, lambda: PAIRS)
+
+
+def texts_of(store: Store, tokenizer: Tokenizer) -> list[Pair]:
+    sources, targets = zip(*(store.pair(row) for row in range(len(store))), strict=True)
+    return list(map(Pair, tokenizer.source.decode(sources), tokenizer.target.decode(targets)))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 500, 501])
+def test_every_pair_comes_back_whatever_the_record_batches(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(module, "ROWS_PER_RECORD_BATCH", rows)
+    monkeypatch.setattr(module, "PAIRS_PER_ENCODING", 64)
+    counts = write_store(tmp_path / "a.arrow", PAIRS, tokenizer, None, fingerprint="day one")
+    store = Store(tmp_path / "a.arrow")
+    assert texts_of(store, tokenizer) == PAIRS
+    assert counts == Counts(read=500, kept=500)
+    assert store.fingerprint == "day one"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.arrow"]
+    lengths = [tuple(map(len, store.pair(row))) for row in range(len(store))]
+    assert lengths == list(zip(store.source_lengths, store.target_lengths, strict=True))
+    assert store.source_lengths.dtype == store.target_lengths.dtype == np.int32
+
+
+@given(pairs=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=20))
+def test_without_cleaning_row_n_is_line_n(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, pairs: list[tuple[str, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "valid.arrow"
+    write_store(path, [Pair(*pair) for pair in pairs], tokenizer, None)
+    normalize = tokenizer.source.normalize
+    wanted = [(normalize(source), normalize(target)) for source, target in pairs]
+    assert texts_of(Store(path), tokenizer) == wanted
+
+
+def test_pairs_are_views_of_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_store(tmp_path / "a", PAIRS, tokenizer, None)
+    store = Store(tmp_path / "a")
+    source, target = store.pair(3)
+    assert np.shares_memory(source, store.ids)
+    assert np.shares_memory(target, store.ids)
+    assert not source.flags.writeable
+
+
+def test_each_reason_for_leaving_out_is_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pairs = [
+        Pair("gut", "good"),
+        Pair("", "good"),
+        Pair("gut", " \u3000\t"),
+        Pair("gut", "good"),
+        Pair("gu\u0308t", "good"),
+        Pair("g\u00fct", "good"),  # the same as the one before, once normalised
+        Pair("x" * 30, "good" * 4),
+        Pair("x" * 9, "y"),
+    ]
+    counts = write_store(tmp_path / "a", pairs, tokenizer, Clean(max_tokens=20, max_ratio=4))
+    assert counts == Counts(read=8, kept=2, empty=2, duplicates=2, too_long=1, ratio=1)
+    assert counts.sentence == (
+        "2 of 8 pairs kept (2 empty, 2 duplicate, 1 too long, 1 of unlike length)"
+    )
+    assert texts_of(Store(tmp_path / "a"), tokenizer) == [Pair("gut", "good"), Pair("güt", "good")]
+
+    lenient = Clean(max_ratio=None, keep_duplicates=True)
+    assert write_store(tmp_path / "a", pairs, tokenizer, lenient) == Counts(8, kept=6, empty=2)
+
+
+def test_the_limits_themselves_are_allowed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pair = Pair("x" * 7, "y")  # each side with a space in front: 8 and 2 tokens
+    clean = Clean(max_tokens=8, max_ratio=4)
+    assert write_store(tmp_path / "a", [pair], tokenizer, clean).kept == 1
+
+
+def test_counts_in_words() -> None:
+    assert Counts(read=29_000, kept=29_000).sentence == "all 29,000 pairs kept"
+    some = Counts(read=29_000, kept=28_990, empty=4, too_long=6)
+    assert some.sentence == "28,990 of 29,000 pairs kept (4 empty, 6 too long)"
+
+
+def test_nothing_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(RegardError, match=r"0 of 1 pairs kept \(1 empty\); see data.clean"):
+        write_store(tmp_path / "a", [Pair("", "x")], tokenizer, Clean())
+    with pytest.raises(RegardError, match="none was read"):
+        write_store(tmp_path / "a", [], tokenizer, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def broken() -> object:
+        yield from PAIRS
+        raise RegardError("file:501: broken")
+
+    write_store(tmp_path / "a", PAIRS[:3], tokenizer, None)
+    with pytest.raises(RegardError, match="file:501: broken"):
+        write_store(tmp_path / "a", broken(), tokenizer, None)  # type: ignore[arg-type]
+    assert len(Store(tmp_path / "a")) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(RegardError, match="cannot be written: No such file or directory"):
+        write_store(tmp_path / "no" / "a", PAIRS, tokenizer, None)
+
+
+def test_missing_and_damaged_stores(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "a.arrow"
+    with pytest.raises(RegardError, match="no such file"):
+        Store(path)
+    with pytest.raises(RegardError, match=r"cannot be read|damaged"):
+        Store(tmp_path)
+    write_store(path, PAIRS, tokenizer, None)
+    whole = path.read_bytes()
+    for damaged in (b"", b"nonsense", whole[:-1], whole[: len(whole) // 2], whole[100:]):
+        path.write_bytes(damaged)
+        with pytest.raises(RegardError, match="damaged"):
+            Store(path)
+
+
+def test_no_flipped_byte_leads_outside_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "a.arrow"
+    write_store(path, PAIRS[:20], tokenizer, None)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            store = Store(path)
+        except RegardError:
+            continue
+        for starts, lengths in (
+            (store.source_starts, store.source_lengths),
+            (store.target_starts, store.target_lengths),
+        ):
+            assert (starts >= 0).all()
+            assert (lengths >= 0).all()
+            assert (starts + lengths <= len(store.ids)).all()
