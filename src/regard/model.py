@@ -189,7 +189,7 @@ class Model:
                 start=START,
                 end=END,
                 prefixes=prefixes,
-                banned=(PAD, START, UNKNOWN),
+                banned=(PAD, START, UNKNOWN, *self.tokenizer.target.line_breaks),
                 device=self.device,
             )
 

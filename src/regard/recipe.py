@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -107,10 +108,27 @@ class Data(Section):
     """pairs scored once, at the end"""
     hold_out: Annotated[float, Field(gt=0, le=0.5)] = 0.02
     """share of the distinct training sources held out when there is no valid"""
+    languages: tuple[str, str] | None = None
+    """codes of source and target, such as [en, de]; else read off names like train.en.gz"""
     clean: Clean = Clean()
+
+    @property
+    def language_pair(self) -> tuple[str, str]:
+        """What the two sides are called, by a server for example."""
+        if self.languages is not None:
+            return self.languages
+        source, target = self.train.source or (), self.train.target or ()
+        codes = [_language(names[0]) if names else None for names in (source, target)]
+        return codes[0] or "source", codes[1] or "target"
 
     def path(self, name: str) -> Path:
         return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
+
+
+def _language(name: str) -> str | None:
+    """The code in a name such as train.en.gz or corpus.zh-CN."""
+    ending = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.removeprefix(".")
+    return ending if re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]{2,4})?", ending) else None
 
 
 class Tokenizer(Section):
@@ -356,7 +374,7 @@ def parse_recipe(text: str, where: str, changes: Sequence[str] = ()) -> Recipe:
     try:
         lines = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
         values = yaml.safe_load(text)
-    except _Repeated as error:
+    except _RepeatedError as error:
         raise RegardError(f"{where}: {error}") from None
     except RecursionError:
         raise RegardError(f"{where}: not a recipe: an alias in it contains itself") from None
@@ -416,7 +434,7 @@ def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
     return location
 
 
-class _Repeated(Exception):
+class _RepeatedError(Exception):
     """A key that stands twice; YAML would take the last one without a word."""
 
 
@@ -427,7 +445,7 @@ def _lines(node: yaml.Node | None, at: tuple[str, ...] = ()) -> dict[tuple[str, 
         for key, value in node.value:
             place, line = (*at, str(key.value)), key.start_mark.line + 1
             if place in found:
-                raise _Repeated(
+                raise _RepeatedError(
                     f"{'.'.join(place)} stands on line {found[place]} and again on {line}"
                 )
             found[place] = line

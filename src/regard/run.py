@@ -30,9 +30,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+PARTIAL = ".partial"
+"""How the name of a file that is still being written ends."""
+
+
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file whole or not at all: to a temporary name, to the disk, then renamed in one move."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}{PARTIAL}")
     try:
         write(temporary)
         with temporary.open("rb+") as file:

@@ -114,7 +114,7 @@ def write_recipe(folder: Path, **sections: Mapping[str, Any]) -> Path:
             "rate": 0.005,
             "warmup": 50,
             "label_smoothing": 0.0,
-            "validate_every": 250,
+            "validate_every": 500,
             "validate_sentences": 20,
         },
         "search": {"beam": 2},

@@ -3,15 +3,14 @@
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from system.commands import PYTHON, Done, regard, sequences, succeeds, write, write_recipe
 
 from regard.learn.checkpoint import checkpoint_files, load_checkpoint
 from regard.learn.report import read_log
 from regard.text.batches import plan_batches
 from regard.text.store import Store
+from system.commands import PYTHON, Done, regard, sequences, succeeds, together, write, write_recipe
 
 # No -W error here: torchrun itself warns of settings that are not ours.
 TORCHRUN = [PYTHON[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -32,17 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training={"steps": STEPS, "tokens_per_batch": TOKENS, "log_every": 1, "rate": 0.001}
         | {"validate_every": STEPS, "validate_sentences": 2, "schedule": "constant", "warmup": 5},
     )
+    alone = {n: partial(succeeds, *arguments(f"one-{n}", n), cwd=folder) for n in ("1", "2")}
+    together(alone)
     return folder
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_two_processes_learn_what_one_learns(accumulate: int, folder: Path) -> None:
+def arguments(out: str, accumulate: str) -> list[str]:
+    return ["train", "recipe.yaml", "--out", out, "--set", f"training.accumulate={accumulate}"]
+
+
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_two_processes_learn_what_one_learns(accumulate: str, folder: Path) -> None:
     one, two = folder / f"one-{accumulate}", folder / f"two-{accumulate}"
-    change = f"training.accumulate={accumulate}"
-    succeeds("train", "recipe.yaml", "--out", one.name, "--set", change, cwd=folder)
-    done = regard(
-        "train", "recipe.yaml", "--out", two.name, "--set", change, cwd=folder, start=TORCHRUN
-    )
+    done = regard(*arguments(two.name, accumulate), cwd=folder, start=TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert_odd_batches(one)
     assert_close_weights(one, two)
@@ -60,20 +61,13 @@ def assert_odd_batches(run: Path) -> None:
 
 
 def assert_close_weights(one: Path, two: Path) -> None:
-    (ours, theirs) = (
+    ours, theirs = (
         load_checkpoint(checkpoint_files(run / "checkpoints")[-1]) for run in (one, two)
     )
     assert ours[0].tokens == theirs[0].tokens
     assert ours[1]["model"].keys() == theirs[1]["model"].keys()
     for name, weight in ours[1]["model"].items():
-        torch.testing.assert_close(
-            theirs[1]["model"][name], weight, rtol=0, atol=1e-5, msg=partial(str.format, name)
-        )
-    losses = [
-        [event["loss"] for event in read_log(run / "log.jsonl") if event["event"] == "step"]
-        for run in (one, two)
-    ]
-    assert len(losses[0]) == STEPS
+        torch.testing.assert_close(theirs[1]["model"][name], weight, rtol=0, atol=1e-5)
 
 
 def assert_one_voice(run: Path, done: Done) -> None:
@@ -81,7 +75,6 @@ def assert_one_voice(run: Path, done: Done) -> None:
     events = read_log(run / "log.jsonl")
     steps = [event["step"] for event in events if event["event"] == "step"]
     assert steps == list(range(1, STEPS + 1))
-    assert [event["event"] for event in events if event["event"] != "step"][::2] != []
+    assert [event["event"] for event in events].count("start") == 1
     assert len(list((run / "events").iterdir())) == 1
     assert done.stderr.count("Training stopped") == 1
-    assert np.isfinite([event["loss"] for event in events if event["event"] == "step"]).all()

@@ -6,24 +6,25 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from regard.learn.checkpoint import checkpoint_files, load_checkpoint, step_of
+from regard.run import Run
 from system.commands import (
     Done,
     regard,
     started,
-    succeeds,
     together,
     write,
     write_recipe,
     write_task,
 )
 
-from regard.learn.checkpoint import checkpoint_files, load_checkpoint, step_of
-
-STEPS = 300
-EMA = {"without a moving average": "0", "with one": "0.99"}
+STEPS = 200
+EMA = "0", "0.99"  # without a moving average, and with one
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         | {"accumulate": 2, "validate_every": 50, "checkpoint_every": 10, "keep": 3}
         | {"validate_sentences": 0, "choose_by": "loss", "log_every": 10},
     )
-    jobs = {
-        name: lambda out=out, ema=ema: train(folder, out, ema)
-        for name, (out, ema) in {
-            name: (f"unbroken-{ema}", ema) for name, ema in EMA.items()
-        }.items()
-    }
+    jobs = {ema: partial(train, folder, f"unbroken-{ema}", ema) for ema in EMA}
     for done in together(jobs).values():
         assert done.returncode == 0, done.stderr
     return folder
@@ -59,7 +55,7 @@ def train(folder: Path, out: str, ema: str = "0", steps: int = STEPS) -> Done:
 
 
 def state(run: Path) -> dict[str, object]:
-    """All that a run has become: the bytes of every tensor and of the model, and the progress."""
+    """All that a run has become: the bytes of every tensor, and the progress."""
     progress, groups = load_checkpoint(checkpoint_files(run / "checkpoints")[-1])
     assert groups["optimizer"]
     tensors = {
@@ -68,7 +64,9 @@ def state(run: Path) -> dict[str, object]:
         for name, tensor in named.items()
     }
     progress.seconds = 0.0
-    return {**tensors, "progress": progress, "model": (run / "model.safetensors").read_bytes()}
+    for name, tensor in Run(run).weights().items():
+        tensors[f"bundle.{name}"] = tensor.numpy().tobytes()
+    return {**tensors, "progress": progress}
 
 
 def assert_same_run(found: Path, wanted: Path) -> None:
@@ -104,13 +102,16 @@ def newest(run: Path) -> int:
 # Going on
 
 
-@pytest.mark.parametrize("name", EMA)
-def test_half_and_half_is_the_whole(name: str, folder: Path) -> None:
-    ema, out = EMA[name], f"halves-{EMA[name]}"
-    assert train(folder, out, ema, STEPS // 2).returncode == 0
-    assert newest(folder / out) == STEPS // 2
-    assert train(folder, out, ema).returncode == 0
-    assert_same_run(folder / out, folder / f"unbroken-{ema}")
+def go_halfway_twice(folder: Path, ema: str) -> None:
+    run = folder / f"halves-{ema}"
+    assert train(folder, run.name, ema, STEPS // 2).returncode == 0
+    assert newest(run) == STEPS // 2
+    assert train(folder, run.name, ema).returncode == 0
+    assert_same_run(run, folder / f"unbroken-{ema}")
+
+
+def test_half_and_half_is_the_whole_with_and_without_a_moving_average(folder: Path) -> None:
+    together({ema: partial(go_halfway_twice, folder, ema) for ema in EMA})
 
 
 def test_a_killed_training_goes_on_exactly(folder: Path) -> None:
@@ -130,33 +131,32 @@ def test_a_killed_training_goes_on_exactly(folder: Path) -> None:
     assert_same_run(run, folder / "unbroken-0")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
-def test_an_interrupted_training_saves_says_so_and_goes_on_exactly(
-    number: signal.Signals, folder: Path
-) -> None:
+def interrupt_and_go_on(folder: Path, number: signal.Signals) -> None:
     run = folder / number.name
     process = underway(folder, run.name)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
+    step = newest(run)
     assert process.returncode == 130
-    assert f"Stopped at step {newest(run)}; everything is saved.\nTo go on, give the same" in said
+    assert f"Stopped at step {step}; everything is saved.\nTo go on, give the same" in said
     assert "Traceback" not in said
-    assert newest(run) < STEPS
+    assert step < STEPS
     done = train(folder, run.name)
     assert done.returncode == 0
-    assert f"Going on from step {newest_before(done.stderr)} of {STEPS}" in done.stderr
+    assert f"Going on from step {step} of {STEPS}" in done.stderr
     assert_same_run(run, folder / "unbroken-0")
 
 
-def newest_before(said: str) -> int:
-    return int(said.split("Going on from step ")[1].split()[0])
+def test_an_interrupted_training_saves_says_so_and_goes_on_exactly(folder: Path) -> None:
+    signals = signal.SIGINT, signal.SIGTERM
+    together({number.name: partial(interrupt_and_go_on, folder, number) for number in signals})
 
 
 def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
     before = files(folder / "unbroken-0")
     done = train(folder, "unbroken-0")
     assert done.returncode == 0
-    assert done.stderr == f"unbroken-0: all {STEPS} steps were done before\n"
+    assert done.stderr == f"unbroken-0 was trained before: all {STEPS} steps are done\n"
     assert files(folder / "unbroken-0") == before
 
 
@@ -191,7 +191,7 @@ def test_a_folder_of_other_files_is_refused_and_left_as_it_is(folder: Path) -> N
 
 def test_changed_training_data_are_refused(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "unbroken-0", tmp_path / "run")
-    for path in folder.glob("*.*"):
+    for path in filter(Path.is_file, folder.iterdir()):
         shutil.copy(path, tmp_path)
     with (tmp_path / "train.src").open("a") as source, (tmp_path / "train.tgt").open("a") as target:
         source.write("a b\n")
@@ -210,3 +210,10 @@ def test_a_second_process_in_one_folder_is_refused(folder: Path) -> None:
     finally:
         first.kill()
         first.communicate()
+
+
+def test_a_start_that_failed_stands_in_nobodys_way(folder: Path) -> None:
+    wrong = regard(*arguments("again"), "--set", "data.train.source=typo.src", cwd=folder)
+    assert "typo.src" in refused(wrong)
+    done = train(folder, "again", steps=2)
+    assert done.returncode == 0, done.stderr

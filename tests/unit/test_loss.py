@@ -10,11 +10,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.learn.loss import SMOOTHINGS, cross_entropy
+from regard.learn import loss as module
+from regard.learn.loss import SMOOTHINGS
 from regard.marks import PAD
 from regard.recipe import Smoothing
 
 CONVENTIONS: tuple[Smoothing, ...] = get_args(Smoothing)
+
+
+def cross_entropy(
+    logits: Tensor, wanted: Tensor, epsilon: float = 0.0, over: Smoothing = "all"
+) -> Tensor:
+    """The loss of given logits: states that a projection by the identity leaves as they are."""
+    identity = torch.eye(logits.shape[-1], dtype=logits.dtype)
+    return module.cross_entropy(logits, identity, wanted, epsilon, over)
 
 
 def written_out(logits: Tensor, wanted: Tensor, epsilon: float, over: Smoothing) -> float:
@@ -111,3 +120,30 @@ def test_any_smoothing_a_recipe_allows_can_be_computed(over: Smoothing) -> None:
     logits, wanted = example(5, 8)
     found = cross_entropy(logits, wanted, 0.5, over).item()
     assert found == pytest.approx(written_out(logits, wanted, 0.5, over), rel=1e-5)
+
+
+@pytest.mark.parametrize("at_once", [1, 64, 10**6])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
+def test_loss_and_gradients_are_torchs_however_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, epsilon: float
+) -> None:
+    monkeypatch.setitem(module.LOGITS_AT_ONCE, "cpu", at_once)
+    numbers = torch.Generator().manual_seed(6)
+    states = torch.randn(3, 5, 7, generator=numbers, dtype=torch.float64, requires_grad=True)
+    projection = torch.randn(20, 7, generator=numbers, dtype=torch.float64, requires_grad=True)
+    wanted = torch.randint(0, 20, (3, 5), generator=numbers)
+    torchs = F.cross_entropy(
+        (states @ projection.T).flatten(0, 1),
+        wanted.flatten(),
+        ignore_index=PAD,
+        label_smoothing=epsilon,
+        reduction="sum",
+    )
+    found = module.cross_entropy(states, projection, wanted, epsilon)
+    torch.testing.assert_close(found, torchs)
+    for mine, theirs in zip(
+        torch.autograd.grad(found / 3, [states, projection]),
+        torch.autograd.grad(torchs / 3, [states, projection]),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)

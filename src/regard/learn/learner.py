@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard import recipe as recipes
@@ -27,7 +27,7 @@ from regard.learn.checkpoint import (
     step_of,
 )
 from regard.learn.distributed import Group
-from regard.learn.loss import cross_entropy
+from regard.learn.loss import Objective
 from regard.learn.optimizers import OPTIMIZERS, learning_rate
 from regard.learn.prepare import Prepared, valid_pairs
 from regard.model import Model, arithmetic, build, put_weights, weights_of
@@ -81,10 +81,12 @@ class Learner:
             self.moving = {name: w.clone() for name, w in weights_of(self.network).items()}
         self.progress = Progress()
         self.longest_validation = 0.0
-        self.forward: Callable[[Tensor, Tensor], Tensor] = self.network
+        self.objective = Objective(self.network, self.training)
+        self.shared: nn.Module = self.objective
         if group.size > 1:
             ids = [group.device.index] if group.device.type == "cuda" else None
-            self.forward = DistributedDataParallel(self.network, device_ids=ids)
+            # Positions are the only buffers, and they are the same everywhere.
+            self.shared = DistributedDataParallel(self.objective, ids, broadcast_buffers=False)
         self.model = Model(
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
@@ -103,7 +105,7 @@ class Learner:
         total = torch.zeros((), device=self.group.device)
         for number, part in enumerate(drawn, 1):
             with self._in_step_with_others(number == len(drawn)):
-                loss = self.loss(part.batch.to(self.group.device))
+                loss = self.loss(self.shared, part.batch)
                 # Other processes add their share: DistributedDataParallel takes the mean.
                 torch.autograd.backward(loss * (self.group.size / tokens))
             total += loss.detach()
@@ -116,17 +118,17 @@ class Learner:
         self.progress.epoch, self.progress.batch = drawn[-1].after
         return total * (self.group.size / tokens)
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, objective: nn.Module, batch: Batch) -> Tensor:
+        """Summed over the tokens of the batch."""
+        batch = batch.to(self.group.device)
         with arithmetic(self.training.precision, self.group.device):
-            logits = self.forward(batch.source, batch.target)
-        return cross_entropy(
-            logits, batch.wanted, self.training.label_smoothing, self.training.smoothing_over
-        )
+            loss: Tensor = objective(batch.source, batch.target, batch.wanted)
+        return loss
 
     def _in_step_with_others(self, last: bool) -> AbstractContextManager[None]:
         """Gradients are shared among processes once a step, with its last batch."""
-        if isinstance(self.forward, DistributedDataParallel) and not last:
-            return self.forward.no_sync()
+        if isinstance(self.shared, DistributedDataParallel) and not last:
+            return self.shared.no_sync()
         return nullcontext()
 
     @torch.no_grad()
@@ -170,11 +172,11 @@ class Learner:
         if self.moving is not None:
             own = {name: tensor.clone() for name, tensor in weights_of(self.network).items()}
             put_weights(self.network, self.moving, "the moving average")
-        self.network.eval()
+        self.shared.eval()
         try:
             yield
         finally:
-            self.network.train()
+            self.shared.train()
             if own is not None:
                 put_weights(self.network, own, "the weights")
 
@@ -199,10 +201,8 @@ class Learner:
         lengths = store.source_lengths, store.target_lengths
         total, tokens = 0.0, 0
         for rows in plan_in_order(*lengths, self.training.tokens_per_batch):
-            batch = collate(store, rows).to(self.group.device)
-            with arithmetic(self.training.precision, self.group.device):
-                logits = self.network(batch.source, batch.target)
-            total += float(cross_entropy(logits, batch.wanted))
+            batch = collate(store, rows)
+            total += float(self.loss(self.objective, batch))
             tokens += batch.tokens
         return total / tokens
 
@@ -229,6 +229,12 @@ class Learner:
         files = checkpoint_files(self.run.checkpoints)
         discard(files, [*self.chosen(), files[-1]])
 
+    def is_regular(self, step: int) -> bool:
+        """Not the place of an interruption: that must not change what a run becomes."""
+        training = self.training
+        due = step % training.checkpoint_every == 0 or step % training.validate_every == 0
+        return due or step == training.steps
+
     def load(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         files = checkpoint_files(self.run.checkpoints)
@@ -244,7 +250,8 @@ class Learner:
         """The checkpoints to keep and, at the end, to average."""
         files = {step_of(path): path for path in checkpoint_files(self.run.checkpoints)}
         if self.training.average == "last":
-            return [files[step] for step in sorted(files)[-self.training.keep :]]
+            regular = [step for step in sorted(files) if self.is_regular(step)]
+            return [files[step] for step in regular[-self.training.keep :]]
         ranked = sorted(self.progress.validations, key=lambda item: item[1])
         best = [files[step] for step, _ in ranked if step in files]
         return best[: self.training.keep if self.training.average == "best" else 1]

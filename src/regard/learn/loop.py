@@ -77,6 +77,11 @@ def _stop(learner: Learner, deadline: float | None, interrupted: bool) -> Stop:
     return Stop.DONE if done else Stop.NOT_YET
 
 
+def finished(learner: Learner) -> Stop:
+    """Why there is nothing left to learn, if so."""
+    return max(_stop(learner, None, False), _patience(learner))
+
+
 def _patience(learner: Learner) -> Stop:
     """Whether the best validation lies too far back. Only the first process knows; the others follow."""
     values = [badness for _, badness in learner.progress.validations]

@@ -20,12 +20,12 @@ from regard.errors import RegardError
 from regard.learn.checkpoint import average, checkpoint_files, step_of
 from regard.learn.distributed import Group, join
 from regard.learn.learner import Learner
-from regard.learn.loop import Stop, learn
+from regard.learn.loop import Stop, finished, learn
 from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
 from regard.model import Model, put_weights
 from regard.recipe import Recipe
-from regard.run import Run
+from regard.run import PARTIAL, Run
 from regard.score import Result
 from regard.text.corpus import read_pairs
 from regard.version import __version__
@@ -60,14 +60,14 @@ def _train(run: Run, recipe: Recipe, group: Group, report: Report, deadline: flo
         open_run(run, recipe)
         prepare(run, recipe, report)
     group.wait()
-    if recipe.training.steps <= newest_step(run) and run.card():
-        report.say(f"{run}: all {recipe.training.steps:,} steps were done before")
-        return
     learner = Learner(run, recipe, open_prepared(run, recipe), group)
     learner.load()
+    stop = Stop(group.max(finished(learner)))
+    if stop is not Stop.NOT_YET and run.card():
+        report.say(f"{run} was trained before: {stop.reason(recipe.training)}")
+        return
     tell_start(learner, report)
-    stop = Stop.DONE
-    if learner.progress.step < recipe.training.steps:
+    if stop is Stop.NOT_YET:
         stop = learn(learner, report, deadline)
     reason = stop.reason(recipe.training)
     report.end()
@@ -88,6 +88,7 @@ def _train(run: Run, recipe: Recipe, group: Group, report: Report, deadline: flo
 @contextmanager
 def locked(run: Run) -> Iterator[None]:
     """Only one training at a time in a folder; the lock ends with the process, however it ends."""
+    refuse_strangers(run)
     try:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -97,20 +98,30 @@ def locked(run: Run) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RegardError(f"{run}: another process is training here") from None
+        for left in run.folder.rglob(f".*{PARTIAL}"):  # by a process that was killed
+            left.unlink()
         yield
+
+
+def refuse_strangers(run: Run) -> None:
+    """A folder with files that are no run's is not ours to write to."""
+    if run.recipe_file.exists() or not run.folder.exists():
+        return
+    if not run.folder.is_dir():
+        raise RegardError(f"{run}: a file, not a folder; choose another --out")
+    own = (run.checkpoints, run.data)
+    strangers = sorted(path.name for path in run.folder.iterdir() if path not in own)
+    if strangers:
+        raise RegardError(
+            f"{run}: the folder holds other files ({', '.join(strangers[:3])}) and is no run; "
+            "choose another --out"
+        )
 
 
 def open_run(run: Run, recipe: Recipe) -> None:
     """Begin a run, or make sure that the one found is of the same recipe; never overwrite another."""
-    if not run.recipe_file.exists():
-        strangers = sorted(
-            path.name for path in run.folder.iterdir() if path not in (run.checkpoints, run.data)
-        )
-        if strangers:
-            raise RegardError(
-                f"{run}: the folder holds other files ({', '.join(strangers[:3])}) and is no run; "
-                "choose another --out"
-            )
+    begun = run.weights_file.exists() or checkpoint_files(run.checkpoints)
+    if not begun or not run.recipe_file.exists():
         run.write_recipe(recipe)
         return
     before = run.recipe()
@@ -143,11 +154,6 @@ def _differences(
             yield from _differences(before[key], now[key], f"{at}{key}.")
         elif before[key] != now[key]:
             yield f"{at}{key}", f"{at}{key} is {before[key]} there, {now[key]} here"
-
-
-def newest_step(run: Run) -> int:
-    files = checkpoint_files(run.checkpoints)
-    return step_of(files[-1]) if files else 0
 
 
 def tell_start(learner: Learner, report: Report) -> None:
@@ -212,7 +218,7 @@ def _best_weights(learner: Learner, report: Report) -> tuple[dict[str, torch.Ten
     put_weights(learner.network, mean, "the average")
     badness = learner.validate().badness
     single = min(badness for _, badness in learner.progress.validations)
-    better = badness <= single
+    better = badness < single
     report.log("average", checkpoints=[step_of(p) for p in chosen], badness=badness, used=better)
     if not better:
         return best, 1

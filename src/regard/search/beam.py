@@ -4,7 +4,7 @@ At each step the ``2 * beam`` best continuations of a sentence are looked at. EN
 ``beam`` of them finishes a hypothesis; the first ``beam`` that are not END go on (each hypothesis
 has one END, so there are that many). A sentence is done
 
-- when it has ``beam`` finished hypotheses, or
+- when it has ``beam`` finished hypotheses and no live one is ahead of the ``nbest``, or
 - when no live hypothesis can come to a better score than the ``nbest`` it has, or
 - at its limit: after ``limit`` tokens END may still come, by the same rule, but nothing else.
 
@@ -63,7 +63,9 @@ def beam_search(
         # This also ends a sentence with nothing to go on with: NEVER is no better than NEVER.
         hopeless = going.totals[:, 0] / penalties[live.sentences] <= own[:, nbest - 1]
         at_limit = live.length >= rules.limits[live.sentences]
-        done = hopeless | at_limit | (own[:, -1] > NEVER)
+        # With a small beam, poor hypotheses can fill it while the best one is still on its way.
+        leading = going.totals[:, 0] / length_penalty(live.length + 1, alpha) > own[:, nbest - 1]
+        done = hopeless | at_limit | ((own[:, -1] > NEVER) & ~leading)
 
         if ended.any():
             _add(found, live.finish(ended, best, alpha))

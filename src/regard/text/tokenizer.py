@@ -70,6 +70,12 @@ class Vocabulary:
         """Entries, the four marks among them."""
         return int(self._processor.get_piece_size())
 
+    @property
+    def line_breaks(self) -> list[int]:
+        """Bytes that would break a line; no text that was learned from has one."""
+        found = (self._processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>"))
+        return [int(i) for i in found if i != UNKNOWN]
+
     def normalize(self, text: str) -> str:
         return normalize(text, self.normalization)
 

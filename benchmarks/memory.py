@@ -1,0 +1,63 @@
+"""Peak memory of `regard train` on a million pairs, and on multi30k where the data are to hand.
+
+    python benchmarks/memory.py        # writes benchmarks/memory.json
+
+Ids are read memory-mapped, so memory must not grow with the corpus.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+
+from regard.text.corpus import Pair
+from regard.text.grammar import generate
+
+STEPS = ("training.steps=20", "training.validate_every=20", "training.validate_sentences=20")
+
+
+def million() -> Iterator[Pair]:
+    """Grammar sentences, each with a number of its own, so that no two pairs are the same."""
+    pairs = cycle(list(generate("train", 100_000)))
+    for number, pair in enumerate(islice(pairs, 1_000_000)):
+        yield Pair(f"{number}: {pair.source}", f"{number}: {pair.target}")
+
+
+def train(*arguments: str) -> dict[str, float]:
+    """Run `regard train` to its end; its highest resident memory and its time."""
+    command = [sys.executable, "-m", "regard", "train", *arguments]
+    process = subprocess.Popen(command)
+    _, status, usage = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status) != 0:
+        sys.exit(f"failed: {command}")
+    megabytes = usage.ru_maxrss / 1024
+    return {"peak_megabytes": round(megabytes), "cpu_seconds": round(usage.ru_utime)}
+
+
+def main() -> None:
+    results = {}
+    changes = [word for change in STEPS for word in ("--set", change)]
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = Path(folder) / "million.tsv"
+        with pairs.open("w", encoding="utf-8") as file:
+            file.writelines(f"{pair.source}\t{pair.target}\n" for pair in million())
+        small = ["--set", "model.preset=tiny", "--set", "training.tokens_per_batch=4096"]
+        results["a million pairs, tiny"] = train(
+            str(pairs), "--out", f"{folder}/million", *changes, *small
+        )
+        if "REGARD_DATA" in os.environ:
+            results["multi30k, tiny"] = train(
+                *("multi30k", "--set", "model.preset=tiny"),
+                *("--set", "data.test=null", "--out", f"{folder}/multi30k", *changes),
+            )
+    path = Path(__file__).with_suffix(".json")
+    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Every shipped recipe trains on the head of its own data, and what it makes can translate."""
+
+import gzip
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from system.commands import Done, regard, together
+
+from regard.demo import write_pairs
+from regard.recipe import Texts, load_recipe, shipped_recipes
+from regard.text.corpus import read_lines
+from regard.text.grammar import generate
+
+LINES = 300
+QUICK = {
+    "training.steps": "3",
+    "training.tokens_per_batch": "300",
+    "training.validate_sentences": "4",
+    "training.device": "cpu",
+    "data.test": "null",
+    "search.extra_length": "5",
+}
+
+
+def names(texts: Texts) -> list[str]:
+    return [*(texts.source or ()), *(texts.target or ()), *(texts.pairs or ())]
+
+
+def needed(recipe: str) -> list[str]:
+    """The files a recipe trains with."""
+    data = load_recipe(recipe).data
+    return [*names(data.train), *(names(data.valid) if data.valid else ())]
+
+
+def head(source: Path, copy: Path) -> None:
+    """The first lines of a file; packed if the name says so."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(f"{line}\n" for line in islice(read_lines(source), LINES)).encode()
+    copy.write_bytes(gzip.compress(text) if copy.suffix == ".gz" else text)
+
+
+def write_heads(recipe: str, data_folder: Path, folder: Path) -> str:
+    """Make small data for a recipe; why not, if that is not possible."""
+    if recipe == "demo":
+        for split in ("train", "valid"):
+            write_pairs(folder / split, generate(split, LINES))
+        return ""
+    missing = [name for name in needed(recipe) if not (data_folder / name).is_file()]
+    if missing:
+        return f"{recipe}: no {', '.join(missing)} in {data_folder}"
+    for name in needed(recipe):
+        head(data_folder / name, folder / name)
+    return ""
+
+
+def use(recipe: str, folder: Path) -> tuple[Done, Done]:
+    """Train, and translate one line."""
+    # The texts are too short for the vocabulary of the whole corpus.
+    size = min(load_recipe(recipe).tokenizer.size, 1000)
+    changes = {**QUICK, "data.root": str(folder), "tokenizer.size": str(size)}
+    sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    trained = regard("train", recipe, "--out", "run", *sets, cwd=folder)
+    translated = regard("translate", "run", "a dog", "--beam", 1, cwd=folder)
+    return trained, translated
+
+
+@pytest.fixture(scope="module")
+def used(
+    data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str | tuple[Done, Done]]:
+    """For each recipe what came of it, or why it was not tried."""
+    found: dict[str, str | tuple[Done, Done]] = {}
+    jobs = {}
+    for recipe in shipped_recipes():
+        folder = tmp_path_factory.mktemp(recipe)
+        if reason := write_heads(recipe, data_folder, folder):
+            found[recipe] = reason
+        else:
+            jobs[recipe] = partial(use, recipe, folder)
+    return {**found, **together(jobs)}
+
+
+@pytest.mark.parametrize("recipe", shipped_recipes())
+def test_a_shipped_recipe_trains_and_translates(
+    recipe: str, used: dict[str, str | tuple[Done, Done]]
+) -> None:
+    result = used[recipe]
+    if isinstance(result, str):
+        pytest.skip(result)
+    trained, translated = result
+    assert trained.returncode == 0, trained.stderr
+    assert "Training stopped: all 3 steps are done." in trained.stderr
+    assert translated.returncode == 0, translated.stderr
+    assert translated.stdout.count("\n") == 1
