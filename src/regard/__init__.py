@@ -76,4 +76,5 @@ def train(
         if out is None or changes:
             raise RegardError("a Recipe object needs out, and takes no changes")
         return train_in(recipe, out, minutes)
-    return train_in(load_recipe(recipe, changes), out or Path("runs") / Path(recipe).stem, minutes)
+    name = Path(recipe).name.split(".")[0]
+    return train_in(load_recipe(recipe, changes), out or Path("runs") / name, minutes)

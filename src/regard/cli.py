@@ -27,8 +27,8 @@ app = typer.Typer(
 LINES_AT_ONCE = 1024
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy. [default: the recipe's]")]
-Alpha = Annotated[float | None, typer.Option(help="Length penalty. [default: the recipe's]")]
+Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
+Alpha = Annotated[float | None, typer.Option(help="Length penalty (default: the recipe's).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -55,7 +55,7 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change a value of the recipe; repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/NAME]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/NAME).")] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="End, cleanly, within this time.")
     ] = None,
@@ -83,6 +83,12 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
         )
     pairs = (".tsv", ".jsonl", ".txt")
     if len(what) == 1 and not what[0].removesuffix(".gz").removesuffix(".zst").endswith(pairs):
+        path = Path(what[0])
+        if path.is_file() and path.suffix not in (".yaml", ".yml"):
+            raise RegardError(
+                f"{path}: a recipe ends in .yaml, a file of pairs in .tsv or .jsonl; "
+                "for two parallel files give both"
+            )
         return load_recipe(what[0], changes), name
     texts = (
         Texts(pairs=(what[0],)) if len(what) == 1 else Texts(source=(what[0],), target=(what[1],))
@@ -104,7 +110,9 @@ def translate(
     output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
     beam: Beam = None,
     alpha: Alpha = None,
-    nbest: Annotated[int, typer.Option(min=1, help="So many translations of each line.")] = 1,
+    nbest: Annotated[
+        int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in order."""
@@ -168,13 +176,17 @@ def _translated(
 ) -> Iterator[str]:
     if beam is None:
         beam = max(model.recipe.search.beam, nbest)
+    before = 0
     for portion in portions:
         found = model.search(portion, beam=beam, alpha=alpha, nbest=nbest)
-        for text, translations in zip(portion, found, strict=True):
-            yield from _shown(text, translations, nbest, as_json)
+        for number, (text, translations) in enumerate(zip(portion, found, strict=True), before + 1):
+            yield from _shown(number, text, translations, nbest, as_json)
+        before += len(portion)
 
 
-def _shown(text: str, found: list[Translation], nbest: int, as_json: bool) -> Iterator[str]:
+def _shown(
+    number: int, text: str, found: list[Translation], nbest: int, as_json: bool
+) -> Iterator[str]:
     if as_json:
         yield json.dumps(
             {"source": text, "translations": [one._asdict() for one in found]}, ensure_ascii=False
@@ -183,7 +195,7 @@ def _shown(text: str, found: list[Translation], nbest: int, as_json: bool) -> It
         yield found[0].text
     else:
         for one in found:
-            yield f"{one.score:.4f}\t{one.text}"
+            yield f"{number}\t{one.score:.4f}\t{one.text}"
 
 
 @app.command()
@@ -205,7 +217,7 @@ def evaluate(
     from regard.text.corpus import read_pairs
 
     texts = Texts(source=(str(source),), target=(str(reference),))
-    pairs = list(read_pairs(texts, Data(root=".", train=texts), "--source, --reference"))
+    pairs = list(read_pairs(texts, Data(root=".", train=texts), section=""))
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     model = Model.load(run)
     measures, tokenize = model.recipe.score.measures, model.recipe.score.tokenize
@@ -232,7 +244,7 @@ def average(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder for the new model.")],
     last: Annotated[
-        int | None, typer.Option(min=1, help="Only the last so many. [default: all kept]")
+        int | None, typer.Option(min=1, help="Only the last so many (default: all kept).")
     ] = None,
 ) -> None:
     """Average the checkpoints kept in a run into a new model."""

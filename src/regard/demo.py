@@ -15,7 +15,7 @@ from rich.markup import escape
 from regard.learn.train import train
 from regard.model import Model
 from regard.recipe import load_recipe
-from regard.run import Run
+from regard.run import Run, write_text
 from regard.score import Result
 from regard.text.corpus import Pair
 from regard.text.grammar import Split, challenge, generate, pronoun_is_right
@@ -39,10 +39,10 @@ def demo(out: Path) -> None:
     right, asked = score_challenge(model)
     run.write_card({**run.card(), "challenge": {"right": right, "asked": asked}})
     console.print()
-    for result in run.card()["test"]:
-        console.print(f"Test        {Result(**result)}", soft_wrap=True)
+    best, *_ = (Result(**result) for result in run.card()["test"])
+    console.print(f"{best.name} {best.value:.1f} on {PAIRS['test']:,} sentences it has not seen;")
     console.print(
-        f"Challenge   {right} of {asked} pronouns right in sentences of unseen pairs of words"
+        f"{right} of {asked} pronouns right where noun and adjective never met in training."
     )
     console.print()
     for source, translation in zip(DOGS, model.translate(DOGS), strict=True):
@@ -58,9 +58,9 @@ def write_corpus(folder: Path) -> None:
 
 
 def write_pairs(stem: Path, pairs: Iterable[Pair]) -> None:
-    source, target = zip(*pairs, strict=True)
-    stem.with_suffix(".en").write_text("\n".join(source) + "\n", encoding="utf-8")
-    stem.with_suffix(".de").write_text("\n".join(target) + "\n", encoding="utf-8")
+    for ending, lines in zip((".en", ".de"), zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{line}\n" for line in lines)
+        write_text(stem.with_suffix(ending), text)
 
 
 def score_challenge(model: Model) -> tuple[int, int]:

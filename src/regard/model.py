@@ -27,8 +27,8 @@ from regard.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Padded source tokens translated at once. Each sentence holds `beam` rows and decodes about as many tokens.
-TOKENS_AT_ONCE = 16_384
+TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
+"""source tokens, padding included, times beam: what is translated in one batch"""
 
 
 def choose_device(device: Device) -> torch.device:
@@ -123,8 +123,10 @@ class Model:
                 f"beam {beam}, alpha {alpha}, nbest {nbest}: beam must be at least 1, "
                 "alpha at least 0, nbest between 1 and beam"
             )
-        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest) if beam > 1 else _greedy
-        return self._run(texts, prefixes, way)
+        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest)
+        if beam == 1:
+            way = partial(_greedy, alpha=alpha)
+        return self._run(texts, prefixes, way, beam)
 
     def sample(
         self,
@@ -138,7 +140,7 @@ class Model:
     ) -> list[Translation]:
         """One translation of each text drawn at random, as likely as the model thinks it."""
         way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return [drawn for (drawn,) in self._run(texts, prefixes, way)]
+        return [drawn for (drawn,) in self._run(texts, prefixes, way, 1)]
 
     def evaluate(
         self, pairs: Sequence[Pair], *, beam: int | None = None, alpha: float | None = None
@@ -155,7 +157,7 @@ class Model:
 
     @torch.inference_mode()
     def _run(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way, beam: int
     ) -> list[list[Translation]]:
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
@@ -165,7 +167,7 @@ class Model:
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
         lengths = np.array([len(sources[row]) for row in filled])
-        for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE):
+        for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE[self.device.type] // beam):
             rows = [filled[index] for index in part]
             found = self._search([sources[row] for row in rows], [forced[row] for row in rows], way)
             for row, hypotheses in zip(rows, found, strict=True):
@@ -177,8 +179,8 @@ class Model:
     ) -> list[list[Hypothesis]]:
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
-        if self.recipe.model.position == "learned":
-            limits = [min(limit, self.recipe.model.max_length - 1) for limit in limits]
+        if self.network.longest is not None:
+            limits = [min(limit, self.network.longest - 1) for limit in limits]
         ids = [torch.tensor([*source, END]) for source in sources]
         batch = pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
         with arithmetic(self.precision, self.device):

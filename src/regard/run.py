@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +54,23 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         os.close(folder)
 
 
+def write_text(path: Path, text: str) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_whole(path, write)
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     def write(temporary: Path) -> None:
         try:
+            temporary.touch()  # with the user's permissions; safetensors would give its own
+            mode = temporary.stat().st_mode
             save_file(dict(tensors), temporary, {"format": "pt", **header})
+            temporary.chmod(mode)
         except SafetensorError as error:  # which is how a full disk is told
             raise OSError(errno.EIO, str(error)) from None
 
@@ -99,7 +110,7 @@ class Run:
 
     def write_recipe(self, recipe: Recipe) -> None:
         text = "# Complete: every default is written out.\n" + recipe.to_yaml()
-        write_whole(self.recipe_file, lambda path: void(path.write_text(text, encoding="utf-8")))
+        write_text(self.recipe_file, text)
 
     def card(self) -> dict[str, Any]:
         if not self.card_file.is_file():
@@ -112,31 +123,42 @@ class Run:
             raise RegardError(f"{self.card_file}: damaged, not a card in JSON")
         return card
 
+    def log(self) -> list[dict[str, Any]]:
+        """The events of log.jsonl; a line cut short by a crash is left out."""
+        lines = self.log_file.read_text(encoding="utf-8") if self.log_file.is_file() else ""
+        events = []
+        for line in lines.split("\n"):
+            with suppress(ValueError):
+                events.append(json.loads(line))
+        return events
+
     def write_card(self, card: Mapping[str, Any]) -> None:
         files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
         full = {**card, "files": {path.name: sha256(path) for path in files}}
         text = json.dumps(full, indent=2, ensure_ascii=False) + "\n"
-        write_whole(self.card_file, lambda path: void(path.write_text(text, encoding="utf-8")))
+        write_text(self.card_file, text)
 
     def describe(self, recipe: Recipe, card: Mapping[str, Any]) -> list[str]:
         """A few lines for a person."""
         model = recipe.model
         lines = [
             f"run          {self}",
-            f"model        {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
+            f"model        from {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
             f"width {model.width}, {model.heads} heads, feed-forward {model.feedforward}",
             f"tokenizer    {recipe.tokenizer.kind}",
         ]
         if "steps" not in card:
-            return [*lines, "state        not finished" if not card else "state        averaged"]
+            source = card.get("averaged_from")
+            state = f"averaged from {source}" if source else "not finished; train goes on with it"
+            return [*lines, f"state        {state}"]
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
         lines += [
             f"parameters   {card['parameters']:,}",
             f"vocabulary   {vocabulary['source']:,} source, {vocabulary['target']:,} target",
             f"data         {counts['kept']:,} training pairs",
-            f"training     {card['steps']:,} steps, {card['epochs']} epochs, "
+            f"training     {card['steps']:,} steps, {card['epochs']} times through the data, "
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
-            f"validation   loss {card['valid']['loss']:.3f}",
+            "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
         ]
         lines += [f"test         {Result(**result)}" for result in card["test"]]
         return [*lines, f"command      {card['command']}"]
@@ -147,7 +169,11 @@ class Run:
         return sorted(self.folder.glob("tokenizer*.model"))
 
     def _belongings(self) -> dict[str, str]:
-        return {path.name: sha256(path) for path in [self.recipe_file, *self.tokenizer_files()]}
+        """What weights fit: the sections of the recipe that shape them, and the tokenizer."""
+        recipe = self.recipe()
+        shape = recipe.model.model_dump_json() + recipe.tokenizer.model_dump_json()
+        digest = hashlib.sha256(shape.encode()).hexdigest()
+        return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
     def write_weights(self, weights: Mapping[str, Tensor]) -> None:
         # A card belongs to finished weights; it must never stand beside others, not even after a crash.
@@ -163,7 +189,8 @@ class Run:
                 f"{self}: no model yet (model.safetensors appears at the first validation)"
             )
         for name, digest in self.card().get("files", {}).items():
-            self._check(name, digest, "card.json")
+            path = self.folder / Path(name).name
+            self._compare(name, sha256(path) if path.is_file() else None, digest, "card.json")
         try:
             with safe_open(self.weights_file, "pt") as file:
                 named = file.metadata() or {}
@@ -172,17 +199,18 @@ class Run:
                         f"{self.weights_file}: does not say to which recipe it belongs, "
                         "so it was not written by regard"
                     )
-                for name in named.keys() - {"format"}:
-                    self._check(name, named[name], "model.safetensors")
+                found = self._belongings()
+                for name in sorted(named.keys() - {"format"}):
+                    self._compare(name, found.get(name), named[name], "model.safetensors")
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise RegardError(f"{self.weights_file}: damaged: {error}") from None
 
-    def _check(self, name: str, digest: str, by: str) -> None:
-        path = self.folder / Path(name).name
-        if not path.is_file():
+    def _compare(self, name: str, found: str | None, wanted: str, by: str) -> None:
+        path = self.folder / name
+        if found is None:
             raise RegardError(f"{path}: missing; {by} belongs to it")
-        if sha256(path) != digest:
+        if found != wanted:
             raise RegardError(
                 f"{path}: not the file that {by} was written for (it was changed or exchanged); "
                 "put the original back"
@@ -190,7 +218,3 @@ class Run:
 
     def tokenizer(self, recipe: Recipe) -> Tokenizer:
         return Tokenizer.load(self.folder, recipe.tokenizer)
-
-
-def void(_: object) -> None:
-    """Turn a function's result into none, where a callback must not return one."""

@@ -50,7 +50,7 @@ ERRORS: dict[str, tuple[str, str]] = {
     ),
     "not UTF-8": ("train latin.src train.tgt", r"latin.src:3: not UTF-8: byte 0xE4"),
     "empty file": ("train empty.src train.tgt", r"empty.src: the file is empty"),
-    "missing file": ("train absent.src train.tgt", r"no such file: .*/absent.src"),
+    "missing file": ("train absent.src train.tgt", r"absent.src: no such file"),
     "unknown key": ("train key.yaml", r"key.yaml: line 3: .* model.widht; did you mean width\?"),
     "unknown recipe": ("train multi30", r"multi30: no such .*; did you mean multi30k\?"),
     "bad --set": ("train recipe.yaml --set training.steps", r"--set training.steps: write it as"),
@@ -139,10 +139,11 @@ def test_the_best_few_come_with_scores(workshop: Path) -> None:
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert len(rows) == 6
     for three, best in ((rows[:3], "a b c"), (rows[3:], "d c")):
-        scores = [float(score) for score, _ in three]
-        assert three[0][1] == best
+        scores = [float(score) for _, score, _ in three]
+        assert three[0][2] == best
         assert scores == sorted(scores, reverse=True)
-        assert len({text for _, text in three}) == 3
+        assert len({text for *_, text in three}) == 3
+    assert [number for number, *_ in rows] == ["1"] * 3 + ["2"] * 3
 
 
 @pytest.fixture
@@ -284,7 +285,7 @@ def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[st
     runs, done, _ = chosen[name]
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("No recipe given, so this was chosen from the data:\n  200 pairs")
-    assert "model: tiny with dropout 0.3, which suits up to 5,000 pairs" in done.stderr
+    assert "model: tiny, dropout 0.3 (tiny suits up to 5,000 pairs)" in done.stderr
     assert (runs / name / "card.json").is_file()
 
 

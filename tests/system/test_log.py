@@ -1,6 +1,7 @@
 """What a run leaves behind says truly what happened."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from regard.learn.checkpoint import checkpoint_files, load_checkpoint
-from regard.learn.report import read_log
-from system.commands import Done, regard
+from regard.run import Run
+from system.commands import Done, regard, write_recipe, write_task
 
 Train = Callable[..., Done]
 
@@ -27,7 +28,7 @@ def train(workshop: Path, tmp_path: Path) -> Train:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in read_log(run / "log.jsonl") if event["event"] == kind]
+    return [event for event in Run(run).log() if event["event"] == kind]
 
 
 def test_the_log_tells_start_steps_validations_and_why_it_stopped(workshop: Path) -> None:
@@ -44,7 +45,7 @@ def test_the_log_tells_start_steps_validations_and_why_it_stopped(workshop: Path
     assert {"loss", "perplexity", "bleu"} <= valid[0].keys()
     (stop,) = events(run, "stop")
     assert (stop["step"], stop["reason"]) == (300, "all 300 steps are done")
-    times = [event["time"] for event in read_log(run / "log.jsonl")]
+    times = [event["time"] for event in Run(run).log()]
     assert times == sorted(times)
 
 
@@ -63,7 +64,7 @@ def test_the_card_tells_all_it_takes_to_judge_and_to_repeat_the_run(workshop: Pa
     assert card["vocabulary"] == {"source": 12, "target": 12}
     assert [result["measure"] for result in card["test"]] == ["bleu", "chrf", "ter"]
     assert all(result["signature"] and result["low"] is not None for result in card["test"])
-    assert card["valid"]["loss"] < 0.5
+    assert card["valid"]["best_loss"] < 0.5
     assert "train" in card["command"]
     assert card["files"].keys() == {"recipe.yaml", "tokenizer.model", "model.safetensors"}
     for key in ("regard", "averaged_checkpoints", "epochs", "target_tokens", "seconds", "hardware"):
@@ -92,9 +93,9 @@ def test_patience_ends_the_training_early(train: Train, tmp_path: Path) -> None:
     still = "training.optimizer=sgd", "training.rate=1e-30", "training.validate_every=2"
     done = train(*still, "training.patience=2", "data.test=null")
     assert done.returncode == 0, done.stderr
-    assert "Training stopped: no better validation in the last 2." in done.stderr
+    assert "Training stopped: the last 2 validations were no better." in done.stderr
     (stop,) = events(tmp_path / "run", "stop")
-    assert (stop["step"], stop["reason"]) == (6, "no better validation in the last 2")
+    assert (stop["step"], stop["reason"]) == (6, "the last 2 validations were no better")
     card = json.loads((tmp_path / "run" / "card.json").read_text())
     assert (card["steps"], card["reason_stopped"]) == (6, stop["reason"])
 
@@ -106,3 +107,58 @@ def test_a_training_that_patience_ended_is_finished(train: Train, tmp_path: Path
     card = (tmp_path / "run" / "card.json").read_bytes()
     assert train(*changes).returncode == 0
     assert (tmp_path / "run" / "card.json").read_bytes() == card
+
+
+def refused(folder: Path, *sets: str) -> str:
+    """Train with these changes; what is said when it fails."""
+    changes = [word for change in sets for word in ("--set", change)]
+    done = regard("train", "recipe.yaml", "--out", "refused", *changes, cwd=folder)
+    assert done.returncode == 2, done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_task(tmp_path, list, count=300)
+    write_recipe(tmp_path, training={"steps": 4, "validate_every": 2, "checkpoint_every": 2})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.test={pairs: absent.tsv}", "data.test.pairs: no such file"),
+        ("score.tokenize=13b", "no tokenizer 13b; did you mean 13a"),
+    ],
+)
+def test_what_only_the_end_needs_is_checked_before_the_first_step(
+    folder: Path, change: str, message: str
+) -> None:
+    assert message in refused(folder, change)
+    assert not list((folder / "refused" / "checkpoints").glob("step-*"))
+
+
+def test_broken_weights_are_never_kept(folder: Path) -> None:
+    sets = ["optimizer=sgd", "schedule=constant", "warmup=0", "rate=1e30", "clip=null"]
+    said = refused(folder, *(f"training.{change}" for change in sets), "training.validate_every=1")
+    assert "the loss is not a number any more" in said
+    assert not (folder / "refused" / "model.safetensors").exists()
+    assert not list((folder / "refused" / "checkpoints").glob("step-*"))
+
+
+def test_a_model_without_checkpoints_is_not_overwritten(folder: Path) -> None:
+    assert regard("train", "recipe.yaml", "--out", "run", cwd=folder).returncode == 0
+    shutil.rmtree(folder / "run" / "checkpoints")
+    before = (folder / "run" / "model.safetensors").read_bytes()
+    done = regard("train", "recipe.yaml", "--out", "run", cwd=folder)
+    assert done.returncode == 2
+    assert "nothing to go on from" in done.stderr
+    assert (folder / "run" / "model.safetensors").read_bytes() == before
+
+
+def test_more_steps_under_a_cosine_are_refused(folder: Path) -> None:
+    command = ["train", "recipe.yaml", "--out", "run", "--set", "training.schedule=cosine"]
+    assert regard(*command, cwd=folder).returncode == 0
+    done = regard(*command, "--set", "training.steps=8", cwd=folder)
+    assert done.returncode == 2
+    assert "training.steps is 4 there, 8 here" in done.stderr

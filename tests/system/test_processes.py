@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from regard.learn.checkpoint import checkpoint_files, load_checkpoint
-from regard.learn.report import read_log
+from regard.run import Run
 from regard.text.batches import plan_batches
 from regard.text.store import Store
 from system.commands import PYTHON, Done, regard, sequences, succeeds, together, write, write_recipe
@@ -72,7 +72,7 @@ def assert_close_weights(one: Path, two: Path) -> None:
 
 def assert_one_voice(run: Path, done: Done) -> None:
     """Only the first process writes and speaks."""
-    events = read_log(run / "log.jsonl")
+    events = Run(run).log()
     steps = [event["step"] for event in events if event["event"] == "step"]
     assert steps == list(range(1, STEPS + 1))
     assert [event["event"] for event in events].count("start") == 1

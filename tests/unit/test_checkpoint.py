@@ -31,7 +31,7 @@ from regard.recipe import Optimizer, Recipe
 from regard.run import Run
 
 SmallRecipe = Callable[..., Recipe]
-PROGRESS = Progress(7, 2, 31, 123_456, 9.75, [(3, -12.5), (6, 0.1 + 0.2)])
+PROGRESS = Progress(7, 2, 31, 123_456, 9.75, [(3, -12.5, 2.0), (6, 0.1 + 0.2, 1.5)])
 
 
 def weights(seed: int = 1) -> dict[str, Tensor]:

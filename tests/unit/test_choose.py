@@ -53,7 +53,9 @@ def test_sizes_rise_with_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     found: list[Recipe] = []
     counts = [50, 5_000, 5_001, 50_000, 50_001, 500_000, 500_001, 5_000_000, 5_000_001, 10**9]
     for count in counts:
-        monkeypatch.setattr(module, "_measure", lambda _, count=count: (count, 100.0, 0))
+        monkeypatch.setattr(
+            module, "_measure", lambda _, count=count: module.Measured(count, 100.0, 0)
+        )
         recipe, _ = choose(TEXTS, root)
         found.append(recipe)
     assert [recipe.tokenizer.size for recipe in found[::2]] == [1000, 4000, 8000, 16000, 32000]
@@ -75,7 +77,7 @@ def test_steps_go_through_the_data_so_many_times(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = write(tmp_path, prose(1))
-    monkeypatch.setattr(module, "_measure", lambda _: (100_000, 20.0, 0))
+    monkeypatch.setattr(module, "_measure", lambda _: module.Measured(100_000, 20.0, 0))
     recipe, _ = choose(TEXTS, root)
     tokens = 100_000 * 20
     times = recipe.training.steps * recipe.training.tokens_per_batch / tokens

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from regard.errors import RegardError
 from regard.model import Model
 from regard.recipe import Recipe
-from regard.run import Run, sha256, void, write_whole
+from regard.run import Run, sha256, write_text, write_whole
 
 SmallRecipe = Callable[..., Recipe]
 FILES = ["recipe.yaml", "tokenizer.model", "model.safetensors"]
@@ -52,13 +53,37 @@ def test_a_changed_file_is_refused_by_name(run_folder: Path, name: str) -> None:
         Run(run_folder).weights()
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "tokenizer.model"])
-def test_weights_alone_know_their_recipe_and_tokenizer(run_folder: Path, name: str) -> None:
+WORDS = {"tokenizer": {"kind": "words", "size": 60}}  # as in the run
+
+
+def test_weights_alone_know_their_tokenizer(run_folder: Path) -> None:
     (run_folder / "card.json").unlink()
     assert Run(run_folder).weights()
-    change(run_folder / name)
-    with pytest.raises(RegardError, match=rf"{name}: not the file that model\.safetensors"):
+    change(run_folder / "tokenizer.model")
+    with pytest.raises(
+        RegardError, match=r"tokenizer\.model: not the file that model\.safetensors"
+    ):
         Run(run_folder).weights()
+
+
+@pytest.mark.parametrize(
+    ("sections", "fits"),
+    [
+        ({"search": {"beam": 2}, "training": {"steps": 7}, **WORDS}, True),
+        ({"model": {"norm_place": "before"}, **WORDS}, False),
+    ],
+)
+def test_weights_alone_know_the_model_of_their_recipe(
+    small_recipe: SmallRecipe, run_folder: Path, sections: dict[str, dict[str, Any]], fits: bool
+) -> None:
+    run = Run(run_folder)
+    run.card_file.unlink()
+    run.write_recipe(small_recipe(**sections))
+    if fits:
+        assert run.weights()
+    else:
+        with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model"):
+            run.weights()
 
 
 def test_weights_of_another_run_are_refused(
@@ -66,7 +91,7 @@ def test_weights_of_another_run_are_refused(
 ) -> None:
     other = Run(tmp_path / "other")
     other.folder.mkdir()
-    other.write_recipe(small_recipe(search={"beam": 2}))
+    other.write_recipe(small_recipe(model={"norm_place": "before"}))
     other.weights_file.write_bytes((run_folder / "model.safetensors").read_bytes())
     with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model\.safetensors"):
         other.weights()
@@ -148,7 +173,7 @@ def test_a_recipe_that_is_not_text_is_refused_by_name(run_folder: Path) -> None:
 def test_an_unfinished_run_says_so(run_folder: Path) -> None:
     run = Run(run_folder)
     lines = run.describe(run.recipe(), {})
-    assert lines[-1].endswith("not finished")
+    assert "not finished" in lines[-1]
     assert "2+2 layers, width 16, 2 heads, feed-forward 32" in lines[1]
 
 
@@ -158,7 +183,7 @@ def test_an_unfinished_run_says_so(run_folder: Path) -> None:
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for text in ("first", "second"):
-        write_whole(path, lambda temporary, text=text: void(temporary.write_text(text)))  # type: ignore[misc]
+        write_text(path, text)
         assert path.read_text() == text
     assert list(tmp_path.iterdir()) == [path]
 

@@ -33,11 +33,10 @@ def test_every_pair_comes_back_whatever_the_record_batches(
 ) -> None:
     monkeypatch.setattr(module, "ROWS_PER_RECORD_BATCH", rows)
     monkeypatch.setattr(module, "PAIRS_PER_ENCODING", 64)
-    counts = write_store(tmp_path / "a.arrow", PAIRS, tokenizer, None, fingerprint="day one")
+    counts = write_store(tmp_path / "a.arrow", PAIRS, tokenizer, None)
     store = Store(tmp_path / "a.arrow")
     assert texts_of(store, tokenizer) == PAIRS
     assert counts == Counts(read=500, kept=500)
-    assert store.fingerprint == "day one"
     assert [path.name for path in tmp_path.iterdir()] == ["a.arrow"]
     lengths = [tuple(map(len, store.pair(row))) for row in range(len(store))]
     assert lengths == list(zip(store.source_lengths, store.target_lengths, strict=True))

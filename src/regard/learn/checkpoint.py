@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,12 @@ class Progress:
     """target tokens learned from"""
     seconds: float = 0.0
     """time spent, over all its sessions"""
-    validations: list[tuple[int, float]] = field(default_factory=list)
-    """(step, badness) of each validation; the smallest badness is the best"""
+    validations: list[tuple[int, float, float]] = field(default_factory=list)
+    """(step, badness, loss) of each; the smallest badness is the best, of equal ones the smallest loss"""
+
+    @property
+    def best(self) -> tuple[float, float]:
+        return min((validation[1:] for validation in self.validations), default=(inf, inf))
 
 
 def checkpoint_name(step: int) -> str:
@@ -78,7 +83,9 @@ def load_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]
             for key in file.keys():  # noqa: SIM118
                 group, _, name = key.partition(".")
                 groups[group][name] = file.get_tensor(key)
-        facts["validations"] = [(int(step), float(value)) for step, value in facts["validations"]]
+        facts["validations"] = [
+            (int(step), float(badness), float(loss)) for step, badness, loss in facts["validations"]
+        ]
         return Progress(**facts), groups
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise RegardError(f"{path}: not a whole checkpoint: {error}") from None
@@ -139,7 +146,7 @@ def put_moments(
     for key, value in moments.items():
         name, _, moment = key.rpartition("/")
         parameter = parameters[name]
-        # Adam's step counter lives where its kernel wants it; the rest beside the weight.
+        # Beside the weight, where the fused kernels want even the counter of steps.
         optimizer.state[parameter][moment] = value.to(parameter.device)
 
 

@@ -43,7 +43,8 @@ SIZES = (
 
 def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
     """A complete recipe for these pairs, and why."""
-    count, length, symbols = _measure(read_pairs(texts, Data(root=root, train=texts)))
+    measured = _measure(read_pairs(texts, Data(root=root, train=texts), section=""))
+    count, length, symbols = measured
     if count < FEWEST_PAIRS:
         raise RegardError(
             f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
@@ -66,20 +67,32 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
             "patience": 10,
         },
     }
-    kind = f"unigram, {size.vocabulary:,} entries"
     if symbols:
-        kind = f"words, since both sides are made of {symbols} symbols with blanks between them"
         values["tokenizer"] = {"kind": "words", "size": 1_000, "shared": False}
         values["score"] = {"measures": ["wer", "per"]}
-    reasons = [
-        f"{count:,} pairs, about {length:.0f} tokens each",
-        f"model: {size.preset} with dropout {size.dropout}, which suits {size.suits}",
+    recipe = make_recipe(values, "the chosen recipe", changes)
+    return recipe, _reasons(recipe, size, measured)
+
+
+def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
+    """What was chosen, after the changes the user asked for, and why."""
+    model, tokenizer, training = recipe.model, recipe.tokenizer, recipe.training
+    suits = f" ({size.preset} suits {size.suits})"
+    kind = f"{tokenizer.kind}, at most {tokenizer.size:,} entries"
+    if measured.symbols:
+        kind += (
+            f", since both sides are made of {measured.symbols} symbols with blanks between them"
+        )
+    passes = training.steps * training.tokens_per_batch / (measured.pairs * measured.tokens)
+    early = f", fewer if {training.patience} validations bring nothing" if training.patience else ""
+    return [
+        f"{measured.pairs:,} pairs, about {measured.tokens:.0f} tokens each",
+        f"model: {model.preset}, dropout {model.dropout}{suits}",
         f"tokenizer: {kind}",
-        f"training: at most {int(steps):,} steps of {size.tokens_per_batch:,} tokens "
-        f"({size.epochs} times through the data), ended early after 10 validations without progress",
-        f"validation: {hold_out:.1%} of the pairs, held out",
+        f"training: {training.steps:,} steps of {training.tokens_per_batch:,} tokens "
+        f"({passes:.0f} times through the data){early}",
+        f"validation: {recipe.data.hold_out:.1%} of the pairs, held out",
     ]
-    return make_recipe(values, "the chosen recipe", changes), reasons
 
 
 class Measured(NamedTuple):

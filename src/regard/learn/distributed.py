@@ -41,6 +41,13 @@ class Group:
         distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX)
         return int(numbers.item())
 
+    def mean(self, number: torch.Tensor) -> float:
+        """The mean over all processes, in each of them."""
+        if self.size > 1:
+            number = number.clone()
+            distributed.all_reduce(number)
+        return float(number) / self.size
+
 
 @contextmanager
 def join(device: Device) -> Iterator[Group]:

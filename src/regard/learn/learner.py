@@ -53,6 +53,10 @@ class Drawn(NamedTuple):
     after: Place
 
 
+class NotANumberError(Exception):
+    """The weights or the loss are infinite or not a number."""
+
+
 class Validation(NamedTuple):
     loss: float
     """mean negative log-probability of a target token, without smoothing"""
@@ -60,6 +64,11 @@ class Validation(NamedTuple):
     """the score of the examples"""
     badness: float
     """what checkpoints are chosen by; smaller is better"""
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Of equal badness the smaller loss is the better."""
+        return self.badness, self.loss
 
 
 class Learner:
@@ -85,8 +94,7 @@ class Learner:
         self.shared: nn.Module = self.objective
         if group.size > 1:
             ids = [group.device.index] if group.device.type == "cuda" else None
-            # Positions are the only buffers, and they are the same everywhere.
-            self.shared = DistributedDataParallel(self.objective, ids, broadcast_buffers=False)
+            self.shared = DistributedDataParallel(self.objective, ids)
         self.model = Model(
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
@@ -186,14 +194,27 @@ class Learner:
         with self.resting():
             loss = self._valid_loss()
             result = self._valid_score()
-        self.longest_validation = max(self.longest_validation, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        self.longest_validation = max(self.longest_validation, seconds)
         if self.training.choose_by == "loss" or result is None:
             return Validation(loss, result, loss)
         return Validation(loss, result, -result.value if result.higher_is_better else result.value)
 
+    def rehearse(self) -> None:
+        """Guess how long a validation takes before there was one, from a few examples."""
+        if not self.examples:
+            return
+        few = self.examples[:4]
+        start = time.monotonic()
+        with self.resting():
+            self.model.translate([pair.source for pair in few], beam=1)
+        # Untrained, it goes on to the greatest length: this guess is a high one.
+        each = (time.monotonic() - start) / len(few)
+        self.longest_validation = each * len(self.examples)
+
     def time_to_finish(self) -> float:
-        """Seconds the end of training may take: validations, averaging, scoring the test pairs."""
-        return 5 + 4 * self.longest_validation
+        """Seconds for the last validation; the average and the test are scored only if time is left."""
+        return 2 + 1.5 * self.longest_validation
 
     @torch.inference_mode()
     def _valid_loss(self) -> float:
@@ -223,6 +244,8 @@ class Learner:
     # Saving and going on
 
     def save(self) -> None:
+        if not all(bool(weight.isfinite().all()) for weight in weights_of(self.network).values()):
+            raise NotANumberError
         path = self.run.checkpoints / checkpoint_name(self.progress.step)
         moments = moments_of(self.optimizer, self.names)
         save_checkpoint(path, self.progress, weights_of(self.network), self.moving, moments)
@@ -252,8 +275,8 @@ class Learner:
         if self.training.average == "last":
             regular = [step for step in sorted(files) if self.is_regular(step)]
             return [files[step] for step in regular[-self.training.keep :]]
-        ranked = sorted(self.progress.validations, key=lambda item: item[1])
-        best = [files[step] for step, _ in ranked if step in files]
+        ranked = sorted(self.progress.validations, key=lambda validation: validation[1:])
+        best = [files[step] for step, *_ in ranked if step in files]
         return best[: self.training.keep if self.training.average == "best" else 1]
 
 

@@ -13,8 +13,7 @@ from enum import IntEnum
 import torch
 
 from regard.background import ahead
-from regard.errors import RegardError
-from regard.learn.learner import Learner, Validation
+from regard.learn.learner import Learner, NotANumberError, Validation
 from regard.learn.optimizers import learning_rate
 from regard.learn.report import Report
 from regard.model import weights_of
@@ -35,7 +34,7 @@ class Stop(IntEnum):
     def reason(self, training: Training) -> str:
         return {
             Stop.DONE: f"all {training.steps:,} steps are done",
-            Stop.PATIENCE: f"no better validation in the last {training.patience}",
+            Stop.PATIENCE: f"the last {training.patience} validations were no better",
             Stop.TIME: "the minutes given are over",
             Stop.INTERRUPTED: "interrupted",
         }[self]
@@ -45,11 +44,14 @@ def learn(learner: Learner, report: Report, deadline: float | None) -> Stop:
     """Train until the steps are done, patience or time is over, or a signal comes."""
     training, progress, group = learner.training, learner.progress, learner.group
     meter = Meter(learner, report)
+    if deadline is not None:
+        learner.rehearse()
     report.begin(progress.step, training.steps)
     with interrupts() as interrupted, closing(ahead(learner.batches(), BATCHES_AHEAD)) as stream:
         while True:
             meter.add(learner.step([next(stream) for _ in range(training.accumulate)]))
             step = progress.step
+            report.advance(step)
             stop = Stop(group.max(_stop(learner, deadline, interrupted.is_set())))
             ending = stop is not Stop.NOT_YET
             validating = step % training.validate_every == 0 or (
@@ -73,18 +75,21 @@ def _stop(learner: Learner, deadline: float | None, interrupted: bool) -> Stop:
         return Stop.INTERRUPTED
     if deadline is not None and time.monotonic() > deadline - learner.time_to_finish():
         return Stop.TIME
-    done = learner.progress.step >= learner.training.steps
-    return Stop.DONE if done else Stop.NOT_YET
+    return _done(learner)
+
+
+def _done(learner: Learner) -> Stop:
+    return Stop.DONE if learner.progress.step >= learner.training.steps else Stop.NOT_YET
 
 
 def finished(learner: Learner) -> Stop:
     """Why there is nothing left to learn, if so."""
-    return max(_stop(learner, None, False), _patience(learner))
+    return max(_done(learner), _patience(learner))
 
 
 def _patience(learner: Learner) -> Stop:
     """Whether the best validation lies too far back. Only the first process knows; the others follow."""
-    values = [badness for _, badness in learner.progress.validations]
+    values = [validation[1:] for validation in learner.progress.validations]
     if learner.training.patience is None or not values:
         return Stop.NOT_YET
     since_best = len(values) - 1 - values.index(min(values))
@@ -106,16 +111,11 @@ class Meter:
     def tell(self) -> None:
         """Write the line, after seeing that the loss is still a number."""
         progress, training = self.learner.progress, self.learner.training
-        loss = float(self.total) / self.steps
+        loss = self.learner.group.mean(self.total) / self.steps
         seconds = time.monotonic() - self.since
         progress.seconds += seconds
         if not math.isfinite(loss):
-            self.report.log("stop", step=progress.step, reason="the loss is not a number")
-            raise RegardError(
-                f"step {progress.step}: the loss is not a number any more. The last checkpoint is "
-                "whole. Try a smaller training.rate, a longer training.warmup, training.clip: 1.0, "
-                "or precision fp32"
-            )
+            raise NotANumberError
         rate = learning_rate(progress.step, training, self.learner.recipe.model.width)
         facts = {"loss": loss, "rate": rate, "speed": (progress.tokens - self.tokens) / seconds}
         self.report.step(progress.step, training.steps, **facts)
@@ -135,12 +135,18 @@ def check(learner: Learner, report: Report) -> None:
     if not learner.group.first:
         return
     validation = learner.validate()
-    best = all(validation.badness < badness for _, badness in progress.validations)
-    progress.validations.append((progress.step, validation.badness))
+    if not math.isfinite(validation.loss):
+        raise NotANumberError
+    best = validation.rank < progress.best
+    progress.validations.append((progress.step, *validation.rank))
     tell_validation(report, progress.step, validation, best)
     if best:
         with learner.resting():
             learner.run.write_weights(weights_of(learner.network))
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))  # beyond, a float has no room
 
 
 def save(learner: Learner) -> None:
@@ -150,7 +156,7 @@ def save(learner: Learner) -> None:
 
 
 def tell_validation(report: Report, step: int, validation: Validation, best: bool) -> None:
-    facts = {"loss": validation.loss, "perplexity": math.exp(min(validation.loss, 700))}
+    facts = {"loss": validation.loss, "perplexity": perplexity(validation.loss)}
     text = f"step {step:,}: validation loss {validation.loss:.3f}"
     if validation.result is not None:
         facts[validation.result.measure] = validation.result.value

@@ -54,7 +54,7 @@ def cross_entropy(
     """The sum over all real tokens; divide by their number for the mean. Padding counts nothing."""
     epsilon = SMOOTHINGS[over](smoothing, len(projection))
     loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states.flatten(0, 1), projection, wanted.flatten(), epsilon
+        states.flatten(0, 1), projection, wanted.flatten(), epsilon, torch.is_grad_enabled()
     )
     return loss
 
@@ -69,13 +69,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         projection: Float[Tensor, "V d"],
         wanted: Int[Tensor, "N"],
         epsilon: float,
+        learning: bool,
     ) -> Float[Tensor, ""]:
         kind = _number_format(states)
         rows, weight = states.to(kind), projection.to(kind)
-        learning = any(context.needs_input_grad)
         loss = torch.zeros((), dtype=_sum_format(states), device=states.device)
-        state_gradient = torch.empty_like(states)
-        weight_gradient = torch.zeros_like(projection)
+        state_gradient = torch.empty_like(states if learning else states[:0])
+        weight_gradient = torch.zeros_like(projection if learning else projection[:0])
         for part in _portions(len(states), len(projection), states.device):
             logits = (rows[part] @ weight.T).to(_sum_format(states))
             total, gradient = _smoothed(logits, wanted[part], epsilon, learning)
@@ -88,9 +88,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(context: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(context: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         state_gradient, weight_gradient = context.saved_tensors
-        return state_gradient * above[0], weight_gradient * above[0], None, None
+        return state_gradient * above[0], weight_gradient * above[0], None, None, None
 
 
 def _smoothed(

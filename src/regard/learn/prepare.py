@@ -12,7 +12,8 @@ from regard.errors import RegardError
 from regard.learn.checkpoint import checkpoint_files
 from regard.learn.report import Report
 from regard.recipe import Recipe
-from regard.run import Run, sha256, void, write_whole
+from regard.run import Run, sha256, write_text
+from regard.score import score
 from regard.text.corpus import Pair, fingerprint, held_out, read_pairs
 from regard.text.store import Counts, Store, write_store
 from regard.text.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ def valid_pairs(recipe: Recipe) -> Iterator[Pair]:
 
 def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     """Make tokenizer and stores, unless they are there and belong to the same data."""
+    _check_scoring(recipe)
     identity = _identity(recipe)
     known = _read_facts(run)
     if known.get("identity") == identity:
@@ -58,9 +60,32 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
     train = write_store(run.data / "train.arrow", train_pairs(recipe), tokenizer, recipe.data.clean)
     report.say(f"Training pairs: {train.sentence}")
+    if next(valid_pairs(recipe), None) is None:
+        raise RegardError(
+            "no pair was held out for validation, because there are too few different sources; "
+            "give data.valid, or a greater data.hold_out"
+        )
     valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None)
-    report.say(f"Validation pairs: {valid.sentence}")
+    report.say(f"Validation pairs: {valid.read:,}")
+    _check_lengths(recipe, Store(run.data / "valid.arrow"))
     _write_facts(run, identity, train, valid)
+
+
+def _check_scoring(recipe: Recipe) -> None:
+    """What only the end of training needs is looked at before it begins."""
+    score(recipe.score.measures, ["a"], ["a"], ["a"], tokenize=recipe.score.tokenize)
+    if recipe.data.test is not None:
+        for _ in read_pairs(recipe.data.test, recipe.data, "data.test"):
+            pass
+
+
+def _check_lengths(recipe: Recipe, valid: Store) -> None:
+    longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
+    if recipe.model.position == "learned" and longest > recipe.model.max_length:
+        raise RegardError(
+            f"data.valid has a text of {longest} tokens, marks counted, but there are only "
+            f"{recipe.model.max_length} learned positions: raise model.max_length, or cut it"
+        )
 
 
 def open_prepared(run: Run, recipe: Recipe) -> Prepared:
@@ -96,7 +121,7 @@ def _write_facts(run: Run, identity: dict[str, str], train: Counts, valid: Count
         "valid": asdict(valid),
     }
     text = json.dumps(facts, indent=2) + "\n"
-    write_whole(run.data / "facts.json", lambda path: void(path.write_text(text)))
+    write_text(run.data / "facts.json", text)
 
 
 def _names(recipe: Recipe) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -30,6 +30,7 @@ class Report:
         self.board: SummaryWriter | None = None
         self.bar: Progress | None = None
         self.last_line = 0.0
+        self.first_step, self.begun = 0, 0.0
 
     def say(self, text: str) -> None:
         """One line for the person."""
@@ -57,6 +58,7 @@ class Report:
 
     def begin(self, step: int, steps: int) -> None:
         """Draw the bar."""
+        self.first_step, self.begun = step, time.monotonic()
         if not (self.speaks and self.console.is_terminal):
             return
         self.bar = Progress(
@@ -66,17 +68,27 @@ class Report:
             TextColumn("{task.fields[news]}"),
             TimeRemainingColumn(),
             console=self.console,
+            speed_estimate_period=600,
         )
         self.bar.add_task("learning", total=steps, completed=step, news="")
         self.bar.start()
 
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=step)
+
     def step(self, step: int, steps: int, *, loss: float, rate: float, speed: float) -> None:
         news = f"loss {loss:.3f}  rate {rate:.2e}  {speed:,.0f} tokens/s"
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=step, news=news)
+            self.bar.update(self.bar.task_ids[0], news=news)
         elif time.monotonic() - self.last_line > QUIET_SECONDS:
             self.last_line = time.monotonic()
-            self.say(f"step {step:,} of {steps:,}  {news}")
+            self.say(f"step {step:,} of {steps:,}  {news}  {self._left(step, steps)} left")
+
+    def _left(self, step: int, steps: int) -> str:
+        each = (time.monotonic() - self.begun) / max(1, step - self.first_step)
+        return str(timedelta(seconds=round(each * (steps - step))))
 
     def end(self) -> None:
         if self.bar is not None:
@@ -85,16 +97,3 @@ class Report:
         if self.board is not None:
             self.board.close()
             self.board = None
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The events of a run; a last line cut short by a crash is left out."""
-    if not path.is_file():
-        return []
-    events = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        try:
-            events.append(json.loads(line))
-        except ValueError:
-            continue
-    return events

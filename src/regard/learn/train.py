@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import math
 import platform
 import shlex
 import sys
@@ -19,8 +18,8 @@ import torch
 from regard.errors import RegardError
 from regard.learn.checkpoint import average, checkpoint_files, step_of
 from regard.learn.distributed import Group, join
-from regard.learn.learner import Learner
-from regard.learn.loop import Stop, finished, learn
+from regard.learn.learner import Learner, NotANumberError
+from regard.learn.loop import Stop, check, finished, learn, perplexity, save
 from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
 from regard.model import Model, put_weights
@@ -30,7 +29,10 @@ from regard.score import Result
 from regard.text.corpus import read_pairs
 from regard.version import __version__
 
-MAY_CHANGE = ("training.steps", "training.device", "data.root", "search.", "training.log_every")
+MAY_CHANGE = (
+    *("training.steps", "training.device", "training.log_every"),
+    *("data.root", "data.test", "search.", "score."),
+)
 """What a run that goes on may have otherwise than when it began; all else would make it another model."""
 
 
@@ -67,8 +69,19 @@ def _train(run: Run, recipe: Recipe, group: Group, report: Report, deadline: flo
         report.say(f"{run} was trained before: {stop.reason(recipe.training)}")
         return
     tell_start(learner, report)
-    if stop is Stop.NOT_YET:
-        stop = learn(learner, report, deadline)
+    try:
+        if stop is Stop.NOT_YET:
+            stop = learn(learner, report, deadline)
+        elif learner.progress.step not in {step for step, *_ in learner.progress.validations}:
+            check(learner, report)  # it was interrupted at its very last step
+            save(learner)
+    except NotANumberError:
+        report.log("stop", step=learner.progress.step, reason="the loss is not a number")
+        raise RegardError(
+            f"step {learner.progress.step}: the loss is not a number any more. The checkpoints kept "
+            "are sound. Try a smaller training.rate, a longer training.warmup, training.clip: 1.0, "
+            "or precision fp32"
+        ) from None
     reason = stop.reason(recipe.training)
     report.end()
     report.log("stop", step=learner.progress.step, reason=reason, resumable=True)
@@ -78,7 +91,7 @@ def _train(run: Run, recipe: Recipe, group: Group, report: Report, deadline: flo
         raise Interrupted
     report.say(f"Training stopped: {reason}.")
     if group.first:
-        finish(learner, report, reason)
+        finish(learner, report, reason, deadline)
     group.wait()
 
 
@@ -120,30 +133,29 @@ def refuse_strangers(run: Run) -> None:
 
 def open_run(run: Run, recipe: Recipe) -> None:
     """Begin a run, or make sure that the one found is of the same recipe; never overwrite another."""
-    begun = run.weights_file.exists() or checkpoint_files(run.checkpoints)
-    if not begun or not run.recipe_file.exists():
+    if not checkpoint_files(run.checkpoints):
+        if run.weights_file.exists():
+            raise RegardError(
+                f"{run}: a model without checkpoints, so there is nothing to go on from; "
+                "choose another --out"
+            )
         run.write_recipe(recipe)
         return
     before = run.recipe()
     differences = list(_differences(before.model_dump(), recipe.model_dump()))
-    foreign = [text for key, text in differences if not key.startswith(MAY_CHANGE)]
+    # The cosine falls to its end at the last step: with other steps every rate is another.
+    fixed = ("training.steps",) if recipe.training.schedule == "cosine" else ()
+    foreign = [
+        text for key, text in differences if not key.startswith(MAY_CHANGE) or key.startswith(fixed)
+    ]
     if foreign:
         raise RegardError(
             f"{run}: holds a run of another recipe; choose another --out. Different: "
             + "; ".join(foreign[:5])
         )
     if differences:
-        _exchange_recipe(run, recipe)
-
-
-def _exchange_recipe(run: Run, recipe: Recipe) -> None:
-    """The weights name their recipe by hash: take them out, exchange the recipe, put them back."""
-    weights = run.weights() if run.weights_file.exists() else None
-    run.card_file.unlink(missing_ok=True)
-    run.weights_file.unlink(missing_ok=True)
-    run.write_recipe(recipe)
-    if weights is not None:
-        run.write_weights(weights)
+        run.card_file.unlink(missing_ok=True)  # it names the old recipe
+        run.write_recipe(recipe)
 
 
 def _differences(
@@ -170,68 +182,87 @@ def tell_start(learner: Learner, report: Report) -> None:
 # The end
 
 
-def finish(learner: Learner, report: Report, reason: str) -> None:
+def finish(learner: Learner, report: Report, reason: str, deadline: float | None) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
     learner.moving = None  # from here on the network holds the very weights to be judged
-    weights, averaged = _best_weights(learner, report)
-    put_weights(learner.network, weights, str(learner.run))
-    validation = learner.validate()
+    learner.model.precision = "fp32"  # and the scores are those anybody gets
+    averaged = _choose_weights(learner, report, deadline)
     learner.network.eval()
-    learner.model.precision = "fp32"  # the scores on the card are those anybody gets
-    valid: dict[str, Any] = {"loss": validation.loss, "perplexity": math.exp(validation.loss)}
-    if validation.result is not None:
-        valid["greedy"] = validation.result.to_json()
+    progress, prepared = learner.progress, learner.prepared
     card = {
         "regard": __version__,
         "reason_stopped": reason,
         "averaged_checkpoints": averaged,
-        "steps": learner.progress.step,
-        "epochs": learner.progress.epoch,
-        "target_tokens": learner.progress.tokens,
-        "seconds": round(learner.progress.seconds, 1),
+        "steps": progress.step,
+        "epochs": progress.epoch,
+        "target_tokens": progress.tokens,
+        "seconds": round(progress.seconds, 1),
         "processes": learner.group.size,
         "hardware": hardware(learner.group.device),
         "parameters": sum(p.numel() for p in learner.network.parameters()),
         "vocabulary": {
-            "source": learner.prepared.tokenizer.source.size,
-            "target": learner.prepared.tokenizer.target.size,
+            "source": prepared.tokenizer.source.size,
+            "target": prepared.tokenizer.target.size,
         },
-        "data": {key: learner.prepared.facts[key] for key in ("identity", "train", "valid")},
-        "valid": valid,
-        "test": [result.to_json() for result in _score_test(learner, report)],
+        "data": {key: prepared.facts[key] for key in ("identity", "train", "valid")},
+        "valid": _valid(learner),
+        "test": [result.to_json() for result in _score_test(learner, report, deadline)],
         "search": learner.recipe.search.model_dump(),
         "versions": {name: version(name) for name in ("torch", "sentencepiece", "sacrebleu")},
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
     learner.run.write_card(card)
-    report.say(f"The run is in {learner.run}")
+    report.say(f'The run is in {learner.run}; try  regard translate {learner.run} "…"')
 
 
-def _best_weights(learner: Learner, report: Report) -> tuple[dict[str, torch.Tensor], int]:
-    """The averaged checkpoints, or the best single one where that validates better."""
+def _choose_weights(learner: Learner, report: Report, deadline: float | None) -> int:
+    """Average the checkpoints, or take the best single one where that validates better; how many."""
     chosen = learner.chosen()
-    best = learner.run.weights()
+    put_weights(learner.network, learner.run.weights(), str(learner.run))
     if learner.training.average == "none" or len(chosen) < 2:
-        return best, 1
+        return 1
+    if _too_late(deadline, learner.longest_validation):
+        report.say("No time is left to try the average of the checkpoints")
+        return 1
     mean = average(chosen)
     put_weights(learner.network, mean, "the average")
-    badness = learner.validate().badness
-    single = min(badness for _, badness in learner.progress.validations)
-    better = badness < single
-    report.log("average", checkpoints=[step_of(p) for p in chosen], badness=badness, used=better)
-    if not better:
-        return best, 1
-    report.say(f"The average of {len(chosen)} checkpoints validates best")
+    rank = learner.validate().rank
+    # The paper takes the average of the last as it is; that of the best must be better than the best.
+    used = learner.training.average == "last" or rank < learner.progress.best
+    report.log("average", checkpoints=[step_of(p) for p in chosen], badness=rank[0], used=used)
+    if not used:
+        report.say(f"The average of {len(chosen)} checkpoints is no better than the best of them")
+        put_weights(learner.network, learner.run.weights(), str(learner.run))
+        return 1
+    report.say(f"The average of {len(chosen)} checkpoints is taken")
     learner.run.write_weights(mean)
-    return mean, len(chosen)
+    return len(chosen)
 
 
-def _score_test(learner: Learner, report: Report) -> list[Result]:
+def _too_late(deadline: float | None, seconds: float) -> bool:
+    return deadline is not None and time.monotonic() + seconds > deadline
+
+
+def _valid(learner: Learner) -> dict[str, Any]:
+    _, badness, loss = min(learner.progress.validations, key=lambda validation: validation[1:])
+    found = {"best_loss": loss, "best_perplexity": perplexity(loss)}
+    if learner.training.choose_by == "score":
+        found[f"best_{learner.recipe.score.measures[0]}"] = abs(badness)
+    return found
+
+
+def _score_test(learner: Learner, report: Report, deadline: float | None) -> list[Result]:
     data = learner.recipe.data
     if data.test is None:
         return []
-    results = learner.model.evaluate(list(read_pairs(data.test, data, "data.test")))
+    pairs = list(read_pairs(data.test, data, "data.test"))
+    # A beam costs about its width; the bootstrap a few seconds more.
+    share = len(pairs) * learner.recipe.search.beam / max(1, len(learner.examples))
+    if _too_late(deadline, 10 + share * learner.longest_validation):
+        report.say("No time is left to score the test pairs; regard evaluate does it")
+        return []
+    results = learner.model.evaluate(pairs)
     for result in results:
         report.say(f"Test {result}")
     return results
@@ -245,7 +276,8 @@ def hardware(device: torch.device) -> str:
         for line in _lines(Path("/proc/cpuinfo"))
         if line.startswith("model name")
     ]
-    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} cores"
+    threads = torch.get_num_threads()
+    return f"{names[0] if names else platform.machine()}, {threads} core{'s' * (threads > 1)}"
 
 
 def _lines(path: Path) -> list[str]:

@@ -30,7 +30,7 @@ class Mask:
     real: Bool[Tensor, "B K"] | None = None
     """keys that are words, not padding; None: all are"""
     causal: bool = False
-    """position i sees j <= i only"""
+    """position i sees j <= i only; queries and keys begin at the same position"""
 
     def matrix(
         self, queries: int, keys: int, device: torch.device

@@ -22,17 +22,19 @@ def sinusoids(length: int, width: int) -> Float[Tensor, "T d"]:
 class Sinusoidal(nn.Module):
     """Adds fixed waves: fast ones in the first features, slow ones in the last. It has no longest length."""
 
-    waves: Tensor
+    longest = None
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
         self.width = section.width
-        self.register_buffer("waves", sinusoids(512, section.width), persistent=False)
+        # No buffer: it is neither saved nor shared, but computed where and when it is needed.
+        self.waves = sinusoids(512, section.width)
 
     def forward(self, x: Float[Tensor, "B T d"], start: int = 0) -> Float[Tensor, "B T d"]:
         end = start + x.shape[1]
         if end > len(self.waves):
-            self.waves = sinusoids(2 * end, self.width).to(self.waves)
+            self.waves = sinusoids(2 * end, self.width)
+        self.waves = self.waves.to(x.device)
         return x + self.waves[start:end]
 
 
@@ -41,6 +43,7 @@ class Learned(nn.Module):
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
+        self.longest = section.max_length
         self.vectors = nn.Parameter(torch.empty(section.max_length, section.width))
         nn.init.normal_(self.vectors, std=section.width**-0.5)
 

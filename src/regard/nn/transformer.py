@@ -96,6 +96,11 @@ class Transformer(nn.Module):
         )
         initialize(self)
 
+    @property
+    def longest(self) -> int | None:
+        """The longest text its positions reach, marks counted; None: they have no end."""
+        return self.source_position.longest
+
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T V"]:

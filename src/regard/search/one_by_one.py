@@ -23,13 +23,17 @@ def greedy(
     limits: Sequence[int],
     start: int,
     end: int,
+    alpha: float = 0.0,
     prefixes: Sequence[Sequence[int]] | None = None,
     banned: Sequence[int] = (),
     device: torch.device | str = "cpu",
 ) -> list[Hypothesis]:
-    """Take the most probable token, again and again, until END or the sentence's limit."""
+    """Take the most probable token, again and again, until END or the sentence's limit.
+
+    ``alpha`` changes no token, only the score: as a beam of one would tell it.
+    """
     rules = Rules.of(limits, start, end, prefixes, banned, device)
-    return _one_by_one(step, state, rules, _most_probable)
+    return _one_by_one(step, state, rules, _most_probable, alpha)
 
 
 @torch.no_grad()
@@ -72,7 +76,9 @@ def sample(
     return _one_by_one(step, state, rules, draw)
 
 
-def _one_by_one(step: Step[S], state: S, rules: Rules, choose: Choose) -> list[Hypothesis]:
+def _one_by_one(
+    step: Step[S], state: S, rules: Rules, choose: Choose, alpha: float = 0.0
+) -> list[Hypothesis]:
     live = Live.begin(state, rules)
     written: dict[int, Hypothesis] = {}
     while len(live.sentences):
@@ -84,8 +90,8 @@ def _one_by_one(step: Step[S], state: S, rules: Rules, choose: Choose) -> list[H
         stuck = ~ended & (at_limit | ~possible)
         done = (ended | stuck).squeeze(1)
         if done.any():
-            written.update(live.finish(ended, chosen))
-            written.update(live.cut(stuck.squeeze(1)))
+            written.update(live.finish(ended, chosen, alpha))
+            written.update(live.cut(stuck.squeeze(1), alpha))
         live = live.go_on(~done, chosen)
     return [written[number] for number in range(len(rules.limits))]
 

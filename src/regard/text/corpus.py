@@ -95,11 +95,14 @@ def _paths(texts: Texts, data: Data, section: str) -> dict[str, list[Path]]:
     paths = {role: [data.path(name) for name in names] for role, names in roles.items() if names}
     for role, files in paths.items():
         for path in files:
-            if not path.exists():
-                raise RegardError(
-                    f"{section}.{role}: no such file: {path.absolute()} "
-                    "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
-                )
+            if path.exists():
+                continue
+            if not section:  # named on the command line, by its full name
+                raise RegardError(f"{path}: no such file")
+            raise RegardError(
+                f"{section}.{role}: no such file: {path.absolute()} "
+                "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
+            )
     return paths
 
 

@@ -31,7 +31,6 @@ Places = npt.NDArray[np.int64]
 
 ROWS_PER_RECORD_BATCH = 65_536
 PAIRS_PER_ENCODING = 8_192
-FINGERPRINT_KEY = b"regard.fingerprint"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,6 @@ def write_store(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     clean: Clean | None,
-    fingerprint: str = "",
 ) -> Counts:
     """Tokenize the pairs into a file that is there whole or not at all.
 
@@ -90,7 +88,7 @@ def write_store(
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            _write(file, rows, fingerprint)
+            _write(file, rows)
             file.flush()
             os.fsync(file.fileno())
         counts = Counts(**tally)
@@ -158,12 +156,10 @@ def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
     return True
 
 
-def _write(file: object, rows: Iterable[Ids], fingerprint: str) -> None:
+def _write(file: object, rows: Iterable[Ids]) -> None:
     ids = pa.list_(pa.int32())
-    schema = pa.schema(
-        [pa.field("source", ids, nullable=False), pa.field("target", ids, nullable=False)],
-        metadata={FINGERPRINT_KEY: fingerprint},
-    )
+    sides = (pa.field(side, ids, nullable=False) for side in ("source", "target"))
+    schema = pa.schema(list(sides))
     rows = iter(rows)
     with pa.ipc.new_file(file, schema) as writer:
         # Flat arrays from the start: as lists of Python ints the ids take ten times the memory.
@@ -213,7 +209,6 @@ class Store:
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
-            self.fingerprint = (reader.schema.metadata or {}).get(FINGERPRINT_KEY, b"").decode()
             self.ids: Ints = np.frombuffer(self._buffer, np.int32, self._buffer.size // 4)
             self.source_starts, self.source_lengths = self._column(batches, "source")
             self.target_starts, self.target_lengths = self._column(batches, "target")
