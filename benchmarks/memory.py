@@ -45,7 +45,7 @@ def main() -> None:
         pairs = Path(folder) / "million.tsv"
         with pairs.open("w", encoding="utf-8") as file:
             file.writelines(f"{pair.source}\t{pair.target}\n" for pair in million())
-        small = ["--set", "model.preset=tiny", "--set", "training.tokens_per_batch=4096"]
+        small = ["--set", "model.preset=tiny", "--set", "training.tokens_per_batch=2048"]
         results["a million pairs, tiny"] = train(
             str(pairs), "--out", f"{folder}/million", *changes, *small
         )

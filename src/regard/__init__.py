@@ -16,7 +16,9 @@ The package reads from top to bottom; a module imports only from those above it:
     score/      BLEU, chrF, TER through sacreBLEU; word and phoneme error rates
     run         the run folder: files that name each other by hash
     model       Model: a run folder opened for use; text enters and leaves here
+    trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
     learn/      loss, optimizers, checkpoints, several processes, the loop
+    serve/      a model behind HTTP: LibreTranslate's API, batches, limits
     demo        the main job in four minutes, with nothing to download
     cli         the commands, thin
 """

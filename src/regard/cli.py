@@ -240,6 +240,26 @@ def evaluate(
 
 
 @app.command()
+def serve(
+    run: RunFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    api_keys: Annotated[
+        str,
+        typer.Option(envvar="REGARD_API_KEYS", help="Keys that may use it, with commas between."),
+    ] = "",
+) -> None:
+    """Serve a model over HTTP; clients of LibreTranslate work unchanged."""
+    try:
+        from regard.serve.run import serve as listen
+        from regard.serve.settings import Settings
+    except ModuleNotFoundError as error:
+        raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
+    keys = tuple(filter(None, map(str.strip, api_keys.split(","))))
+    listen(run, host, port, Settings(api_keys=keys))
+
+
+@app.command()
 def average(
     run: RunFolder,
     out: Annotated[Path, typer.Option(help="Folder for the new model.")],

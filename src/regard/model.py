@@ -20,6 +20,7 @@ from regard.recipe import Device, Precision, Recipe
 from regard.run import Run
 from regard.score import Result, score
 from regard.search import Hypothesis, beam_search, greedy, sample
+from regard.search.tree import Looked
 from regard.text.batches import plan_in_order
 from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
@@ -127,6 +128,23 @@ class Model:
         if beam == 1:
             way = partial(_greedy, alpha=alpha)
         return self._run(texts, prefixes, way, beam)
+
+    @torch.inference_mode()
+    def find(
+        self,
+        text: str,
+        prefix: str = "",
+        *,
+        beam: int,
+        alpha: float,
+        watch: Callable[[Looked], None] | None = None,
+    ) -> Hypothesis:
+        """The best hypothesis for one text, by beam search that may be watched."""
+        (source,) = self.tokenizer.source.encode([text])
+        (forced,) = self.tokenizer.target.encode([prefix])
+        way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
+        ((best, *_),) = self._search([source], [forced], way)
+        return best
 
     def sample(
         self,

@@ -8,5 +8,16 @@ from regard.search.beam import beam_search
 from regard.search.hypothesis import Hypothesis, length_penalty
 from regard.search.one_by_one import greedy, sample
 from regard.search.rules import State, Step
+from regard.search.tree import Node, Tree
 
-__all__ = ["Hypothesis", "State", "Step", "beam_search", "greedy", "length_penalty", "sample"]
+__all__ = [
+    "Hypothesis",
+    "Node",
+    "State",
+    "Step",
+    "Tree",
+    "beam_search",
+    "greedy",
+    "length_penalty",
+    "sample",
+]

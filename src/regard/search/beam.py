@@ -11,7 +11,7 @@ has one END, so there are that many). A sentence is done
 Its finished hypotheses are the result. Only where there is none are the live ones given, cut off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,6 +21,7 @@ from regard.errors import RegardError
 from regard.search.hypothesis import Hypothesis, length_penalty
 from regard.search.live import Continuations, Live
 from regard.search.rules import NEVER, Rules, S, Step
+from regard.search.tree import Looked
 
 
 @torch.no_grad()
@@ -37,8 +38,12 @@ def beam_search(
     prefixes: Sequence[Sequence[int]] | None = None,
     banned: Sequence[int] = (),
     device: torch.device | str = "cpu",
+    watch: Callable[[Looked], None] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The ``nbest`` best hypotheses of each sentence by score, best first; fewer if so few are."""
+    """The ``nbest`` best hypotheses of each sentence by score, best first; fewer if so few are.
+
+    ``watch`` is shown every step: what was looked at, and what became of it.
+    """
     assert beam >= 1
     assert alpha >= 0
     if not 1 <= nbest <= beam:
@@ -67,6 +72,8 @@ def beam_search(
         leading = going.totals[:, 0] / length_penalty(live.length + 1, alpha) > own[:, nbest - 1]
         done = hopeless | at_limit | ((own[:, -1] > NEVER) & ~leading)
 
+        if watch is not None:
+            watch(Looked(live.length, best, ended, going, done))
         if ended.any():
             _add(found, live.finish(ended, best, alpha))
         if done.any():

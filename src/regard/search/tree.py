@@ -1,0 +1,87 @@
+"""A beam search as a tree: every continuation that was looked at, and what became of it."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from regard.search.hypothesis import length_penalty
+from regard.search.live import Continuations
+
+State = Literal["kept", "pruned", "finished"]
+
+
+class Looked(NamedTuple):
+    """One step of a beam search, as it shows itself to a watcher."""
+
+    length: int
+    """tokens before this step"""
+    best: Continuations
+    """the continuations looked at, best first"""
+    ended: Bool[Tensor, "sentences count"]
+    """which of them finish a hypothesis"""
+    going: Continuations
+    """those that go on"""
+    done: Bool[Tensor, "sentences"]
+    """which sentences end here"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A hypothesis at one moment: its last token, and the way to it through the parents."""
+
+    id: int
+    parent: int | None
+    token: int
+    log_probability: float
+    """of the token"""
+    total: float
+    """of the whole way"""
+    score: float
+    """total over the length penalty"""
+    state: State
+
+
+@dataclass
+class Tree:
+    """Watches the search of a single sentence."""
+
+    start: int
+    alpha: float
+    nodes: list[Node] = field(default_factory=list)
+    live: list[int] = field(default_factory=list)
+    """the node at which each live hypothesis stands"""
+
+    def __post_init__(self) -> None:
+        self.nodes.append(Node(0, None, self.start, 0.0, 0.0, 0.0, "kept"))
+        self.live.append(0)
+
+    def __call__(self, looked: Looked) -> None:
+        assert len(looked.done) == 1, "a tree is of one sentence"
+        places = _places(looked.going)
+        going = set() if bool(looked.done[0]) else set(places)
+        penalty = length_penalty(looked.length + 1, self.alpha)
+        parts, totals = looked.best.log_probabilities[0].tolist(), looked.best.totals[0].tolist()
+        ended = looked.ended[0].tolist()
+        ids: dict[Place, int] = {}
+        for place, part, total, end in zip(_places(looked.best), parts, totals, ended, strict=True):
+            if total == -torch.inf:
+                continue
+            state: State = "finished" if end else "kept" if place in going else "pruned"
+            beam, token = place
+            ids[place] = len(self.nodes)
+            self.nodes.append(
+                Node(ids[place], self.live[beam], token, part, total, total / penalty, state)
+            )
+        # A place without a hypothesis keeps the root: nothing real will ever stand there.
+        self.live = [ids.get(place, 0) for place in places]
+
+
+Place = tuple[int, int]
+"""A beam and the token it goes on with: each continuation of a step has its own."""
+
+
+def _places(some: Continuations) -> list[Place]:
+    return list(zip(some.beams[0].tolist(), some.tokens[0].tolist(), strict=True))

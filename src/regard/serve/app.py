@@ -1,0 +1,295 @@
+"""The HTTP side: routes, and what stands around them.
+
+``/translate``, ``/languages``, ``/detect`` and ``/frontend/settings`` are LibreTranslate's, so that its clients
+work unchanged. What is Regard's own stands under ``/v1``. An answer that is no success is ``{"error": "why"}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mimetypes
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from regard.errors import RegardError
+from regard.serve.asked import (
+    DetectAsked,
+    Detected,
+    Language,
+    Problem,
+    State,
+    StreamAsked,
+    TranslateAsked,
+    Translated,
+    check_key,
+    describe,
+    read,
+)
+from regard.serve.batching import Refused
+from regard.serve.metrics import Metrics
+from regard.serve.service import MISTAKE, Served, Service
+from regard.serve.settings import Settings
+from regard.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+T = TypeVar("T")
+
+log = logging.getLogger("regard.serve")
+
+PAGE = Path(__file__).parents[1] / "web"
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""On every answer: nothing is loaded from elsewhere, nothing is guessed, nothing is told to others."""
+
+
+class Guard:
+    """Around everything: headers on each answer, counts, and a last resort for our own mistakes."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status = time.monotonic(), 0
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_guarded)
+        except ClientDisconnect:
+            status = 499  # as nginx has it; nobody is there to read it
+        except Exception:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            if not status:
+                await _problem(500, MISTAKE)(scope, receive, send_guarded)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self.metrics.requests.labels(route, status).inc()
+            self.metrics.seconds.labels(route).observe(time.monotonic() - start)
+
+
+def _problem(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": reason}, status, headers)
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Refused)
+    retry = {"retry-after": "1"} if error.status in (429, 503) else None
+    return _problem(error.status, error.reason, retry)
+
+
+async def _no_route(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return _problem(error.status_code, error.detail, error.headers)
+
+
+async def _not_translatable(_: Request, error: Exception) -> JSONResponse:
+    return _problem(400, str(error))
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work; it is cancelled if the client goes away before."""
+
+    async def leaves() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(leaves())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def create_app(
+    model: Served,
+    settings: Settings | None = None,
+    card: Mapping[str, Any] | None = None,
+    page: Path = PAGE,
+) -> FastAPI:
+    """The application that serves a model. card is told to those who ask what the model is."""
+    service = Service(model, settings or Settings())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.batcher.refuses = False
+        yield
+        await service.batcher.finish()
+
+    app = FastAPI(
+        title="Regard",
+        version=__version__,
+        summary="Translation by a model of your own; LibreTranslate's clients work unchanged.",
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+        responses={status: {"model": Problem} for status in (400, 403, 413, 415, 429, 503)},
+        exception_handlers={
+            Refused: _refused,
+            RegardError: _not_translatable,
+            HTTPException: _no_route,
+        },
+    )
+    app.state.service = service
+    app.add_middleware(Guard, metrics=service.metrics)
+    _add_libretranslate(app, service)
+    _add_own(app, service, card or {})
+    # Here the page's /v1/trace joins: its routes take `service`, and the model through `service.batcher.call`.
+    _add_operations(app, service)
+    _add_page(app, page)
+    return app
+
+
+def _add_libretranslate(app: FastAPI, service: Service) -> None:
+    settings, pair = service.settings, (service.source, service.target)
+
+    @app.post(
+        "/translate",
+        response_model_exclude_none=True,
+        openapi_extra=describe(TranslateAsked, pair, settings),
+    )
+    async def translate(request: Request) -> Translated:
+        """Translate a text of any length, or several."""
+        asked = await read(request, TranslateAsked, settings)
+        return await while_connected(request, service.translate(asked))
+
+    @app.get("/languages")
+    async def languages() -> list[Language]:
+        """The languages of this server, and into which each is translated."""
+        return service.languages()
+
+    @app.post("/detect", openapi_extra=describe(DetectAsked, pair, settings))
+    async def detect(request: Request) -> list[Detected]:
+        """The languages a text may have, of those this server translates from: there is one."""
+        asked = await read(request, DetectAsked, settings)
+        service.check_texts([asked.q] if isinstance(asked.q, str) else asked.q)
+        return [Detected(confidence=100.0, language=service.source)]
+
+    @app.post("/frontend/settings", include_in_schema=False)
+    @app.get("/frontend/settings")
+    async def frontend_settings() -> dict[str, Any]:
+        """What a page in front of this server should know."""
+        names = {language.code: language.name for language in service.languages()}
+        source, target = service.source, service.target
+        return {
+            "apiKeys": bool(settings.api_keys),
+            "charLimit": settings.characters,
+            "filesTranslation": False,
+            "frontendTimeout": 500,
+            "keyRequired": bool(settings.api_keys),
+            "language": {
+                "source": {"code": source, "name": names[source]},
+                "target": {"code": target, "name": names[target]},
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+
+def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
+    settings, pair = service.settings, (service.source, service.target)
+
+    @app.post(
+        "/v1/translate/stream",
+        openapi_extra=describe(StreamAsked, pair, settings),
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
+    async def stream(request: Request) -> StreamingResponse:
+        """Translate a text and send each sentence when it is ready, as server-sent events.
+
+        `start` tells how many sentences there are; each `part` has a `text`, and all of them one after the other
+        are the translation; `end`, or an `error`, comes last.
+        """
+        events = service.stream(await read(request, StreamAsked, settings))
+        first = await anext(events)  # refused here, while the status can still say so
+
+        async def all_events() -> AsyncIterator[str]:
+            yield first
+            async for event in events:
+                yield event
+
+        return StreamingResponse(
+            all_events(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    @app.get("/v1/info")
+    async def info(request: Request) -> dict[str, Any]:
+        """What the model is: its languages, and the card of its run."""
+        check_key(request, None, settings)
+        languages = [language.model_dump() for language in service.languages()]
+        return {"version": __version__, "languages": languages, "card": card}
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> State:
+        """The process lives."""
+        return State(status="ok")
+
+    @app.get("/ready")
+    async def ready() -> State:
+        """The model is loaded, and requests are let in."""
+        if service.batcher.refuses:
+            raise Refused(503, "the server is stopping")
+        return State(status="ready")
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Counts for Prometheus."""
+        counts = generate_latest(service.metrics.registry)
+        return Response(counts, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _add_page(app: FastAPI, folder: Path) -> None:
+    """The files of the page, read now and once: no path from a request ever reaches the file system."""
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        answer = Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+        async def send_file(_: Request, answer: Response = answer) -> Response:
+            return answer
+
+        name = path.relative_to(folder).as_posix()
+        app.add_route(f"/{name}", send_file, include_in_schema=False)
+        if path.name == "index.html":
+            app.add_route(f"/{name.removesuffix(path.name)}", send_file, include_in_schema=False)

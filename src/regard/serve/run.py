@@ -1,0 +1,80 @@
+"""A run folder, a port, and a clean end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from regard.errors import RegardError
+from regard.model import Model
+from regard.recipe import Device
+from regard.run import Run
+from regard.serve.app import create_app
+from regard.serve.service import Service
+from regard.serve.settings import Settings
+
+LONGEST_END = 5.0
+"""Seconds, beyond those a request may take, after which a server told to stop no longer waits."""
+
+
+def serve(
+    run: Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    settings: Settings | None = None,
+    device: Device = "auto",
+) -> None:
+    """Serve the model of a run until a signal ends it. Port 0 takes one that is free."""
+    settings = settings or Settings()
+    app = create_app(Model.load(run, device), settings, Run(run).card())
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.seconds + LONGEST_END),
+    )
+    with _listen(host, port) as listening:  # only now: who is let in before would have to wait
+        place = f"[{host}]" if ":" in host else host
+        greeting = f"regard: serving {run} at http://{place}:{listening.getsockname()[1]}"
+        Server(config, app.state.service, greeting).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, place = found[0]
+        # With its protocol named, asyncio turns off Nagle's algorithm: without, each answer waits 40 ms.
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(place)
+            listening.listen()
+        except OSError:
+            listening.close()
+            raise
+        return listening
+    except OSError as error:
+        raise RegardError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+
+
+class Server(uvicorn.Server):
+    """Ends at the first signal: what has come in is finished, what comes after is refused."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, greeting: str) -> None:
+        super().__init__(config)
+        self.service = service
+        self.greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        print(self.greeting, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.service.batcher.refuses = True
+        self.force_exit = self.should_exit and sig == signal.SIGINT  # asked again: at once
+        self.should_exit = True

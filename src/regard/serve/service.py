@@ -1,0 +1,165 @@
+"""The work behind the routes: texts to sentences, sentences through the queue, and together again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from regard.errors import RegardError
+from regard.serve.asked import (
+    Detected,
+    Language,
+    StreamAsked,
+    TextAsked,
+    TranslateAsked,
+    Translated,
+    time_limit,
+)
+from regard.serve.batching import Batcher, Options, Refused, Translator
+from regard.serve.metrics import Metrics
+from regard.serve.settings import Settings
+from regard.serve.split import Document, split_html, split_text
+
+if TYPE_CHECKING:
+    from regard.model import Translation
+    from regard.recipe import Recipe
+
+T = TypeVar("T")
+
+log = logging.getLogger("regard.serve")
+
+MISTAKE = "a mistake of the server; its log says more"
+
+_NAMES = """
+ar Arabic, bg Bulgarian, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian, fa Persian,
+fi Finnish, fr French, he Hebrew, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean,
+lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sk Slovak,
+sl Slovenian, sv Swedish, th Thai, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
+"""
+NAMES = dict(pair.split() for pair in _NAMES.split(","))
+"""Of languages, by their codes; one that is not here is called by its code."""
+
+
+class Served(Translator, Protocol):
+    """What is needed of a model."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+
+class Service:
+    """A model, the queue before it, and its limits: all that a route needs."""
+
+    def __init__(self, model: Served, settings: Settings) -> None:
+        self.model = model
+        self.settings = settings
+        self.metrics = Metrics()
+        self.batcher = Batcher(model, settings, self.metrics)
+        self.source, self.target = model.recipe.data.language_pair
+
+    def languages(self) -> list[Language]:
+        codes = dict.fromkeys([self.source, self.target])
+        return [
+            Language(
+                code=code,
+                name=NAMES.get(code.split("-")[0], code),
+                targets=[self.target] if code == self.source else [],
+            )
+            for code in codes
+        ]
+
+    async def translate(self, asked: TranslateAsked) -> Translated:
+        texts = [asked.q] if isinstance(asked.q, str) else asked.q
+        options = self.options(asked, asked.alternatives)
+        documents = self.documents(texts, asked)
+        sentences = [sentence for document in documents for sentence in document.sentences]
+        with self.batcher.queued(sentences, options) as answers:
+            found = iter(await self._in_time(asyncio.gather(*answers)))
+        best, others = [], []
+        for document in documents:
+            hypotheses = [next(found) for _ in document.sentences]
+            first, *more = [_join(document, hypotheses, rank) for rank in range(options.nbest)]
+            best.append(first)
+            others.append([text for text in dict.fromkeys(more) if text != first])
+        detected = [Detected(confidence=100.0, language=self.source) for _ in texts]
+        alternatives = _like(asked.q, others)
+        return Translated(
+            translatedText=_like(asked.q, best),
+            alternatives=alternatives if asked.alternatives else None,
+            detectedLanguage=_like(asked.q, detected) if asked.source == "auto" else None,
+        )
+
+    async def stream(self, asked: StreamAsked) -> AsyncIterator[str]:
+        """Server-sent events: ``start`` once it is in the queue, a ``part`` for each sentence in order, ``end``.
+
+        The texts of all parts one after the other are the whole translation.
+        """
+        start = asyncio.get_running_loop().time()
+        options = self.options(asked)
+        (document,) = self.documents([asked.q], asked)
+        with self.batcher.queued(document.sentences, options) as answers:
+            yield _event("start", {"sentences": len(answers)})
+            try:
+                for index, answer in enumerate(answers):
+                    best, *_ = await self._in_time(answer, start)
+                    text = document.part(index, best.text)
+                    yield _event("part", {"text": text, "source": document.sentences[index]})
+            except (Refused, RegardError) as error:
+                yield _event("error", {"error": str(error)})
+            except Exception:
+                log.exception("a stream failed")
+                yield _event("error", {"error": MISTAKE})
+            else:
+                yield _event("part", {"text": document.between[-1], "source": ""})
+                yield _event("end", {})
+
+    async def _in_time(self, answer: Awaitable[T], start: float | None = None) -> T:
+        async with time_limit(self.settings.seconds, "the translation was not ready", start):
+            return await answer
+
+    def options(self, asked: TextAsked, alternatives: int = 0) -> Options:
+        """How to search, if the request may ask for this."""
+        settings = self.settings
+        if asked.source not in (self.source, "auto") or asked.target != self.target:
+            raise Refused(
+                400,
+                f"{asked.source} to {asked.target} is not supported: "
+                f"this server translates {self.source} to {self.target}",
+            )
+        if alternatives > settings.alternatives:
+            raise Refused(400, f"at most {settings.alternatives} alternatives are allowed")
+        if (asked.beam or 1) > settings.beam:
+            raise Refused(400, f"a beam of at most {settings.beam} is allowed")
+        nbest = alternatives + 1
+        beam = max(asked.beam or self.model.recipe.search.beam, nbest)
+        return Options(beam, asked.alpha, nbest)
+
+    def documents(self, texts: Sequence[str], asked: TextAsked) -> list[Document]:
+        self.check_texts(texts)
+        split = split_html if asked.format == "html" else split_text
+        return [split(text, self.source) for text in texts]
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        settings = self.settings
+        if len(texts) > settings.texts:
+            raise Refused(413, f"{len(texts):,} texts: at most {settings.texts:,} are allowed")
+        count = sum(map(len, texts))
+        if count > settings.characters:
+            raise Refused(413, f"{count:,} characters: at most {settings.characters:,} are allowed")
+
+
+def _like(asked: str | list[str], answers: list[T]) -> T | list[T]:
+    """One answer to one text, a list to a list."""
+    return answers[0] if isinstance(asked, str) else answers
+
+
+def _join(document: Document, hypotheses: Sequence[Sequence[Translation]], rank: int) -> str:
+    """The document from the hypotheses of this rank; a sentence that has fewer gives its last."""
+    return document.join([found[min(rank, len(found) - 1)].text for found in hypotheses])
+
+
+def _event(name: str, data: Mapping[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

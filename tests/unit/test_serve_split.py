@@ -1,0 +1,165 @@
+"""Texts are taken apart and put together again: nothing is lost, no tag moves, no text takes long."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.serve.split import LONGEST, Document, split_html, split_text
+
+LANGUAGES = st.sampled_from(["", "en", "de", "zh-CN"])
+PIECES = [
+    "Dr. Who",
+    "3.",
+    "e.g.",
+    "Yes!”",
+    "«No.»",
+    "好。",
+    "“嗯？”",
+    "…",
+    " ",
+    "\n",
+    "\r\n",
+    "\u2028",
+    "a" * 700,
+    "x y ",
+]
+TEXTS = st.text() | st.lists(st.sampled_from(PIECES)).map("".join)
+MARKUP = [
+    *("<p>", "</p>", "<b class='a>b'>", "</B >", "<br/>", '<i title="x.">', "</i>", "<a href=x/>"),
+    *(
+        "<!-- No. Yes. -->",
+        "<!-->",
+        "<!--",
+        "<!DOCTYPE html>",
+        "<?php ?>",
+        "</>",
+        "<",
+        "< b",
+        "<a b='",
+    ),
+    *("<script>", "</script>", "<code>", "</code>", "<p translate=no>", "<style>", "</style >"),
+    *("&", "&amp;", "&lt;b>", "&nbsp;", "&#60;", "&#xD800;", "&copy", ">", '"'),
+]
+DOCUMENTS = st.text() | st.lists(st.sampled_from(MARKUP + PIECES)).map("".join)
+TAG = re.compile(r"<[a-zA-Z/!?][^>]*>")
+
+
+def same(document: Document) -> str:
+    return document.join(document.sentences)
+
+
+@given(TEXTS, LANGUAGES)
+def test_a_text_whose_sentences_are_left_alone_is_the_same_text(text: str, language: str) -> None:
+    assert same(split_text(text, language)) == text
+
+
+@given(TEXTS, LANGUAGES)
+def test_sentences_are_short_lines_that_say_something(text: str, language: str) -> None:
+    for sentence in split_text(text, language).sentences:
+        assert sentence == sentence.strip()
+        assert len(sentence.splitlines()) == 1
+        assert len(sentence) <= LONGEST
+        assert any(map(str.isalnum, sentence))
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        (
+            "en",
+            ["Dr. J. Smith of the U.S. Army came on Jan. 3, e.g. at 3.30 p.m. or so.", "He left."],
+        ),
+        (
+            "en",
+            ["It was 1990.", "He said “Wait!”", "She did (of course).", "Why?!", "Well… so be it."],
+        ),
+        ("en", ["No end", "here"]),
+        ("de", ["Am 3. Mai kam z. B. Hr. Meier.", "„Gut!“", "Das war 1990.", "Ende."]),
+        ("zh", ["他说：“你好！”", "真的吗？", "3.5元。", "好"]),
+        ("hi", ["यह एक घर है।", "हाँ।"]),
+    ],
+)
+def test_where_sentences_end(language: str, sentences: list[str]) -> None:
+    space = "" if language == "zh" else "\n" if sentences[0] == "No end" else "  "
+    assert split_text(space.join(sentences), language).sentences == sentences
+
+
+def test_a_long_sentence_is_cut_between_words() -> None:
+    words = [f"word{number}" for number in range(1000)]
+    found = split_text(" ".join(words)).sentences
+    assert [word for sentence in found for word in sentence.split()] == words
+    assert min(map(len, found[:-1])) > LONGEST - 20
+    assert [len(piece) for piece in split_text("字" * 1500).sentences] == [600, 600, 300]
+    assert split_text("字" * 500 + "，" + "字" * 300).sentences[1] == "字" * 300
+
+
+@given(DOCUMENTS, LANGUAGES)
+def test_a_document_left_alone_is_the_same_but_for_entities(source: str, language: str) -> None:
+    once = same(split_html(source, language))
+    assert same(split_html(once, language)) == once
+    if not re.search("[&<>\xa0]", source):
+        assert once == source
+
+
+@given(DOCUMENTS, st.text())
+def test_tags_stay_whatever_the_translation_is(source: str, translation: str) -> None:
+    document = split_html(source)
+    kept = "".join(document.between)
+    translated = document.join([translation] * len(document.sentences))
+    assert TAG.findall(translated) == TAG.findall(kept)
+    assert TAG.findall(same(document)) == TAG.findall(kept)
+
+
+@pytest.mark.parametrize(
+    ("source", "translated"),
+    [
+        ("<p>a <b>b <i>c</i></b>\n d. E</p>", "<p>A <b>B <i>C</i></b>\n D. E</p>"),
+        ('<P TITLE="a > b">a</P >', '<P TITLE="a > b">A</P >'),
+        ("a &lt;b&gt; &amp; c&nbsp;d", "A &lt;B&gt; &amp; C&nbsp;D"),
+        ("<script>a < b</script>c", "<script>a < b</script>C"),
+        ("<SCRIPT>'</p>' x</Script >c", "<SCRIPT>'</p>' x</Script >C"),
+        ("<code>a <code>b</code> c</code>d", "<code>a <code>b</code> c</code>D"),
+        (
+            "<div translate='no'>a<br>b<div>c</div>d</div>e",
+            "<div translate='no'>a<br>b<div>c</div>d</div>E",
+        ),
+        ("<img translate=no>a<code/>b", "<img translate=no>A<code/>B"),
+        ("<!-- a -->b<!-->c<!DOCTYPE html>d", "<!-- a -->B<!-->C<!DOCTYPE html>D"),
+        ("a < b <3 c", "A &lt; B &lt;3 C"),
+        ("a <b unclosed", "A <b unclosed"),
+        (f"&#{'9' * 5000}; a", f"&#{'9' * 5000}; a"),
+    ],
+)
+def test_what_is_translated_in_a_document(source: str, translated: str) -> None:
+    document = split_html(source, "en")
+    assert document.join([sentence.upper() for sentence in document.sentences]) == translated
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<!--",
+        "<a b='",
+        "<a b= ",
+        "<a",
+        "<",
+        "</",
+        "<script>",
+        "<b>",
+        "&",
+        "&#9",
+        ".",
+        "Dr. ",
+        " ",
+        "。”",
+    ],
+)
+def test_no_text_takes_long(unit: str) -> None:
+    text = unit * (100_000 // len(unit))
+    start = time.process_time()
+    split_text(text, "en")
+    split_html(text, "en")
+    assert time.process_time() - start < 3  # quadratic time would take minutes
