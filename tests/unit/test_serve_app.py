@@ -21,6 +21,7 @@ from regard.run import Run
 from regard.serve.app import HEADERS, create_app
 from regard.serve.service import Service
 from regard.serve.settings import Settings
+from regard.trace import trace
 
 PAIR = {"source": "en", "target": "de"}
 
@@ -387,10 +388,10 @@ def api(finished_run: Path) -> BaseSchema:
 
 
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
-POSTS = ["/translate", "/detect", "/v1/translate/stream"]
+POSTS = ["/translate", "/detect", "/v1/translate/stream", "/v1/trace"]
 GETS = ["/languages", "/frontend/settings", "/v1/info", "/health", "/ready", "/metrics"]
-EXAMPLES = 170
-"""of each mode of each of the three that take any: a thousand"""
+EXAMPLES = 128
+"""of each mode of each of the four that take any: a thousand"""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -404,6 +405,16 @@ def test_nothing_that_can_be_asked_is_an_error_of_the_server(
         case.call_and_validate(checks=[not_a_server_error])
 
     test()
+
+
+def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:
+    model = Model.load(finished_run)
+    app = create_app(model, Settings(trace_characters=20))
+    asked = {"q": "ein Hund", "beam": 2, "alpha": 0.5}
+    told = ask(app, "POST", "/v1/trace", json=asked).json()
+    assert told == json.loads(json.dumps(trace(model, "ein Hund", beam=2, alpha=0.5).to_json()))
+    assert ask(app, "POST", "/v1/trace", json={"q": "x" * 21}).status_code == 413
+    assert ask(app, "POST", "/v1/trace", json={**asked, "beam": 10**6}).status_code == 400
 
 
 def test_what_is_described_is_what_there_is(api: BaseSchema) -> None:

@@ -89,7 +89,8 @@ class Learner:
         if self.training.ema:
             self.moving = {name: w.clone() for name, w in weights_of(self.network).items()}
         self.progress = Progress()
-        self.longest_validation = 0.0
+        self.validation_seconds = 0.0
+        """what the last one took, or a guess before the first"""
         self.objective = Objective(self.network, self.training)
         self.shared: nn.Module = self.objective
         if group.size > 1:
@@ -194,27 +195,24 @@ class Learner:
         with self.resting():
             loss = self._valid_loss()
             result = self._valid_score()
-        seconds = time.monotonic() - start
-        self.longest_validation = max(self.longest_validation, seconds)
+        self.validation_seconds = time.monotonic() - start
         if self.training.choose_by == "loss" or result is None:
             return Validation(loss, result, loss)
         return Validation(loss, result, -result.value if result.higher_is_better else result.value)
 
-    def rehearse(self) -> None:
-        """Guess how long a validation takes before there was one, from a few examples."""
-        if not self.examples:
-            return
-        few = self.examples[:4]
-        start = time.monotonic()
+    def rehearse(self, most: float) -> None:
+        """Guess how long a validation takes before there was one: from a few examples, and a high guess."""
+        few = [pair.source for pair in self.examples[:16]]
         with self.resting():
-            self.model.translate([pair.source for pair in few], beam=1)
-        # Untrained, it goes on to the greatest length: this guess is a high one.
-        each = (time.monotonic() - start) / len(few)
-        self.longest_validation = each * len(self.examples)
+            self.model.translate(few[:1], beam=1)  # the first use of a device takes long
+            start = time.monotonic()
+            self.model.translate(few, beam=1)
+        each = (time.monotonic() - start) / max(1, len(few))
+        self.validation_seconds = min(most, each * len(self.examples))
 
     def time_to_finish(self) -> float:
         """Seconds for the last validation; the average and the test are scored only if time is left."""
-        return 2 + 1.5 * self.longest_validation
+        return 2 + 1.5 * self.validation_seconds
 
     @torch.inference_mode()
     def _valid_loss(self) -> float:

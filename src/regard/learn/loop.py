@@ -45,7 +45,7 @@ def learn(learner: Learner, report: Report, deadline: float | None) -> Stop:
     training, progress, group = learner.training, learner.progress, learner.group
     meter = Meter(learner, report)
     if deadline is not None:
-        learner.rehearse()
+        learner.rehearse(most=0.1 * (deadline - time.monotonic()))
     report.begin(progress.step, training.steps)
     with interrupts() as interrupted, closing(ahead(learner.batches(), BATCHES_AHEAD)) as stream:
         while True:

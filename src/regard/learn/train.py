@@ -222,7 +222,7 @@ def _choose_weights(learner: Learner, report: Report, deadline: float | None) ->
     put_weights(learner.network, learner.run.weights(), str(learner.run))
     if learner.training.average == "none" or len(chosen) < 2:
         return 1
-    if _too_late(deadline, learner.longest_validation):
+    if _too_late(deadline, learner.validation_seconds):
         report.say("No time is left to try the average of the checkpoints")
         return 1
     mean = average(chosen)
@@ -259,7 +259,7 @@ def _score_test(learner: Learner, report: Report, deadline: float | None) -> lis
     pairs = list(read_pairs(data.test, data, "data.test"))
     # A beam costs about its width; the bootstrap a few seconds more.
     share = len(pairs) * learner.recipe.search.beam / max(1, len(learner.examples))
-    if _too_late(deadline, 10 + share * learner.longest_validation):
+    if _too_late(deadline, 10 + share * learner.validation_seconds):
         report.say("No time is left to score the test pairs; regard evaluate does it")
         return []
     results = learner.model.evaluate(pairs)

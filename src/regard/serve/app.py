@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from regard.errors import RegardError
+from regard.model import Model
 from regard.serve.asked import (
     DetectAsked,
     Detected,
@@ -31,6 +32,7 @@ from regard.serve.asked import (
     Problem,
     State,
     StreamAsked,
+    TraceAsked,
     TranslateAsked,
     Translated,
     check_key,
@@ -41,6 +43,7 @@ from regard.serve.batching import Refused
 from regard.serve.metrics import Metrics
 from regard.serve.service import MISTAKE, Served, Service
 from regard.serve.settings import Settings
+from regard.trace import trace
 from regard.version import __version__
 
 if TYPE_CHECKING:
@@ -170,7 +173,10 @@ def create_app(
     app.add_middleware(Guard, metrics=service.metrics)
     _add_libretranslate(app, service)
     _add_own(app, service, card or {})
-    # Here the page's /v1/trace joins: its routes take `service`, and the model through `service.batcher.call`.
+    if isinstance(
+        model, Model
+    ):  # anything that translates can be served, but only this can be seen into
+        _add_trace(app, service, model)
     _add_operations(app, service)
     _add_page(app, page)
     return app
@@ -255,6 +261,27 @@ def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
         check_key(request, None, settings)
         languages = [language.model_dump() for language in service.languages()]
         return {"version": __version__, "languages": languages, "card": card}
+
+
+def _add_trace(app: FastAPI, service: Service, model: Model) -> None:
+    settings, pair = service.settings, (service.source, service.target)
+
+    @app.post("/v1/trace", openapi_extra=describe(TraceAsked, pair, settings))
+    async def trace_text(request: Request) -> dict[str, Any]:
+        """Translate one sentence and tell all: attention of every head, candidates, the beam as a tree."""
+        asked = await read(request, TraceAsked, settings)
+        length = len(asked.q) + len(asked.prefix)
+        if length > settings.trace_characters:
+            most = settings.trace_characters
+            raise Refused(413, f"{length:,} characters: at most {most:,} can be traced at once")
+        if (asked.beam or 1) > settings.beam:
+            raise Refused(400, f"a beam of at most {settings.beam} is allowed")
+
+        def work() -> dict[str, Any]:
+            found = trace(model, asked.q, beam=asked.beam, alpha=asked.alpha, prefix=asked.prefix)
+            return found.to_json()
+
+        return await while_connected(request, service.in_time(service.batcher.call(work)))
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:

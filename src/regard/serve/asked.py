@@ -46,6 +46,15 @@ class StreamAsked(TextAsked):
     q: str
 
 
+class TraceAsked(Asked):
+    q: str
+    """one sentence"""
+    prefix: str = ""
+    """how its translation must begin"""
+    beam: Annotated[int, Field(ge=1)] | None = None
+    alpha: Annotated[float, Field(ge=0, le=10)] | None = None
+
+
 class DetectAsked(Asked):
     q: str | Annotated[list[str], Field(fail_fast=True)]
 

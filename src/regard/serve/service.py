@@ -77,7 +77,7 @@ class Service:
         documents = self.documents(texts, asked)
         sentences = [sentence for document in documents for sentence in document.sentences]
         with self.batcher.queued(sentences, options) as answers:
-            found = iter(await self._in_time(asyncio.gather(*answers)))
+            found = iter(await self.in_time(asyncio.gather(*answers)))
         best, others = [], []
         for document in documents:
             hypotheses = [next(found) for _ in document.sentences]
@@ -104,7 +104,7 @@ class Service:
             yield _event("start", {"sentences": len(answers)})
             try:
                 for index, answer in enumerate(answers):
-                    best, *_ = await self._in_time(answer, start)
+                    best, *_ = await self.in_time(answer, start)
                     text = document.part(index, best.text)
                     yield _event("part", {"text": text, "source": document.sentences[index]})
             except (Refused, RegardError) as error:
@@ -116,7 +116,7 @@ class Service:
                 yield _event("part", {"text": document.between[-1], "source": ""})
                 yield _event("end", {})
 
-    async def _in_time(self, answer: Awaitable[T], start: float | None = None) -> T:
+    async def in_time(self, answer: Awaitable[T], start: float | None = None) -> T:
         async with time_limit(self.settings.seconds, "the translation was not ready", start):
             return await answer
 

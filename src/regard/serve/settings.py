@@ -13,6 +13,8 @@ class Settings:
     """of one request; counted while it is read (413)"""
     characters: int = 100_000
     """of all texts of one request (413)"""
+    trace_characters: int = 1_000
+    """of a text to be traced, whose attention grows with its square (413)"""
     texts: int = 128
     """in one request (413)"""
     alternatives: int = 10
