@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
-from regard.recipe import Data, Recipe, Texts, make_recipe
+from regard.recipe import PRESETS, Data, Preset, Recipe, Texts, make_recipe
 from regard.text.corpus import Pair, read_pairs
 
 FEWEST_PAIRS = 50
@@ -21,11 +21,12 @@ class Size:
     """What suits a corpus of up to so many pairs."""
 
     pairs: float
-    preset: str
+    preset: Preset
     vocabulary: int
     dropout: float
     tokens_per_batch: int
     epochs: int
+    highest_rate: float
 
     @property
     def suits(self) -> str:
@@ -33,11 +34,11 @@ class Size:
 
 
 SIZES = (
-    Size(5_000, "tiny", 1_000, 0.3, 1_024, 150),
-    Size(50_000, "tiny", 4_000, 0.3, 4_096, 60),
-    Size(500_000, "small", 8_000, 0.2, 8_192, 30),
-    Size(5_000_000, "base", 16_000, 0.1, 16_384, 15),
-    Size(math.inf, "base", 32_000, 0.1, 25_000, 8),
+    Size(5_000, "tiny", 1_000, 0.3, 1_024, 150, 0.002),
+    Size(50_000, "tiny", 4_000, 0.3, 4_096, 60, 0.002),
+    Size(500_000, "small", 8_000, 0.2, 8_192, 30, 0.002),
+    Size(5_000_000, "base", 16_000, 0.1, 16_384, 15, 0.001),
+    Size(math.inf, "base", 32_000, 0.1, 25_000, 8, 0.001),
 )
 
 
@@ -53,15 +54,19 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
     tokens = count * length
     steps = max(200, round(size.epochs * tokens / size.tokens_per_batch, -2))
     every = max(50, round(steps / 40, -1))
+    warmup = int(min(4_000, max(100, steps // 10)))
+    width = PRESETS[size.preset]["width"]
     hold_out = min(0.05, max(1_000 / count, 0.001))
     values: dict[str, Any] = {
         "data": {"root": root, "train": texts.model_dump(), "hold_out": round(hold_out, 4)},
         "tokenizer": {"kind": "unigram", "size": size.vocabulary},
-        "model": {"preset": size.preset, "dropout": size.dropout},
+        # With the norm before each sub-layer even short trainings at a high rate are stable.
+        "model": {"preset": size.preset, "dropout": size.dropout, "norm_place": "before"},
         "training": {
             "steps": int(steps),
             "tokens_per_batch": size.tokens_per_batch,
-            "warmup": int(min(4_000, max(100, steps // 10))),
+            "warmup": warmup,
+            "rate": round(size.highest_rate * math.sqrt(width * warmup), 3),
             "validate_every": int(every),
             "checkpoint_every": int(every),
             "patience": 10,
