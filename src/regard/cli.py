@@ -240,6 +240,24 @@ def evaluate(
 
 
 @app.command()
+def look(
+    run: RunFolder,
+    text: Annotated[str, typer.Argument(help="One sentence.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("look.html"),
+    beam: Beam = None,
+    alpha: Alpha = None,
+) -> None:
+    """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
+    from regard.look import page
+    from regard.model import Model
+    from regard.run import write_text
+    from regard.trace import trace
+
+    write_text(out, page(trace(Model.load(run), text, beam=beam, alpha=alpha)))
+    print(f"{out}: open it in a browser")
+
+
+@app.command()
 def serve(
     run: RunFolder,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -17,7 +17,7 @@ import pytest
 import regard as package
 from system.commands import TIMEOUT, Done, regard, started, succeeds, together, write
 
-COMMANDS = ["demo", "train", "translate", "evaluate", "serve", "average", "recipes", "info"]
+COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
 Timed = tuple[Path, Done, float]
 NUMBER = r"\d+\.\d\d"
 

@@ -1,0 +1,127 @@
+/**
+ * Where the page begins: a trace that stands in the file is drawn; else a form asks the server for one.
+ *
+ * @typedef {import("./render.js").Asked} Asked
+ * @typedef {import("./trace.js").TraceJson} TraceJson
+ */
+
+import { recallTheme, toggleTheme } from "./colour.js";
+import { h } from "./dom.js";
+import { render } from "./render.js";
+
+const page = /** @type {HTMLElement} */ (document.getElementById("page"));
+const embedded = document.getElementById("trace");
+
+recallTheme();
+const view = h("main", {});
+page.append(
+  h("header", { class: "top" },
+    h("p", { class: "name" }, "Regard"),
+    h("p", { class: "motto" }, "What a translator looks at"),
+    h("button", { type: "button", class: "plain theme", onclick: toggleTheme }, "Light / dark")),
+  embedded ? "" : ask(),
+  view,
+  h("footer", {}, h("p", {},
+    "Attention shows where a model looked. By itself it is not an explanation of what it said.")),
+);
+if (embedded) {
+  /** @type {TraceJson} */
+  const json = JSON.parse(embedded.textContent ?? "");
+  document.title = `${json.text.slice(0, 60)} · Regard`;
+  render(view, json);
+}
+
+/** The form of the served page. */
+function ask() {
+  const text = h("textarea", {
+    name: "q", rows: 2, dir: "auto", required: true, placeholder: "A sentence to translate",
+  });
+  const beam = h("input", { name: "beam", type: "number", min: 1, max: 64, step: 1, placeholder: "auto" });
+  const alpha = h("input", { name: "alpha", type: "number", min: 0, max: 10, step: 0.1, placeholder: "auto" });
+  const prefix = h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "anything" });
+  const button = h("button", { type: "submit", class: "primary" }, "Translate");
+  const status = h("p", { class: "status", role: "status" });
+  /** @type {(() => void) | undefined} */
+  let close;
+
+  /** @param {Event} event */
+  const submit = async (event) => {
+    event.preventDefault();
+    /** @type {Asked} */
+    const asked = { q: text.value };
+    if (beam.value) asked.beam = beam.valueAsNumber;
+    if (alpha.value) asked.alpha = alpha.valueAsNumber;
+    if (prefix.value) asked.prefix = prefix.value;
+    button.disabled = true;
+    status.className = "status";
+    status.textContent = "Translating…";
+    try {
+      const json = await trace(asked);
+      close?.();
+      remember(asked);
+      close = render(view, json, { trace });
+      status.textContent = "";
+    } catch (error) {
+      status.className = "status wrong";
+      status.textContent = error instanceof Error ? error.message : String(error);
+    } finally {
+      button.disabled = false;
+    }
+  };
+  const form = h("form", { class: "ask", onsubmit: submit },
+    h("label", { class: "field wide" }, h("span", {}, "Text"), text),
+    h("div", { class: "row" },
+      h("label", { class: "field" }, h("span", {}, "Beam"), beam),
+      h("label", { class: "field" }, h("span", {}, "Length penalty"), alpha),
+      h("label", { class: "field grow" }, h("span", {}, "Begins with"), prefix),
+      button),
+    status);
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  // A link brings its sentence along.
+  const linked = new URLSearchParams(location.hash.slice(1));
+  text.value = linked.get("q") ?? "";
+  beam.value = linked.get("beam") ?? "";
+  alpha.value = linked.get("alpha") ?? "";
+  prefix.value = linked.get("prefix") ?? "";
+  if (text.value) setTimeout(() => form.requestSubmit());
+  return form;
+}
+
+/**
+ * Put what was asked into the link; what was chosen in another sentence means nothing in this one.
+ *
+ * @param {Asked} asked
+ */
+function remember(asked) {
+  const before = new URLSearchParams(location.hash.slice(1));
+  const now = new URLSearchParams(before);
+  for (const name of ["q", "beam", "alpha", "prefix"]) now.delete(name);
+  for (const [name, value] of Object.entries(asked)) now.set(name, String(value));
+  if (["q", "beam", "alpha", "prefix"].some((name) => before.get(name) !== now.get(name))) {
+    now.delete("said");
+    now.delete("node");
+  }
+  history.replaceState(null, "", `#${now}`);
+}
+
+/** @param {Asked} asked @returns {Promise<TraceJson>} */
+async function trace(asked) {
+  let answer;
+  try {
+    answer = await fetch("v1/trace", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(asked),
+    });
+  } catch {
+    throw new Error("The server does not answer.");
+  }
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
+  return body;
+}

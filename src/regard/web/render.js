@@ -1,0 +1,83 @@
+/**
+ * The page for one trace, in all of its uses: served, in a file, in a notebook.
+ *
+ * A view is one object in VIEWS. It is built when it is first shown.
+ *
+ * @typedef {import("./trace.js").TraceJson} TraceJson
+ * @typedef {{ q: string, beam?: number, alpha?: number, prefix?: string }} Asked
+ * @typedef {{ trace(asked: Asked): Promise<TraceJson> }} Api a model that can be asked more
+ * @typedef {{ trace: Trace, state: State, signal: AbortSignal, api?: Api }} Context
+ * @typedef {{ id: string, title: string, help: string, build(context: Context): HTMLElement }} View
+ */
+
+import { h, rove } from "./dom.js";
+import { State } from "./state.js";
+import { Trace } from "./trace.js";
+import { beam } from "./views/beam.js";
+import { heads } from "./views/heads.js";
+import { translate } from "./views/translate.js";
+
+/** @type {View[]} */
+export const VIEWS = [translate, heads, beam];
+
+/**
+ * Draw a trace into an element, in place of what is there.
+ *
+ * @param {HTMLElement} root
+ * @param {TraceJson} json
+ * @param {Api} [api]
+ * @returns {() => void} takes it away again
+ */
+export function render(root, json, api) {
+  const trace = new Trace(json);
+  const ending = new AbortController();
+  const { signal } = ending;
+  const state = new State({ view: VIEWS[0].id }, signal);
+  const context = { trace, state, signal, api };
+
+  const parts = VIEWS.map((view) => {
+    const panel = h("section", {
+      id: `view-${view.id}`, class: "view", role: "tabpanel", "aria-labelledby": `tab-${view.id}`, hidden: true,
+    });
+    const tab = h("button", {
+      id: `tab-${view.id}`, type: "button", role: "tab", "aria-controls": panel.id,
+      onclick: () => state.set({ view: view.id }),
+    }, view.title);
+    return { view, panel, tab };
+  });
+  const tabs = parts.map((part) => part.tab);
+
+  /** @param {KeyboardEvent} event */
+  const move = (event) => {
+    const now = tabs.findIndex((tab) => tab.tabIndex === 0);
+    const last = tabs.length - 1;
+    const [before, after] = [now ? now - 1 : last, now === last ? 0 : now + 1];
+    const next = { ArrowRight: after, ArrowLeft: before, Home: 0, End: last }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    state.set({ view: VIEWS[next].id });
+    tabs[next].focus();
+  };
+  const bar = h("div", { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: move }, tabs);
+
+  const show = () => {
+    const chosen = parts.find((part) => part.view.id === state.get("view")) ?? parts[0];
+    for (const part of parts) {
+      const on = part === chosen;
+      part.tab.setAttribute("aria-selected", String(on));
+      if (on && !part.panel.hasChildNodes()) {
+        part.panel.hidden = false; // a view measures its place while it is built
+        part.panel.append(h("p", { class: "help" }, part.view.help), part.view.build(context));
+      }
+      part.panel.hidden = !on;
+    }
+    rove(tabs, chosen.tab);
+  };
+  root.replaceChildren(bar, ...parts.map((part) => part.panel));
+  state.listen(show);
+  show();
+  return () => {
+    ending.abort();
+    root.replaceChildren();
+  };
+}
