@@ -6,6 +6,7 @@
 
 The package reads from top to bottom; a module imports only from those above it:
 
+    version     the version
     errors      RegardError, the one exception that speaks to a person
     background  items made in another thread while the ones before are in use
     marks       PAD, START, END, UNKNOWN: the ids that stand for no text
@@ -20,7 +21,7 @@ The package reads from top to bottom; a module imports only from those above it:
     learn/      loss, optimizers, checkpoints, several processes, the loop
     look        a trace as one HTML file to send around; the page itself is in web/
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
-    demo        the main job in four minutes, with nothing to download
+    demo        the main job in three minutes, with nothing to download
     cli         the commands, thin
 """
 

@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def demo(
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
 ) -> None:
-    """Train, score and try a small English-German translator in about four minutes."""
+    """Train, score and try a small English-German translator in about three minutes."""
     from regard.demo import demo as show
 
     show(out)
@@ -318,7 +318,7 @@ def info(run: RunFolder, as_json: AsJson = False) -> None:
 
 def main() -> None:
     """Run a command; a RegardError becomes one line and exit status 2."""
-    # Threads that wait asleep: on a machine with other work, threads that spin cost ten times the speed.
+    # Threads that wait asleep: threads that spin can cost ten times the speed beside other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()

@@ -1,4 +1,4 @@
-"""The main job in about four minutes on two CPU cores, with nothing to download.
+"""The main job in about three minutes on two CPU cores, with nothing to download.
 
 A corpus from the built-in grammar, a small Transformer, a test score, and the question the paper's readers ask: in
 "The dog didn't cross the street because it was too tired", what does *it* mean? German has to know.
@@ -42,7 +42,7 @@ def demo(out: Path) -> None:
     best, *_ = (Result(**result) for result in run.card()["test"])
     console.print(f"{best.name} {best.value:.1f} on {PAIRS['test']:,} sentences it has not seen;")
     console.print(
-        f"{right} of {asked} pronouns right where noun and adjective never met in training."
+        f"{right} of {asked} pronouns right for nouns and adjectives that no pronoun joined in training."
     )
     console.print()
     for source, translation in zip(DOGS, model.translate(DOGS), strict=True):
@@ -64,7 +64,7 @@ def write_pairs(stem: Path, pairs: Iterable[Pair]) -> None:
 
 
 def score_challenge(model: Model) -> tuple[int, int]:
-    """How many pronouns are right in sentences whose noun and adjective never met in training."""
+    """How many pronouns are right that stand for a noun with an adjective as none did in training."""
     items = challenge()
     translations = model.translate([item.source for item in items])
     right = sum(map(pronoun_is_right, items, translations))

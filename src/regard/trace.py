@@ -106,23 +106,23 @@ def trace(
     seen = observe(model, [*source, END], read)
     probabilities = seen.logits.float().softmax(-1)
     best = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
-    names = _Names(model.tokenizer.target)
+    target = model.tokenizer.target
     return Trace(
         text=text,
-        translation=model.tokenizer.target.decode([hypothesis.tokens])[0],
-        source=_Names(model.tokenizer.source).of([*source, END]),
-        read=names.of(read),
-        said=names.of(said),
+        translation=target.decode([hypothesis.tokens])[0],
+        source=named(model.tokenizer.source, [*source, END]),
+        read=named(target, read),
+        said=named(target, said),
         encoder=seen.encoder,
         decoder=seen.decoder,
         cross=seen.cross,
         probabilities=probabilities[range(len(said)), said].tolist(),
         candidates=[
-            [Candidate(*one) for one in zip(names.of(ids), values, strict=True)]
+            [Candidate(*one) for one in zip(named(target, ids), values, strict=True)]
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ],
         beam=tree.nodes,
-        tokens={i: names.of([i])[0] for i in {node.token for node in tree.nodes}},
+        tokens={i: named(target, [i])[0] for i in {node.token for node in tree.nodes}},
         options={"beam": beam, "alpha": alpha},
     )
 
@@ -168,12 +168,7 @@ def watching(parts: Sequence[MultiHeadAttention]) -> Iterator[dict[nn.Module, Sh
             part.watch = None
 
 
-class _Names:
+def named(vocabulary: Vocabulary, ids: Sequence[int]) -> list[Token]:
     """Ids as something to look at."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-
-    def of(self, ids: Sequence[int]) -> list[Token]:
-        pieces = self.vocabulary.pieces(ids)
-        return [Token(i, text, i in MARKS) for i, text in zip(ids, pieces, strict=True)]
+    pieces = vocabulary.pieces(ids)
+    return [Token(i, text, i in MARKS) for i, text in zip(ids, pieces, strict=True)]
