@@ -10,7 +10,7 @@ import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from regard.marks import END, MARKS, START
 from regard.model import Model
 from regard.nn.attention import MultiHeadAttention, Shown
-from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.search import Node, Tree
 from regard.text.tokenizer import Vocabulary
 
@@ -138,13 +137,7 @@ class Seen(NamedTuple):
 def observe(model: Model, source: Sequence[int], read: Sequence[int]) -> Seen:
     """One pass the shown way: the logits at each row, and the weights of all heads."""
     network = model.network
-    encoder = cast(Sequence[EncoderLayer], network.encoder)
-    decoder = cast(Sequence[DecoderLayer], network.decoder)
-    kinds = {
-        "encoder": [layer.attention for layer in encoder],
-        "decoder": [layer.attention for layer in decoder],
-        "cross": [layer.memory_attention for layer in decoder],
-    }
+    kinds = network.attentions()
     ids = (torch.tensor([list(row)], device=model.device) for row in (source, read))
     with watching([part for parts in kinds.values() for part in parts]) as shown:
         logits = network(*ids)[0]

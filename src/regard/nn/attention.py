@@ -145,6 +145,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout = section.attention_dropout
         self.watch: Callable[[Shown], None] | None = None
         """when set, attention goes the shown way and each result is handed to this function"""
+        self.gate: Float[Tensor, " h"] | None = None
+        """when set, each head's output is multiplied by its number: 0 mutes a head"""
 
     def keys_values(self, x: Float[Tensor, "B K d"]) -> KeysValues:
         return KeysValues(self.split(self.key(x)), self.split(self.value(x)))
@@ -159,6 +161,8 @@ class MultiHeadAttention(nn.Module):
             heads = shown.output
         else:
             heads = self.score(query, *seen, mask, self.dropout if self.training else 0.0)
+        if self.gate is not None:
+            heads = heads * self.gate[:, None, None]
         joined: Float[Tensor, "B Q d"] = self.output(self.join(heads))
         return joined
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.marks import PAD
-from regard.nn.attention import KeysValues, Mask
+from regard.nn.attention import KeysValues, Mask, MultiHeadAttention
 from regard.nn.layers import RESIDUALS, Cache, DecoderLayer, EncoderLayer, initialize
 from regard.nn.positions import POSITIONS
 
@@ -100,6 +100,16 @@ class Transformer(nn.Module):
     def longest(self) -> int | None:
         """The longest text its positions reach, marks counted; None: they have no end."""
         return self.source_position.longest
+
+    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
+        """Every attention by its place, layer by layer: what a trace watches, and what can be muted."""
+        encoder = cast(Sequence[EncoderLayer], self.encoder)
+        decoder = cast(Sequence[DecoderLayer], self.decoder)
+        return {
+            "encoder": [layer.attention for layer in encoder],
+            "decoder": [layer.attention for layer in decoder],
+            "cross": [layer.memory_attention for layer in decoder],
+        }
 
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"]
