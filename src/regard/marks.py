@@ -1,4 +1,4 @@
-"""The four ids that stand for no text. Every vocabulary begins with them."""
+"""The five ids that stand for no text. Every vocabulary begins with them."""
 
 PAD = 0
 """fills the short sentences of a batch; never seen by attention, never counted in the loss"""
@@ -8,5 +8,7 @@ END = 2
 """closes every source, and every target; search stops at it"""
 UNKNOWN = 3
 """a piece of text outside the vocabulary; unigram and bpe spell such text in bytes instead"""
+MASK = 4
+"""hides a word that is to be guessed from the others"""
 
-MARKS = {PAD: "<pad>", START: "<s>", END: "</s>", UNKNOWN: "<unk>"}
+MARKS = {PAD: "<pad>", START: "<s>", END: "</s>", UNKNOWN: "<unk>", MASK: "<mask>"}

@@ -14,8 +14,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
-from regard.marks import END, PAD, START, UNKNOWN
-from regard.nn.transformer import Transformer
+from regard.marks import END, MASK, PAD, START, UNKNOWN
+from regard.nn.network import Network
+from regard.nn.networks import NETWORKS
 from regard.recipe import Device, Precision, Recipe
 from regard.run import Run
 from regard.score import Result, score
@@ -75,7 +76,7 @@ class Model:
         self,
         recipe: Recipe,
         tokenizer: Tokenizer,
-        network: Transformer,
+        network: Network,
         device: torch.device,
         precision: Precision = "fp32",
     ) -> None:
@@ -209,7 +210,7 @@ class Model:
                 start=START,
                 end=END,
                 prefixes=prefixes,
-                banned=(PAD, START, UNKNOWN, *self.tokenizer.target.line_breaks),
+                banned=(PAD, START, UNKNOWN, MASK, *self.tokenizer.target.line_breaks),
                 device=self.device,
             )
 
@@ -233,8 +234,9 @@ def _sample(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
     return [[hypothesis] for hypothesis in sample(*arguments, **options)]
 
 
-def build(recipe: Recipe, tokenizer: Tokenizer) -> Transformer:
-    return Transformer(recipe.model, tokenizer.source.size, tokenizer.target.size)
+def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
+    section = recipe.model
+    return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
 
 def weights_of(network: torch.nn.Module) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from regard.marks import END, MARKS, START
 from regard.model import Model
-from regard.nn.attention import MultiHeadAttention, Shown
+from regard.nn.attention import Shown
+from regard.nn.heads import MultiHeadAttention
 from regard.search import Node, Tree
 from regard.text.tokenizer import Vocabulary
 

@@ -10,7 +10,7 @@ import torch
 
 from regard.marks import END, START
 from regard.model import Model
-from regard.nn.attention import MultiHeadAttention
+from regard.nn.heads import MultiHeadAttention
 from regard.trace import CANDIDATES, Trace, trace
 
 TEXT = "ein Hund dog"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.marks import PAD
-from regard.nn.transformer import Transformer
+from regard.nn.network import Network
 
 SMOOTHINGS: dict[recipe.Smoothing, Callable[[float, int], float]] = {
     # Over all K classes, the right one too: it keeps 1 - eps + eps/K. This is torch's convention.
@@ -30,7 +30,7 @@ LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 class Objective(nn.Module):
     """A network with what is wanted of it: source, target and wanted tokens in, the summed loss out."""
 
-    def __init__(self, network: Transformer, training: recipe.Training) -> None:
+    def __init__(self, network: Network, training: recipe.Training) -> None:
         super().__init__()
         self.network = network
         self.smoothing = training.label_smoothing

@@ -1,12 +1,12 @@
-"""Attention: which positions look at which, and what they take from there (section 3.2 of the paper).
+"""Attention: the values summed, weighted by how well their keys answer the query (section 3.2.1 of the paper).
+
+    query, key -> score -> mask -> weighting -> weighted sum of the values
 
 What is notable:
-- Two ways to the same output. The *fast* way, ``forward``, goes through torch's fused kernels and never keeps the
-  weights. The *shown* way, ``show``, is the formula written out and returns every intermediate. A test holds the two
-  equal.
-- One form serves all three uses. A sub-layer asks ``keys_values(x)`` of whatever is looked at and hands the result
-  to ``forward``: for self-attention x is the layer's own input, for the decoder's earlier words it is a cache, for
-  encoder-decoder attention it is computed once for each source sentence.
+- Each step has a name in the recipe: the ``score``, the ``weighting``, and what ``positions`` have to say.
+- Two ways to the same output. The *fast* way, ``forward``, goes through torch's fused kernel where there is one and
+  never keeps the weights. The *shown* way, ``show``, is the formula written out and returns every intermediate. A test
+  holds the two equal.
 - ``Mask`` says who may look at whom without building a matrix until a kernel wants one.
 """
 
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
+from regard.nn.positions import Relation
 
 
 @dataclass(frozen=True)
@@ -30,93 +31,33 @@ class Mask:
     real: Bool[Tensor, "B K"] | None = None
     """keys that are words, not padding; None: all are"""
     causal: bool = False
-    """position i sees j <= i only; queries and keys begin at the same position"""
+    """position i sees j <= i only; the queries are the last positions of the keys"""
+    tree: Int[Tensor, "B K K"] | None = None
+    """distance along the dependency tree, where positions are those of a tree"""
 
     def matrix(
         self, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
         """The mask as the kernels want it; None when everybody sees everything."""
         allowed = None if self.real is None else self.real[:, None, None, :]
-        if not self.causal:
+        if not self.causal or queries == 1:
             return allowed
-        earlier = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()[None, None]
-        return earlier if allowed is None else allowed & earlier
+        earlier = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        return earlier[None, None] if allowed is None else allowed & earlier
 
-
-class Shown(NamedTuple):
-    """Every intermediate of one attention, in the order of the formula. Rows are queries, columns are keys."""
-
-    query: Float[Tensor, "B h Q dk"]
-    key: Float[Tensor, "B h K dk"]
-    value: Float[Tensor, "B h K dv"]
-    products: Float[Tensor, "B h Q K"]
-    """Q K^T"""
-    scores: Float[Tensor, "B h Q K"]
-    """Q K^T / sqrt(d_k)"""
-    masked: Float[Tensor, "B h Q K"]
-    """minus infinity where the query may not look"""
-    weights: Float[Tensor, "B h Q K"]
-    """softmax of each row: sums to 1"""
-    output: Float[Tensor, "B h Q dv"]
-    """weights V"""
-
-
-class ScaledDotProduct(nn.Module):
-    """softmax(Q K^T / sqrt(d_k)) V."""
-
-    def __init__(self, key_width: int) -> None:
-        super().__init__()
-        self.scale = 1 / math.sqrt(key_width)
-
-    def forward(
-        self,
-        query: Float[Tensor, "B h Q dk"],
-        key: Float[Tensor, "B h K dk"],
-        value: Float[Tensor, "B h K dv"],
-        mask: Mask,
-        dropout: float = 0.0,
-    ) -> Float[Tensor, "B h Q dv"]:
-        # A purely causal mask goes by flag: the kernel then skips what lies above the diagonal.
-        by_flag = mask.causal and mask.real is None
-        matrix = None if by_flag else mask.matrix(query.shape[2], key.shape[2], query.device)
-        return F.scaled_dot_product_attention(
-            query, key, value, matrix, dropout_p=dropout, is_causal=by_flag, scale=self.scale
-        )
-
-    def show(
-        self,
-        query: Float[Tensor, "B h Q dk"],
-        key: Float[Tensor, "B h K dk"],
-        value: Float[Tensor, "B h K dv"],
-        mask: Mask,
-    ) -> Shown:
-        products = query @ key.transpose(-2, -1)
-        scores = products * self.scale
-        allowed = mask.matrix(query.shape[2], key.shape[2], query.device)
-        masked = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
-        weights = masked.softmax(dim=-1)
-        return Shown(query, key, value, products, scores, masked, weights, weights @ value)
-
-
-class UnscaledDotProduct(ScaledDotProduct):
-    """softmax(Q K^T) V: what the scale is there to mend."""
-
-    def __init__(self, key_width: int) -> None:
-        super().__init__(key_width)
-        self.scale = 1.0
-
-
-SCORES: dict[recipe.Score, type[ScaledDotProduct]] = {
-    "scaled": ScaledDotProduct,
-    "unscaled": UnscaledDotProduct,
-}
+    def distance(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "#B Q K"]:
+        """How far each key lies from each query: ahead is positive, behind is negative."""
+        if self.tree is not None:
+            return self.tree
+        place = torch.arange(keys, device=device)
+        return (place - place[keys - queries :, None])[None]
 
 
 class KeysValues(NamedTuple):
     """What can be looked at, already projected and split into heads."""
 
-    key: Float[Tensor, "B h K dk"]
-    value: Float[Tensor, "B h K dv"]
+    key: Float[Tensor, "B g K dk"]
+    value: Float[Tensor, "B g K dv"]
 
     def select(self, rows: Tensor) -> "KeysValues":
         return KeysValues(self.key.index_select(0, rows), self.value.index_select(0, rows))
@@ -127,47 +68,147 @@ class KeysValues(NamedTuple):
         )
 
 
-class MultiHeadAttention(nn.Module):
-    """Concat(head_1 … head_h) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+class Shown(NamedTuple):
+    """Every intermediate of one attention, in the order of the formula. Rows are queries, columns are keys."""
 
-    The W_i of all heads stand side by side in one matrix. d_k and d_v are free and may differ.
-    """
+    query: Float[Tensor, "B h Q dk"]
+    key: Float[Tensor, "B h K dk"]
+    value: Float[Tensor, "B h K dv"]
+    products: Float[Tensor, "B h Q K"]
+    """Q K^T, or what the recipe has in its place"""
+    scores: Float[Tensor, "B h Q K"]
+    """Q K^T / sqrt(d_k)"""
+    masked: Float[Tensor, "B h Q K"]
+    """minus infinity where the query may not look"""
+    weights: Float[Tensor, "B h Q K"]
+    """softmax of each row: sums to 1"""
+    output: Float[Tensor, "B h Q dv"]
+    """weights V"""
+
+
+# Scores: how a query is compared with a key
+
+
+class ScaledDotProduct(nn.Module):
+    """q.k / sqrt(d_k): the scale keeps the variance at 1, however many features are summed."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        width, heads, attention = section.width, section.heads, section.attention
-        self.heads = heads
-        self.query = nn.Linear(width, heads * section.key_width, attention.bias)
-        self.key = nn.Linear(width, heads * section.key_width, attention.bias)
-        self.value = nn.Linear(width, heads * section.value_width, attention.bias)
-        self.output = nn.Linear(heads * section.value_width, width, attention.bias)
-        self.score = SCORES[attention.score](section.key_width)
-        self.dropout = section.attention_dropout
-        self.watch: Callable[[Shown], None] | None = None
-        """when set, attention goes the shown way and each result is handed to this function"""
-        self.gate: Float[Tensor, " h"] | None = None
-        """when set, each head's output is multiplied by its number: 0 mutes a head"""
-
-    def keys_values(self, x: Float[Tensor, "B K d"]) -> KeysValues:
-        return KeysValues(self.split(self.key(x)), self.split(self.value(x)))
+        self.scale: float = 1 / math.sqrt(section.key_width)
 
     def forward(
-        self, x: Float[Tensor, "B Q d"], seen: KeysValues, mask: Mask
-    ) -> Float[Tensor, "B Q d"]:
-        query = self.split(self.query(x))
-        if self.watch is not None:
-            shown = self.score.show(query, *seen, mask)
-            self.watch(shown)
-            heads = shown.output
-        else:
-            heads = self.score(query, *seen, mask, self.dropout if self.training else 0.0)
-        if self.gate is not None:
-            heads = heads * self.gate[:, None, None]
-        joined: Float[Tensor, "B Q d"] = self.output(self.join(heads))
-        return joined
+        self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
+    ) -> Float[Tensor, "B h Q K"]:
+        """Before the scale."""
+        return query @ key.transpose(-2, -1)
 
-    def split(self, x: Float[Tensor, "B T hd"]) -> Float[Tensor, "B h T dh"]:
-        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
-    def join(self, x: Float[Tensor, "B h T dh"]) -> Float[Tensor, "B T hd"]:
-        return x.transpose(1, 2).flatten(2)
+class UnscaledDotProduct(ScaledDotProduct):
+    """q.k: what the scale is there to mend."""
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__(section)
+        self.scale = 1.0
+
+
+class Additive(nn.Module):
+    """v.tanh(q + k + b): one hidden layer scores each pair, its first matrices being W^Q and W^K."""
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.bias = nn.Parameter(torch.zeros(section.heads, 1, 1, section.key_width))
+        self.weight = nn.Parameter(torch.empty(section.heads, section.key_width))
+        nn.init.normal_(self.weight, std=section.key_width**-0.5)
+
+    def forward(
+        self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
+    ) -> Float[Tensor, "B h Q K"]:
+        hidden = torch.tanh(query[:, :, :, None] + key[:, :, None] + self.bias)
+        return torch.einsum("bhqkd,hd->bhqk", hidden, self.weight)
+
+
+SCORES: dict[recipe.Score, type[ScaledDotProduct] | type[Additive]] = {
+    "scaled": ScaledDotProduct,
+    "unscaled": UnscaledDotProduct,
+    "additive": Additive,
+}
+
+
+# Weightings: how scores become weights
+
+
+def softmax(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
+    return masked.softmax(dim=-1)
+
+
+def relu(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
+    """max(0, score) / n, n being how many keys the query sees: weights that need not sum to 1."""
+    seen = (masked > -math.inf).sum(-1, keepdim=True)
+    return masked.relu() / seen
+
+
+WEIGHTINGS: dict[recipe.Weighting, Callable[[Tensor], Tensor]] = {"softmax": softmax, "relu": relu}
+
+
+class Attention(nn.Module):
+    """Attention(Q, K, V): the values summed, weighted by how well their keys answer the query."""
+
+    def __init__(self, section: recipe.Model, relation: Relation) -> None:
+        super().__init__()
+        self.score = SCORES[section.attention.score](section)
+        self.weighting = WEIGHTINGS[section.attention.weighting]
+        self.relation = relation
+        self.dropout = section.attention_dropout
+        fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
+        self.fused = fused and not relation.in_scores
+        """whether torch has one kernel for all of it"""
+
+    def forward(
+        self,
+        query: Float[Tensor, "B h Q dk"],
+        key: Float[Tensor, "B g K dk"],
+        value: Float[Tensor, "B g K dv"],
+        allowed: Bool[Tensor, "#B 1 #Q K"] | None,
+        distance: Int[Tensor, "#B Q K"] | None = None,
+        causal: bool = False,
+    ) -> Float[Tensor, "B h Q dv"]:
+        """The fast way. causal stands for the mask of a square: the kernel skips what is above the diagonal."""
+        if not self.fused:
+            assert not causal
+            return self.show(query, key, value, allowed, distance).output
+        key, value = for_each(query, key), for_each(query, value)
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(
+            query, key, value, allowed, dropout_p=dropout, is_causal=causal, scale=self.score.scale
+        )
+
+    def show(
+        self,
+        query: Float[Tensor, "B h Q dk"],
+        key: Float[Tensor, "B g K dk"],
+        value: Float[Tensor, "B g K dv"],
+        allowed: Bool[Tensor, "#B 1 #Q K"] | None,
+        distance: Int[Tensor, "#B Q K"] | None = None,
+    ) -> Shown:
+        """The formula written out."""
+        key, value = for_each(query, key), for_each(query, value)
+        products: Tensor = self.score(query, key)
+        if self.relation.in_scores:
+            products = products + self.relation.score(query, distance)
+        scores = products * self.score.scale
+        masked = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
+        weights = self.weighting(masked)
+        kept = F.dropout(weights, self.dropout, self.training)
+        output = kept @ value
+        if self.relation.in_scores:
+            output = output + self.relation.value(kept, distance)
+        return Shown(query, key, value, products, scores, masked, weights, output)
+
+
+def for_each(
+    query: Float[Tensor, "B h Q dk"], x: Float[Tensor, "B g K dx"]
+) -> Float[Tensor, "B h K dx"]:
+    """Keys or values of g heads for h query heads: h / g neighbours share one."""
+    shared_by = query.shape[1] // x.shape[1]
+    return x if shared_by == 1 else x.repeat_interleave(shared_by, dim=1)

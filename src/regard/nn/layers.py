@@ -8,9 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.nn.attention import KeysValues, Mask, MultiHeadAttention
-from regard.nn.feedforward import FeedForward
-from regard.nn.norms import NORMS
+from regard.nn.attention import KeysValues, Mask
+from regard.nn.feedforward import ACTIVATIONS
+from regard.nn.heads import MultiHeadAttention
+from regard.nn.norms import NORMS, Real
 
 Sublayer = Callable[[Tensor], Tensor]
 
@@ -23,21 +24,25 @@ class NormAfter(nn.Module):
         self.norm = NORMS[section.norm](section.width)
         self.dropout = nn.Dropout(section.dropout)
 
-    def forward(self, x: Float[Tensor, "B T d"], sublayer: Sublayer) -> Float[Tensor, "B T d"]:
-        y: Float[Tensor, "B T d"] = self.norm(x + self.dropout(sublayer(x)))
+    def forward(
+        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, real: Real
+    ) -> Float[Tensor, "B T d"]:
+        y: Float[Tensor, "B T d"] = self.norm(x + self.dropout(sublayer(x)), real)
         return y
 
     @staticmethod
     def last(section: recipe.Model) -> nn.Module:
         """What closes a stack: nothing, each layer ends in a norm already."""
-        return nn.Identity()
+        return NORMS["none"](section.width)
 
 
 class NormBefore(NormAfter):
     """x + Dropout(Sublayer(LayerNorm(x))), also called pre-norm; easier to train when deep."""
 
-    def forward(self, x: Float[Tensor, "B T d"], sublayer: Sublayer) -> Float[Tensor, "B T d"]:
-        y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x)))
+    def forward(
+        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, real: Real
+    ) -> Float[Tensor, "B T d"]:
+        y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x, real)))
         return y
 
     @staticmethod
@@ -49,32 +54,15 @@ class NormBefore(NormAfter):
 RESIDUALS: dict[recipe.NormPlace, type[NormAfter]] = {"after": NormAfter, "before": NormBefore}
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network."""
-
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__()
-        residual = RESIDUALS[section.norm_place]
-        self.attention = MultiHeadAttention(section)
-        self.attention_residual = residual(section)
-        self.feedforward = FeedForward(section)
-        self.feedforward_residual = residual(section)
-
-    def forward(self, x: Float[Tensor, "B S d"], mask: Mask) -> Float[Tensor, "B S d"]:
-        def attend(y: Tensor) -> Tensor:
-            attended: Tensor = self.attention(y, self.attention.keys_values(y), mask)
-            return attended
-
-        x = self.attention_residual(x, attend)
-        y: Float[Tensor, "B S d"] = self.feedforward_residual(x, self.feedforward)
-        return y
-
-
 @dataclass
 class Cache:
-    """Keys and values of the words a decoder layer has already said; grows by one word a step."""
+    """Keys and values of the words a layer has already read; grows by one word a step."""
 
     seen: KeysValues | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self.seen is None else self.seen.key.shape[2]
 
     def append(self, new: KeysValues) -> KeysValues:
         self.seen = new if self.seen is None else self.seen.followed_by(new)
@@ -84,33 +72,59 @@ class Cache:
         return Cache(None if self.seen is None else self.seen.select(rows))
 
 
-class DecoderLayer(nn.Module):
-    """Masked self-attention, encoder-decoder attention, then the feed-forward network."""
+class EncoderLayer(nn.Module):
+    """Self-attention, then the feed-forward network."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, section: recipe.Model, place: recipe.Place = "encoder") -> None:
         super().__init__()
         residual = RESIDUALS[section.norm_place]
-        self.attention = MultiHeadAttention(section)
+        self.attention = MultiHeadAttention(section, place)
         self.attention_residual = residual(section)
-        self.memory_attention = MultiHeadAttention(section)
-        self.memory_residual = residual(section)
-        self.feedforward = FeedForward(section)
+        self.feedforward = ACTIVATIONS[section.activation](section)
         self.feedforward_residual = residual(section)
 
     def forward(
-        self,
-        x: Float[Tensor, "R T d"],
-        memory: KeysValues,
-        memory_mask: Mask,
-        cache: Cache | None = None,
-    ) -> Float[Tensor, "R T d"]:
-        """All positions at once under the causal mask, or, with a cache, the newest position of each row."""
+        self, x: Float[Tensor, "B T d"], mask: Mask, real: Real = None, cache: Cache | None = None
+    ) -> Float[Tensor, "B T d"]:
+        return self.think(self.look(x, mask, real, cache), real)
+
+    def look(
+        self, x: Float[Tensor, "B T d"], mask: Mask, real: Real, cache: Cache | None
+    ) -> Float[Tensor, "B T d"]:
+        """All positions look at one another; with a cache, the newest ones look at those before too."""
 
         def attend(y: Tensor) -> Tensor:
-            new = self.attention.keys_values(y)
-            seen, mask = (new, Mask(causal=True)) if cache is None else (cache.append(new), Mask())
-            attended: Tensor = self.attention(y, seen, mask)
+            new = self.attention.keys_values(y, real, 0 if cache is None else cache.length)
+            attended: Tensor = self.attention(y, new if cache is None else cache.append(new), mask)
             return attended
+
+        y: Float[Tensor, "B T d"] = self.attention_residual(x, attend, real)
+        return y
+
+    def think(self, x: Float[Tensor, "B T d"], real: Real) -> Float[Tensor, "B T d"]:
+        """Each position by itself."""
+        y: Float[Tensor, "B T d"] = self.feedforward_residual(x, self.feedforward, real)
+        return y
+
+
+class DecoderLayer(EncoderLayer):
+    """Masked self-attention, encoder-decoder attention, then the feed-forward network."""
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__(section, "decoder")
+        self.memory_attention = MultiHeadAttention(section, "memory")
+        self.memory_residual = RESIDUALS[section.norm_place](section)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "R T d"],
+        mask: Mask,
+        memory: KeysValues,
+        memory_mask: Mask,
+        real: Real = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "R T d"]:
+        """All positions at once, or, with a cache, the newest position of each row."""
 
         def attend_to_memory(y: Tensor) -> Tensor:
             # In search several rows, the beams, share one sentence: they are queries side by side,
@@ -119,10 +133,9 @@ class DecoderLayer(nn.Module):
             attended: Tensor = self.memory_attention(queries, memory, memory_mask)
             return attended.reshape(y.shape)
 
-        x = self.attention_residual(x, attend)
-        x = self.memory_residual(x, attend_to_memory)
-        y: Float[Tensor, "R T d"] = self.feedforward_residual(x, self.feedforward)
-        return y
+        x = self.look(x, mask, real, cache)
+        x = self.memory_residual(x, attend_to_memory, real)
+        return self.think(x, real)
 
 
 def initialize(module: nn.Module) -> None:

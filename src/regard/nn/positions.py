@@ -1,11 +1,54 @@
-"""Positions: attention alone does not know the order of the words (section 3.5 of the paper)."""
+"""Positions: attention alone does not know the order of the words (section 3.5 of the paper).
+
+A position may act in two places: on the embeddings, before the first layer, and inside every self-attention. The
+dictionary at the end says for each name what stands where.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
 from regard.errors import RegardError
+
+Start = int | Int[Tensor, "B 1"]
+"""the position of the first word: one for all rows, or one for each"""
+
+
+class Tree(NamedTuple):
+    """Where the words of a batch stand in their dependency trees."""
+
+    depth: Int[Tensor, "B S"]
+    distance: Int[Tensor, "B S S"]
+
+
+# On the embeddings
+
+
+class Unmarked(nn.Module):
+    """Nothing is added: to such a model a sentence is a bag of words, unless attention tells it the order."""
+
+    longest: int | None = None
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__()
+
+    def forward(
+        self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
+    ) -> Float[Tensor, "B T d"]:
+        return x
+
+
+class Index(Unmarked):
+    """Adds the number of the position to every feature; at long lengths it swamps the word."""
+
+    def forward(
+        self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
+    ) -> Float[Tensor, "B T d"]:
+        return x + places(x, start)[..., None].to(x.dtype)
 
 
 def sinusoids(length: int, width: int) -> Float[Tensor, "T d"]:
@@ -13,51 +56,183 @@ def sinusoids(length: int, width: int) -> Float[Tensor, "T d"]:
 
     Computed in float64, so that far positions are as true as near ones.
     """
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = position * frequency
+    angle = angles(length, width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
 
 
-class Sinusoidal(nn.Module):
+def angles(length: int, width: int) -> Float[Tensor, "T half"]:
+    """pos / 10000^(2i/d), in float64."""
+    position = torch.arange(length, dtype=torch.float64)[:, None]
+    frequency = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return position * frequency
+
+
+class Waves:
+    """A table over positions that grows when a longer text comes.
+
+    No buffer: it is neither saved nor shared, but computed where and when it is needed.
+    """
+
+    def __init__(self, make: Callable[[int], Tensor]) -> None:
+        self.make = make
+        self.table = make(512)
+
+    def __call__(self, end: int, device: torch.device) -> Tensor:
+        """The rows of all positions before end, and perhaps more."""
+        if end > len(self.table):
+            self.table = self.make(2 * end)
+        if self.table.device != device:
+            self.table = self.table.to(device)
+        return self.table
+
+
+class Sinusoidal(Unmarked):
     """Adds fixed waves: fast ones in the first features, slow ones in the last. It has no longest length."""
 
-    longest = None
-
     def __init__(self, section: recipe.Model) -> None:
-        super().__init__()
-        self.width = section.width
-        # No buffer: it is neither saved nor shared, but computed where and when it is needed.
-        self.waves = sinusoids(512, section.width)
+        super().__init__(section)
+        self.waves = Waves(lambda length: sinusoids(length, section.width))
 
-    def forward(self, x: Float[Tensor, "B T d"], start: int = 0) -> Float[Tensor, "B T d"]:
-        end = start + x.shape[1]
-        if end > len(self.waves):
-            self.waves = sinusoids(2 * end, self.width)
-        self.waves = self.waves.to(x.device)
-        return x + self.waves[start:end]
+    def forward(
+        self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
+    ) -> Float[Tensor, "B T d"]:
+        place = places(x, start)
+        return x + self.waves(end(x, start), x.device)[place].to(x.dtype)
 
 
-class Learned(nn.Module):
+class Learned(Unmarked):
     """Adds a learned vector for each position up to a longest length; beyond it there is nothing to add."""
 
     def __init__(self, section: recipe.Model) -> None:
-        super().__init__()
+        super().__init__(section)
         self.longest = section.max_length
         self.vectors = nn.Parameter(torch.empty(section.max_length, section.width))
         nn.init.normal_(self.vectors, std=section.width**-0.5)
 
-    def forward(self, x: Float[Tensor, "B T d"], start: int = 0) -> Float[Tensor, "B T d"]:
-        end = start + x.shape[1]
-        if end > len(self.vectors):
+    def forward(
+        self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
+    ) -> Float[Tensor, "B T d"]:
+        if end(x, start) > len(self.vectors):
             raise RegardError(
-                f"a text of {end} tokens is longer than the {len(self.vectors)} learned positions "
-                "(model.max_length); cut it, or train with position: sinusoidal"
+                f"a text of {end(x, start)} tokens is longer than the {len(self.vectors)} learned "
+                "positions (model.max_length); cut it, or train with position: sinusoidal"
             )
-        return x + self.vectors[start:end]
+        return x + self.vectors[places(x, start)]
 
 
-POSITIONS: dict[recipe.Position, type[Sinusoidal] | type[Learned]] = {
-    "sinusoidal": Sinusoidal,
-    "learned": Learned,
+def places(x: Float[Tensor, "B T *d"], start: Start) -> Int[Tensor, "#B T"]:
+    return (torch.arange(x.shape[1], device=x.device) + start).view(-1, x.shape[1])
+
+
+def end(x: Float[Tensor, "B T *d"], start: Start) -> int:
+    """One past the last position."""
+    return x.shape[1] + (start if isinstance(start, int) else int(start.max()))
+
+
+# Inside self-attention
+
+
+class Relation(nn.Module):
+    """What a position has to say when a query meets a key; here nothing."""
+
+    in_scores = False
+    """whether ``score`` and ``value`` are to be asked"""
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__()
+
+    def turn(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
+        """Queries and keys, before they are compared; start is the position of the first."""
+        return x
+
+    def score(
+        self, query: Float[Tensor, "B h Q dk"], distance: Int[Tensor, "#B Q K"] | None
+    ) -> Float[Tensor, "B h Q K"]:
+        """Added to q.k, before the scale."""
+        raise NotImplementedError
+
+    def value(
+        self, weights: Float[Tensor, "B h Q K"], distance: Int[Tensor, "#B Q K"] | None
+    ) -> Float[Tensor, "B h Q dv"]:
+        """Added to the weighted sum of the values."""
+        raise NotImplementedError
+
+
+class Rotary(Relation):
+    """Turns each pair of features of queries and keys by an angle that grows with the position (Su et al. 2021).
+
+    A product of two such vectors depends on their distance alone.
+    """
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__(section)
+        self.waves = Waves(lambda length: angles(length, section.key_width))
+
+    def turn(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
+        stop = start + x.shape[2]
+        angle = self.waves(stop, x.device)[start:stop]
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        even, odd = x[..., 0::2], x[..., 1::2]
+        turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+        return turned.flatten(-2)
+
+
+class Relative(Relation):
+    """Learned vectors for the distance, clipped, added to keys and to values (Shaw et al. 2018).
+
+    e_ij = q_i.(k_j + a_ij), and the output is the sum of w_ij (v_j + b_ij); one set of vectors for all heads.
+    """
+
+    in_scores = True
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__(section)
+        self.farthest = section.max_distance
+        self.keys = nn.Parameter(torch.empty(2 * self.farthest + 1, section.key_width))
+        self.values = nn.Parameter(torch.empty(2 * self.farthest + 1, section.value_width))
+        nn.init.normal_(self.keys, std=section.key_width**-0.5)
+        nn.init.normal_(self.values, std=section.value_width**-0.5)
+
+    def which(self, distance: Int[Tensor, "#B Q K"]) -> Int[Tensor, "#B 1 Q K"]:
+        """The vector of each distance."""
+        return (distance.clamp(-self.farthest, self.farthest) + self.farthest)[:, None]
+
+    def score(
+        self, query: Float[Tensor, "B h Q dk"], distance: Int[Tensor, "#B Q K"] | None
+    ) -> Float[Tensor, "B h Q K"]:
+        assert distance is not None
+        # There are far fewer different distances than keys: multiply once for each, then spread out.
+        products = query @ self.keys.T
+        which = self.which(distance).expand(*products.shape[:3], -1)
+        return products.gather(-1, which)
+
+    def value(
+        self, weights: Float[Tensor, "B h Q K"], distance: Int[Tensor, "#B Q K"] | None
+    ) -> Float[Tensor, "B h Q dv"]:
+        assert distance is not None
+        # The weights of all keys at one distance are summed before they meet its vector.
+        sums = weights.new_zeros(*weights.shape[:3], len(self.values))
+        sums = sums.scatter_add(-1, self.which(distance).expand(*weights.shape), weights)
+        return sums @ self.values.to(sums.dtype)
+
+
+class Acts(NamedTuple):
+    """Where a position acts, and how."""
+
+    embedding: type[Unmarked] = Unmarked
+    attention: type[Relation] = Relation
+    target: recipe.Position | None = None
+    """what the target has instead, if something else"""
+
+    def on(self, place: recipe.Place) -> "Acts":
+        return self if place == "encoder" or self.target is None else POSITIONS[self.target]
+
+
+POSITIONS: dict[recipe.Position, Acts] = {
+    "none": Acts(),
+    "index": Acts(embedding=Index),
+    "sinusoidal": Acts(embedding=Sinusoidal),
+    "learned": Acts(embedding=Learned),
+    "rotary": Acts(attention=Rotary),
+    "relative": Acts(attention=Relative),
 }

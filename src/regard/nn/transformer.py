@@ -7,33 +7,21 @@ Learning calls ``forward``: one pass gives all T predictions at once. Search cal
 for each word; ``step`` computes only the newest position.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from regard import recipe
 from regard.marks import PAD
-from regard.nn.attention import KeysValues, Mask, MultiHeadAttention
+from regard.nn.attention import KeysValues, Mask
+from regard.nn.embedding import Embedding
+from regard.nn.heads import MultiHeadAttention
 from regard.nn.layers import RESIDUALS, Cache, DecoderLayer, EncoderLayer, initialize
-from regard.nn.positions import POSITIONS
-
-
-class Embedding(nn.Module):
-    """Ids to vectors, times sqrt(d) (section 3.4), so that positions do not drown the words."""
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, width))
-        nn.init.normal_(self.weight, std=width**-0.5)
-
-    def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
-        return F.embedding(ids, self.weight) * math.sqrt(self.weight.shape[1])
+from regard.nn.network import Network
+from regard.nn.positions import POSITIONS, Tree
 
 
 @dataclass(frozen=True)
@@ -43,6 +31,29 @@ class Memory:
     states: Float[Tensor, "B S d"]
     real: Bool[Tensor, "B S"]
     """False at padding"""
+
+
+class Encoder(nn.Module):
+    """Embedding and position, then N layers in which every word sees every other."""
+
+    def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.position = POSITIONS[section.position].on("encoder").embedding(section)
+        self.dropout = nn.Dropout(section.dropout)
+        self.layers = nn.ModuleList(EncoderLayer(section) for _ in range(section.encoder_layers))
+        self.norm = RESIDUALS[section.norm_place].last(section)
+
+    def forward(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
+        real = source != PAD
+        mask = Mask(real, tree=None if tree is None else tree.distance)
+        x = self.dropout(self.position(self.embedding(source), tree=tree))
+        for layer in self.layers:
+            x = layer(x, mask, real)
+        return Memory(self.norm(x, real), real)
+
+    def attentions(self) -> list[MultiHeadAttention]:
+        return [layer.attention for layer in cast(Iterable[EncoderLayer], self.layers)]
 
 
 @dataclass(frozen=True)
@@ -75,83 +86,87 @@ class DecoderState:
         )
 
 
-class Transformer(nn.Module):
-    def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
+class Decoder(nn.Module):
+    """Embedding and position, then N layers in which a word sees those before it, and the memory."""
+
+    def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
         super().__init__()
-        self.target_embedding = Embedding(target_size, section.width)
-        self.source_embedding = (
-            self.target_embedding
-            if section.tie_embeddings
-            else Embedding(source_size, section.width)
-        )
-        self.source_position = POSITIONS[section.position](section)
-        self.target_position = POSITIONS[section.position](section)
+        self.embedding = embedding
+        self.position = POSITIONS[section.position].on("decoder").embedding(section)
         self.dropout = nn.Dropout(section.dropout)
-        self.encoder = nn.ModuleList(EncoderLayer(section) for _ in range(section.encoder_layers))
-        self.decoder = nn.ModuleList(DecoderLayer(section) for _ in range(section.decoder_layers))
-        self.encoder_norm = RESIDUALS[section.norm_place].last(section)
-        self.decoder_norm = RESIDUALS[section.norm_place].last(section)
-        self.projection = (
-            self.target_embedding if section.tie_output else Embedding(target_size, section.width)
-        )
-        initialize(self)
-
-    @property
-    def longest(self) -> int | None:
-        """The longest text its positions reach, marks counted; None: they have no end."""
-        return self.source_position.longest
-
-    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        """Every attention by its place, layer by layer: what a trace watches, and what can be muted."""
-        encoder = cast(Sequence[EncoderLayer], self.encoder)
-        decoder = cast(Sequence[DecoderLayer], self.decoder)
-        return {
-            "encoder": [layer.attention for layer in encoder],
-            "decoder": [layer.attention for layer in decoder],
-            "cross": [layer.memory_attention for layer in decoder],
-        }
+        self.layers = nn.ModuleList(DecoderLayer(section) for _ in range(section.decoder_layers))
+        self.norm = RESIDUALS[section.norm_place].last(section)
 
     def forward(
-        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T V"]:
-        """Teacher forcing: the logits after each target word, all positions in parallel."""
-        return self.project(self.decode(target, self.encode(source)))
-
-    def encode(self, source: Int[Tensor, "B S"]) -> Memory:
-        real = source != PAD
-        x = self.dropout(self.source_position(self.source_embedding(source)))
-        for layer in self.encoder:
-            x = layer(x, Mask(real))
-        return Memory(self.encoder_norm(x), real)
-
-    def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:
+        self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True
+    ) -> Float[Tensor, "B T d"]:
+        real = target != PAD
         # Padding stands at the end of a target, where the causal mask hides it from every word.
-        x = self.dropout(self.target_position(self.target_embedding(target)))
-        for layer, seen in zip(self.decoder, self.look_up(memory), strict=True):
-            x = layer(x, seen, Mask(memory.real))
-        y: Float[Tensor, "B T d"] = self.decoder_norm(x)
+        mask = Mask(causal=True) if causal else Mask(real)
+        x = self.dropout(self.position(self.embedding(target)))
+        for layer, seen in zip(self.layers, self.look_up(memory), strict=True):
+            x = layer(x, mask, seen, Mask(memory.real), real)
+        y: Float[Tensor, "B T d"] = self.norm(x, real)
         return y
 
-    def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
-        return F.linear(states, self.projection.weight)
-
     def look_up(self, memory: Memory) -> list[KeysValues]:
-        """The keys and values every decoder layer sees of the source."""
-        layers = cast(Iterable[DecoderLayer], self.decoder)
-        return [layer.memory_attention.keys_values(memory.states) for layer in layers]
+        """The keys and values every layer sees of the source."""
+        return [part.keys_values(memory.states, memory.real) for part in self.attentions()["cross"]]
 
     def start(self, memory: Memory) -> DecoderState:
         """The state before the first word: encoder-decoder keys and values are computed here, once."""
-        caches = [Cache() for _ in self.decoder]
+        caches = [Cache() for _ in self.layers]
         return DecoderState(self.look_up(memory), Mask(memory.real), caches, 0)
 
     def step(
         self, tokens: Int[Tensor, "R"], state: DecoderState
-    ) -> tuple[Float[Tensor, "R V"], DecoderState]:
-        """Read one more token in each row; the logits of the next."""
-        x = self.target_position(self.target_embedding(tokens[:, None]), state.length)
+    ) -> tuple[Float[Tensor, "R d"], DecoderState]:
+        """Read one more token in each row; what comes of it."""
+        x = self.position(self.embedding(tokens[:, None]), state.length)
         caches = [Cache(cache.seen) for cache in state.caches]
-        for layer, seen, cache in zip(self.decoder, state.memory, caches, strict=True):
-            x = layer(x, seen, state.memory_mask, cache)
+        for layer, seen, cache in zip(self.layers, state.memory, caches, strict=True):
+            x = layer(x, Mask(causal=True), seen, state.memory_mask, cache=cache)
         state = DecoderState(state.memory, state.memory_mask, caches, state.length + 1)
-        return self.project(self.decoder_norm(x)[:, 0]), state
+        return self.norm(x)[:, 0], state
+
+    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
+        layers = list(cast(Iterable[DecoderLayer], self.layers))
+        return {
+            "decoder": [layer.attention for layer in layers],
+            "cross": [layer.memory_attention for layer in layers],
+        }
+
+
+class Transformer(Network):
+    def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
+        super().__init__()
+        target = Embedding(target_size, section.width)
+        source = target if section.tie_embeddings else Embedding(source_size, section.width)
+        self.encoder = Encoder(section, source)
+        self.decoder = Decoder(section, target)
+        self.projection = target if section.tie_output else Embedding(target_size, section.width)
+        initialize(self)
+
+    @property
+    def longest(self) -> int | None:
+        return self.encoder.position.longest
+
+    def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
+        memory: Memory = self.encoder(source, tree)
+        return memory
+
+    def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:
+        states: Float[Tensor, "B T d"] = self.decoder(target, memory)
+        return states
+
+    def start(self, memory: Memory) -> DecoderState:
+        return self.decoder.start(memory)
+
+    def step(
+        self, tokens: Int[Tensor, "R"], state: DecoderState
+    ) -> tuple[Float[Tensor, "R V"], DecoderState]:
+        states, state = self.decoder.step(tokens, state)
+        return self.project(states), state
+
+    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
+        return {"encoder": self.encoder.attentions(), **self.decoder.attentions()}

@@ -19,11 +19,11 @@ import sentencepiece
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.marks import END, MARKS, PAD, START, UNKNOWN
+from regard.marks import END, MARKS, MASK, PAD, START, UNKNOWN
 from regard.text.corpus import Pair
 
 UNKNOWN_SIGN = "⁇"
-SILENT = {PAD, START, END}
+SILENT = {PAD, START, END, MASK}
 
 Side = Literal["source", "target"]
 
@@ -67,7 +67,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Entries, the four marks among them."""
+        """Entries, the marks among them."""
         return int(self._processor.get_piece_size())
 
     @property
@@ -279,6 +279,7 @@ def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
         bos_piece=MARKS[START],
         eos_piece=MARKS[END],
         unk_piece=MARKS[UNKNOWN],
+        control_symbols=[MARKS[MASK]],
         unk_surface=f" {UNKNOWN_SIGN}",
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,

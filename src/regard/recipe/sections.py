@@ -1,53 +1,44 @@
 """A recipe says everything that makes a model what it is: data, tokenizer, model, training, search, score.
 
-Every default stands here and nowhere else. A recipe is YAML in which one writes only what differs; the run
-folder keeps it complete. Unknown keys and bad values are all reported at once, each with its line and what is
-allowed.
-
-The names a choice may take (``Norm``, ``Position`` …) are written here as ``Literal`` types; the class behind
-each name stands in the dictionary of its module in ``nn/`` or ``learn/``, and a test holds the two lists equal.
+Every default stands here and nowhere else; the names a choice may take stand in ``names``, what does not go together in
+``refusals``, and how a recipe is read in ``reading``.
 """
 
 from __future__ import annotations
 
-import copy
-import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    ValidationError,
-    model_validator,
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+
+from regard.recipe.names import (
+    Activation,
+    Architecture,
+    Average,
+    DecoderPattern,
+    Device,
+    EncoderPattern,
+    Measure,
+    MemoryPattern,
+    Norm,
+    Normalization,
+    NormPlace,
+    Optimizer,
+    Position,
+    Precision,
+    Preset,
+    Schedule,
+    Score,
+    Smoothing,
+    Task,
+    TokenizerKind,
+    Weighting,
 )
-from pydantic_core import ErrorDetails
-
-from regard.errors import RegardError
-
-TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
-Normalization = Literal["nfc", "nfkc", "none"]
-Preset = Literal["tiny", "small", "base", "big"]
-Score = Literal["scaled", "unscaled"]
-Position = Literal["sinusoidal", "learned"]
-Norm = Literal["layer"]
-NormPlace = Literal["after", "before"]
-Activation = Literal["relu", "gelu", "swish"]
-Optimizer = Literal["adam", "adamw", "sgd", "momentum", "adagrad", "rmsprop"]
-Schedule = Literal["paper", "constant", "cosine"]
-Smoothing = Literal["all", "others"]
-Average = Literal["best", "last", "none"]
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "fp32", "bf16"]
-Measure = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per"]
+from regard.recipe.refusals import refused
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Files = Annotated[
@@ -162,11 +153,24 @@ DERIVED = [("key_width",), ("value_width",), ("attention_dropout",), ("feedforwa
 class Attention(Section):
     score: Score = "scaled"
     """how a query is compared with a key; scaled is the paper's q.k / sqrt(d_k)"""
+    weighting: Weighting = "softmax"
+    """how scores become weights"""
+    encoder: EncoderPattern = "full"
+    """who is compared with whom in the encoder; window costs T times its reach, not T times T"""
+    decoder: DecoderPattern = "full"
+    """the same in the decoder's self-attention"""
+    memory: MemoryPattern = "full"
+    """the same in encoder-decoder attention"""
+    reach: Annotated[int, Field(ge=1)] = 64
+    """of window: how many positions it sees on each side"""
+    key_value_heads: Annotated[int, Field(ge=1)] | None = None
+    """fewer heads of keys and values than of queries, which then share them; null: as many"""
     bias: bool = False
     """biases in W^Q, W^K, W^V, W^O; the paper has none, torch and Marian do"""
 
 
 class Model(Section):
+    architecture: Architecture = "transformer"
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -193,7 +197,9 @@ class Model(Section):
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
     position: Position = "sinusoidal"
     max_length: Annotated[int, Field(ge=1)] = 1024
-    """positions of ``position: learned``; sinusoidal has no end"""
+    """positions of ``position: learned``; the others have no end"""
+    max_distance: Annotated[int, Field(ge=1)] = 16
+    """of ``position: relative``: all words farther away are equally far"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
@@ -210,23 +216,12 @@ class Model(Section):
         full = {**PRESETS[preset if known else "base"], **given}
         width, heads = full["width"], full["heads"]
         if isinstance(width, int) and isinstance(heads, int) and heads > 0:
-            given_widths = {"key_width", "value_width"} <= full.keys()
-            if width % heads and not given_widths and known:
-                raise ValueError(
-                    f"width {width} is not divisible by {heads} heads; change one of them, "
-                    "or give key_width and value_width"
-                )
-            full.setdefault("key_width", width // heads)
-            full.setdefault("value_width", width // heads)
+            # A fraction, where one does not divide the other, is refused like any wrong value.
+            full.setdefault("key_width", width / heads)
+            full.setdefault("value_width", width / heads)
         full.setdefault("attention_dropout", full["dropout"])
         full.setdefault("feedforward_dropout", full["dropout"])
         return full
-
-    @model_validator(mode="after")
-    def _even(self) -> Self:
-        if self.position == "sinusoidal" and self.width % 2:
-            raise ValueError(f"sinusoidal positions come in twos: width {self.width} must be even")
-        return self
 
 
 class Training(Section):
@@ -300,6 +295,8 @@ class Scoring(Section):
 
 
 class Recipe(Section):
+    task: Task = "translate"
+    """what the model is to do"""
     data: Data
     tokenizer: Tokenizer = Tokenizer()
     model: Model
@@ -323,168 +320,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        problems = []
-        if self.model.tie_embeddings and not self.tokenizer.shared:
-            problems.append("model.tie_embeddings: true needs tokenizer.shared: true")
-        longest = self.data.clean.max_tokens + 1  # the text and its END or START
-        if self.model.position == "learned" and self.model.max_length < longest:
-            problems.append(
-                f"model.max_length {self.model.max_length} is shorter than the data may be: "
-                f"{longest} (data.clean.max_tokens and one mark)"
-            )
-        if problems:
+        if problems := refused(self):
             raise ValueError("; ".join(problems))
         return self
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-# ---------------------------------------------------------------------------------------------
-# Reading
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with Regard, by name: inside an installed package, or in the repository."""
-    here = Path(__file__).parent
-    folder = here / "recipes" if (here / "recipes").is_dir() else here.parents[1] / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """Read a YAML file, or a shipped recipe by name, with ``a.b=c`` changes on top."""
-    path = Path(name)
-    if not path.is_file():
-        shipped = shipped_recipes()
-        if str(name) not in shipped:
-            raise RegardError(
-                f"{name}: no such file, and no recipe of that name{nearest(str(name), shipped)}"
-            )
-        path = shipped[str(name)]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise RegardError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse_recipe(text, str(path), changes)
-
-
-def parse_recipe(text: str, where: str, changes: Sequence[str] = ()) -> Recipe:
-    try:
-        lines = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
-        values = yaml.safe_load(text)
-    except _RepeatedError as error:
-        raise RegardError(f"{where}: {error}") from None
-    except RecursionError:
-        raise RegardError(f"{where}: not a recipe: an alias in it contains itself") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}:" if mark else ""
-        raise RegardError(f"{where}:{line} not YAML: {getattr(error, 'problem', error)}") from None
-    if not isinstance(values, dict):
-        raise RegardError(
-            f"{where}: a recipe has sections (data, tokenizer, model, …), this file has none"
-        )
-    return make_recipe(values, where, changes, lines)
-
-
-def make_recipe(
-    values: dict[str, Any],
-    where: str,
-    changes: Sequence[str] = (),
-    lines: Mapping[tuple[str, ...], int] = MappingProxyType({}),
-) -> Recipe:
-    """Check plain values; lines tells on which line of the file each key stands."""
-    values = copy.deepcopy(values)
-    for change in changes:
-        location = _apply(values, change)
-        lines = {at: line for at, line in lines.items() if at[: len(location)] != location}
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        found = error.errors()
-        # What follows from another value is wrong only because that one is.
-        causes = [details for details in found if details["loc"][-1:] not in DERIVED]
-        problems = [_explain(details, lines) for details in causes or found]
-        if len(problems) == 1:
-            raise RegardError(f"{where}: {problems[0]}") from None
-        listing = "".join(f"\n  {problem}" for problem in problems)
-        raise RegardError(f"{where}: {len(problems)} problems:{listing}") from None
-
-
-def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
-    """Put one ``a.b=c`` into the values; c is read as YAML. Returns where it went."""
-    key, equals, text = change.partition("=")
-    location = tuple(key.strip().split("."))
-    if not equals or not all(location):
-        raise RegardError(
-            f"--set {change}: write it as section.key=value, for example training.steps=500"
-        )
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise RegardError(f"--set {change}: the value is not YAML") from None
-    section = values
-    for name in location[:-1]:
-        inner = section.get(name)
-        section[name] = inner = dict(inner) if isinstance(inner, dict) else {}
-        section = inner
-    section[location[-1]] = value
-    return location
-
-
-class _RepeatedError(Exception):
-    """A key that stands twice; YAML would take the last one without a word."""
-
-
-def _lines(node: yaml.Node | None, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
-    """The line on which each key stands."""
-    found: dict[tuple[str, ...], int] = {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            place, line = (*at, str(key.value)), key.start_mark.line + 1
-            if place in found:
-                raise _RepeatedError(
-                    f"{'.'.join(place)} stands on line {found[place]} and again on {line}"
-                )
-            found[place] = line
-            found |= _lines(value, place)
-    return found
-
-
-def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str:
-    """One problem in words: line, key, what is wrong, what is allowed."""
-    location = tuple(str(part) for part in details["loc"])
-    # An element of a list stands on the line of its list.
-    named = tuple(str(part) for part in details["loc"] if isinstance(part, str))
-    line = lines.get(named)
-    start = f"line {line}: " if line else ""
-    key = ".".join(location)
-    if details["type"] == "extra_forbidden":
-        return f"{start}unknown key {key}{nearest(location[-1], _keys(location[:-1]))}"
-    if details["type"] == "missing":
-        return f"{start}{key} is missing"
-    message = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if details["type"] == "value_error":
-        return f"{start}{key}: {message}" if key else f"{start}{message}"
-    return f"{start}{key}: {details['input']!r} {message}"
-
-
-def _keys(location: tuple[str, ...]) -> Sequence[str]:
-    """The keys allowed in the section at this place."""
-    section: Any = Recipe
-    for name in location:
-        annotation = section.model_fields[name].annotation
-        section = next(
-            part
-            for part in (annotation, *get_args(annotation))
-            if isinstance(part, type) and issubclass(part, Section)
-        )
-    return list(section.model_fields)
-
-
-def nearest(word: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
-    """“; did you mean X?”, or the whole list when nothing is near."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; allowed: {', '.join(allowed)}"

@@ -1,0 +1,75 @@
+"""Multi-head attention (section 3.2.2 of the paper): several heads look at once, each in its own way.
+
+One form serves all three uses. A sub-layer asks ``keys_values(x)`` of whatever is looked at and hands the result to
+``forward``: for self-attention x is the layer's own input, for the decoder's earlier words it is a cache, for
+encoder-decoder attention it is computed once for each source sentence.
+"""
+
+from collections.abc import Callable
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard import recipe
+from regard.nn.attention import Attention, KeysValues, Mask, Shown
+from regard.nn.patterns import PATTERNS
+from regard.nn.positions import POSITIONS, Relation
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1 … head_h) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    The W_i of all heads stand side by side in one matrix. d_k and d_v are free and may differ.
+    """
+
+    def __init__(self, section: recipe.Model, place: recipe.Place) -> None:
+        super().__init__()
+        width, heads, attention = section.width, section.heads, section.attention
+        groups = attention.key_value_heads or heads
+        self.heads, self.groups = heads, groups
+        self.query = nn.Linear(width, heads * section.key_width, attention.bias)
+        self.key = nn.Linear(width, groups * section.key_width, attention.bias)
+        self.value = nn.Linear(width, groups * section.value_width, attention.bias)
+        self.output = nn.Linear(heads * section.value_width, width, attention.bias)
+        relation = (
+            Relation if place == "memory" else POSITIONS[section.position].on(place).attention
+        )
+        self.relation = relation(section)
+        self.attention = Attention(section, self.relation)
+        self.pattern = PATTERNS[getattr(attention, place)](section, place)
+        self.watch: Callable[[Shown], None] | None = None
+        """when set, attention goes the shown way and each result is handed to this function"""
+        self.gate: Float[Tensor, " h"] | None = None
+        """when set, each head's output is multiplied by its number: 0 mutes a head"""
+
+    def keys_values(
+        self, x: Float[Tensor, "B K d"], real: Bool[Tensor, "B K"] | None = None, start: int = 0
+    ) -> KeysValues:
+        """What x has to offer; start is the position of its first word."""
+        key = self.relation.turn(split(self.key(x), self.groups), start)
+        return self.pattern.condense(KeysValues(key, split(self.value(x), self.groups)), real)
+
+    def forward(
+        self, x: Float[Tensor, "B Q d"], seen: KeysValues, mask: Mask
+    ) -> Float[Tensor, "B Q d"]:
+        """In self-attention the queries are the last positions of the keys."""
+        query = split(self.query(x), self.heads)
+        query = self.relation.turn(query, seen.key.shape[2] - query.shape[2])
+        if self.watch is not None:
+            shown = self.pattern.show(self.attention, query, seen, mask)
+            self.watch(shown)
+            heads = shown.output
+        else:
+            heads = self.pattern(self.attention, query, seen, mask)
+        if self.gate is not None:
+            heads = heads * self.gate[:, None, None]
+        joined: Float[Tensor, "B Q d"] = self.output(join(heads))
+        return joined
+
+
+def split(x: Float[Tensor, "B T hd"], heads: int) -> Float[Tensor, "B h T dh"]:
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def join(x: Float[Tensor, "B h T dh"]) -> Float[Tensor, "B T hd"]:
+    return x.transpose(1, 2).flatten(2)

@@ -1,0 +1,56 @@
+"""What learning, search and the page ask of a network, whatever it is made of."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.nn.embedding import Embedding
+from regard.nn.heads import MultiHeadAttention
+from regard.nn.positions import Tree
+
+
+class Network(nn.Module, ABC):
+    """Source ids in, memory; target ids and memory in, logits out: all at once to learn, word by word to search.
+
+    Memory and state are the network's own business. A state has ``select(rows)``, which keeps these of its rows.
+    """
+
+    projection: Embedding
+    """from states to logits"""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int | None:
+        """The longest text its positions reach, marks counted; None: they have no end."""
+
+    def forward(
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], tree: Tree | None = None
+    ) -> Float[Tensor, "B T V"]:
+        """Teacher forcing: the logits after each target word."""
+        return self.project(self.decode(target, self.encode(source, tree)))
+
+    def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
+        return F.linear(states, self.projection.weight)
+
+    @abstractmethod
+    def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Any:
+        """What is remembered of the source; END closes each row, padding follows."""
+
+    @abstractmethod
+    def decode(self, target: Int[Tensor, "B T"], memory: Any) -> Float[Tensor, "B T d"]:
+        """The state after each target word; START opens each row."""
+
+    @abstractmethod
+    def start(self, memory: Any) -> Any:
+        """The state before the first word."""
+
+    @abstractmethod
+    def step(self, tokens: Int[Tensor, "R"], state: Any) -> tuple[Float[Tensor, "R V"], Any]:
+        """Read one more token in each row; the logits of the next."""
+
+    @abstractmethod
+    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
+        """Every attention by its place, encoder, decoder and cross: what a trace watches, and what can be muted."""

@@ -1,0 +1,12 @@
+"""The networks a recipe can name as its architecture."""
+
+from collections.abc import Callable
+
+from regard import recipe
+from regard.nn.network import Network
+from regard.nn.transformer import Transformer
+
+NETWORKS: dict[recipe.Architecture, Callable[[recipe.Model, int, int], Network]] = {
+    "transformer": Transformer,
+}
+"""each is made from its section and the sizes of the source and the target vocabulary"""

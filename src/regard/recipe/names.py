@@ -1,0 +1,29 @@
+"""The names a choice may take. The class behind each name stands in the dictionary of its module in ``nn/`` or
+``learn/``; a test holds the two lists equal."""
+
+from typing import Literal
+
+Task = Literal["translate"]
+Architecture = Literal["transformer"]
+TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
+Normalization = Literal["nfc", "nfkc", "none"]
+Preset = Literal["tiny", "small", "base", "big"]
+Place = Literal["encoder", "decoder", "memory"]
+"""where attention stands: encoder and decoder look at themselves, memory is encoder-decoder attention"""
+Score = Literal["scaled", "unscaled", "additive"]
+Weighting = Literal["softmax", "relu"]
+EncoderPattern = Literal["full", "window"]
+DecoderPattern = Literal["full", "window"]
+MemoryPattern = Literal["full"]
+Pattern = Literal[EncoderPattern, DecoderPattern, MemoryPattern]
+Position = Literal["none", "index", "sinusoidal", "learned", "rotary", "relative"]
+Norm = Literal["layer", "rms", "batch", "none"]
+NormPlace = Literal["after", "before"]
+Activation = Literal["relu", "gelu", "swish", "swiglu"]
+Optimizer = Literal["adam", "adamw", "sgd", "momentum", "adagrad", "rmsprop"]
+Schedule = Literal["paper", "constant", "cosine"]
+Smoothing = Literal["all", "others"]
+Average = Literal["best", "last", "none"]
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16"]
+Measure = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per"]
