@@ -14,7 +14,7 @@ import typer
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.model import Model, Translation
+    from regard.model import Translation, Translator
     from regard.recipe import Recipe
 
 app = typer.Typer(
@@ -116,11 +116,11 @@ def translate(
     as_json: AsJson = False,
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in order."""
-    from regard.model import Model
+    from regard.model import Translator
 
     if texts and input:
         raise RegardError("give either texts or --input, not both")
-    model = Model.load(run)
+    model = Translator.load(run)
     lines = _lines(texts, input)
     if output is None:
         for line in _translated(model, lines, beam, alpha, nbest, as_json):
@@ -167,7 +167,7 @@ def _raw_lines() -> Iterator[bytes]:
 
 
 def _translated(
-    model: Model,
+    model: Translator,
     portions: Iterator[list[str]],
     beam: int | None,
     alpha: float | None,
@@ -211,7 +211,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Score a model: each figure with its 95% interval and signature."""
-    from regard.model import Model
+    from regard.model import Translator
     from regard.recipe import Data, Texts
     from regard.score import compare, score
     from regard.text.corpus import read_pairs
@@ -219,13 +219,13 @@ def evaluate(
     texts = Texts(source=(str(source),), target=(str(reference),))
     pairs = list(read_pairs(texts, Data(root=".", train=texts), section=""))
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    model = Model.load(run)
+    model = Translator.load(run)
     measures, tokenize = model.recipe.score.measures, model.recipe.score.tokenize
     ours = model.translate(sources, beam=beam, alpha=alpha)
     results = score(measures, ours, references, sources, tokenize=tokenize)
     comparisons = []
     if against is not None:
-        theirs = Model.load(against).translate(sources, beam=beam, alpha=alpha)
+        theirs = Translator.load(against).translate(sources, beam=beam, alpha=alpha)
         comparisons = compare(measures, ours, theirs, references, sources, tokenize=tokenize)
     if as_json:
         answer: dict[str, Any] = {"run": str(run), "sentences": len(pairs)}
@@ -249,11 +249,11 @@ def look(
 ) -> None:
     """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
     from regard.look import page
-    from regard.model import Model
+    from regard.model import Translator
     from regard.run import write_text
     from regard.trace import trace
 
-    write_text(out, page(trace(Model.load(run), text, beam=beam, alpha=alpha)))
+    write_text(out, page(trace(Translator.load(run), text, beam=beam, alpha=alpha)))
     print(f"{out}: open it in a browser")
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from regard.learn.train import train
-from regard.model import Model
+from regard.model import Translator
 from regard.recipe import load_recipe
 from regard.run import Run, write_text
 from regard.score import Result
@@ -35,7 +35,8 @@ def demo(out: Path) -> None:
     if not (text / "test.de").exists():
         console.print(f"Writing an English-German corpus to {text}")
         write_corpus(text)
-    model = train(load_recipe("demo", [f"data.root={text.resolve()}"]), out)
+    train(load_recipe("demo", [f"data.root={text.resolve()}"]), out)
+    model = Translator.load(out)
     right, asked = score_challenge(model)
     run.write_card({**run.card(), "challenge": {"right": right, "asked": asked}})
     console.print()
@@ -63,7 +64,7 @@ def write_pairs(stem: Path, pairs: Iterable[Pair]) -> None:
         write_text(stem.with_suffix(ending), text)
 
 
-def score_challenge(model: Model) -> tuple[int, int]:
+def score_challenge(model: Translator) -> tuple[int, int]:
     """How many pronouns are right that stand for a noun with an adjective as none did in training."""
     items = challenge()
     translations = model.translate([item.source for item in items])

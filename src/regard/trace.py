@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.marks import END, MARKS, START
-from regard.model import Model
+from regard.model import Translator
 from regard.nn.attention import Shown
 from regard.nn.heads import MultiHeadAttention
 from regard.search import Node, Tree
@@ -87,7 +87,7 @@ class Trace:
 
 @torch.inference_mode()
 def trace(
-    model: Model,
+    model: Translator,
     text: str,
     *,
     beam: int | None = None,
@@ -135,7 +135,7 @@ class Seen(NamedTuple):
     cross: Floats
 
 
-def observe(model: Model, source: Sequence[int], read: Sequence[int]) -> Seen:
+def observe(model: Translator, source: Sequence[int], read: Sequence[int]) -> Seen:
     """One pass the shown way: the logits at each row, and the weights of all heads."""
     network = model.network
     kinds = network.attentions()

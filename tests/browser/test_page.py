@@ -22,7 +22,7 @@ import pytest
 
 from regard.look import page as page_of
 from regard.marks import END, START
-from regard.model import Model
+from regard.model import Translator
 from regard.search import Node
 from regard.trace import Candidate, Token, Trace, trace
 
@@ -344,7 +344,7 @@ def test_a_space_by_itself_is_a_space(look: Open) -> None:
 
 
 def test_the_leaves_are_what_the_search_finished(look: Open, finished_run: Path) -> None:
-    model = Model.load(finished_run, "cpu")
+    model = Translator.load(finished_run, "cpu")
     for shown in (synthetic(), trace(model, "ein Hund dog", beam=3, alpha=0.6)):
         page = look(shown, "#view=beam")
         for state in ("kept", "pruned", "finished"):

@@ -25,7 +25,7 @@ from regard.learn.checkpoint import (
     step_of,
 )
 from regard.learn.optimizers import OPTIMIZERS
-from regard.model import Model, put_weights, weights_of
+from regard.model import Translator, put_weights, weights_of
 from regard.nn.transformer import Transformer
 from regard.recipe import Optimizer, Recipe
 from regard.run import Run
@@ -246,7 +246,7 @@ def test_average_of_a_run_is_a_bundle_to_use(
     factor = sum(steps) / len(steps)
     for name, tensor in old.weights().items():
         torch.testing.assert_close(new.weights()[name], factor * tensor)
-    assert len(Model.load(out, "cpu").translate(["ein Hund"])) == 1
+    assert len(Translator.load(out, "cpu").translate(["ein Hund"])) == 1
     assert not new.checkpoints.exists()
 
 

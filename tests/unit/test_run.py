@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from regard.errors import RegardError
-from regard.model import Model
+from regard.model import Translator
 from regard.recipe import Recipe
 from regard.run import Run, sha256, write_text, write_whole
 
@@ -30,7 +30,7 @@ def change(path: Path) -> None:
 
 def test_a_bundle_is_four_files_and_loads(run_folder: Path) -> None:
     assert sorted(path.name for path in run_folder.iterdir()) == sorted([*FILES, "card.json"])
-    assert len(Model.load(run_folder, "cpu").translate(["ein Hund", ""])) == 2
+    assert len(Translator.load(run_folder, "cpu").translate(["ein Hund", ""])) == 2
 
 
 def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from schemathesis import BaseSchema, GenerationMode
 from schemathesis.checks import not_a_server_error
 from test_serve_batching import Upper, until
 
-from regard.model import Model
+from regard.model import Translator
 from regard.recipe import Recipe
 from regard.run import Run
 from regard.serve.app import HEADERS, create_app
@@ -378,7 +378,7 @@ def test_the_page_and_nothing_beside_it(model: Capitals, tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def api(finished_run: Path) -> BaseSchema:
-    model = Model.load(finished_run)
+    model = Translator.load(finished_run)
     short = model.recipe.search.model_copy(
         update={"extra_length": 2}
     )  # it knows no end, and goes on
@@ -408,7 +408,7 @@ def test_nothing_that_can_be_asked_is_an_error_of_the_server(
 
 
 def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:
-    model = Model.load(finished_run)
+    model = Translator.load(finished_run)
     app = create_app(model, Settings(trace_characters=20))
     asked = {"q": "ein Hund", "beam": 2, "alpha": 0.5}
     told = ask(app, "POST", "/v1/trace", json=asked).json()

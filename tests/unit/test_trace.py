@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard.marks import END, START
-from regard.model import Model
+from regard.model import Translator
 from regard.nn.heads import MultiHeadAttention
 from regard.trace import CANDIDATES, Trace, trace
 
@@ -17,16 +17,16 @@ TEXT = "ein Hund dog"
 
 
 @pytest.fixture(scope="module")
-def model(finished_run: Path) -> Model:
-    return Model.load(finished_run, "cpu")
+def model(finished_run: Path) -> Translator:
+    return Translator.load(finished_run, "cpu")
 
 
 @pytest.fixture(scope="module")
-def traced(model: Model) -> Trace:
+def traced(model: Translator) -> Trace:
     return trace(model, TEXT, beam=3, alpha=0.6)
 
 
-def test_it_is_the_translation_of_the_model(model: Model, traced: Trace) -> None:
+def test_it_is_the_translation_of_the_model(model: Translator, traced: Trace) -> None:
     ((best, *_),) = model.search([TEXT], beam=3, alpha=0.6)
     assert traced.translation == best.text
     assert [token.text for token in traced.said[: len(best.tokens)]] == best.tokens
@@ -96,11 +96,11 @@ def test_at_each_step_no_more_go_on_than_the_beam_is_wide(traced: Trace) -> None
     assert max(kept.values()) == 3
 
 
-def test_a_prefix_is_kept(model: Model) -> None:
+def test_a_prefix_is_kept(model: Translator) -> None:
     assert trace(model, TEXT, prefix="a dog").translation.startswith("a dog")
 
 
-def test_nothing_of_the_watching_stays(model: Model, traced: Trace) -> None:
+def test_nothing_of_the_watching_stays(model: Translator, traced: Trace) -> None:
     parts = [part for part in model.network.modules() if isinstance(part, MultiHeadAttention)]
     assert parts
     assert all(part.watch is None for part in parts)

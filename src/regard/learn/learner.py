@@ -27,10 +27,10 @@ from regard.learn.checkpoint import (
     step_of,
 )
 from regard.learn.distributed import Group
-from regard.learn.loss import Objective
+from regard.learn.loss import OBJECTIVES
 from regard.learn.optimizers import OPTIMIZERS, learning_rate
 from regard.learn.prepare import Prepared, valid_pairs
-from regard.model import Model, arithmetic, build, put_weights, weights_of
+from regard.model import MODELS, arithmetic, build, put_weights, weights_of
 from regard.run import Run
 from regard.score import Result, score
 from regard.text.batches import Batch, collate, plan_batches, plan_in_order
@@ -91,12 +91,12 @@ class Learner:
         self.progress = Progress()
         self.validation_seconds = 0.0
         """what the last one took, or a guess before the first"""
-        self.objective = Objective(self.network, self.training)
+        self.objective = OBJECTIVES[recipe.task](self.network, self.training)
         self.shared: nn.Module = self.objective
         if group.size > 1:
             ids = [group.device.index] if group.device.type == "cuda" else None
             self.shared = DistributedDataParallel(self.objective, ids)
-        self.model = Model(
+        self.model = MODELS[recipe.task](
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
         self.examples = _spread(valid_pairs(recipe), len(prepared.valid), self.training)
@@ -204,9 +204,9 @@ class Learner:
         """Guess how long a validation takes before there was one: from a few examples, and a high guess."""
         few = [pair.source for pair in self.examples[:16]]
         with self.resting():
-            self.model.translate(few[:1], beam=1)  # the first use of a device takes long
+            self.model.answer(few[:1], quick=True)  # the first use of a device takes long
             start = time.monotonic()
-            self.model.translate(few, beam=1)
+            self.model.answer(few, quick=True)
         each = (time.monotonic() - start) / max(1, len(few))
         self.validation_seconds = min(most, each * len(self.examples))
 
@@ -231,7 +231,7 @@ class Learner:
         sources = [pair.source for pair in self.examples]
         (result,) = score(
             self.recipe.score.measures[:1],
-            self.model.translate(sources, beam=1),
+            self.model.answer(sources, quick=True),
             [pair.target for pair in self.examples],
             sources,
             tokenize=self.recipe.score.tokenize,

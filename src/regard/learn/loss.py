@@ -44,6 +44,11 @@ class Objective(nn.Module):
         return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
 
 
+OBJECTIVES: dict[recipe.Task, Callable[[Any, recipe.Training], nn.Module]] = {
+    "translate": Objective,
+}
+
+
 def cross_entropy(
     states: Float[Tensor, "B T d"],
     projection: Float[Tensor, "V d"],

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from regard.errors import RegardError
-from regard.model import Model
+from regard.model import Translator
 from regard.serve.asked import (
     DetectAsked,
     Detected,
@@ -174,7 +174,7 @@ def create_app(
     _add_libretranslate(app, service)
     _add_own(app, service, card or {})
     if isinstance(
-        model, Model
+        model, Translator
     ):  # anything that translates can be served, but only this can be seen into
         _add_trace(app, service, model)
     _add_operations(app, service)
@@ -263,7 +263,7 @@ def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
         return {"version": __version__, "languages": languages, "card": card}
 
 
-def _add_trace(app: FastAPI, service: Service, model: Model) -> None:
+def _add_trace(app: FastAPI, service: Service, model: Translator) -> None:
     settings, pair = service.settings, (service.source, service.target)
 
     @app.post("/v1/trace", openapi_extra=describe(TraceAsked, pair, settings))

@@ -10,7 +10,7 @@ from types import FrameType
 import uvicorn
 
 from regard.errors import RegardError
-from regard.model import Model
+from regard.model import Translator
 from regard.recipe import Device
 from regard.run import Run
 from regard.serve.app import create_app
@@ -30,7 +30,7 @@ def serve(
 ) -> None:
     """Serve the model of a run until a signal ends it. Port 0 takes one that is free."""
     settings = settings or Settings()
-    app = create_app(Model.load(run, device), settings, Run(run).card())
+    app = create_app(Translator.load(run, device), settings, Run(run).card())
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -1,12 +1,9 @@
-"""Model: a run folder opened for use. Text enters and leaves here; everything below speaks ids."""
+"""Translator: a model of pairs of text, opened for use."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,40 +12,20 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD, START, UNKNOWN
+from regard.model.base import Model, arithmetic
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
-from regard.recipe import Device, Precision, Recipe
-from regard.run import Run
-from regard.score import Result, score
+from regard.recipe import Recipe
 from regard.search import Hypothesis, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.batches import plan_in_order
-from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
 """source tokens, padding included, times beam: what is translated in one batch"""
-
-
-def choose_device(device: Device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise RegardError("device cuda: torch sees no GPU here; use device cpu or auto")
-    return torch.device(device)
-
-
-def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The number format matrix products run in; weights and sums stay in float32."""
-    if precision == "auto":
-        gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16" if gpu else "fp32"
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
 
 
 class Translation(NamedTuple):
@@ -71,33 +48,19 @@ Way = Callable[..., list[list[Hypothesis]]]
 """A search: step function, state and limits in, hypotheses for each sentence out."""
 
 
-class Model:
-    def __init__(
-        self,
-        recipe: Recipe,
-        tokenizer: Tokenizer,
-        network: Network,
-        device: torch.device,
-        precision: Precision = "fp32",
-    ) -> None:
-        self.recipe = recipe
-        self.tokenizer = tokenizer
-        self.network = network
-        self.device = device
-        self.precision = precision
+class Translator(Model):
+    """Text in one language in, text in another out; or whatever the two sides of the pairs were."""
 
-    @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], device: Device = "auto", precision: Precision = "fp32"
-    ) -> Model:
-        run = Run(Path(folder))
-        recipe = run.recipe()
-        weights = run.weights()
-        tokenizer = run.tokenizer(recipe)
-        network = build(recipe, tokenizer)
-        put_weights(network, weights, str(run.weights_file))
-        place = choose_device(device)
-        return cls(recipe, tokenizer, network.to(place).eval(), place, precision)
+    task = "translate"
+    network: Network
+
+    @staticmethod
+    def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
+        section = recipe.model
+        return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
+
+    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+        return self.translate(sources, beam=1 if quick else None)
 
     def translate(
         self, texts: Sequence[str], *, beam: int | None = None, alpha: float | None = None
@@ -161,19 +124,6 @@ class Model:
         way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return [drawn for (drawn,) in self._run(texts, prefixes, way, 1)]
 
-    def evaluate(
-        self, pairs: Sequence[Pair], *, beam: int | None = None, alpha: float | None = None
-    ) -> list[Result]:
-        """Translate the sources and score them against the targets, as the recipe says."""
-        sources = [pair.source for pair in pairs]
-        return score(
-            self.recipe.score.measures,
-            self.translate(sources, beam=beam, alpha=alpha),
-            [pair.target for pair in pairs],
-            sources,
-            tokenize=self.recipe.score.tokenize,
-        )
-
     @torch.inference_mode()
     def _run(
         self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way, beam: int
@@ -232,34 +182,3 @@ def _greedy(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
 
 def _sample(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
     return [[hypothesis] for hypothesis in sample(*arguments, **options)]
-
-
-def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
-    section = recipe.model
-    return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
-
-
-def weights_of(network: torch.nn.Module) -> dict[str, Tensor]:
-    """Every weight and statistic once, by name: tied ones under the first of their names."""
-    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    kept = network.state_dict().keys()  # leaves out what can be computed, such as sinusoids
-    return {name: tensor.detach() for name, tensor in named.items() if name in kept}
-
-
-@torch.no_grad()
-def put_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Copy weights into the network; each name and shape must fit."""
-    own = weights_of(network)
-    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    shapes = [
-        f"{name} is {list(weights[name].shape)}, not {list(own[name].shape)}"
-        for name in own.keys() & weights.keys()
-        if weights[name].shape != own[name].shape
-    ]
-    if missing or extra or shapes:
-        problems = (
-            [f"no {name}" for name in missing] + [f"unknown {name}" for name in extra] + shapes
-        )
-        raise RegardError(f"{where}: not the weights of this recipe: {'; '.join(problems[:4])}")
-    for name, tensor in own.items():
-        tensor.copy_(weights[name])

@@ -1,0 +1,36 @@
+"""Weights by name, out of a network and into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+
+def weights_of(network: torch.nn.Module) -> dict[str, Tensor]:
+    """Every weight and statistic once, by name: tied ones under the first of their names."""
+    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    kept = network.state_dict().keys()  # leaves out what can be computed, such as sinusoids
+    return {name: tensor.detach() for name, tensor in named.items() if name in kept}
+
+
+@torch.no_grad()
+def put_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Copy weights into the network; each name and shape must fit."""
+    own = weights_of(network)
+    missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+    shapes = [
+        f"{name} is {list(weights[name].shape)}, not {list(own[name].shape)}"
+        for name in own.keys() & weights.keys()
+        if weights[name].shape != own[name].shape
+    ]
+    if missing or extra or shapes:
+        problems = (
+            [f"no {name}" for name in missing] + [f"unknown {name}" for name in extra] + shapes
+        )
+        raise RegardError(f"{where}: not the weights of this recipe: {'; '.join(problems[:4])}")
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
