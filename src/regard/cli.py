@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.model import Translation, Translator
     from regard.recipe import Recipe
+    from regard.text.conllu import Parsed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +31,9 @@ LINES_AT_ONCE = 1024
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
 Alpha = Annotated[float | None, typer.Option(help="Length penalty (default: the recipe's).")]
+Trees = Annotated[
+    Path | None, typer.Option(help="CoNLL-U, a tree for each line; for position: tree.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -113,6 +118,7 @@ def translate(
     nbest: Annotated[
         int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
     ] = 1,
+    parses: Trees = None,
     as_json: AsJson = False,
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in order."""
@@ -121,7 +127,7 @@ def translate(
     if texts and input:
         raise RegardError("give either texts or --input, not both")
     model = Translator.load(run)
-    lines = _lines(texts, input)
+    lines = _with_trees(_lines(texts, input), parses, str(input or "the texts"))
     if output is None:
         for line in _translated(model, lines, beam, alpha, nbest, as_json):
             print(line, flush=True)
@@ -146,6 +152,23 @@ def _lines(texts: list[str] | None, input: Path | None) -> Iterator[list[str]]:
     return portions(read_lines(input) if input else _standard_input(), LINES_AT_ONCE)
 
 
+def _with_trees(
+    portions: Iterator[list[str]], parses: Path | None, of: str
+) -> Iterator[tuple[list[str], list[Parsed | None] | None]]:
+    """Each portion with the trees of its lines, if there are any."""
+    from regard.text.corpus import read_parses
+
+    if parses is None:
+        yield from ((portion, None) for portion in portions)
+        return
+    ours, theirs = tee(portions)
+    trees = read_parses(chain.from_iterable(theirs), parses, of)
+    for portion in ours:
+        yield portion, list(islice(trees, len(portion)))
+    for _ in trees:  # none is left, or this tells so
+        pass
+
+
 def _standard_input() -> Iterator[str]:
     if sys.stdin.isatty():
         typer.echo("Type a line to translate it; Ctrl-D ends.", err=True)
@@ -168,7 +191,7 @@ def _raw_lines() -> Iterator[bytes]:
 
 def _translated(
     model: Translator,
-    portions: Iterator[list[str]],
+    portions: Iterator[tuple[list[str], list[Parsed | None] | None]],
     beam: int | None,
     alpha: float | None,
     nbest: int,
@@ -177,8 +200,8 @@ def _translated(
     if beam is None:
         beam = max(model.recipe.search.beam, nbest)
     before = 0
-    for portion in portions:
-        found = model.search(portion, beam=beam, alpha=alpha, nbest=nbest)
+    for portion, parses in portions:
+        found = model.search(portion, beam=beam, alpha=alpha, nbest=nbest, parses=parses)
         for number, (text, translations) in enumerate(zip(portion, found, strict=True), before + 1):
             yield from _shown(number, text, translations, nbest, as_json)
         before += len(portion)
@@ -208,24 +231,33 @@ def evaluate(
     ] = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    parses: Trees = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model: each figure with its 95% interval and signature."""
     from regard.model import Translator
+    from regard.model.translator import parses_of
     from regard.recipe import Data, Texts
     from regard.score import compare, score
     from regard.text.corpus import read_pairs
 
-    texts = Texts(source=(str(source),), target=(str(reference),))
+    trees = None if parses is None else (str(parses),)
+    texts = Texts(source=(str(source),), target=(str(reference),), parses=trees)
     pairs = list(read_pairs(texts, Data(root=".", train=texts), section=""))
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+
+    def translate(model: Translator) -> list[str]:
+        # Of two runs only one may be made for trees.
+        found = parses_of(pairs) if model.recipe.model.position == "tree" else None
+        return model.translate(sources, beam=beam, alpha=alpha, parses=found)
+
     model = Translator.load(run)
     measures, tokenize = model.recipe.score.measures, model.recipe.score.tokenize
-    ours = model.translate(sources, beam=beam, alpha=alpha)
+    ours = translate(model)
     results = score(measures, ours, references, sources, tokenize=tokenize)
     comparisons = []
     if against is not None:
-        theirs = Translator.load(against).translate(sources, beam=beam, alpha=alpha)
+        theirs = translate(Translator.load(against))
         comparisons = compare(measures, ours, theirs, references, sources, tokenize=tokenize)
     if as_json:
         answer: dict[str, Any] = {"run": str(run), "sentences": len(pairs)}

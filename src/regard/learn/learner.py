@@ -131,7 +131,8 @@ class Learner:
         """Summed over the tokens of the batch."""
         batch = batch.to(self.group.device)
         with arithmetic(self.training.precision, self.group.device):
-            loss: Tensor = objective(batch.source, batch.target, batch.wanted)
+            trees = () if batch.tree is None else (batch.tree,)
+            loss: Tensor = objective(batch.source, batch.target, batch.wanted, *trees)
         return loss
 
     def _in_step_with_others(self, last: bool) -> AbstractContextManager[None]:
@@ -202,11 +203,11 @@ class Learner:
 
     def rehearse(self, most: float) -> None:
         """Guess how long a validation takes before there was one: from a few examples, and a high guess."""
-        few = [pair.source for pair in self.examples[:16]]
+        few = self.examples[:16]
         with self.resting():
-            self.model.answer(few[:1], quick=True)  # the first use of a device takes long
+            self.model.answer_to(few[:1], quick=True)  # the first use of a device takes long
             start = time.monotonic()
-            self.model.answer(few, quick=True)
+            self.model.answer_to(few, quick=True)
         each = (time.monotonic() - start) / max(1, len(few))
         self.validation_seconds = min(most, each * len(self.examples))
 
@@ -231,7 +232,7 @@ class Learner:
         sources = [pair.source for pair in self.examples]
         (result,) = score(
             self.recipe.score.measures[:1],
-            self.model.answer(sources, quick=True),
+            self.model.answer_to(self.examples, quick=True),
             [pair.target for pair in self.examples],
             sources,
             tokenize=self.recipe.score.tokenize,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard import recipe
 from regard.marks import PAD
 from regard.nn.network import Network
+from regard.nn.positions import Tree
 
 SMOOTHINGS: dict[recipe.Smoothing, Callable[[float, int], float]] = {
     # Over all K classes, the right one too: it keeps 1 - eps + eps/K. This is torch's convention.
@@ -37,9 +38,14 @@ class Objective(nn.Module):
         self.over: recipe.Smoothing = training.smoothing_over
 
     def forward(
-        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], wanted: Int[Tensor, "B T"]
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        wanted: Int[Tensor, "B T"],
+        tree: tuple[Int[Tensor, "B S"], Int[Tensor, "B S S"]] | None = None,
     ) -> Float[Tensor, ""]:
-        states = self.network.decode(target, self.network.encode(source))
+        places = None if tree is None else Tree(*(part.long() for part in tree))
+        states = self.network.decode(target, self.network.encode(source, places))
         smoothing = self.smoothing if self.training else 0.0
         return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
 

@@ -58,14 +58,17 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: train_pairs(recipe))
     tokenizer.save(run.folder)
     report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
-    train = write_store(run.data / "train.arrow", train_pairs(recipe), tokenizer, recipe.data.clean)
+    trees, clean = recipe.model.position == "tree", recipe.data.clean
+    train = write_store(
+        run.data / "train.arrow", train_pairs(recipe), tokenizer, clean, trees=trees
+    )
     report.say(f"Training pairs: {train.sentence}")
     if next(valid_pairs(recipe), None) is None:
         raise RegardError(
             "no pair was held out for validation, because there are too few different sources; "
             "give data.valid, or a greater data.hold_out"
         )
-    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None)
+    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None, trees=trees)
     report.say(f"Validation pairs: {valid.read:,}")
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
     _write_facts(run, identity, train, valid)

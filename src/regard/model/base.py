@@ -91,12 +91,16 @@ class Model(ABC):
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         """What the model makes of each source, to be held against its target; quick is for validation."""
 
+    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+        """The same for the sources of pairs, with whatever else comes with them."""
+        return self.answer([pair.source for pair in pairs], quick=quick)
+
     def evaluate(self, pairs: Sequence[Pair]) -> list[Result]:
         """Answer the sources and score the answers against the targets, as the recipe says."""
         sources = [pair.source for pair in pairs]
         return score(
             self.recipe.score.measures,
-            self.answer(sources),
+            self.answer_to(pairs),
             [pair.target for pair in pairs],
             sources,
             tokenize=self.recipe.score.tokenize,

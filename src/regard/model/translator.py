@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,14 +15,15 @@ from regard.marks import END, MASK, PAD, START, UNKNOWN
 from regard.model.base import Model, arithmetic
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
+from regard.nn.positions import Tree
 from regard.recipe import Recipe
 from regard.search import Hypothesis, beam_search, greedy, sample
 from regard.search.tree import Looked
-from regard.text.batches import plan_in_order
+from regard.text.batches import collate_trees, plan_in_order
+from regard.text.conllu import Parsed
+from regard.text.corpus import Pair, parse_of
 from regard.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
+from regard.text.trees import TokenTree, check_parse, token_tree
 
 TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
 """source tokens, padding included, times beam: what is translated in one batch"""
@@ -44,6 +45,9 @@ class Translation(NamedTuple):
 EMPTY = Translation("", 0.0, 0.0, [], [], True)
 """A blank line has a blank translation."""
 
+Parses = Sequence[Parsed | None] | None
+"""the tree of each text; a blank one has none"""
+
 Way = Callable[..., list[list[Hypothesis]]]
 """A search: step function, state and limits in, hypotheses for each sentence out."""
 
@@ -62,13 +66,23 @@ class Translator(Model):
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         return self.translate(sources, beam=1 if quick else None)
 
+    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+        sources, beam = [pair.source for pair in pairs], 1 if quick else None
+        return self.translate(sources, beam=beam, parses=parses_of(pairs))
+
     def translate(
-        self, texts: Sequence[str], *, beam: int | None = None, alpha: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        alpha: float | None = None,
+        parses: Parses = None,
     ) -> list[str]:
         """The best translation of each text."""
         if isinstance(texts, str):
             raise RegardError("translate takes a list of texts: translate([text])")
-        return [best.text for best, *_ in self.search(texts, beam=beam, alpha=alpha)]
+        found = self.search(texts, beam=beam, alpha=alpha, parses=parses)
+        return [best.text for best, *_ in found]
 
     def search(
         self,
@@ -78,8 +92,12 @@ class Translator(Model):
         alpha: float | None = None,
         nbest: int = 1,
         prefixes: Sequence[str] | None = None,
+        parses: Parses = None,
     ) -> list[list[Translation]]:
-        """The nbest translations of each text, best first. prefixes: how each translation must begin."""
+        """The nbest translations of each text, best first.
+
+        prefixes: how each translation must begin; parses: the tree of each text, for ``position: tree``.
+        """
         options = self.recipe.search
         beam = options.beam if beam is None else beam
         alpha = options.alpha if alpha is None else alpha
@@ -91,7 +109,7 @@ class Translator(Model):
         way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest)
         if beam == 1:
             way = partial(_greedy, alpha=alpha)
-        return self._run(texts, prefixes, way, beam)
+        return self._run(texts, prefixes, parses, way, beam)
 
     @torch.inference_mode()
     def find(
@@ -102,12 +120,14 @@ class Translator(Model):
         beam: int,
         alpha: float,
         watch: Callable[[Looked], None] | None = None,
+        parse: Parsed | None = None,
     ) -> Hypothesis:
         """The best hypothesis for one text, by beam search that may be watched."""
         (source,) = self.tokenizer.source.encode([text])
         (forced,) = self.tokenizer.target.encode([prefix])
         way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
-        ((best, *_),) = self._search([source], [forced], way)
+        trees = self._trees([text], None if parse is None else [parse])
+        ((best, *_),) = self._search([source], [forced], trees, way)
         return best
 
     def sample(
@@ -119,32 +139,72 @@ class Translator(Model):
         top_p: float = 1.0,
         seed: int = 1,
         prefixes: Sequence[str] | None = None,
+        parses: Parses = None,
     ) -> list[Translation]:
         """One translation of each text drawn at random, as likely as the model thinks it."""
         way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return [drawn for (drawn,) in self._run(texts, prefixes, way, 1)]
+        return [drawn for (drawn,) in self._run(texts, prefixes, parses, way, 1)]
 
     @torch.inference_mode()
     def _run(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way, beam: int
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None,
+        parses: Parses,
+        way: Way,
+        beam: int,
     ) -> list[list[Translation]]:
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
         sources = self.tokenizer.source.encode(texts)
         forced = self.tokenizer.target.encode(prefixes or [""] * len(texts))
+        trees = self._trees(texts, parses)
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
         lengths = np.array([len(sources[row]) for row in filled])
         for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE[self.device.type] // beam):
             rows = [filled[index] for index in part]
-            found = self._search([sources[row] for row in rows], [forced[row] for row in rows], way)
+            found = self._search(
+                [sources[row] for row in rows],
+                [forced[row] for row in rows],
+                trees and [trees[row] for row in rows],
+                way,
+            )
             for row, hypotheses in zip(rows, found, strict=True):
                 results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
         return results
 
+    def _trees(self, texts: Sequence[str], parses: Parses) -> list[TokenTree] | None:
+        """The trees of the texts in pieces; None where the model asks for none."""
+        position = self.recipe.model.position
+        if parses is None and position != "tree":
+            return None
+        if parses is None:
+            raise RegardError(
+                "this model has position: tree, so it needs the parse of every text: "
+                "--parses F.conllu on the command line, parses=… in Python"
+            )
+        if position != "tree":
+            raise RegardError(
+                f"parses are for a model with position: tree; this one has position: {position}"
+            )
+        if len(parses) != len(texts):
+            raise RegardError(f"{len(parses)} parses for {len(texts)} texts: give one for each")
+        for number, (text, parse) in enumerate(zip(texts, parses, strict=True), 1):
+            if parse is not None:
+                check_parse(text, parse, f"text {number}")
+            elif text.strip():
+                raise RegardError(f"text {number} has no parse; only a blank one may go without")
+        both = zip(texts, parses, strict=True)
+        return [token_tree(text, parse, self.tokenizer.source) for text, parse in both]
+
     def _search(
-        self, sources: Sequence[list[int]], prefixes: Sequence[list[int]], way: Way
+        self,
+        sources: Sequence[list[int]],
+        prefixes: Sequence[list[int]],
+        trees: Sequence[TokenTree] | None,
+        way: Way,
     ) -> list[list[Hypothesis]]:
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
@@ -152,10 +212,13 @@ class Translator(Model):
             limits = [min(limit, self.network.longest - 1) for limit in limits]
         ids = [torch.tensor([*source, END]) for source in sources]
         batch = pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
+        tree = None
+        if trees is not None:
+            tree = Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
         with arithmetic(self.precision, self.device):
             return way(
                 self.network.step,
-                self.network.start(self.network.encode(batch)),
+                self.network.start(self.network.encode(batch, tree)),
                 limits=limits,
                 start=START,
                 end=END,
@@ -174,6 +237,12 @@ class Translator(Model):
             hypothesis.token_log_probabilities,
             hypothesis.finished,
         )
+
+
+def parses_of(pairs: Sequence[Pair]) -> Parses:
+    """The trees that came with the pairs, if any did."""
+    parses = [parse_of(pair) for pair in pairs]
+    return parses if any(parses) else None
 
 
 def _greedy(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:

@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def refused(recipe: Recipe) -> list[str]:
-    return [*_embeddings(recipe), *_positions(recipe), *_attention(recipe.model), *_norms(recipe)]
+    return [
+        *_embeddings(recipe),
+        *_positions(recipe),
+        *_trees(recipe),
+        *_attention(recipe.model),
+        *_norms(recipe),
+    ]
 
 
 def _embeddings(recipe: Recipe) -> Iterator[str]:
@@ -20,8 +26,8 @@ def _embeddings(recipe: Recipe) -> Iterator[str]:
 
 def _positions(recipe: Recipe) -> Iterator[str]:
     model, longest = recipe.model, recipe.data.clean.max_tokens + 1  # the text and its END or START
-    if model.position == "sinusoidal" and model.width % 2:
-        yield f"model.position: sinusoidal waves come in twos: model.width {model.width} must be even"
+    if model.position in ("sinusoidal", "tree") and model.width % 2:
+        yield f"model.position: {model.position}: waves come in twos: model.width {model.width} must be even"
     if model.position == "rotary" and model.key_width % 2:
         yield f"model.position: rotary turns features in twos: model.key_width {model.key_width} must be even"
     if model.position == "learned" and model.max_length < longest:
@@ -29,6 +35,23 @@ def _positions(recipe: Recipe) -> Iterator[str]:
             f"model.max_length {model.max_length} is shorter than the data may be: "
             f"{longest} (data.clean.max_tokens and one mark)"
         )
+
+
+def _trees(recipe: Recipe) -> Iterator[str]:
+    data, model = recipe.data, recipe.model
+    texts = {"train": data.train, "valid": data.valid, "test": data.test}
+    for name, some in texts.items():
+        if some is not None and model.position == "tree" and some.parses is None:
+            yield f"model.position: tree needs data.{name}.parses, a CoNLL-U file with the tree of each source"
+        if some is not None and model.position != "tree" and some.parses is not None:
+            yield f"data.{name}.parses is for model.position: tree, not {model.position}: leave it out"
+    if model.position == "tree" and model.attention.encoder != "full":
+        yield (
+            "model.position: tree measures all with all: model.attention.encoder must be full, "
+            f"not {model.attention.encoder}"
+        )
+    if model.position == "tree" and recipe.task != "translate":
+        yield f"model.position: tree is for task: translate, not {recipe.task}"
 
 
 def _attention(model: Model) -> Iterator[str]:

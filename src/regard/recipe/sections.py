@@ -64,6 +64,8 @@ class Texts(Section):
     """as many files and lines as source"""
     pairs: Files | None = None
     """instead of the two: TSV (source, tab, target) or JSONL (keys source and target) file(s)"""
+    parses: Files | None = None
+    """CoNLL-U file(s), a tree for each source line, for ``model.position: tree``"""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -74,6 +76,11 @@ class Texts(Section):
         if self.source and self.target and len(self.source) != len(self.target):
             raise ValueError(
                 f"source names {len(self.source)} file(s), target {len(self.target)}: they go in twos"
+            )
+        sources = self.source or self.pairs or ()
+        if self.parses and len(self.parses) != len(sources):
+            raise ValueError(
+                f"parses names {len(self.parses)} file(s), the texts {len(sources)}: one for each"
             )
         return self
 
@@ -199,7 +206,7 @@ class Model(Section):
     max_length: Annotated[int, Field(ge=1)] = 1024
     """positions of ``position: learned``; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
-    """of ``position: relative``: all words farther away are equally far"""
+    """of ``position: relative`` and ``tree``: all words farther away are equally far"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True

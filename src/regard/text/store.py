@@ -23,14 +23,17 @@ import pyarrow as pa
 
 from regard.errors import RegardError
 from regard.recipe import Clean
-from regard.text.corpus import Pair
+from regard.text.corpus import Pair, parse_of
 from regard.text.tokenizer import Tokenizer
+from regard.text.trees import TokenTree, token_tree
 
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 
 ROWS_PER_RECORD_BATCH = 65_536
 PAIRS_PER_ENCODING = 8_192
+TREE = ("words", "heads")
+"""columns of the trees: the word of each piece, the head of each word"""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Counts:
 class Ids(NamedTuple):
     source: list[int]
     target: list[int]
+    tree: TokenTree | None = None
+    """of the source, where trees are stored"""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -77,18 +82,19 @@ def write_store(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     clean: Clean | None,
+    trees: bool = False,
 ) -> Counts:
-    """Tokenize the pairs into a file that is there whole or not at all.
+    """Tokenize the pairs, with the trees of their sources if wanted, into a file that is there whole or not at all.
 
     With ``clean`` unsuitable pairs are left out; without it every pair stays, even an empty one, so
     that row n is line n.
     """
     tally = Counter[str]()
-    rows = _cleaned(pairs, tokenizer, clean, tally)
+    rows = _cleaned(pairs, tokenizer, clean, tally, trees)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            _write(file, rows)
+            _write(file, rows, trees)
             file.flush()
             os.fsync(file.fileno())
         counts = Counts(**tally)
@@ -108,7 +114,11 @@ def write_store(
 
 
 def _cleaned(
-    pairs: Iterable[Pair], tokenizer: Tokenizer, clean: Clean | None, tally: Counter[str]
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    clean: Clean | None,
+    tally: Counter[str],
+    trees: bool,
 ) -> Iterator[Ids]:
     """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
     seen = set[int]()
@@ -119,10 +129,11 @@ def _cleaned(
             chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
         sources = tokenizer.source.encode([pair.source for pair in chunk])
         targets = tokenizer.target.encode([pair.target for pair in chunk])
-        for ids in map(Ids, sources, targets):
+        for pair, ids in zip(chunk, map(Ids, sources, targets), strict=True):
             if clean is None or _fits(ids, clean, tally):
                 tally["kept"] += 1
-                yield ids
+                tree = token_tree(pair.source, parse_of(pair), tokenizer.source) if trees else None
+                yield ids._replace(tree=tree)
 
 
 def _is_wanted(
@@ -146,7 +157,7 @@ def _is_wanted(
 
 
 def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
-    shorter, longer = sorted(map(len, ids))
+    shorter, longer = sorted((len(ids.source), len(ids.target)))
     if longer > clean.max_tokens:
         tally["too_long"] += 1
         return False
@@ -156,22 +167,22 @@ def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
     return True
 
 
-def _write(file: object, rows: Iterable[Ids]) -> None:
+def _write(file: object, rows: Iterable[Ids], trees: bool) -> None:
     ids = pa.list_(pa.int32())
-    sides = (pa.field(side, ids, nullable=False) for side in ("source", "target"))
-    schema = pa.schema(list(sides))
+    names = ("source", "target", *(TREE if trees else ()))
+    schema = pa.schema([pa.field(name, ids, nullable=False) for name in names])
     rows = iter(rows)
     with pa.ipc.new_file(file, schema) as writer:
         # Flat arrays from the start: as lists of Python ints the ids take ten times the memory.
         while True:
-            source, target = _Column(), _Column()
+            columns = [_Column() for _ in names]
             for row in islice(rows, ROWS_PER_RECORD_BATCH):
-                source.append(row.source)
-                target.append(row.target)
-            if len(source.ends) == 1:
+                for column, numbers in zip(columns, (*row[:2], *(row.tree or ())), strict=True):
+                    column.append(numbers)
+            if len(columns[0].ends) == 1:
                 return
-            columns = [source.to_arrow(), target.to_arrow()]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+            arrays = [column.to_arrow() for column in columns]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 class _Column:
@@ -212,6 +223,11 @@ class Store:
             self.ids: Ints = np.frombuffer(self._buffer, np.int32, self._buffer.size // 4)
             self.source_starts, self.source_lengths = self._column(batches, "source")
             self.target_starts, self.target_lengths = self._column(batches, "target")
+            self.trees = TREE[0] in reader.schema.names
+            """whether each source comes with its tree"""
+            if self.trees:
+                self.word_starts, self.word_lengths = self._column(batches, "words")
+                self.head_starts, self.head_lengths = self._column(batches, "heads")
         except FileNotFoundError:
             raise RegardError(f"{path}: no such file") from None
         except OSError as error:

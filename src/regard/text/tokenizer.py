@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -89,6 +90,30 @@ class Vocabulary:
         """The text of each row of ids; marks are silent, but UNKNOWN shows as ⁇."""
         rows = [[i for i in map(int, row) if i not in SILENT] for row in ids]
         return [_unspell(text) for text in self._processor.decode(rows)] if rows else []
+
+    def starts(self, text: str) -> list[int]:
+        """How many letters, white space not counted, stand before each piece of a text."""
+        spelled = _spell(text, self.normalization)
+        before: list[int] = []  # for each byte of the spelled text
+        letters = 0
+        for sign in spelled.decode("utf-8"):
+            before += [letters] * len(sign.encode("utf-8"))
+            letters += not sign.isspace()
+        places = accumulate(self._sizes(spelled), initial=0)
+        return [before[place] for place in places if place < len(before)]
+
+    def _sizes(self, spelled: bytes) -> list[int]:
+        """How many bytes of the spelled text each piece stands for."""
+        ids: list[int] = self._processor.encode(spelled, out_type=int)
+        pieces: list[str] = self._processor.encode(spelled, out_type=str)
+        return [
+            1 if self._processor.is_byte(i) else len(piece.replace("▁", " ").encode("utf-8"))
+            for i, piece in zip(ids, pieces, strict=True)
+        ]
+
+    def letters(self, text: str) -> int:
+        """How many there are as ``starts`` counts them."""
+        return sum(not sign.isspace() for sign in _spell(text, self.normalization).decode("utf-8"))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
