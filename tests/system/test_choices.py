@@ -47,7 +47,13 @@ ELSEWHERE = {"model.position=tree"}
 
 NEEDS: dict[str, list[str]] = {
     "model.attention.encoder=window": ["model.attention.reach=2"],
+    "model.attention.encoder=linformer": ["model.attention.rows=6", "model.max_length=24"],
+    "model.attention.encoder=bigbird": [
+        "model.attention.block=2",
+        "model.attention.global_blocks=1",
+    ],
     "model.attention.decoder=window": ["model.attention.reach=2"],
+    "model.attention.memory=linformer": ["model.attention.rows=6", "model.max_length=24"],
     "model.norm=none": ["training.rate=0.003"],
     "model.norm_place=after": ["training.rate=0.003"],
     "training.optimizer=sgd": ["training.rate=1.0"],
@@ -101,7 +107,9 @@ def learn(folder: Path, case: str) -> tuple[Done, float]:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, float]]:
-    return together({case: partial(learn, tmp_path_factory.mktemp("choice"), case) for case in CASES})
+    return together(
+        {case: partial(learn, tmp_path_factory.mktemp("choice"), case) for case in CASES}
+    )
 
 
 def test_every_default_is_a_name() -> None:
