@@ -139,6 +139,7 @@ SCORES: dict[recipe.Score, type[ScaledDotProduct] | type[Additive]] = {
 
 
 def softmax(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
+    """exp(score), over the sum of all that the query sees: weights that sum to 1."""
     return masked.softmax(dim=-1)
 
 

@@ -138,6 +138,8 @@ class Decoder(nn.Module):
 
 
 class Transformer(Network):
+    """A stack of encoder layers and a stack of decoder layers that look at it."""
+
     def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
         super().__init__()
         target = Embedding(target_size, section.width)

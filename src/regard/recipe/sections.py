@@ -186,6 +186,7 @@ class Attention(Section):
 
 class Model(Section):
     architecture: Architecture = "transformer"
+    """what the network is made of"""
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -200,6 +201,7 @@ class Model(Section):
     feedforward: Annotated[int, Field(ge=1)]
     """d_ff, the inner width of the feed-forward network"""
     activation: Activation = "relu"
+    """what stands between the two matrices of the feed-forward network"""
     attention: Attention = Attention()
     dropout: Probability
     """on each sub-layer's output, and on embedding + position"""
@@ -208,9 +210,11 @@ class Model(Section):
     feedforward_dropout: Probability
     """inside the feed-forward network, after its activation; as dropout unless given"""
     norm: Norm = "layer"
+    """what keeps the features of the words at one size"""
     norm_place: NormPlace = "after"
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
     position: Position = "sinusoidal"
+    """how the model knows the order of the words; tree needs ``data.train.parses``"""
     max_length: Annotated[int, Field(ge=1)] = 1024
     """the longest text, marks counted, of ``position: learned`` and of linformer; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
@@ -252,6 +256,7 @@ class Training(Section):
     accumulate: Annotated[int, Field(ge=1)] = 1
     """batches to a step"""
     optimizer: Optimizer = "adam"
+    """how the weights follow the gradient"""
     rate: Annotated[float, Field(gt=0)]
     """with schedule paper a factor on the paper's rate (1.0); else the highest learning rate"""
     betas: tuple[Probability, Probability] = (0.9, 0.98)
@@ -260,6 +265,7 @@ class Training(Section):
     """of adam and adamw"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     schedule: Schedule = "paper"
+    """how the learning rate goes with the steps"""
     warmup: Annotated[int, Field(ge=0)] = 4000
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     """longest gradient allowed (its norm); null lets all pass, as in the paper"""
