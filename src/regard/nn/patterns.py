@@ -90,7 +90,8 @@ class Window(Full):
         length, reach = query.shape[2], self.reach
         assert seen.key.shape[2] == length, "a window is for self-attention"
         ahead = 0 if mask.causal else reach
-        cut = Blocks(length, size=reach, before=reach, after=ahead)
+        # Very small blocks would be many: a GPU takes 65,535 at once.
+        cut = Blocks(length, size=max(reach, 32), before=reach, after=ahead)
         at, around = cut.places(query.device)
         distance = around[0] - at[0, :, None]
         near = (distance >= -reach) & (distance <= ahead)
