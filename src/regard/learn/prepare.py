@@ -81,10 +81,11 @@ def _check_scoring(recipe: Recipe) -> None:
 
 def _check_lengths(recipe: Recipe, valid: Store) -> None:
     longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
-    if recipe.model.position == "learned" and longest > recipe.model.max_length:
+    most = recipe.model.longest
+    if most is not None and longest > most:
         raise RegardError(
-            f"data.valid has a text of {longest} tokens, marks counted, but there are only "
-            f"{recipe.model.max_length} learned positions: raise model.max_length, or cut it"
+            f"data.valid has a text of {longest} tokens, marks counted, but the model can "
+            f"read only {most}: raise model.max_length, or cut it"
         )
 
 

@@ -149,7 +149,9 @@ class Transformer(Network):
 
     @property
     def longest(self) -> int | None:
-        return self.encoder.position.longest
+        parts = [*self.encoder.attentions(), *self.decoder.attentions()["cross"]]
+        limits = [self.encoder.position.longest, *(part.pattern.longest for part in parts)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
         memory: Memory = self.encoder(source, tree)

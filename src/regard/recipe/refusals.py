@@ -24,7 +24,7 @@ def _positions(recipe: Recipe) -> Iterator[str]:
         yield f"model.position: sinusoidal waves come in twos: model.width {model.width} must be even"
     if model.position == "rotary" and model.key_width % 2:
         yield f"model.position: rotary turns features in twos: model.key_width {model.key_width} must be even"
-    if model.position == "learned" and model.max_length < longest:
+    if model.longest is not None and model.longest < longest:
         yield (
             f"model.max_length {model.max_length} is shorter than the data may be: "
             f"{longest} (data.clean.max_tokens and one mark)"
@@ -38,6 +38,12 @@ def _attention(model: Model) -> Iterator[str]:
         yield (
             f"model.attention.key_value_heads {attention.key_value_heads} does not divide "
             f"{model.heads} heads; allowed: {', '.join(allowed)}"
+        )
+
+    if attention.encoder == "linformer" and model.position in ("rotary", "relative"):
+        yield (
+            f"model.position: {model.position} needs the distance of two words, but linformer mixes the words "
+            "before they are compared: take position: sinusoidal or learned, or attention.encoder: window or bigbird"
         )
 
 

@@ -156,13 +156,21 @@ class Attention(Section):
     weighting: Weighting = "softmax"
     """how scores become weights"""
     encoder: EncoderPattern = "full"
-    """who is compared with whom in the encoder; window costs T times its reach, not T times T"""
+    """who is compared with whom in the encoder; all but full cost T times a constant, not T times T"""
     decoder: DecoderPattern = "full"
     """the same in the decoder's self-attention"""
     memory: MemoryPattern = "full"
     """the same in encoder-decoder attention"""
     reach: Annotated[int, Field(ge=1)] = 64
     """of window: how many positions it sees on each side"""
+    rows: Annotated[int, Field(ge=1)] = 256
+    """of linformer: what is left of the keys and values of a text, however long it is"""
+    block: Annotated[int, Field(ge=1)] = 64
+    """of bigbird: positions to a block; each block sees itself and the blocks beside it"""
+    global_blocks: Annotated[int, Field(ge=0)] = 2
+    """of bigbird: the first so many blocks see all and are seen by all"""
+    random_blocks: Annotated[int, Field(ge=0)] = 3
+    """of bigbird: how many blocks anywhere in the text each block sees besides"""
     key_value_heads: Annotated[int, Field(ge=1)] | None = None
     """fewer heads of keys and values than of queries, which then share them; null: as many"""
     bias: bool = False
@@ -197,13 +205,19 @@ class Model(Section):
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
     position: Position = "sinusoidal"
     max_length: Annotated[int, Field(ge=1)] = 1024
-    """positions of ``position: learned``; the others have no end"""
+    """the longest text, marks counted, of ``position: learned`` and of linformer; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
     """of ``position: relative``: all words farther away are equally far"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
     """the projection before the softmax is the target embedding"""
+
+    @property
+    def longest(self) -> int | None:
+        """The longest text it can read, marks counted; None: there is none."""
+        linformer = "linformer" in (self.attention.encoder, self.attention.memory)
+        return self.max_length if self.position == "learned" or linformer else None
 
     @model_validator(mode="before")
     @classmethod
