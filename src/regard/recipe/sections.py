@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
@@ -338,7 +338,7 @@ class Recipe(Section):
         empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
         full = empty | {name: {} if section is None else section for name, section in given.items()}
         task = given.get("task", "translate")
-        for name, suits in TASKS.get(task, {}).items() if isinstance(task, str) else ():
+        for name, suits in TASKS[task].items() if task in get_args(Task) else ():
             section = full.get(name, {})
             if isinstance(section, Mapping):
                 full[name] = {**suits, **section}
