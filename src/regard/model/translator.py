@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD, START, UNKNOWN
@@ -18,14 +16,7 @@ from regard.nn.networks import NETWORKS
 from regard.recipe import Recipe
 from regard.search import Hypothesis, beam_search, greedy, sample
 from regard.search.tree import Looked
-from regard.text.batches import plan_in_order
 from regard.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
-
-TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
-"""source tokens, padding included, times beam: what is translated in one batch"""
 
 
 class Translation(NamedTuple):
@@ -52,6 +43,7 @@ class Translator(Model):
     """Text in one language in, text in another out; or whatever the two sides of the pairs were."""
 
     task = "translate"
+    command = "translate"
     network: Network
 
     @staticmethod
@@ -104,7 +96,7 @@ class Translator(Model):
         watch: Callable[[Looked], None] | None = None,
     ) -> Hypothesis:
         """The best hypothesis for one text, by beam search that may be watched."""
-        (source,) = self.tokenizer.source.encode([text])
+        (source,) = self.encode([text])
         (forced,) = self.tokenizer.target.encode([prefix])
         way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
         ((best, *_),) = self._search([source], [forced], way)
@@ -131,12 +123,11 @@ class Translator(Model):
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
-        sources = self.tokenizer.source.encode(texts)
+        sources = self.encode(texts)
         forced = self.tokenizer.target.encode(prefixes or [""] * len(texts))
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
-        lengths = np.array([len(sources[row]) for row in filled])
-        for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE[self.device.type] // beam):
+        for part in self.in_batches([len(sources[row]) for row in filled], beam):
             rows = [filled[index] for index in part]
             found = self._search([sources[row] for row in rows], [forced[row] for row in rows], way)
             for row, hypotheses in zip(rows, found, strict=True):
@@ -150,8 +141,7 @@ class Translator(Model):
         limits = [len(source) + options.extra_length for source in sources]
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
-        ids = [torch.tensor([*source, END]) for source in sources]
-        batch = pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
+        batch = self.padded([[*source, END] for source in sources])
         with arithmetic(self.precision, self.device):
             return way(
                 self.network.step,

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from regard import recipe
+from regard.nn.decoder_only import DecoderOnly
 from regard.nn.network import Network
 from regard.nn.transformer import Transformer
 
 NETWORKS: dict[recipe.Architecture, Callable[[recipe.Model, int, int], Network]] = {
     "transformer": Transformer,
+    "decoder": DecoderOnly,
 }
 """each is made from its section and the sizes of the source and the target vocabulary"""

@@ -104,12 +104,8 @@ def collate(store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
     A part for which no row is left gets the first one with nothing wanted of it: its process takes
     the same steps as the others and counts for nothing.
     """
-    mine = rows[part::parts]
-    idle = len(mine) == 0
-    if idle:
-        mine = rows[:1]
-    source = _texts(store.ids, store.source_starts[mine], store.source_lengths[mine])
-    wanted = _texts(store.ids, store.target_starts[mine], store.target_lengths[mine])
+    mine, idle = share(rows, part, parts)
+    source, wanted = sources(store, mine), targets(store, mine)
     target = np.empty_like(wanted)
     target[:, 0] = START
     target[:, 1:] = np.where(wanted[:, :-1] == END, PAD, wanted[:, :-1])
@@ -118,11 +114,25 @@ def collate(store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
     return Batch(*map(torch.from_numpy, (source, target, wanted)))
 
 
-def _texts(ids: Ints, starts: Places, lengths: Ints) -> Places:
+def share(rows: Places, part: int, parts: int) -> tuple[Places, bool]:
+    """The rows of one of the processes; True if none is left for it and it gets one to be idle with."""
+    mine = rows[part::parts]
+    return (mine, False) if len(mine) else (rows[:1], True)
+
+
+def sources(store: Store, rows: Places) -> Places:
+    return _texts(store.ids, store.source_starts[rows], store.source_lengths[rows])
+
+
+def targets(store: Store, rows: Places, end: int = END) -> Places:
+    return _texts(store.ids, store.target_starts[rows], store.target_lengths[rows], end)
+
+
+def _texts(ids: Ints, starts: Places, lengths: Ints, end: int = END) -> Places:
     """Text, END and padding: one row for each start and length."""
     place = np.arange(lengths.max() + 1)
     inside = place < lengths[:, None]
     texts = np.full(inside.shape, PAD, dtype=np.int64)
     texts[inside] = ids[(starts[:, None] + place)[inside]]
-    texts[np.arange(len(lengths)), lengths] = END
+    texts[np.arange(len(lengths)), lengths] = end
     return texts

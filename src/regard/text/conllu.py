@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.errors import RegardError
-from regard.text.corpus import read_lines
+from regard.text.lines import read_lines
 
 FIELDS = 10
 

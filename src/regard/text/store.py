@@ -10,7 +10,7 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -72,23 +72,55 @@ class Ids(NamedTuple):
 # Writing
 
 
+Encode = Callable[[Sequence[Pair], Tokenizer], Iterable[Ids]]
+"""The ids of some pairs, one row for each."""
+Rows = Callable[[Iterable[Pair], Tokenizer, Clean | None, Counter[str]], Iterator[Ids]]
+"""The rows that pairs become; the tally counts as they go by."""
+
+
+def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[Ids]:
+    sources = tokenizer.source.encode([pair.source for pair in pairs])
+    targets = tokenizer.target.encode([pair.target for pair in pairs])
+    return map(Ids, sources, targets)
+
+
+def cleaned(
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    clean: Clean | None,
+    tally: Counter[str],
+    encode: Encode = encode_pairs,
+) -> Iterator[Ids]:
+    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
+    seen = set[int]()
+    pairs = iter(pairs)
+    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
+        tally["read"] += len(chunk)
+        if clean is not None:
+            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
+        for ids in encode(chunk, tokenizer):
+            if clean is None or _fits(ids, clean, tally):
+                tally["kept"] += 1
+                yield ids
+
+
 def write_store(
     path: Path,
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     clean: Clean | None,
+    rows: Rows = cleaned,
 ) -> Counts:
     """Tokenize the pairs into a file that is there whole or not at all.
 
     With ``clean`` unsuitable pairs are left out; without it every pair stays, even an empty one, so
-    that row n is line n.
+    that row n is line n. ``rows`` makes something else of them, if the task needs it.
     """
     tally = Counter[str]()
-    rows = _cleaned(pairs, tokenizer, clean, tally)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            _write(file, rows)
+            _write(file, rows(pairs, tokenizer, clean, tally))
             file.flush()
             os.fsync(file.fileno())
         counts = Counts(**tally)
@@ -105,24 +137,6 @@ def write_store(
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
     return counts
-
-
-def _cleaned(
-    pairs: Iterable[Pair], tokenizer: Tokenizer, clean: Clean | None, tally: Counter[str]
-) -> Iterator[Ids]:
-    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
-    seen = set[int]()
-    pairs = iter(pairs)
-    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
-        tally["read"] += len(chunk)
-        if clean is not None:
-            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
-        sources = tokenizer.source.encode([pair.source for pair in chunk])
-        targets = tokenizer.target.encode([pair.target for pair in chunk])
-        for ids in map(Ids, sources, targets):
-            if clean is None or _fits(ids, clean, tally):
-                tally["kept"] += 1
-                yield ids
 
 
 def _is_wanted(
