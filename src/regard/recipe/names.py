@@ -4,7 +4,7 @@
 from typing import Literal
 
 Task = Literal["translate"]
-Architecture = Literal["transformer"]
+Architecture = Literal["transformer", "recurrent", "convolution"]
 TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
 Normalization = Literal["nfc", "nfkc", "none"]
 Preset = Literal["tiny", "small", "base", "big"]

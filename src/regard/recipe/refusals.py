@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
+
+from regard.recipe.names import Architecture, Position
 
 if TYPE_CHECKING:
     from regard.recipe.sections import Model, Recipe
 
+_ON_EMBEDDINGS: tuple[Position, ...] = ("none", "index", "sinusoidal", "learned")
+_SELF_ATTENTION = ("attention.encoder", "attention.decoder")
+_FEEDFORWARD = ("feedforward", "activation", "feedforward_dropout")
+UNUSED: dict[Architecture, tuple[str, ...]] = {
+    "transformer": ("kernel",),
+    "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
+    "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
+}
+"""what each architecture has no use for; whoever sets it expects something that will not happen"""
+
 
 def refused(recipe: Recipe) -> list[str]:
-    return [*_embeddings(recipe), *_positions(recipe), *_attention(recipe.model), *_norms(recipe)]
+    return [
+        *_embeddings(recipe),
+        *_positions(recipe),
+        *_attention(recipe.model),
+        *_norms(recipe),
+        *_architecture(recipe.model),
+    ]
 
 
 def _embeddings(recipe: Recipe) -> Iterator[str]:
@@ -47,4 +66,29 @@ def _norms(recipe: Recipe) -> Iterator[str]:
         yield (
             f"model.norm: batch needs batches of several texts: training.tokens_per_batch {room} must be at "
             f"least {2 * text}, twice the longest text; or take norm: layer"
+        )
+
+
+def _architecture(model: Model) -> Iterator[str]:
+    kind = model.architecture
+    follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
+    plain = type(model).model_validate(follow_from)
+    for key in UNUSED[kind]:
+        given, usual = attrgetter(key)(model), attrgetter(key)(plain)
+        if given != usual:
+            yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"
+    if kind == "recurrent" and model.position != "none":
+        yield (
+            f"model.position: {model.position} is of no use to architecture: recurrent, which reads the "
+            "words in their order; leave it out"
+        )
+    if kind == "recurrent" and model.width % 2:
+        yield (
+            "model.architecture: recurrent reads in two directions, each with half the features: "
+            f"model.width {model.width} must be even"
+        )
+    if kind == "convolution" and model.position not in _ON_EMBEDDINGS:
+        yield (
+            f"model.position: {model.position} acts inside self-attention, which architecture: convolution "
+            f"has not; allowed: {', '.join(_ON_EMBEDDINGS)}"
         )
