@@ -55,7 +55,7 @@ class Recent:
     def select(self, rows: Tensor) -> "Recent":
         return Recent(None if self.inputs is None else self.inputs.index_select(0, rows))
 
-    def append(self, new: Float[Tensor, "R T d"], keep: int) -> Float[Tensor, "R past+T d"]:
+    def append(self, new: Float[Tensor, "R T d"], keep: int) -> Float[Tensor, "R wide d"]:
         """The inputs kept and the new ones; the last of them are kept for the next time."""
         before = (
             self.inputs if self.inputs is not None else new.new_zeros(len(new), keep, new.shape[2])

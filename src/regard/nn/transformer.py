@@ -10,7 +10,7 @@ for each word; ``step`` computes only the newest position.
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, Self, cast
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -59,10 +59,11 @@ class Encoder(nn.Module):
         return [layer.attention for layer in cast(Iterable[EncoderLayer], self.layers)]
 
 
+@runtime_checkable
 class Past(Protocol):
     """What a layer keeps of the words it has read, one line for each row."""
 
-    def select(self, rows: Tensor) -> Self: ...
+    def select(self, rows: Tensor) -> "Past": ...
 
 
 @dataclass(frozen=True)
