@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -370,6 +371,7 @@ def measure_speed(device: torch.device) -> dict[str, Any]:
         }
     return {
         "hardware": hardware(device),
+        "load": round(os.getloadavg()[0], 1),
         "torch": torch.__version__,
         "tokens_per_batch": amount.tokens,
         "parameters": {name: trainee.parameters for name, trainee in trainees.items()},
@@ -430,7 +432,7 @@ def at_equal_size(results: dict[str, Any]) -> Iterator[str]:
     for kind, speed in speeds.items():
         yield (
             f"{names[kind]}: {speed['hardware']}, torch {speed['torch']}, batches of "
-            f"{speed['tokens_per_batch']:,} tokens; in brackets the ratio to the Transformer."
+            f"{speed['tokens_per_batch']:,} tokens, the machine's load being {speed['load']}; in brackets the ratio to the Transformer."
         )
 
 

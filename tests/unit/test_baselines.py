@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -10,15 +11,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard import recipe
 from regard.errors import RegardError
 from regard.marks import PAD
+from regard.model import weights_of
 from regard.nn.attention import Shown
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.recipe import Recipe, load_recipe
+from regard.run import write_tensors
 
 Array = npt.NDArray[np.float64]
 SmallRecipe = Callable[..., Recipe]
@@ -336,6 +340,19 @@ def test_an_lstm_stays_in_float32_under_autocast(small: Callable[..., Network]) 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert network(*padded()).isfinite().all()
     assert set(found) == {torch.float32}
+
+
+def test_weights_in_one_buffer_as_a_gpu_wants_them_are_written(
+    small: Callable[..., Network], tmp_path: Path
+) -> None:
+    weights = weights_of(small("recurrent"))
+    buffer = torch.cat([weight.flatten() for weight in weights.values()])
+    parts = buffer.split([weight.numel() for weight in weights.values()])
+    views = {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
+    write_tensors(tmp_path / "weights", views, {})
+    found = load_file(tmp_path / "weights")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("name", ["multi30k-recurrent", "multi30k-convolution"])
