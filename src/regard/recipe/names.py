@@ -4,7 +4,7 @@
 from typing import Literal
 
 Task = Literal["translate", "tag", "classify", "mask", "continue"]
-Architecture = Literal["transformer", "decoder"]
+Architecture = Literal["transformer", "decoder", "recurrent", "convolution"]
 TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
 Normalization = Literal["nfc", "nfkc", "lower", "none"]
 Preset = Literal["tiny", "small", "base", "big"]

@@ -187,6 +187,7 @@ class Attention(Section):
 
 class Model(Section):
     architecture: Architecture = "transformer"
+    """what the layers are made of: attention, LSTMs, or windows of words"""
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -216,6 +217,8 @@ class Model(Section):
     """the longest text, marks counted, of ``position: learned`` and of linformer; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
     """of ``position: relative``: all words farther away are equally far"""
+    kernel: Annotated[int, Field(ge=1)] = 3
+    """of ``architecture: convolution``: how many neighbouring words one window holds"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
@@ -236,6 +239,8 @@ class Model(Section):
         preset = given.get("preset", "base")
         known = isinstance(preset, str) and preset in PRESETS
         full = {**PRESETS[preset if known else "base"], **given}
+        if full.get("architecture") == "recurrent":
+            full.setdefault("position", "none")  # it reads the words in their order
         width, heads = full["width"], full["heads"]
         if isinstance(width, int) and isinstance(heads, int) and heads > 0:
             # A fraction, where one does not divide the other, is refused like any wrong value.
