@@ -12,11 +12,11 @@ The package reads from top to bottom; a module imports only from those above it:
     marks       PAD, START, END, UNKNOWN: the ids that stand for no text
     recipe      everything that makes a model what it is, typed, with every default
     text/       read pairs, tokenize, store ids, make batches; the built-in grammar
-    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer
+    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer; its rivals
     search/     greedy, beam, sampling: ids and a step function, no model
-    score/      BLEU, chrF, TER through sacreBLEU; word and phoneme error rates
+    score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
     run         the run folder: files that name each other by hash
-    model       Model: a run folder opened for use; text enters and leaves here
+    model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
     learn/      loss, optimizers, checkpoints, several processes, the loop
     look        a trace as one HTML file to send around; the page itself is in web/

@@ -15,15 +15,16 @@ import typer
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.model import Translation, Translator
-    from regard.recipe import Recipe
+    from regard.model import Model, Translation, Translator
+    from regard.recipe import Recipe, Texts
     from regard.text.conllu import Parsed
+    from regard.text.corpus import Pair
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The Transformer, whole: pairs of text in; a trained, scored translator out.",
+    help="The Transformer, whole: pairs of text in; a trained, scored model out.",
 )
 
 LINES_AT_ONCE = 1024
@@ -35,6 +36,11 @@ Trees = Annotated[
     Path | None, typer.Option(help="CoNLL-U, a tree for each line; for position: tree.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Given = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
+]
+Input = Annotated[Path | None, typer.Option(help="Take the lines of this file.")]
+Output = Annotated[Path | None, typer.Option(help="Write to this file.")]
 
 
 @app.command()
@@ -108,11 +114,9 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
 @app.command()
 def translate(
     run: RunFolder,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
-    ] = None,
-    input: Annotated[Path | None, typer.Option(help="Translate the lines of this file.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+    texts: Given = None,
+    input: Input = None,
+    output: Output = None,
     beam: Beam = None,
     alpha: Alpha = None,
     nbest: Annotated[
@@ -124,26 +128,34 @@ def translate(
     """Translate texts, a file, or standard input: one line in, one line out, in order."""
     from regard.model import Translator
 
-    if texts and input:
-        raise RegardError("give either texts or --input, not both")
+    _one_way_in(texts, input)
     model = Translator.load(run)
     lines = _with_trees(_lines(texts, input), parses, str(input or "the texts"))
+    _tell(_translated(model, lines, beam, alpha, nbest, as_json), output)
+
+
+def _one_way_in(texts: list[str] | None, input: Path | None) -> None:
+    if texts and input:
+        raise RegardError("give either texts or --input, not both")
+
+
+def _tell(lines: Iterator[str], output: Path | None) -> None:
+    """To standard output as they come, or to a file that is there whole or not at all."""
     if output is None:
-        for line in _translated(model, lines, beam, alpha, nbest, as_json):
+        for line in lines:
             print(line, flush=True)
         return
     from regard.run import write_whole
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8") as file:
-            for line in _translated(model, lines, beam, alpha, nbest, as_json):
-                file.write(line + "\n")
+            file.writelines(line + "\n" for line in lines)
 
     write_whole(output, write)
 
 
 def _lines(texts: list[str] | None, input: Path | None) -> Iterator[list[str]]:
-    """What to translate, in portions: as much as is there, so that a person at a terminal never waits."""
+    """What to work on, in portions: as much as is there, so that a person at a terminal never waits."""
     from regard.background import portions
     from regard.text.corpus import read_lines
 
@@ -171,7 +183,7 @@ def _with_trees(
 
 def _standard_input() -> Iterator[str]:
     if sys.stdin.isatty():
-        typer.echo("Type a line to translate it; Ctrl-D ends.", err=True)
+        typer.echo("Type a line and Enter; Ctrl-D ends.", err=True)
     for number, line in enumerate(_raw_lines(), 1):
         try:
             yield line.decode("utf-8").rstrip("\r")
@@ -222,10 +234,104 @@ def _shown(
 
 
 @app.command()
+def tag(
+    run: RunFolder,
+    texts: Given = None,
+    input: Input = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tag the words of texts, as word/TAG; words stand between blanks, full stops too."""
+    from regard.model import Tagger
+
+    _one_way_in(texts, input)
+    model = Tagger.load(run)
+
+    def lines() -> Iterator[str]:
+        for portion in _lines(texts, input):
+            for found in model.tag(portion):
+                both = zip(found.words, found.tags, strict=True)
+                yield _json(found._asdict()) if as_json else " ".join(map("/".join, both))
+
+    _tell(lines(), output)
+
+
+@app.command()
+def classify(
+    run: RunFolder,
+    texts: Given = None,
+    input: Input = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Classify texts: the label and its probability."""
+    from regard.model import Classifier
+
+    _one_way_in(texts, input)
+    model = Classifier.load(run)
+
+    def lines() -> Iterator[str]:
+        for portion in _lines(texts, input):
+            for found in model.classify(portion):
+                plain = f"{found.label}\t{found.probability:.4f}"
+                yield _json(found._asdict()) if as_json else plain
+
+    _tell(lines(), output)
+
+
+@app.command()
+def fill(
+    run: RunFolder,
+    text: Annotated[str, typer.Argument(help="A text with [MASK] where a word is to be guessed.")],
+    best: Annotated[int, typer.Option(min=1, help="So many guesses for each [MASK].")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Guess hidden words: probability and word, best first."""
+    from regard.model import Filler
+
+    gaps = Filler.load(run).fill(text, best)
+    if as_json:
+        print(_json({"text": text, "gaps": [[one._asdict() for one in gap] for gap in gaps]}))
+        return
+    for number, gap in enumerate(gaps, 1):
+        which = f"{number}\t" if len(gaps) > 1 else ""
+        for filling in gap:
+            print(f"{which}{filling.probability:.4f}\t{filling.text}")
+
+
+@app.command("continue")
+def go_on(
+    run: RunFolder,
+    text: Annotated[str, typer.Argument(help="How it begins.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens more.")] = 50,
+    temperature: Annotated[
+        float,
+        typer.Option(min=0.0, help="Below 1 is safer, above 1 wilder; 0 takes the likeliest."),
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Another seed, another text.")] = 1,
+) -> None:
+    """Continue a text, to the end of its line at most."""
+    from regard.model import Continuer
+
+    model = Continuer.load(run)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    print(model.go_on(text, tokens, **options))  # type: ignore[arg-type]
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
-    source: Annotated[Path, typer.Option(help="Texts, one a line.")],
-    reference: Annotated[Path, typer.Option(help="Their true translations.")],
+    source: Annotated[Path | None, typer.Option(help="Texts, one a line …")] = None,
+    reference: Annotated[Path | None, typer.Option(help="… and what is right for each.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="Or both in a TSV or JSONL file.")] = None,
+    conllu: Annotated[Path | None, typer.Option(help="Or tagged sentences.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Or text alone: for mask and continue.")] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="RUN2", help="Another run, compared by a paired test.")
     ] = None,
@@ -234,33 +340,23 @@ def evaluate(
     parses: Trees = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a model: each figure with its 95% interval and signature."""
-    from regard.model import Translator
-    from regard.model.translator import parses_of
-    from regard.recipe import Data, Texts
-    from regard.score import compare, score
-    from regard.text.corpus import read_pairs
+    """Score a model on the files given, or on its recipe's data.test: each figure with its 95% interval."""
+    from regard.model import Model
 
-    trees = None if parses is None else (str(parses),)
-    texts = Texts(source=(str(source),), target=(str(reference),), parses=trees)
-    pairs = list(read_pairs(texts, Data(root=".", train=texts), section=""))
-    sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-
-    def translate(model: Translator) -> list[str]:
-        # Of two runs only one may be made for trees.
-        found = parses_of(pairs) if model.recipe.model.position == "tree" else None
-        return model.translate(sources, beam=beam, alpha=alpha, parses=found)
-
-    model = Translator.load(run)
-    measures, tokenize = model.recipe.score.measures, model.recipe.score.tokenize
-    ours = translate(model)
-    results = score(measures, ours, references, sources, tokenize=tokenize)
-    comparisons = []
-    if against is not None:
-        theirs = translate(Translator.load(against))
-        comparisons = compare(measures, ours, theirs, references, sources, tokenize=tokenize)
+    files = {"source": source, "target": reference, "pairs": pairs, "conllu": conllu, "text": text}
+    files["parses"] = parses
+    model = Model.load(run)
+    _search_by(model, beam, alpha)
+    scored = _scored_on(model, {role: str(file) for role, file in files.items() if file})
+    comparisons: list[Any] = []
+    if against is None:
+        results = model.evaluate(scored)
+    else:
+        other = type(model).load(against)
+        _search_by(other, beam, alpha)
+        results, comparisons = model.compare(other, scored)
     if as_json:
-        answer: dict[str, Any] = {"run": str(run), "sentences": len(pairs)}
+        answer: dict[str, Any] = {"run": str(run), "sentences": len(scored)}
         answer["scores"] = [result.to_json() for result in results]
         if against is not None:
             answer["against"] = str(against)
@@ -269,6 +365,40 @@ def evaluate(
         return
     for line in [*results, *comparisons]:
         print(line)
+
+
+def _search_by(model: Model, beam: int | None, alpha: float | None) -> None:
+    """Change how a translator searches."""
+    from regard.model import Translator
+
+    asked = {name: value for name, value in (("beam", beam), ("alpha", alpha)) if value is not None}
+    if asked and not isinstance(model, Translator):
+        raise RegardError(f"--{next(iter(asked))} is for models to translate, not to {model.task}")
+    model.search_by(**asked)
+
+
+def _scored_on(model: Model, files: dict[str, str]) -> list[Pair]:
+    """The pairs of the files named, or of the recipe's test."""
+    from pydantic import ValidationError
+
+    from regard.recipe import Data, Texts
+    from regard.text.corpus import read_pairs
+
+    data = model.recipe.data
+    if not files:
+        if data.test is None:
+            raise RegardError(
+                "nothing to score: the recipe has no data.test; give --source and --reference, "
+                "--pairs, --conllu or --text"
+            )
+        return list(read_pairs(data.test, data, "data.test"))
+    try:
+        texts: Texts = Texts.model_validate(files)
+    except ValidationError:
+        raise RegardError(
+            "give either --source and --reference, or --pairs, or --conllu, or --text"
+        ) from None
+    return list(read_pairs(texts, Data(root=".", train=texts), section=""))
 
 
 @app.command()

@@ -143,6 +143,7 @@ class Run:
         model = recipe.model
         lines = [
             f"run          {self}",
+            f"task         {recipe.task}",
             f"model        from {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
             f"width {model.width}, {model.heads} heads, feed-forward {model.feedforward}",
             f"tokenizer    {recipe.tokenizer.kind}",
@@ -217,4 +218,4 @@ class Run:
             )
 
     def tokenizer(self, recipe: Recipe) -> Tokenizer:
-        return Tokenizer.load(self.folder, recipe.tokenizer)
+        return Tokenizer.load(self.folder, recipe.tokenizer, recipe.labelled)

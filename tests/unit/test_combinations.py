@@ -146,3 +146,22 @@ def test_gradients_reach_every_weight_and_are_numbers(
         # Some biases cancel by their nature: of keys in softmax, of all before a batch norm.
         if not name.endswith("bias"):
             assert bool(weight.grad.any()), name
+
+
+@settings(max_examples=30)
+@given(model=models)
+def test_it_learns_in_half_precision(small_recipe: SmallRecipe, model: dict[str, Any]) -> None:
+    """As on a GPU: weights in float32, products in bfloat16, by both ways."""
+    example = Example(small_recipe, model)
+    network = example.network.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = example()
+        fast[example.target != PAD].float().square().sum().backward()
+        for kind in network.attentions().values():
+            for part in kind:
+                part.watch = lambda _: None
+        shown = network.eval()(example.source, example.target, example.tree)
+    assert bool(shown.isfinite().all())
+    for name, weight in network.named_parameters():
+        assert weight.grad is not None, name
+        assert bool(weight.grad.isfinite().all()), name

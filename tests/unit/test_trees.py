@@ -20,11 +20,13 @@ from regard.recipe import Tokenizer as Section
 from regard.text.batches import collate, collate_trees
 from regard.text.conllu import Parsed, Written, read_conllu
 from regard.text.corpus import Pair, ParsedPair, parse_of, read_pairs
+from regard.text.forms import Parallel
 from regard.text.store import Store, write_store
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree
 
 SmallRecipe = Callable[..., Recipe]
+PARSED = {"pairs": "a.tsv", "parses": "a.conllu"}
 
 
 @st.composite
@@ -224,14 +226,15 @@ def test_a_parse_that_does_not_fit_is_refused(
 
 
 def test_trees_rest_in_the_store_and_come_back_in_batches(
-    tmp_path: Path, tokenizer: Tokenizer
+    tmp_path: Path, tokenizer: Tokenizer, small_recipe: SmallRecipe
 ) -> None:
     parses = [parsed("I see dogs", [2, 0, 2]), None, parsed("dogs see", [2, 0])]
     pairs = [
         ParsedPair.of(Pair(text, "dog"), parse)
         for text, parse in zip(["I see dogs", " ", "dogs see"], parses, strict=True)
     ]
-    write_store(tmp_path / "a", pairs, tokenizer, None, trees=True)
+    recipe = small_recipe(data={"train": PARSED}, model={"position": "tree"})
+    write_store(tmp_path / "a", pairs, tokenizer, None, Parallel(recipe).rows)
     batch = collate(Store(tmp_path / "a"), np.arange(3))
     wanted = collate_trees([token_tree(p.source, parse_of(p), tokenizer.source) for p in pairs])
     assert batch.tree is not None
@@ -259,8 +262,8 @@ def test_waves_of_place_and_depth_are_mixed(small_recipe: SmallRecipe) -> None:
 @pytest.fixture
 def network(small_recipe: SmallRecipe) -> Transformer:
     torch.manual_seed(1)
-    texts = {"pairs": "pairs.tsv", "parses": "pairs.conllu"}
-    recipe = small_recipe(data={"train": texts}, model={"position": "tree", "max_distance": 3})
+    model = {"position": "tree", "max_distance": 3}
+    recipe = small_recipe(data={"train": PARSED}, model=model)
     return Transformer(recipe.model, 20, 20).eval()
 
 
@@ -307,8 +310,6 @@ def test_without_a_tree_it_says_what_is_missing(network: Transformer) -> None:
 
 
 # Recipes
-
-PARSED = {"pairs": "a.tsv", "parses": "a.conllu"}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.marks import PAD
+from regard.nn.encoder_only import Guesser, Labeller
+from regard.nn.masking import drop_words, hide
 from regard.nn.network import Network
 from regard.nn.positions import Tree
 
@@ -50,8 +52,52 @@ class Objective(nn.Module):
         return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
 
 
+class LabelObjective(nn.Module):
+    """A labeller or classifier: the wanted labels, PAD where there is none."""
+
+    def __init__(self, network: Labeller, training: recipe.Training) -> None:
+        super().__init__()
+        self.network = network
+        self.smoothing = training.label_smoothing
+        self.over: recipe.Smoothing = training.smoothing_over
+        self.dropped = training.word_dropout
+
+    def forward(
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B P"]
+    ) -> Float[Tensor, ""]:
+        shown = drop_words(source, self.dropped) if self.training and self.dropped else source
+        states = self.network.states(shown)
+        smoothing = self.smoothing if self.training else 0.0
+        return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
+
+
+class MaskObjective(nn.Module):
+    """BERT's masked words: other ones each step, but in validation always the same."""
+
+    def __init__(self, network: Guesser, training: recipe.Training) -> None:
+        super().__init__()
+        self.network = network
+        self.smoothing = training.label_smoothing
+        self.over: recipe.Smoothing = training.smoothing_over
+
+    def forward(
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B S"]
+    ) -> Float[Tensor, ""]:
+        projection = self.network.projection.weight
+        fixed = None if self.training else torch.Generator().manual_seed(0)
+        shown, hidden = hide(source, wanted, len(projection), fixed)
+        there = hidden != PAD  # one in seven: the others need no logits
+        states = self.network.states(shown)[there]
+        smoothing = self.smoothing if self.training else 0.0
+        return cross_entropy(states[None], projection, hidden[there][None], smoothing, self.over)
+
+
 OBJECTIVES: dict[recipe.Task, Callable[[Any, recipe.Training], nn.Module]] = {
     "translate": Objective,
+    "tag": LabelObjective,
+    "classify": LabelObjective,
+    "mask": MaskObjective,
+    "continue": Objective,
 }
 
 

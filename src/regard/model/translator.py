@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD, START, UNKNOWN
@@ -19,14 +17,11 @@ from regard.nn.positions import Tree
 from regard.recipe import Recipe
 from regard.search import Hypothesis, beam_search, greedy, sample
 from regard.search.tree import Looked
-from regard.text.batches import collate_trees, plan_in_order
+from regard.text.batches import collate_trees
 from regard.text.conllu import Parsed
 from regard.text.corpus import Pair, parse_of
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree
-
-TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
-"""source tokens, padding included, times beam: what is translated in one batch"""
 
 
 class Translation(NamedTuple):
@@ -56,6 +51,7 @@ class Translator(Model):
     """Text in one language in, text in another out; or whatever the two sides of the pairs were."""
 
     task = "translate"
+    command = "translate"
     network: Network
 
     @staticmethod
@@ -68,7 +64,9 @@ class Translator(Model):
 
     def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
         sources, beam = [pair.source for pair in pairs], 1 if quick else None
-        return self.translate(sources, beam=beam, parses=parses_of(pairs))
+        # Of two models that are compared perhaps only one asks for trees.
+        parses = [parse_of(pair) for pair in pairs] if self.asks_for_trees else None
+        return self.translate(sources, beam=beam, parses=parses if any(parses or ()) else None)
 
     def translate(
         self,
@@ -123,10 +121,10 @@ class Translator(Model):
         parse: Parsed | None = None,
     ) -> Hypothesis:
         """The best hypothesis for one text, by beam search that may be watched."""
-        (source,) = self.tokenizer.source.encode([text])
+        (source,) = self.encode([text])
         (forced,) = self.tokenizer.target.encode([prefix])
         way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
-        trees = self._trees([text], None if parse is None else [parse])
+        trees = self._trees([text], [source], None if parse is None else [parse])
         ((best, *_),) = self._search([source], [forced], trees, way)
         return best
 
@@ -157,13 +155,12 @@ class Translator(Model):
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
-        sources = self.tokenizer.source.encode(texts)
+        sources = self.encode(texts)
         forced = self.tokenizer.target.encode(prefixes or [""] * len(texts))
-        trees = self._trees(texts, parses)
+        trees = self._trees(texts, sources, parses)
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
-        lengths = np.array([len(sources[row]) for row in filled])
-        for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE[self.device.type] // beam):
+        for part in self.in_batches([len(sources[row]) for row in filled], beam):
             rows = [filled[index] for index in part]
             found = self._search(
                 [sources[row] for row in rows],
@@ -175,19 +172,25 @@ class Translator(Model):
                 results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
         return results
 
-    def _trees(self, texts: Sequence[str], parses: Parses) -> list[TokenTree] | None:
+    @property
+    def asks_for_trees(self) -> bool:
+        return self.recipe.model.position == "tree"
+
+    def _trees(
+        self, texts: Sequence[str], sources: Sequence[list[int]], parses: Parses
+    ) -> list[TokenTree] | None:
         """The trees of the texts in pieces; None where the model asks for none."""
-        position = self.recipe.model.position
-        if parses is None and position != "tree":
+        if parses is None and not self.asks_for_trees:
             return None
         if parses is None:
             raise RegardError(
                 "this model has position: tree, so it needs the parse of every text: "
                 "--parses F.conllu on the command line, parses=… in Python"
             )
-        if position != "tree":
+        if not self.asks_for_trees:
             raise RegardError(
-                f"parses are for a model with position: tree; this one has position: {position}"
+                "parses are for a model with position: tree; this one has "
+                f"position: {self.recipe.model.position}"
             )
         if len(parses) != len(texts):
             raise RegardError(f"{len(parses)} parses for {len(texts)} texts: give one for each")
@@ -196,8 +199,11 @@ class Translator(Model):
                 check_parse(text, parse, f"text {number}")
             elif text.strip():
                 raise RegardError(f"text {number} has no parse; only a blank one may go without")
-        both = zip(texts, parses, strict=True)
-        return [token_tree(text, parse, self.tokenizer.source) for text, parse in both]
+        vocabulary = self.tokenizer.source
+        return [
+            token_tree(text, parse, vocabulary).cut(len(source))
+            for text, parse, source in zip(texts, parses, sources, strict=True)
+        ]
 
     def _search(
         self,
@@ -210,8 +216,7 @@ class Translator(Model):
         limits = [len(source) + options.extra_length for source in sources]
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
-        ids = [torch.tensor([*source, END]) for source in sources]
-        batch = pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
+        batch = self.padded([[*source, END] for source in sources])
         tree = None
         if trees is not None:
             tree = Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
@@ -237,12 +242,6 @@ class Translator(Model):
             hypothesis.token_log_probabilities,
             hypothesis.finished,
         )
-
-
-def parses_of(pairs: Sequence[Pair]) -> Parses:
-    """The trees that came with the pairs, if any did."""
-    parses = [parse_of(pair) for pair in pairs]
-    return parses if any(parses) else None
 
 
 def _greedy(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:

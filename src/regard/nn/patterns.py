@@ -86,11 +86,13 @@ class Window(Full):
     ) -> Float[Tensor, "B h Q dv"]:
         if query.shape[2] == 1:  # the newest word, in search: it needs the last few keys only
             last = KeysValues(*(part[:, :, -self.reach - 1 :] for part in seen))
-            return super().forward(attend, query, last, replace(mask, real=None))
+            real = None if mask.real is None else mask.real[:, -self.reach - 1 :]
+            return super().forward(attend, query, last, replace(mask, real=real))
         length, reach = query.shape[2], self.reach
         assert seen.key.shape[2] == length, "a window is for self-attention"
         ahead = 0 if mask.causal else reach
-        cut = Blocks(length, size=reach, before=reach, after=ahead)
+        # Very small blocks would be many: a GPU takes 65,535 at once.
+        cut = Blocks(length, size=max(reach, 32), before=reach, after=ahead)
         at, around = cut.places(query.device)
         distance = around[0] - at[0, :, None]
         near = (distance >= -reach) & (distance <= ahead)

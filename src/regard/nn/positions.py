@@ -146,7 +146,8 @@ class Learned(Unmarked):
 
 
 def places(x: Float[Tensor, "B T *d"], start: Start) -> Int[Tensor, "#B T"]:
-    return (torch.arange(x.shape[1], device=x.device) + start).view(-1, x.shape[1])
+    # Padding in front of a text, where nobody looks, would stand before the first position.
+    return (torch.arange(x.shape[1], device=x.device) + start).view(-1, x.shape[1]).clamp(min=0)
 
 
 def end(x: Float[Tensor, "B T *d"], start: Start) -> int:

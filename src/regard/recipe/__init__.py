@@ -19,6 +19,12 @@ from regard.recipe.names import (
     EncoderPattern as EncoderPattern,
 )
 from regard.recipe.names import (
+    LabelMeasure as LabelMeasure,
+)
+from regard.recipe.names import (
+    Likelihood as Likelihood,
+)
+from regard.recipe.names import (
     Measure as Measure,
 )
 from regard.recipe.names import (
@@ -35,6 +41,9 @@ from regard.recipe.names import (
 )
 from regard.recipe.names import (
     Optimizer as Optimizer,
+)
+from regard.recipe.names import (
+    Overlap as Overlap,
 )
 from regard.recipe.names import (
     Pattern as Pattern,

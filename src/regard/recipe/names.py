@@ -3,10 +3,10 @@
 
 from typing import Literal
 
-Task = Literal["translate"]
-Architecture = Literal["transformer"]
+Task = Literal["translate", "tag", "classify", "mask", "continue"]
+Architecture = Literal["transformer", "decoder", "recurrent", "convolution"]
 TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
-Normalization = Literal["nfc", "nfkc", "none"]
+Normalization = Literal["nfc", "nfkc", "lower", "none"]
 Preset = Literal["tiny", "small", "base", "big"]
 Place = Literal["encoder", "decoder", "memory"]
 """where attention stands: encoder and decoder look at themselves, memory is encoder-decoder attention"""
@@ -26,4 +26,9 @@ Smoothing = Literal["all", "others"]
 Average = Literal["best", "last", "none"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
-Measure = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per"]
+Overlap = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per", "rouge1", "rouge2", "rougeL"]
+"""measures of texts against texts"""
+LabelMeasure = Literal["accuracy", "f1"]
+Likelihood = Literal["perplexity", "word_perplexity"]
+"""measures that no text shows, only the model itself"""
+Measure = Literal[Overlap, LabelMeasure, Likelihood]

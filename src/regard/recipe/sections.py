@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
@@ -56,7 +56,7 @@ class Section(BaseModel):
 
 
 class Texts(Section):
-    """Pairs of text: two line-parallel files, or one file of pairs."""
+    """Pairs of text: two line-parallel files, one file of pairs, tagged sentences; or text alone."""
 
     source: Files | None = None
     """text file(s), one sentence a line; ``.gz`` and ``.zst`` are unpacked"""
@@ -64,6 +64,10 @@ class Texts(Section):
     """as many files and lines as source"""
     pairs: Files | None = None
     """instead of the two: TSV (source, tab, target) or JSONL (keys source and target) file(s)"""
+    conllu: Files | None = None
+    """CoNLL-U file(s): the source is the words of a sentence, the target their universal tags"""
+    text: Files | None = None
+    """text file(s) without a target, for the tasks mask and continue"""
     parses: Files | None = None
     """CoNLL-U file(s), a tree for each source line, for ``model.position: tree``"""
 
@@ -71,8 +75,9 @@ class Texts(Section):
     def _one_form(self) -> Self:
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
-        if (self.source is None) == (self.pairs is None):
-            raise ValueError("give either source and target, or pairs")
+        forms = [self.source, self.pairs, self.conllu, self.text]
+        if sum(form is not None for form in forms) != 1:
+            raise ValueError("give either source and target, or pairs, or conllu, or text")
         if self.source and self.target and len(self.source) != len(self.target):
             raise ValueError(
                 f"source names {len(self.source)} file(s), target {len(self.target)}: they go in twos"
@@ -94,6 +99,8 @@ class Clean(Section):
     """pairs with one side this many times longer than the other are left out; null keeps all"""
     keep_duplicates: bool = False
     """exact repeats of a pair are left out unless this is true"""
+    cut: bool = False
+    """a source longer than max_tokens is cut there, in use as in training, and not left out"""
 
 
 class Data(Section):
@@ -137,7 +144,8 @@ class Tokenizer(Section):
     shared: StrictBool = True
     """one vocabulary for source and target"""
     normalize: Normalization = "nfc"
-    """nfc keeps every letter as it looks; nfkc also folds ligatures, full width, superscripts"""
+    """nfc keeps every letter as it looks; nfkc also folds ligatures, full width, superscripts; lower is nfc
+    in lower case"""
 
 
 PRESETS: dict[Preset, dict[str, Any]] = {
@@ -186,7 +194,7 @@ class Attention(Section):
 
 class Model(Section):
     architecture: Architecture = "transformer"
-    """what the network is made of"""
+    """what the layers are made of: attention, LSTMs, or windows of words"""
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -219,6 +227,8 @@ class Model(Section):
     """the longest text, marks counted, of ``position: learned`` and of linformer; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
     """of ``position: relative`` and ``tree``: all words farther away are equally far"""
+    kernel: Annotated[int, Field(ge=1)] = 3
+    """of ``architecture: convolution``: how many neighbouring words one window holds"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
@@ -239,6 +249,8 @@ class Model(Section):
         preset = given.get("preset", "base")
         known = isinstance(preset, str) and preset in PRESETS
         full = {**PRESETS[preset if known else "base"], **given}
+        if full.get("architecture") == "recurrent":
+            full.setdefault("position", "none")  # it reads the words in their order
         width, heads = full["width"], full["heads"]
         if isinstance(width, int) and isinstance(heads, int) and heads > 0:
             # A fraction, where one does not divide the other, is refused like any wrong value.
@@ -250,6 +262,8 @@ class Model(Section):
 
 
 class Training(Section):
+    start_from: str | None = None
+    """a run folder to take tokenizer and weights from: fine-tuning; tag and classify take its encoder"""
     steps: Annotated[int, Field(ge=1)] = 100_000
     tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
     """source tokens and, counted apart, target tokens of one batch, padding included"""
@@ -269,6 +283,8 @@ class Training(Section):
     warmup: Annotated[int, Field(ge=0)] = 4000
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     """longest gradient allowed (its norm); null lets all pass, as in the paper"""
+    word_dropout: Probability = 0.0
+    """share of source tokens hidden behind MASK while it learns, each step others; for tag and classify"""
     label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.1
     smoothing_over: Smoothing = "all"
     """epsilon is spread over all classes (torch), or over the others only (the study notes)"""
@@ -316,9 +332,22 @@ class Search(Section):
 
 class Scoring(Section):
     measures: Annotated[tuple[Measure, ...], Field(min_length=1)] = ("bleu", "chrf", "ter")
-    """the first one chooses checkpoints; bleu_lc minds no case; wer and per are for sounds"""
+    """the first one chooses checkpoints; bleu_lc minds no case; wer and per are for sounds, rouge for summaries"""
     tokenize: str = "13a"
     """sacreBLEU's tokenizer for BLEU; zh for Chinese, ja-mecab, char …"""
+
+
+TASKS: dict[Task, dict[str, dict[str, Any]]] = {
+    "translate": {},
+    "tag": {"tokenizer": {"shared": False}, "score": {"measures": ("accuracy", "f1")}},
+    "classify": {"tokenizer": {"shared": False}, "score": {"measures": ("accuracy", "f1")}},
+    "mask": {"training": {"choose_by": "loss", "validate_sentences": 0, "label_smoothing": 0.0}}
+    | {"score": {"measures": ("accuracy", "perplexity")}},
+    "continue": {"training": {"choose_by": "loss", "validate_sentences": 0, "label_smoothing": 0.0}}
+    | {"score": {"measures": ("perplexity", "word_perplexity")}}
+    | {"model": {"architecture": "decoder"}},
+}
+"""what suits each task where the recipe says nothing"""
 
 
 class Recipe(Section):
@@ -339,6 +368,11 @@ class Recipe(Section):
             return given
         empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
         full = empty | {name: {} if section is None else section for name, section in given.items()}
+        task = given.get("task", "translate")
+        for name, suits in TASKS[task].items() if task in get_args(Task) else ():
+            section = full.get(name, {})
+            if isinstance(section, Mapping):
+                full[name] = {**suits, **section}
         model, tokenizer = full["model"], full["tokenizer"]
         if isinstance(model, Mapping) and isinstance(tokenizer, Mapping):
             shared = tokenizer.get("shared", True)
@@ -350,6 +384,11 @@ class Recipe(Section):
         if problems := refused(self):
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the targets are labels, not text."""
+        return self.task in ("tag", "classify")
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

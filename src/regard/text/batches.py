@@ -8,7 +8,7 @@ with other processes beside it, sees the same batches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -33,7 +33,7 @@ class Batch:
     """START and text: what the decoder reads"""
     wanted: Int[Tensor, "B T"]
     """text and END: what the decoder must say at each place"""
-    tree: TreeTensors | None = None
+    tree: TreeTensors | None = field(default=None, kw_only=True)
     """depth and distance of the source tokens in their dependency trees"""
 
     @property
@@ -42,9 +42,9 @@ class Batch:
         return int((self.wanted != PAD).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        source, target, wanted = (x.to(device) for x in (self.source, self.target, self.wanted))
+        sides = (part.to(device) for part in (self.source, self.target, self.wanted))
         tree = self.tree and (self.tree[0].to(device), self.tree[1].to(device))
-        return Batch(source, target, wanted, tree)
+        return Batch(*sides, tree=tree)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -112,26 +112,35 @@ def collate(store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
     A part for which no row is left gets the first one with nothing wanted of it: its process takes
     the same steps as the others and counts for nothing.
     """
-    mine = rows[part::parts]
-    idle = len(mine) == 0
-    if idle:
-        mine = rows[:1]
-    source = _texts(store.ids, store.source_starts[mine], store.source_lengths[mine])
-    wanted = _texts(store.ids, store.target_starts[mine], store.target_lengths[mine])
+    mine, idle = share(rows, part, parts)
+    source, wanted = sources(store, mine), targets(store, mine)
     target = np.empty_like(wanted)
     target[:, 0] = START
     target[:, 1:] = np.where(wanted[:, :-1] == END, PAD, wanted[:, :-1])
     if idle:
         wanted[:] = PAD
     tree = _trees(store, mine) if store.trees else None
-    read, heard, said = map(torch.from_numpy, (source, target, wanted))
-    return Batch(read, heard, said, tree)
+    return Batch(*map(torch.from_numpy, (source, target, wanted)), tree=tree)
 
 
-def _texts(ids: Ints, starts: Places, lengths: Ints) -> Places:
+def share(rows: Places, part: int, parts: int) -> tuple[Places, bool]:
+    """The rows of one of the processes; True if none is left for it and it gets one to be idle with."""
+    mine = rows[part::parts]
+    return (mine, False) if len(mine) else (rows[:1], True)
+
+
+def sources(store: Store, rows: Places) -> Places:
+    return _texts(store.ids, store.source_starts[rows], store.source_lengths[rows])
+
+
+def targets(store: Store, rows: Places, end: int = END) -> Places:
+    return _texts(store.ids, store.target_starts[rows], store.target_lengths[rows], end)
+
+
+def _texts(ids: Ints, starts: Places, lengths: Ints, end: int = END) -> Places:
     """Text, END and padding: one row for each start and length."""
     texts = _rows(ids, starts, lengths, PAD)
-    texts[np.arange(len(lengths)), lengths] = END
+    texts[np.arange(len(lengths)), lengths] = end
     return texts
 
 

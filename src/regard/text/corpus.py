@@ -49,6 +49,10 @@ def read_pairs(texts: Texts, data: Data, section: str = "data.train") -> Iterato
     That the files are there is checked now, before the first pair is asked for.
     """
     paths = _paths(texts, data, section)
+    if texts.text is not None:
+        return (Pair(line.strip(), "") for path in paths["text"] for line in read_lines(path))
+    if texts.conllu is not None:
+        return (pair for path in paths["conllu"] for pair in _tagged(path))
     sources = paths["source" if texts.pairs is None else "pairs"]
     if texts.pairs is None:
         twos = zip(sources, paths["target"], strict=True)
@@ -106,9 +110,9 @@ def fingerprint(texts: Texts, data: Data) -> str:
 
 
 def _paths(texts: Texts, data: Data, section: str) -> dict[str, list[Path]]:
-    """The files by role (source, target, pairs or parses); all of them exist."""
+    """The files by role (source, target, pairs …); all of them exist."""
     roles = {"source": texts.source, "target": texts.target, "pairs": texts.pairs}
-    roles["parses"] = texts.parses
+    roles |= {"conllu": texts.conllu, "text": texts.text, "parses": texts.parses}
     paths = {role: [data.path(name) for name in names] for role, names in roles.items() if names}
     for role, files in paths.items():
         for path in files:
@@ -141,6 +145,13 @@ def _with_parses(pairs: Iterator[Pair], source: Path, parses: Path) -> Iterator[
     trees = read_parses((pair.source for pair in theirs), parses, str(source))
     # The trees first: at the end they are asked once more, and tell if there are too many.
     return (ParsedPair.of(pair, tree) for tree, pair in zip(trees, ours, strict=True))
+
+
+def _tagged(path: Path) -> Iterator[Pair]:
+    """The words of each sentence and their tags. A blank inside a word, which some languages have, becomes _."""
+    for sentence in read_conllu(path):
+        words = (word.replace(" ", "_") for word in sentence.words)
+        yield Pair(" ".join(words), " ".join(sentence.tags))
 
 
 def _paired(path: Path) -> Iterator[Pair]:

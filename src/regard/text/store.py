@@ -10,10 +10,10 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from regard.errors import RegardError
 from regard.recipe import Clean
-from regard.text.corpus import Pair, parse_of
+from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
-from regard.text.trees import TokenTree, token_tree
+from regard.text.trees import TokenTree
 
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
@@ -77,24 +77,55 @@ class Ids(NamedTuple):
 # Writing
 
 
+Encode = Callable[[Sequence[Pair], Tokenizer], Iterable[Ids]]
+"""The ids of some pairs, one row for each."""
+Rows = Callable[[Iterable[Pair], Tokenizer, Clean | None, Counter[str]], Iterator[Ids]]
+"""The rows that pairs become; the tally counts as they go by."""
+
+
+def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[Ids]:
+    sources = tokenizer.source.encode([pair.source for pair in pairs])
+    targets = tokenizer.target.encode([pair.target for pair in pairs])
+    return map(Ids, sources, targets)
+
+
+def cleaned(
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    clean: Clean | None,
+    tally: Counter[str],
+    encode: Encode = encode_pairs,
+) -> Iterator[Ids]:
+    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
+    seen = set[int]()
+    pairs = iter(pairs)
+    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
+        tally["read"] += len(chunk)
+        if clean is not None:
+            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
+        for ids in encode(chunk, tokenizer):
+            if clean is None or _fits(ids, clean, tally):
+                tally["kept"] += 1
+                yield ids
+
+
 def write_store(
     path: Path,
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     clean: Clean | None,
-    trees: bool = False,
+    rows: Rows = cleaned,
 ) -> Counts:
-    """Tokenize the pairs, with the trees of their sources if wanted, into a file that is there whole or not at all.
+    """Tokenize the pairs into a file that is there whole or not at all.
 
     With ``clean`` unsuitable pairs are left out; without it every pair stays, even an empty one, so
-    that row n is line n.
+    that row n is line n. ``rows`` makes something else of them, if the task needs it.
     """
     tally = Counter[str]()
-    rows = _cleaned(pairs, tokenizer, clean, tally, trees)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            _write(file, rows, trees)
+            _write(file, rows(pairs, tokenizer, clean, tally))
             file.flush()
             os.fsync(file.fileno())
         counts = Counts(**tally)
@@ -111,29 +142,6 @@ def write_store(
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
     return counts
-
-
-def _cleaned(
-    pairs: Iterable[Pair],
-    tokenizer: Tokenizer,
-    clean: Clean | None,
-    tally: Counter[str],
-    trees: bool,
-) -> Iterator[Ids]:
-    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
-    seen = set[int]()
-    pairs = iter(pairs)
-    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
-        tally["read"] += len(chunk)
-        if clean is not None:
-            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
-        sources = tokenizer.source.encode([pair.source for pair in chunk])
-        targets = tokenizer.target.encode([pair.target for pair in chunk])
-        for pair, ids in zip(chunk, map(Ids, sources, targets), strict=True):
-            if clean is None or _fits(ids, clean, tally):
-                tally["kept"] += 1
-                tree = token_tree(pair.source, parse_of(pair), tokenizer.source) if trees else None
-                yield ids._replace(tree=tree)
 
 
 def _is_wanted(
@@ -167,11 +175,14 @@ def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
     return True
 
 
-def _write(file: object, rows: Iterable[Ids], trees: bool) -> None:
+def _write(file: object, rows: Iterable[Ids]) -> None:
+    rows = iter(rows)
+    first = list(islice(rows, 1))
+    trees = any(row.tree is not None for row in first)  # all rows have one, or none has
+    rows = chain(first, rows)
     ids = pa.list_(pa.int32())
     names = ("source", "target", *(TREE if trees else ()))
     schema = pa.schema([pa.field(name, ids, nullable=False) for name in names])
-    rows = iter(rows)
     with pa.ipc.new_file(file, schema) as writer:
         # Flat arrays from the start: as lists of Python ints the ids take ten times the memory.
         while True:

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -127,8 +128,15 @@ class Tokenizer:
     """the same object as source when they share one vocabulary"""
 
     @classmethod
-    def train(cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
-        """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept."""
+    def train(
+        cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], labels: bool = False
+    ) -> Tokenizer:
+        """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept.
+
+        labels: the targets are labels, blanks between them; each is an entry as it stands.
+        """
+        if labels:
+            return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
         if section.shared:
             both = _learn(section, pairs, ("source", "target"))
             return cls(both, both)
@@ -147,14 +155,33 @@ class Tokenizer:
         return paths
 
     @classmethod
-    def load(cls, folder: Path, section: recipe.Tokenizer) -> Tokenizer:
-        found = [_load(path, section.normalize) for path in _files(folder, section.shared)]
+    def load(cls, folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
+        forms: list[recipe.Normalization] = [section.normalize] * 2
+        if labels:
+            forms[1] = LABELS.normalize
+        files = _files(folder, section.shared)
+        found = [_load(path, form) for path, form in zip(files, forms, strict=False)]
         return cls(found[0], found[-1])
 
 
+LABELS = recipe.Tokenizer(kind="words", size=100_000, shared=False, normalize="none")
+
+
+def learn_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
+    """Every label of the targets is an entry."""
+    return _learn(LABELS, pairs, ("target",))
+
+
+NORMALIZATIONS: dict[recipe.Normalization, Callable[[str], str]] = {
+    "nfc": partial(unicodedata.normalize, "NFC"),
+    "nfkc": partial(unicodedata.normalize, "NFKC"),
+    "lower": lambda text: unicodedata.normalize("NFC", text.lower()),
+    "none": lambda text: text,
+}
+
+
 def normalize(text: str, normalization: recipe.Normalization) -> str:
-    forms: dict[recipe.Normalization, Literal["NFC", "NFKC"]] = {"nfc": "NFC", "nfkc": "NFKC"}
-    return unicodedata.normalize(forms[normalization], text) if normalization in forms else text
+    return NORMALIZATIONS[normalization](text)
 
 
 def _files(folder: Path, shared: bool) -> list[Path]:
@@ -210,7 +237,9 @@ def _learn(
     section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], sides: Sequence[Side]
 ) -> Vocabulary:
     """Train one vocabulary of at most ``section.size`` entries on these sides of the pairs."""
-    found = _survey(pairs(), sides, section.normalize)
+    # Words are cut at blanks anyway; of the others long texts are not learned from to their end.
+    most = None if section.kind == "words" else LETTERS_OF_ONE_TEXT
+    found = _survey(pairs(), sides, section.normalize, most)
     if found.letters == 0:
         raise RegardError(
             f"no text to learn a vocabulary from: the {' and '.join(sides)} of "
@@ -222,7 +251,7 @@ def _learn(
     options = _options(section, found.alphabet)
     while True:
         sample = (
-            _spell(getattr(pair, side)[:LETTERS_OF_ONE_TEXT], section.normalize)
+            _spell(getattr(pair, side)[:most], section.normalize)
             for pair in _evenly(pairs(), LETTERS_TO_LEARN_FROM / found.letters)
             for side in sides
         )
@@ -247,7 +276,10 @@ class Survey(NamedTuple):
 
 
 def _survey(
-    pairs: Iterable[Pair], sides: Sequence[Side], normalization: recipe.Normalization
+    pairs: Iterable[Pair],
+    sides: Sequence[Side],
+    normalization: recipe.Normalization,
+    most: int | None,
 ) -> Survey:
     """Count before learning.
 
@@ -258,7 +290,7 @@ def _survey(
     for pair in pairs:
         count += 1
         for side in sides:
-            text = normalize(getattr(pair, side), normalization)[:LETTERS_OF_ONE_TEXT]
+            text = normalize(getattr(pair, side), normalization)[:most]
             letters += len(text)
             alphabet.update(text)
     return Survey(count, letters, len(alphabet))

@@ -27,6 +27,10 @@ class TokenTree(NamedTuple):
     heads: list[int]
     """the word on which each word hangs; 0 is the root"""
 
+    def cut(self, longest: int | None) -> TokenTree:
+        """Of the first pieces only; the words stay, for they may be on the way between others."""
+        return self._replace(words=self.words[:longest])
+
 
 # ---------------------------------------------------------------------------------------------
 # From a parse to the pieces
