@@ -7,15 +7,16 @@
 What is measured is attention alone, from the heads' queries, keys and values to their outputs: the projections before
 and after are the same for every pattern. Sizes are those of the paper's base model: 8 heads of 64, one text.
 
-On a CPU each point is a fresh process with one thread. Time is CPU time, so other users of the machine count for
-little; memory is how far the highest resident memory rose above its height before the first call. On a GPU numbers are
-bfloat16 and memory is torch's own count. The exponent is the slope of log time over log T, by least squares over the
-larger half of the T.
+On a CPU each point is a fresh process with one thread that keeps the memory it frees. Time is CPU time, so other users
+of the machine count for little; memory is how far the highest resident memory rose above its height before the first
+call. On a GPU numbers are bfloat16 and memory is torch's own count. The exponent is the slope of log time over log T,
+by least squares over the larger half of the T.
 """
 
 import argparse
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -42,6 +43,9 @@ ROOM = {"cpu": 4e9, "cuda": 80e9}
 """bytes a matrix of all with all, and what is computed from it, may take"""
 PATIENCE = {"cpu": 12.0, "cuda": 2.0}
 """after a call of so many seconds no longer text is tried"""
+
+KEEP = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1000000000000"}
+"""for glibc: freed memory is kept, else the kernel's clearing of pages is timed above some size"""
 
 Call = Callable[[], Tensor]
 
@@ -214,7 +218,9 @@ def work(call: Call, given: Inputs) -> None:
 
 def in_a_process(kind: str, length: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--point", kind, str(length)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, **KEEP}
+    )
     result: dict[str, Any] = json.loads(found.stdout)
     return result
 
