@@ -435,7 +435,7 @@ def recipes() -> None:
 
     for name, path in shipped_recipes().items():
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        print(f"{name:16} {first.removeprefix('#').strip()}")
+        print(f"{name:26} {first.removeprefix('#').strip()}")
 
 
 @app.command()

@@ -24,7 +24,7 @@ QUICK = {
     "data.clean.max_tokens": "40",
     "search.extra_length": "5",
 }
-USE = {
+USE: dict[str, list[object]] = {
     "translate": ["translate", "run", "a dog", "--beam", 1],
     "tag": ["tag", "run", "a dog"],
     "classify": ["classify", "run", "a dog"],

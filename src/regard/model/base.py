@@ -118,10 +118,13 @@ class Model(ABC):
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         """What the model makes of each source, to be held against its target; quick is for validation."""
 
-    def evaluate(self, pairs: Sequence[Pair]) -> list[Result]:
-        """Answer the sources and score the answers against the targets, as the recipe says."""
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """Answer the sources and score the answers against the targets, as the recipe says.
+
+        quick is for validation: the first measure alone, and no interval.
+        """
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        return self._score(self.answer(sources), references, sources)
+        return self._score(self.answer(sources, quick=quick), references, sources, quick)
 
     def compare(self, other: Self, pairs: Sequence[Pair]) -> tuple[list[Result], list[Comparison]]:
         """The scores, and for each whether it is better than the other model's by more than chance."""
@@ -136,9 +139,13 @@ class Model(ABC):
         found = compare(scoring.measures, *both, tokenize=scoring.tokenize)
         return self._score(ours, references, sources), found
 
-    def _score(self, answers: list[str], references: list[str], sources: list[str]) -> list[Result]:
+    def _score(
+        self, answers: list[str], references: list[str], sources: list[str], quick: bool = False
+    ) -> list[Result]:
         scoring = self.recipe.score
-        return score(scoring.measures, answers, references, sources, tokenize=scoring.tokenize)
+        measures = scoring.measures[:1] if quick else scoring.measures
+        both = answers, references, sources
+        return score(measures, *both, tokenize=scoring.tokenize, intervals=not quick)
 
     def search_by(self, **options: float) -> None:
         """Search in another way than the recipe says."""
