@@ -307,7 +307,6 @@ class Trainee:
         network = NETWORKS[model.architecture](model, VOCABULARY, VOCABULARY).to(device)
         self.objective = OBJECTIVES[self.recipe.task](network, training).train()
         self.optimizer = OPTIMIZERS[training.optimizer](network.parameters(), training)
-        self.parameters = sum(weight.numel() for weight in network.parameters())
 
     def step(self, given: Batch) -> None:
         with arithmetic(self.recipe.training.precision, self.device):
@@ -374,7 +373,6 @@ def measure_speed(device: torch.device) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 1),
         "torch": torch.__version__,
         "tokens_per_batch": amount.tokens,
-        "parameters": {name: trainee.parameters for name, trainee in trainees.items()},
         "lengths": found,
     }
 
@@ -418,9 +416,7 @@ def at_equal_size(results: dict[str, Any]) -> Iterator[str]:
         model = recipe.load_recipe(file).model
         layers = model.encoder_layers + model.decoder_layers
         score = results.get("scores", {}).get(name)
-        row = [f"{name} (`{file}`)"]
-        sizes = next(iter(speeds.values()), {}).get("parameters", {})
-        row.append(f"{sizes[name]:,}" if name in sizes else "–")
+        row = [f"{name} (`{file}`)", f"{parameters(model):,}"]
         row.append(f"{score['bleu']['value']:.1f}" if score else "–")
         row.append(f"{layers} T" if name == "recurrent" else f"{layers}")
         for kind, length in columns:
@@ -432,7 +428,7 @@ def at_equal_size(results: dict[str, Any]) -> Iterator[str]:
     for kind, speed in speeds.items():
         yield (
             f"{names[kind]}: {speed['hardware']}, torch {speed['torch']}, batches of "
-            f"{speed['tokens_per_batch']:,} tokens, the machine's load being {speed['load']}; in brackets the ratio to the Transformer."
+            f"{speed['tokens_per_batch']:,} tokens, load {speed['load']}; in brackets the ratio to the Transformer."
         )
 
 
@@ -444,6 +440,12 @@ KINDS = {
     "window attention": f"O(r T d), O(1), O(T / r); r = {REACH}",
 }
 """what the paper says of work, steps and path"""
+
+
+def parameters(model: recipe.Model) -> int:
+    with torch.device("meta"):
+        network = NETWORKS[model.architecture](model, VOCABULARY, VOCABULARY)
+    return sum(weight.numel() for weight in network.parameters())
 
 
 def growth(results: dict[str, Any]) -> Iterator[str]:
