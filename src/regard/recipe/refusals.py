@@ -15,11 +15,10 @@ _ON_EMBEDDINGS: tuple[Position, ...] = ("none", "index", "sinusoidal", "learned"
 _SELF_ATTENTION = ("attention.encoder", "attention.decoder")
 _FEEDFORWARD = ("feedforward", "activation", "feedforward_dropout")
 UNUSED: dict[Architecture, tuple[str, ...]] = {
-    "transformer": ("kernel",),
     "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
     "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
 }
-"""what each architecture has no use for; whoever sets it expects something that will not happen"""
+"""what an architecture has no use for, the others for kernel alone; whoever sets it expects what will not happen"""
 
 
 def refused(recipe: Recipe) -> list[str]:
@@ -73,7 +72,7 @@ def _architecture(model: Model) -> Iterator[str]:
     kind = model.architecture
     follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
     plain = type(model).model_validate(follow_from)
-    for key in UNUSED[kind]:
+    for key in UNUSED.get(kind, ("kernel",)):
         given, usual = attrgetter(key)(model), attrgetter(key)(plain)
         if given != usual:
             yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"
