@@ -12,7 +12,7 @@ The package reads from top to bottom; a module imports only from those above it:
     marks       PAD, START, END, UNKNOWN: the ids that stand for no text
     recipe      everything that makes a model what it is, typed, with every default
     text/       read pairs, tokenize, store ids, make batches; the built-in grammar
-    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer; its rivals
+    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
     search/     greedy, beam, sampling: ids and a step function, no model
     score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
     run         the run folder: files that name each other by hash

@@ -28,7 +28,7 @@ UNUSED: dict[Architecture, tuple[str, ...]] = {
     "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
     "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
 }
-"""what each architecture has no use for; whoever sets it expects something that will not happen"""
+"""what an architecture has no use for, the others for kernel alone; whoever sets it expects what will not happen"""
 
 
 def refused(recipe: Recipe) -> list[str]:
@@ -146,7 +146,7 @@ def _architecture(model: Model) -> Iterator[str]:
     kind = model.architecture
     follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
     plain = type(model).model_validate(follow_from)
-    for key in UNUSED[kind]:
+    for key in UNUSED.get(kind, ("kernel",)):
         given, usual = attrgetter(key)(model), attrgetter(key)(plain)
         if given != usual:
             yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"
