@@ -29,6 +29,16 @@ LINES_AT_ONCE = 1024
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
 Alpha = Annotated[float | None, typer.Option(help="Length penalty (default: the recipe's).")]
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a parallel model: rounds; 1 says all words once (default: the recipe's)."
+    ),
+]
+Candidates = Annotated[
+    int | None,
+    typer.Option(help="Of a parallel model: lengths to try (default: the recipe's)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -110,6 +120,11 @@ def translate(
     output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
+    length: Annotated[
+        int | None, typer.Option(help="Of a parallel model: tokens of each translation.")
+    ] = None,
     nbest: Annotated[
         int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
     ] = 1,
@@ -121,17 +136,18 @@ def translate(
     if texts and input:
         raise RegardError("give either texts or --input, not both")
     model = Translator.load(run)
-    lines = _lines(texts, input)
+    options = {"beam": beam, "alpha": alpha, "nbest": nbest}
+    options |= {"rounds": rounds, "candidates": candidates, "length": length}
+    translated = _translated(model, _lines(texts, input), options, as_json)
     if output is None:
-        for line in _translated(model, lines, beam, alpha, nbest, as_json):
+        for line in translated:
             print(line, flush=True)
         return
     from regard.run import write_whole
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8") as file:
-            for line in _translated(model, lines, beam, alpha, nbest, as_json):
-                file.write(line + "\n")
+            file.writelines(line + "\n" for line in translated)
 
     write_whole(output, write)
 
@@ -169,16 +185,12 @@ def _raw_lines() -> Iterator[bytes]:
 def _translated(
     model: Translator,
     portions: Iterator[list[str]],
-    beam: int | None,
-    alpha: float | None,
-    nbest: int,
+    options: dict[str, Any],
     as_json: bool,
 ) -> Iterator[str]:
-    if beam is None:
-        beam = max(model.recipe.search.beam, nbest)
-    before = 0
+    before, nbest = 0, options["nbest"]
     for portion in portions:
-        found = model.search(portion, beam=beam, alpha=alpha, nbest=nbest)
+        found = model.search(portion, **options)
         for number, (text, translations) in enumerate(zip(portion, found, strict=True), before + 1):
             yield from _shown(number, text, translations, nbest, as_json)
         before += len(portion)
@@ -208,6 +220,8 @@ def evaluate(
     ] = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model: each figure with its 95% interval and signature."""
@@ -221,11 +235,13 @@ def evaluate(
     sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     model = Translator.load(run)
     measures, tokenize = model.recipe.score.measures, model.recipe.score.tokenize
-    ours = model.translate(sources, beam=beam, alpha=alpha)
+    options: dict[str, Any] = {"beam": beam, "alpha": alpha}
+    options |= {"rounds": rounds, "candidates": candidates}
+    ours = model.translate(sources, **options)
     results = score(measures, ours, references, sources, tokenize=tokenize)
     comparisons = []
     if against is not None:
-        theirs = Translator.load(against).translate(sources, beam=beam, alpha=alpha)
+        theirs = Translator.load(against).translate(sources, **options)
         comparisons = compare(measures, ours, theirs, references, sources, tokenize=tokenize)
     if as_json:
         answer: dict[str, Any] = {"run": str(run), "sentences": len(pairs)}

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 from regard import recipe
 from regard.nn.network import Network
+from regard.nn.parallel import Parallel
 from regard.nn.transformer import Transformer
 
 NETWORKS: dict[recipe.Architecture, Callable[[recipe.Model, int, int], Network]] = {
     "transformer": Transformer,
+    "parallel": Parallel,
 }
 """each is made from its section and the sizes of the source and the target vocabulary"""

@@ -4,7 +4,9 @@
 from typing import Literal
 
 Task = Literal["translate"]
-Architecture = Literal["transformer"]
+Architecture = Literal["transformer", "parallel"]
+Length = Literal["predicted", "cut"]
+"""how a network that says all words at once knows how many they are"""
 TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
 Normalization = Literal["nfc", "nfkc", "none"]
 Preset = Literal["tiny", "small", "base", "big"]

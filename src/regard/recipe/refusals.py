@@ -10,7 +10,13 @@ if TYPE_CHECKING:
 
 
 def refused(recipe: Recipe) -> list[str]:
-    return [*_embeddings(recipe), *_positions(recipe), *_attention(recipe.model), *_norms(recipe)]
+    return [
+        *_embeddings(recipe),
+        *_positions(recipe),
+        *_attention(recipe.model),
+        *_norms(recipe),
+        *_parallel(recipe),
+    ]
 
 
 def _embeddings(recipe: Recipe) -> Iterator[str]:
@@ -47,4 +53,15 @@ def _norms(recipe: Recipe) -> Iterator[str]:
         yield (
             f"model.norm: batch needs batches of several texts: training.tokens_per_batch {room} must be at "
             f"least {2 * text}, twice the longest text; or take norm: layer"
+        )
+
+
+def _parallel(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    places = recipe.data.clean.max_tokens + model.parallel.spare
+    cuts = model.architecture == "parallel" and model.parallel.length == "cut"
+    if cuts and model.position == "learned" and model.max_length < places:
+        yield (
+            f"model.max_length {model.max_length} is shorter than the places of length: cut: {places} "
+            "(data.clean.max_tokens and model.parallel.spare)"
         )
