@@ -211,6 +211,30 @@ def _shown(
 
 
 @app.command()
+def distill(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The teacher: a run folder.")],
+    input: Annotated[
+        Path | None,
+        typer.Option(help="Texts, one a line (default: the sources the run was trained on)."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="The pairs to write; the name ends in .tsv or .jsonl.")
+    ] = Path("distilled.tsv"),
+    beam: Beam = None,
+    alpha: Alpha = None,
+) -> None:
+    """Let a model translate its training sources: pairs for a student to learn from."""
+    from functools import partial
+
+    from regard.distill import distill as write
+    from regard.model import Translator
+
+    model = Translator.load(run)
+    count = write(model, output, input, partial(typer.echo, err=True), beam=beam, alpha=alpha)
+    print(f"{output}: {count:,} pairs; a student learns from them with  regard train")
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     source: Annotated[Path, typer.Option(help="Texts, one a line.")],

@@ -6,6 +6,7 @@
 The decoder reads at each place what it is to say there: no START, nothing shifted.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -18,6 +19,9 @@ from regard import recipe
 from regard.marks import END, PAD
 from regard.nn.layers import initialize
 from regard.nn.transformer import DecoderState, Memory, Transformer
+
+UNLIKELY = 0.01
+"""a length at most so many times as likely as the likeliest is no candidate: words alone would not tell it is wrong"""
 
 
 class Length(nn.Module, ABC):
@@ -83,7 +87,8 @@ class Predicted(Length):
         lengths = _words(memory.real)[:, None] + difference
         possible = (lengths >= 1) & (lengths <= limits[:, None])
         best = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
-        return (lengths * possible).gather(1, best.indices)
+        chosen = lengths.gather(1, best.indices)
+        return chosen.masked_fill(best.values < best.values[:, :1] + math.log(UNLIKELY), 0)
 
 
 class Cut(Length):
