@@ -85,6 +85,7 @@ def _most_probable(
 ) -> tuple[Int[Tensor, "places"], Float[Tensor, "places"]]:
     """The best word of each place that may come, and its log-probability as the model has it."""
     logits = logits.float()
+    logits -= logits.amax(-1, keepdim=True)  # now the sum is no large number, and nothing is lost
     total = logits.logsumexp(-1)
     best = logits.index_fill_(1, never, NEVER).max(-1)
     return best.indices, best.values - total
