@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.learn.loss import HiddenWords, Objective, hide, translation
+from regard.learn.loss import HiddenWords, Objective, hide_words, translation
 from regard.marks import END, MASK, PAD
 from regard.model import Translator, build
 from regard.nn.parallel import LENGTHS, Cut, Parallel, Predicted
@@ -145,7 +145,7 @@ def test_candidates_are_the_likeliest_possible_lengths(small_recipe: SmallRecipe
 def test_one_to_all_words_are_hidden_each_number_as_often() -> None:
     torch.manual_seed(1)
     real = torch.arange(6) < torch.tensor([4] * 3000 + [2] * 3000)[:, None]
-    hidden = hide(real)
+    hidden = hide_words(real)
     assert not (hidden & ~real).any()
     for rows, length in ((slice(0, 3000), 4), (slice(3000, 6000), 2)):
         counts = torch.bincount(hidden[rows].sum(1), minlength=7).tolist()
@@ -158,7 +158,7 @@ def test_one_to_all_words_are_hidden_each_number_as_often() -> None:
 def test_loss_is_the_mean_over_hidden_words_times_all_tokens(network: Parallel) -> None:
     objective = HiddenWords(network, Training(rate=1.0, label_smoothing=0.0)).eval()
     words = network.length.places(SOURCE, WANTED)
-    hidden = hide(words != PAD, torch.Generator().manual_seed(1))
+    hidden = hide_words(words != PAD, torch.Generator().manual_seed(1))
     logits = network(SOURCE, words.masked_fill(hidden, MASK)).double().numpy(force=True)
     own = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     wanted = [own[row, place, words[row, place]] for row, place in hidden.nonzero().tolist()]

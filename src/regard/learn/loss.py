@@ -59,7 +59,7 @@ class HiddenWords(Objective):
     ) -> Float[Tensor, ""]:
         length = self.network.length
         words = length.places(source, wanted)
-        hidden = hide(words != PAD, self._chance(words.device))
+        hidden = hide_words(words != PAD, self._chance(words.device))
         memory = self.network.encode(source)
         states = self.network.decode(words.masked_fill(hidden, MASK), memory)
         projection = self.network.projection.weight
@@ -76,7 +76,9 @@ class HiddenWords(Objective):
         return None if self.training else torch.Generator(device).manual_seed(1)
 
 
-def hide(real: Bool[Tensor, "B T"], chance: torch.Generator | None = None) -> Bool[Tensor, "B T"]:
+def hide_words(
+    real: Bool[Tensor, "B T"], chance: torch.Generator | None = None
+) -> Bool[Tensor, "B T"]:
     """Hide 1 to all of the words of each row: every number as likely, and every word."""
     shares = torch.rand(len(real), device=real.device, generator=chance)
     count = 1 + (shares * real.sum(1)).long()
