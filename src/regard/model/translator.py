@@ -137,7 +137,7 @@ class Translator(Model):
     ) -> Hypothesis:
         """The best hypothesis for one text, by beam search that may be watched."""
         if isinstance(self.network, Parallel):
-            _refuse(AT_ONCE, beam=beam, alpha=alpha)
+            raise RegardError("this model says all words at once: it has no beam to be seen")
         (source,) = self.tokenizer.source.encode([text])
         (forced,) = self.tokenizer.target.encode([prefix])
         way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
