@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,22 +14,18 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD, START, UNKNOWN
 from regard.model.base import Model, arithmetic
+from regard.model.parallel import AT_ONCE, ONE_BY_ONE, WIDTH, Filling, in_rounds, refuse, told
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.nn.parallel import Parallel
 from regard.recipe import Recipe
-from regard.search import Hypothesis, Round, beam_search, greedy, mask_predict, sample
+from regard.search import Hypothesis, Round, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.batches import plan_in_order
 from regard.text.tokenizer import Tokenizer
 
 TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
 """source tokens, padding included, times beam: what is translated in one batch"""
-PLACES_AT_ONCE = {"cpu": 1_024, "cuda": 16_384}
-"""the same, times candidates, where all words are said at once: each has its row of logits"""
-
-AT_ONCE = "this model says all words at once: it takes rounds, candidates and length instead"
-ONE_BY_ONE = "this model says one word after another: it takes beam and alpha instead"
 
 
 class Translation(NamedTuple):
@@ -49,18 +46,6 @@ EMPTY = Translation("", 0.0, 0.0, [], [], True)
 
 Way = Callable[..., list[list[Hypothesis]]]
 """A search: step function, state and limits in, hypotheses for each sentence out."""
-Find = Callable[[Sequence[list[int]], Sequence[list[int]]], list[list[Hypothesis]]]
-"""Sources, and how their translations must begin, to hypotheses."""
-
-
-class Filling(NamedTuple):
-    """How a text was translated by a model that says all words at once."""
-
-    hypothesis: Hypothesis
-    read: list[list[int]]
-    """in each round what stood at each place before it: words, or MASK"""
-    said: list[list[int]]
-    """and after it"""
 
 
 class Translator(Model):
@@ -75,10 +60,8 @@ class Translator(Model):
         return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
-        if not quick:
-            return self.translate(sources)
         one = "candidates" if isinstance(self.network, Parallel) else "beam"
-        return self.translate(sources, **{one: 1})
+        return self.translate(sources, **({one: 1} if quick else {}))
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text; options as in ``search``."""
@@ -90,9 +73,9 @@ class Translator(Model):
         self,
         texts: Sequence[str],
         *,
-        nbest: int = 1,
         beam: int | None = None,
         alpha: float | None = None,
+        nbest: int = 1,
         prefixes: Sequence[str] | None = None,
         rounds: int | None = None,
         candidates: int | None = None,
@@ -104,15 +87,12 @@ class Translator(Model):
         that says all at once takes rounds, candidates (how many lengths are tried), or length: how many tokens each
         translation has.
         """
-        if isinstance(self.network, Parallel):
-            _refuse(AT_ONCE, beam=beam, alpha=alpha, prefixes=prefixes)
-            rounds, candidates = self._filling_options(rounds, candidates, length, nbest)
-            fill = partial(
-                self._fill, rounds=rounds, candidates=candidates, length=length, nbest=nbest
-            )
-            return self._run(texts, None, fill, PLACES_AT_ONCE[self.device.type] // candidates)
-        _refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
         options = self.recipe.search
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, beam=beam, alpha=alpha, prefixes=prefixes)
+            filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
+            return self._run(texts, None, filling, WIDTH * filling.candidates)
+        refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
         beam = max(options.beam, nbest) if beam is None else beam
         alpha = options.alpha if alpha is None else alpha
         if beam < 1 or alpha < 0 or not 1 <= nbest <= beam:
@@ -123,7 +103,7 @@ class Translator(Model):
         way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest)
         if beam == 1:
             way = partial(_greedy, alpha=alpha)
-        return self._by_steps(texts, prefixes, way, beam)
+        return self._run(texts, prefixes, way, beam)
 
     @torch.inference_mode()
     def find(
@@ -154,20 +134,13 @@ class Translator(Model):
         length: int | None = None,
     ) -> Filling:
         """The best hypothesis for one text from a model that says all words at once, and how it came about."""
-        rounds, candidates = self._filling_options(rounds, candidates, length, nbest=1)
-        (source,) = self.tokenizer.source.encode([text])
+        if not isinstance(self.network, Parallel):
+            raise RegardError("this model says one word after another: it has no rounds to be seen")
         seen: list[Round] = []
-        ((best,),) = self._fill(
-            [source], [], rounds=rounds, candidates=candidates, length=length, watch=seen.append
-        )
-        row = _row_of(best, seen[-1])
-        places = int((seen[-1].said[row] != PAD).sum())
-        read, said = zip(*((one.read[row], one.said[row]) for one in seen), strict=True)
-        return Filling(
-            best,
-            [row[:places].tolist() for row in read],
-            [row[:places].tolist() for row in said],
-        )
+        way = in_rounds(self.network, self.recipe.search, rounds, candidates, length)
+        (source,) = self.tokenizer.source.encode([text])
+        ((best,),) = self._search([source], [[]], replace(way, watch=seen.append))
+        return told(best, seen)
 
     def sample(
         self,
@@ -181,19 +154,13 @@ class Translator(Model):
     ) -> list[Translation]:
         """One translation of each text drawn at random, as likely as the model thinks it."""
         if isinstance(self.network, Parallel):
-            _refuse(AT_ONCE, temperature=temperature)
+            refuse(AT_ONCE, temperature=temperature)
         way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return [drawn for (drawn,) in self._by_steps(texts, prefixes, way, 1)]
-
-    def _by_steps(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way, beam: int
-    ) -> list[list[Translation]]:
-        tokens = TOKENS_AT_ONCE[self.device.type] // beam
-        return self._run(texts, prefixes, partial(self._search, way=way), tokens)
+        return [drawn for (drawn,) in self._run(texts, prefixes, way, 1)]
 
     @torch.inference_mode()
     def _run(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, find: Find, tokens: int
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way, beam: int
     ) -> list[list[Translation]]:
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
@@ -203,109 +170,33 @@ class Translator(Model):
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
         lengths = np.array([len(sources[row]) for row in filled])
-        for part in plan_in_order(lengths, lengths, tokens):
+        for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE[self.device.type] // beam):
             rows = [filled[index] for index in part]
-            found = find([sources[row] for row in rows], [forced[row] for row in rows])
+            found = self._search([sources[row] for row in rows], [forced[row] for row in rows], way)
             for row, hypotheses in zip(rows, found, strict=True):
                 results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
         return results
 
-    # One word after another
-
     def _search(
         self, sources: Sequence[list[int]], prefixes: Sequence[list[int]], way: Way
     ) -> list[list[Hypothesis]]:
-        limits = self._limits(sources)
+        options = self.recipe.search
+        limits = [len(source) + options.extra_length for source in sources]
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
+        ids = [torch.tensor([*source, END]) for source in sources]
+        batch = pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
         with arithmetic(self.precision, self.device):
             return way(
                 self.network.step,
-                self.network.start(self.network.encode(self._batch(sources))),
+                self.network.start(self.network.encode(batch)),
                 limits=limits,
                 start=START,
                 end=END,
                 prefixes=prefixes,
-                banned=self._banned(),
+                banned=(PAD, START, UNKNOWN, MASK, *self.tokenizer.target.line_breaks),
                 device=self.device,
             )
-
-    # All words at once
-
-    def _filling_options(
-        self, rounds: int | None, candidates: int | None, length: int | None, nbest: int
-    ) -> tuple[int, int]:
-        """Rounds and candidates, given or the recipe's; all that is given is possible."""
-        assert isinstance(self.network, Parallel)
-        options = self.recipe.search
-        rounds = options.rounds if rounds is None else rounds
-        if length is not None:
-            if self.network.length.says_end:
-                raise RegardError(
-                    f"length {length}: this model ends where it says END (model.parallel.length: cut); "
-                    "its length cannot be set"
-                )
-            if candidates not in (None, 1) or length < 1:
-                raise RegardError(
-                    f"length {length}, candidates {candidates or 1}: a length must be at least 1, "
-                    "and with a length given there is one candidate"
-                )
-            candidates = 1
-        elif candidates is None:
-            candidates = max(options.candidates, nbest)
-        if rounds < 1 or candidates < 1 or not 1 <= nbest <= candidates:
-            raise RegardError(
-                f"rounds {rounds}, candidates {candidates}, nbest {nbest}: rounds and candidates must "
-                "be at least 1, nbest between 1 and candidates"
-            )
-        return rounds, candidates
-
-    def _fill(
-        self,
-        sources: Sequence[list[int]],
-        prefixes: Sequence[list[int]],
-        *,
-        rounds: int,
-        candidates: int,
-        length: int | None,
-        nbest: int = 1,
-        watch: Callable[[Round], None] | None = None,
-    ) -> list[list[Hypothesis]]:
-        network = self.network
-        assert isinstance(network, Parallel)
-        limits = self._limits(sources)
-        if network.longest is not None:
-            limits = [min(limit, network.longest) for limit in limits]
-        with arithmetic(self.precision, self.device):
-            memory = network.encode(self._batch(sources))
-            if length is None:
-                most = torch.tensor(limits, device=self.device)
-                lengths = network.length.choose(memory, most, candidates)
-            else:
-                lengths = torch.full((len(sources), 1), length, device=self.device)
-            return mask_predict(
-                partial(network.fill, state=network.start(memory)),
-                lengths,
-                rounds=rounds,
-                mask=MASK,
-                pad=PAD,
-                end=END,
-                nbest=nbest,
-                banned=(*self._banned(), *([] if network.length.says_end else [END])),
-                watch=watch,
-            )
-
-    # What both need
-
-    def _limits(self, sources: Sequence[list[int]]) -> list[int]:
-        return [len(source) + self.recipe.search.extra_length for source in sources]
-
-    def _batch(self, sources: Sequence[list[int]]) -> torch.Tensor:
-        ids = [torch.tensor([*source, END]) for source in sources]
-        return pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
-
-    def _banned(self) -> tuple[int, ...]:
-        return (PAD, START, UNKNOWN, MASK, *self.tokenizer.target.line_breaks)
 
     def _read(self, hypothesis: Hypothesis) -> Translation:
         (text,) = self.tokenizer.target.decode([hypothesis.tokens])
@@ -325,20 +216,3 @@ def _greedy(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
 
 def _sample(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
     return [[hypothesis] for hypothesis in sample(*arguments, **options)]
-
-
-def _refuse(why: str, **given: object) -> None:
-    """Options that this kind of network has no use for are not passed over in silence."""
-    if asked := [f"{name} {value}" for name, value in given.items() if value is not None]:
-        raise RegardError(f"{', '.join(asked)}: {why}")
-
-
-def _row_of(best: Hypothesis, last: Round) -> int:
-    """The candidate that became the hypothesis: other lengths differ."""
-    words = best.tokens
-    matches = (
-        row
-        for row, said in enumerate(last.said.tolist())
-        if said[: len(words)] == words and said[len(words) : len(words) + 1] in ([], [PAD], [END])
-    )
-    return next(matches)

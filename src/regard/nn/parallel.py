@@ -9,6 +9,8 @@ The decoder reads at each place what it is to say there: no START, nothing shift
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -127,6 +129,14 @@ def _words(real: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
     return real.sum(1) - 1
 
 
+@dataclass(frozen=True)
+class ParallelState:
+    """What every round needs to know of the sources, computed once."""
+
+    memory: Memory
+    decoder: DecoderState
+
+
 LENGTHS: dict[recipe.Length, Callable[[recipe.Model], Length]] = {
     "predicted": Predicted,
     "cut": Cut,
@@ -141,15 +151,16 @@ class Parallel(Transformer):
 
     def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:
         """The state at each place; MASK stands where the word is not known."""
-        return self.decoder.read(target, self.start(memory), causal=False)
+        return self.decoder.read(target, self.decoder.start(memory), causal=False)
+
+    def start(self, memory: Memory) -> ParallelState:  # type: ignore[override]
+        return ParallelState(memory, self.decoder.start(memory))
 
     def fill(
-        self, read: Int[Tensor, "R T"], hidden: Bool[Tensor, "R T"], state: DecoderState
+        self, read: Int[Tensor, "R T"], hidden: Bool[Tensor, "R T"], state: ParallelState
     ) -> Float[Tensor, "places V"]:
         """The logits at the hidden places, row after row; the words at the others are known already."""
-        return self.project(self.decoder.read(read, state, causal=False)[hidden])
+        return self.project(self.decoder.read(read, state.decoder, causal=False)[hidden])
 
-    def step(
-        self, tokens: Int[Tensor, "R"], state: DecoderState
-    ) -> tuple[Float[Tensor, "R V"], DecoderState]:
+    def step(self, tokens: Int[Tensor, "R"], state: ParallelState) -> NoReturn:  # type: ignore[override]
         raise NotImplementedError("this network says all words at once: fill")
