@@ -19,6 +19,7 @@ The package reads from top to bottom; a module imports only from those above it:
     model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
     learn/      loss, optimizers, checkpoints, several processes, the loop
+    distill     a teacher's translations, for a student to learn from
     look        a trace as one HTML file to send around; the page itself is in web/
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
     demo        the main job in three minutes, with nothing to download

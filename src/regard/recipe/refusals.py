@@ -39,6 +39,7 @@ def refused(recipe: Recipe) -> list[str]:
         *_attention(recipe.model),
         *_norms(recipe),
         *_architecture(recipe.model),
+        *_parallel(recipe),
     ]
 
 
@@ -164,4 +165,15 @@ def _architecture(model: Model) -> Iterator[str]:
         yield (
             f"model.position: {model.position} acts inside self-attention, which architecture: convolution "
             f"has not; allowed: {', '.join(_ON_EMBEDDINGS)}"
+        )
+
+
+def _parallel(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    places = recipe.data.clean.max_tokens + model.parallel.spare
+    cuts = model.architecture == "parallel" and model.parallel.length == "cut"
+    if cuts and model.position == "learned" and model.max_length < places:
+        yield (
+            f"model.max_length {model.max_length} is shorter than the places of length: cut: {places} "
+            "(data.clean.max_tokens and model.parallel.spare)"
         )
