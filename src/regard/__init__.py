@@ -53,8 +53,8 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"regard.{_HOMES[name]}"), name)
 
 
-def load(run: str | Path, device: Device = "auto") -> Model:
-    """Open a run folder."""
+def load(run: str | Path, device: Device = "auto") -> Any:
+    """Open a run folder: a Translator, a Tagger …, whatever its task is."""
     from regard.model import Model
 
     return Model.load(run, device)
@@ -65,7 +65,7 @@ def train(
     out: str | Path | None = None,
     changes: Sequence[str] = (),
     minutes: float | None = None,
-) -> Model:
+) -> Any:
     """Train by a recipe: a ``Recipe``, a YAML file, or the name of a shipped one.
 
     out is the run folder (``runs/<name of the recipe>`` unless given); a run found there goes on.
