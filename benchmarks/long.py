@@ -7,15 +7,16 @@
 What is measured is attention alone, from the heads' queries, keys and values to their outputs: the projections before
 and after are the same for every pattern. Sizes are those of the paper's base model: 8 heads of 64, one text.
 
-On a CPU each point is a fresh process with one thread. Time is CPU time, so other users of the machine count for
-little; memory is how far the highest resident memory rose above its height before the first call. On a GPU numbers are
-bfloat16 and memory is torch's own count. The exponent is the slope of log time over log T, by least squares over the
-larger half of the T.
+On a CPU each point is a fresh process with one thread that keeps the memory it frees. Time is CPU time, so other users
+of the machine count for little; memory is how far the highest resident memory rose above its height before the first
+call. On a GPU numbers are bfloat16 and memory is torch's own count. The exponent is the slope of log time over log T,
+by least squares over the larger half of the T.
 """
 
 import argparse
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -42,6 +43,9 @@ ROOM = {"cpu": 4e9, "cuda": 80e9}
 """bytes a matrix of all with all, and what is computed from it, may take"""
 PATIENCE = {"cpu": 12.0, "cuda": 2.0}
 """after a call of so many seconds no longer text is tried"""
+
+KEEP = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1000000000000"}
+"""for glibc: freed memory is kept, else the kernel's clearing of pages is timed above some size"""
 
 Call = Callable[[], Tensor]
 
@@ -103,6 +107,7 @@ def flex(given: Inputs, seen: Tensor, inside: Callable[..., Tensor] | None) -> C
     )
     options = {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_M1": 32, "BLOCK_N1": BLOCK}
     options |= {"BLOCK_M2": BLOCK, "BLOCK_N2": 32}
+    torch._dynamo.reset()  # else the eighth length would no longer be compiled
     compiled = torch.compile(flex_attention.flex_attention, dynamic=False)
     return lambda: compiled(given.query, *given.seen, block_mask=mask, kernel_options=options)
 
@@ -213,30 +218,29 @@ def work(call: Call, given: Inputs) -> None:
 
 def in_a_process(kind: str, length: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--point", kind, str(length)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, **KEEP}
+    )
     result: dict[str, Any] = json.loads(found.stdout)
     return result
 
 
-def points(device: str, kinds: Sequence[str], lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
+def points(device: str, kind: str, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """One kind at each length, as far as memory and patience go."""
     size = 4 if device == "cpu" else 2
-    for kind in kinds:
-        for length in lengths:
-            if kind == "full, not fused" and 5 * HEADS * length**2 * size > ROOM[device]:
-                break
-            try:
-                at = (
-                    measure(kind, length, device)
-                    if device == "cuda"
-                    else in_a_process(kind, length)
-                )
-            except Exception as error:  # one kind that fails must not take the others with it
-                print(f"{kind} at {length}: {type(error).__name__}: {error}", file=sys.stderr)
-                break
-            print(at, flush=True)
-            yield at
-            if at["both_seconds"] > PATIENCE[device]:
-                break
+    for length in lengths:
+        if kind == "full, not fused" and 5 * HEADS * length**2 * size > ROOM[device]:
+            return
+        try:
+            gpu = device == "cuda"
+            at = measure(kind, length, device) if gpu else in_a_process(kind, length)
+        except Exception as error:  # one kind that fails must not take the others with it
+            print(f"{kind} at {length}: {type(error).__name__}: {error}", file=sys.stderr)
+            return
+        print(at, flush=True)
+        yield at
+        if at["both_seconds"] > PATIENCE[device]:
+            return
 
 
 def exponent(found: Sequence[dict[str, Any]], key: str) -> float | None:
@@ -245,7 +249,7 @@ def exponent(found: Sequence[dict[str, Any]], key: str) -> float | None:
     if len(half) < 2:
         return None
     x = [math.log(at["length"]) for at in half]
-    y = [math.log(at[key]) for at in half]
+    y = [math.log(max(0.1, at[key]) if "bytes" in key else at[key]) for at in half]
     middle = sum(x) / len(x)
     slope = sum((a - middle) * b for a, b in zip(x, y, strict=True))
     return round(slope / sum((a - middle) ** 2 for a in x), 3)
@@ -335,6 +339,7 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, metavar="KIND")
+    parser.add_argument("--shortest", type=int, default=ALL[0])
     parser.add_argument("--longest", type=int, default=ALL[-1])
     parser.add_argument("--json", type=Path, default=here.with_suffix(".json"))
     parser.add_argument("--plot", type=Path, default=here.parents[1] / "docs/images/long.svg")
@@ -347,23 +352,29 @@ def main() -> None:
         return
     results: dict[str, Any] = json.loads(asked.json.read_text()) if asked.json.exists() else {}
     if not asked.only_plot:
-        gpu = asked.device == "cuda"
-        kinds = asked.kinds or [kind for kind in KINDS if gpu or "Flex" not in kind]
-        lengths = [length for length in ALL if length <= asked.longest]
-        kept = results.get(asked.device, {"points": []})["points"]
-        found = [at for at in kept if at["kind"] not in kinds]
-        found += points(asked.device, kinds, lengths)
-        results[asked.device] = {
-            "device": torch.cuda.get_device_name() if gpu else "one thread",
-            "torch": torch.__version__,
-            "exponents": exponents(found),
-            "points": found,
-        }
-        asked.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        kinds = asked.kinds or [n for n in KINDS if asked.device == "cuda" or "Flex" not in n]
+        lengths = [length for length in ALL if asked.shortest <= length <= asked.longest]
+        for kind in kinds:  # written down after each, so that an end in between loses little
+            found = list(points(asked.device, kind, lengths))
+            results[asked.device] = with_new(results.get(asked.device), asked.device, kind, found)
+            asked.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     asked.plot.write_text(picture(results), encoding="utf-8")
     for device, result in results.items():
         for kind, slopes in result["exponents"].items():
             print(device, kind, slopes)
+
+
+def with_new(
+    old: dict[str, Any] | None, device: str, kind: str, found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The results of one device with those of a kind put in place of its old ones."""
+    every = [at for at in (old or {"points": []})["points"] if at["kind"] != kind] + found
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "one thread",
+        "torch": torch.__version__,
+        "exponents": exponents(every),
+        "points": every,
+    }
 
 
 if __name__ == "__main__":

@@ -143,10 +143,10 @@ class Run:
         model = recipe.model
         lines = [
             f"run          {self}",
-            f"task         {recipe.task}",
             f"model        from {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
             f"width {model.width}, {model.heads} heads, feed-forward {model.feedforward}",
             f"tokenizer    {recipe.tokenizer.kind}",
+            f"task         {recipe.task}",
         ]
         if "steps" not in card:
             source = card.get("averaged_from")

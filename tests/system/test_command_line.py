@@ -18,6 +18,7 @@ import regard as package
 from system.commands import TIMEOUT, Done, regard, started, succeeds, together, write
 
 COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
+COMMANDS += ["tag", "classify", "fill", "continue"]
 Timed = tuple[Path, Done, float]
 NUMBER = r"\d+\.\d\d"
 

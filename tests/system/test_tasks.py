@@ -95,7 +95,7 @@ def to_the_end(draw: random.Random) -> str:
 
 
 def backwards(draw: random.Random) -> str:
-    text = letters(draw)
+    text = letters(draw)[:6]
     return " ".join(text) + "\t" + " ".join(reversed(text))
 
 
@@ -129,8 +129,8 @@ def learn_by_a_decoder(folder: Path) -> Learned:
         folder,
         "translate",
         "tsv",
-        400,
-        model={**MODEL, "architecture": "decoder", "width": 64, "decoder_layers": 2},
+        500,
+        model={"architecture": "decoder", "width": 64, "decoder_layers": 2, "position": "rotary"},
         training={"rate": 0.005},
         score={"measures": ["rouge1", "rouge2", "rougeL", "wer"]},
     )
@@ -220,7 +220,7 @@ def test_what_comes_next(learned: dict[str, Learned]) -> None:
 
 def test_a_continuation_by_chance_depends_on_the_seed_alone(learned: dict[str, Learned]) -> None:
     say = partial(
-        succeeds, "continue", "run", "--temperature", 3, "--top-k", 6, "--seed",
+        succeeds, "continue", "run", "--tokens", 20, "--temperature", 3, "--seed",
         cwd=learned["continue"].folder,
     )  # fmt: skip
     first, again, other = (say(seed).stdout for seed in (1, 1, 2))
@@ -230,8 +230,8 @@ def test_a_continuation_by_chance_depends_on_the_seed_alone(learned: dict[str, L
 def test_a_decoder_alone_translates(learned: dict[str, Learned]) -> None:
     found = scores(learned["decoder"])
     assert learned["decoder"].using.stdout == "d c b a\n"
-    assert found["rougeL"] >= 95
-    assert found["wer"] <= 8
+    assert found["rougeL"] >= 97
+    assert found["wer"] <= 10
 
 
 # Fine-tuning

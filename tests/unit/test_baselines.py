@@ -347,7 +347,7 @@ def test_weights_in_one_buffer_as_a_gpu_wants_them_are_written(
 ) -> None:
     weights = weights_of(small("recurrent"))
     buffer = torch.cat([weight.flatten() for weight in weights.values()])
-    parts = buffer.split([weight.numel() for weight in weights.values()])
+    parts = torch.split(buffer, [weight.numel() for weight in weights.values()])
     views = {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
     write_tensors(tmp_path / "weights", views, {})
     found = load_file(tmp_path / "weights")

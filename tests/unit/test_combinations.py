@@ -139,7 +139,7 @@ def test_gradients_reach_every_weight_and_are_numbers(
     example = Example(small_recipe, model)
     real = example.target != PAD
     logits = example()[real]
-    (logits * torch.randn_like(logits)).sum().backward()
+    torch.autograd.backward((logits * torch.randn_like(logits)).sum())
     for name, weight in example.network.named_parameters():
         assert weight.grad is not None, name
         assert bool(weight.grad.isfinite().all()), name
@@ -156,7 +156,7 @@ def test_it_learns_in_half_precision(small_recipe: SmallRecipe, model: dict[str,
     network = example.network.float()
     with torch.autocast("cpu", torch.bfloat16):
         fast = example()
-        fast[example.target != PAD].float().square().sum().backward()
+        torch.autograd.backward(fast[example.target != PAD].float().square().sum())
         for kind in network.attentions().values():
             for part in kind:
                 part.watch = lambda _: None

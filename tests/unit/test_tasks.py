@@ -17,11 +17,14 @@ from regard.marks import END, MARKS, MASK, PAD
 from regard.model import MODELS, Continuer, Filler, build
 from regard.nn.encoder_only import Classifier, Guesser, Labeller, Pool
 from regard.nn.masking import drop_words, hide
+from regard.nn.networks import NETWORKS
 from regard.recipe import Clean, Recipe, Task, Texts, make_recipe
+from regard.score import NOT_OF_TEXT, sacre, words
+from regard.score.measures import COUNTED
 from regard.text.corpus import Pair, read_pairs
 from regard.text.forms import FORMS, label_names
 from regard.text.store import Store, write_store
-from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer import NORMALIZATIONS, Tokenizer
 
 V = 50
 FIRST = len(MARKS)
@@ -351,13 +354,13 @@ def test_perplexity_of_a_stream_does_not_depend_on_how_it_is_cut() -> None:
     for layer in network.layers:
         torch.nn.init.zeros_(layer.attention.output.weight)
     model = Continuer(recipe, tokenizer, network, torch.device("cpu"))
-    tokens, words = model.evaluate(pairs)
+    tokens, by_words = model.evaluate(pairs)
     stream = [END, *(i for p in pairs for i in (*tokenizer.source.encode([p.source])[0], END))]
     read = torch.tensor([stream[:-1]])
     logits = network(read[:, :0], read)[0]
     by_hand = math.exp(F.cross_entropy(logits, torch.tensor(stream[1:])).detach())
     assert tokens.value == pytest.approx(by_hand)
-    assert words.value == pytest.approx(by_hand)  # as many words as tokens
+    assert by_words.value == pytest.approx(by_hand)  # as many words as tokens
     assert "unknown:0" in tokens.signature
     assert "lines:9" in tokens.signature
 
@@ -375,5 +378,9 @@ def test_accuracy_and_perplexity_of_hidden_words() -> None:
     assert "lines:3" in accuracy.signature  # one text of four words is two
 
 
-def test_every_task_has_its_form_its_objective_and_its_model() -> None:
+def test_every_name_has_what_stands_behind_it() -> None:
     assert set(get_args(Task)) == FORMS.keys() == OBJECTIVES.keys() == MODELS.keys()
+    assert set(get_args(recipes.Architecture)) == NETWORKS.keys()
+    assert set(get_args(recipes.Normalization)) == NORMALIZATIONS.keys()
+    measures = [*COUNTED, *words.NAMES, *sacre.NAMES, *NOT_OF_TEXT]
+    assert sorted(get_args(recipes.Measure)) == sorted(measures)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.marks import PAD
 from regard.nn.feedforward import FeedForward
 from regard.nn.heads import MultiHeadAttention
+from regard.nn.layers import Cache
 from regard.nn.transformer import DecoderState, Transformer
 from regard.recipe import NormPlace, Recipe, make_recipe
 
@@ -296,6 +297,7 @@ def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
     assert calls == [(3, 5, 16)] * 4  # two layers, keys and values
     for memory, cache in zip(state.memory, state.caches, strict=True):
         assert memory.key.shape[0] == memory.value.shape[0] == 3
+        assert isinstance(cache, Cache)
         assert cache.seen is not None
         assert cache.seen.key.shape == (12, 2, 4, 8)
     assert state.length == 4

@@ -33,7 +33,7 @@ from regard.learn.prepare import Prepared, valid_pairs
 from regard.learn.start import take_weights
 from regard.model import MODELS, arithmetic, build, put_weights, weights_of
 from regard.run import Run
-from regard.score import Result, score
+from regard.score import Result
 from regard.text.batches import Batch, plan_batches, plan_in_order
 from regard.text.corpus import Pair
 from regard.text.forms import FORMS
@@ -237,16 +237,7 @@ class Learner:
     def _valid_score(self) -> Result | None:
         if not self.examples:
             return None
-        sources = [pair.source for pair in self.examples]
-        (result,) = score(
-            self.recipe.score.measures[:1],
-            self.model.answer_to(self.examples, quick=True),
-            [pair.target for pair in self.examples],
-            sources,
-            tokenize=self.recipe.score.tokenize,
-            intervals=False,
-        )
-        return result
+        return self.model.evaluate(self.examples, quick=True)[0]
 
     # Saving and going on
 

@@ -122,10 +122,13 @@ class Model(ABC):
         """The same for the sources of pairs, with whatever else comes with them."""
         return self.answer([pair.source for pair in pairs], quick=quick)
 
-    def evaluate(self, pairs: Sequence[Pair]) -> list[Result]:
-        """Answer the sources and score the answers against the targets, as the recipe says."""
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """Answer the sources and score the answers against the targets, as the recipe says.
+
+        quick is for validation: the first measure alone, and no interval.
+        """
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        return self._score(self.answer_to(pairs), references, sources)
+        return self._score(self.answer_to(pairs, quick=quick), references, sources, quick)
 
     def compare(self, other: Self, pairs: Sequence[Pair]) -> tuple[list[Result], list[Comparison]]:
         """The scores, and for each whether it is better than the other model's by more than chance."""
@@ -140,9 +143,13 @@ class Model(ABC):
         found = compare(scoring.measures, *both, tokenize=scoring.tokenize)
         return self._score(ours, references, sources), found
 
-    def _score(self, answers: list[str], references: list[str], sources: list[str]) -> list[Result]:
+    def _score(
+        self, answers: list[str], references: list[str], sources: list[str], quick: bool = False
+    ) -> list[Result]:
         scoring = self.recipe.score
-        return score(scoring.measures, answers, references, sources, tokenize=scoring.tokenize)
+        measures = scoring.measures[:1] if quick else scoring.measures
+        both = answers, references, sources
+        return score(measures, *both, tokenize=scoring.tokenize, intervals=not quick)
 
     def search_by(self, **options: float) -> None:
         """Search in another way than the recipe says."""

@@ -75,7 +75,7 @@ class Continuer(Model):
         return whole
 
     @torch.inference_mode()
-    def evaluate(self, pairs: Sequence[Pair]) -> list[Result]:
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
         """How well it foretells the lines, as one stream: each token sees at least half a block before it.
 
         A word is what stands between blanks, and the end of each line is one more.
@@ -92,8 +92,8 @@ class Continuer(Model):
         unknown = int((stream == UNKNOWN).sum())
         more = f"context:{self.recipe.data.clean.max_tokens // 2}+|unknown:{unknown}"
         kinds = {
-            "perplexity": TOKENS.of_counts(np.stack([totals, tokens], 1), more=more),
-            "word_perplexity": WORDS.of_counts(np.stack([totals, words], 1), more=more),
+            "perplexity": TOKENS.of_counts(np.stack([totals, tokens], 1), not quick, more),
+            "word_perplexity": WORDS.of_counts(np.stack([totals, words], 1), not quick, more),
         }
         return [kinds[measure] for measure in self.recipe.score.measures]
 

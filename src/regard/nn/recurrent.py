@@ -4,8 +4,8 @@
     decoder layer:  x -> LSTM, from left to right -> encoder-decoder attention
 
 What is notable:
-- Residual connections, norms, dropout, heads and ties are the Transformer's, as in RNMT+ (Chen et al. 2018): only the
-  way in which words meet differs, and a comparison compares just that.
+- Residual connections, norms, dropout, heads and ties are the Transformer's, much as in RNMT+ (Chen et al. 2018): only
+  the way in which words meet differs, and a comparison compares just that.
 - A decoder layer's attention comes after its LSTM has read the whole target, so learning needs one call of the fused
   LSTM for each layer. Feeding attention back into the same LSTM (Bahdanau et al. 2015; Luong's input feeding) would
   need a call for each word. What was looked at still enters a recurrence: that of the layer above.

@@ -114,13 +114,19 @@ class Decoder(nn.Module):
     def forward(
         self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True
     ) -> Float[Tensor, "B T d"]:
+        return self.read(target, self.start(memory), causal)
+
+    def read(
+        self, target: Int[Tensor, "R T"], state: DecoderState, causal: bool
+    ) -> Float[Tensor, "R T d"]:
+        """All words of each row at once; rows of one sentence stand side by side."""
         real = target != PAD
         # Padding stands at the end of a target, where the causal mask hides it from every word.
         mask = Mask(causal=True) if causal else Mask(real)
         x = self.dropout(self.position(self.embedding(target)))
-        for layer, seen in zip(self.layers, self.look_up(memory), strict=True):
-            x = layer(x, mask, seen, Mask(memory.real), real)
-        y: Float[Tensor, "B T d"] = self.norm(x, real)
+        for layer, seen in zip(self.layers, state.memory, strict=True):
+            x = layer(x, mask, seen, state.memory_mask, real)
+        y: Float[Tensor, "R T d"] = self.norm(x, real)
         return y
 
     def look_up(self, memory: Memory) -> list[KeysValues]:

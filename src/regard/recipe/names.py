@@ -4,7 +4,9 @@
 from typing import Literal
 
 Task = Literal["translate", "tag", "classify", "mask", "continue"]
-Architecture = Literal["transformer", "decoder", "recurrent", "convolution"]
+Architecture = Literal["transformer", "decoder", "recurrent", "convolution", "parallel"]
+Length = Literal["predicted", "cut"]
+"""how a network that says all words at once knows how many they are"""
 TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
 Normalization = Literal["nfc", "nfkc", "lower", "none"]
 Preset = Literal["tiny", "small", "base", "big"]

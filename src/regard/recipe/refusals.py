@@ -28,7 +28,7 @@ UNUSED: dict[Architecture, tuple[str, ...]] = {
     "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
     "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
 }
-"""what each architecture has no use for; whoever sets it expects something that will not happen"""
+"""what an architecture has no use for, the others for kernel alone; whoever sets it expects what will not happen"""
 
 
 def refused(recipe: Recipe) -> list[str]:
@@ -40,6 +40,7 @@ def refused(recipe: Recipe) -> list[str]:
         *_attention(recipe.model),
         *_norms(recipe),
         *_architecture(recipe.model),
+        *_parallel(recipe),
     ]
 
 
@@ -166,7 +167,7 @@ def _architecture(model: Model) -> Iterator[str]:
     kind = model.architecture
     follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
     plain = type(model).model_validate(follow_from)
-    for key in UNUSED[kind]:
+    for key in UNUSED.get(kind, ("kernel",)):
         given, usual = attrgetter(key)(model), attrgetter(key)(plain)
         if given != usual:
             yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"
@@ -184,4 +185,15 @@ def _architecture(model: Model) -> Iterator[str]:
         yield (
             f"model.position: {model.position} acts inside self-attention, which architecture: convolution "
             f"has not; allowed: {', '.join(_ON_EMBEDDINGS)}"
+        )
+
+
+def _parallel(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    places = recipe.data.clean.max_tokens + model.parallel.spare
+    cuts = model.architecture == "parallel" and model.parallel.length == "cut"
+    if cuts and model.position == "learned" and model.max_length < places:
+        yield (
+            f"model.max_length {model.max_length} is shorter than the places of length: cut: {places} "
+            "(data.clean.max_tokens and model.parallel.spare)"
         )

@@ -22,6 +22,7 @@ from regard.recipe.names import (
     DecoderPattern,
     Device,
     EncoderPattern,
+    Length,
     Measure,
     MemoryPattern,
     Norm,
@@ -192,9 +193,22 @@ class Attention(Section):
     """biases in W^Q, W^K, W^V, W^O; the paper has none, torch and Marian do"""
 
 
+class Parallel(Section):
+    """Of architecture parallel: how long a translation is."""
+
+    length: Length = "predicted"
+    """predicted from the source; or cut: there are more places than words, and END fills the rest"""
+    difference: Annotated[int, Field(ge=1)] = 64
+    """of predicted: a translation has at most so many tokens more, or fewer, than the source"""
+    length_weight: Annotated[float, Field(ge=0)] = 0.1
+    """of predicted: what its loss, a mean over sentences, counts beside that of the words"""
+    spare: Annotated[int, Field(ge=1)] = 10
+    """of cut: places beyond the length of the source; a longer translation has no room"""
+
+
 class Model(Section):
     architecture: Architecture = "transformer"
-    """what the layers are made of: attention, LSTMs, or windows of words"""
+    """what the layers are made of; parallel is a transformer that says all words at once"""
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -211,6 +225,7 @@ class Model(Section):
     activation: Activation = "relu"
     """what stands between the two matrices of the feed-forward network"""
     attention: Attention = Attention()
+    parallel: Parallel = Parallel()
     dropout: Probability
     """on each sub-layer's output, and on embedding + position"""
     attention_dropout: Probability
@@ -328,6 +343,10 @@ class Search(Section):
     """length penalty ((5 + length) / 6) ** alpha, as in the paper"""
     extra_length: Annotated[int, Field(ge=1)] = 50
     """a translation has at most source length + this many tokens"""
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 10
+    """of architecture parallel: 1 says all words once, more say the least sure ones again"""
+    candidates: Annotated[int, Field(ge=1, le=1000)] = 5
+    """of architecture parallel: lengths tried side by side"""
 
 
 class Scoring(Section):
