@@ -50,7 +50,7 @@ class Choice(NamedTuple):
     keys: tuple[str, ...]
     names: Any
     """the Literal"""
-    classes: Mapping[str, Any]
+    classes: Mapping[Any, Any]
     facts: dict[str, Fact]
 
 
