@@ -321,7 +321,8 @@ def panel(found: Sequence[dict[str, Any]], key: str, title: str) -> str:
         label = f"{2**power // 1024}k"
         parts.append(f'<text x="{x}" y="{PANEL[1] + 18}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{PANEL[0] / 2}" y="{PANEL[1] + 36}" text-anchor="middle">T</text>')
-    for kind, colour in COLOURS.items():
+    for kind in dict.fromkeys(at["kind"] for at in found):
+        colour = COLOURS[kind]
         line = [place(at["length"], at[key]) for at in found if at["kind"] == kind]
         path = " ".join(f"{x},{y}" for x, y in line)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')

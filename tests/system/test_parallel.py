@@ -50,11 +50,6 @@ def test_unseen_sequences_are_translated_right(
     assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= 0.9 * 150
 
 
-def test_the_length_is_what_was_asked(learned: dict[str, Path]) -> None:
-    done = succeeds("translate", "run", "a b c", "--length", 5, cwd=learned["copy"])
-    assert len(done.stdout.split()) == 5
-
-
 def test_scores_are_told_for_the_rounds_asked(learned: dict[str, Path]) -> None:
     files = ("--source", "test.src", "--reference", "test.tgt")
     done = succeeds("evaluate", "run", *files, "--rounds", 2, "--json", cwd=learned["copy"])
@@ -92,23 +87,3 @@ def test_a_teacher_translates_its_own_sources_for_a_student(workshop: Path, tmp_
     sets = [word for change in small for word in ("--set", change)]
     trained = succeeds("train", "distilled.tsv", *sets, "--out", "student", cwd=tmp_path)
     assert "all 3 steps are done" in trained.stderr
-
-
-def test_a_file_is_distilled_to_json_repeats_and_tabs_too(workshop: Path, tmp_path: Path) -> None:
-    texts = ["a b", "a b", "", "c\td"]
-    (tmp_path / "some.txt").write_text("".join(f"{text}\n" for text in texts))
-    options = ("--input", tmp_path / "some.txt")
-    _, pairs = distilled(workshop, tmp_path / "pairs.jsonl", *options)
-    assert [json.loads(pair)["source"] for pair in pairs] == texts
-    assert [json.loads(pair)["target"] for pair in pairs][:3] == ["a b", "a b", ""]
-    output = tmp_path / "pairs.tsv"
-    refused = regard("distill", "run", "--output", output, *options, cwd=workshop)
-    assert refused.returncode == 2
-    assert "some.txt:4: a tab in the text" in refused.stderr.splitlines()[-1]
-    assert list(tmp_path.glob("*pairs.tsv*")) == [], "whole or not at all"
-
-
-def test_pairs_need_a_name_that_says_so(workshop: Path, tmp_path: Path) -> None:
-    done = regard("distill", "run", "--output", tmp_path / "pairs.de", cwd=workshop)
-    assert done.returncode == 2
-    assert done.stderr.endswith("pairs are written to a file that ends in .tsv or .jsonl\n")

@@ -106,16 +106,18 @@ def _embeddings(recipe: Recipe) -> Iterator[str]:
 
 def _positions(recipe: Recipe) -> Iterator[str]:
     model, longest = recipe.model, recipe.data.clean.max_tokens + 1  # the text and its END or START
+    counted = "data.clean.max_tokens and one mark"
     if model.position in ("sinusoidal", "tree") and model.width % 2:
         yield f"model.position: {model.position}: waves come in twos: model.width {model.width} must be even"
     if model.position == "rotary" and model.key_width % 2:
         yield f"model.position: rotary turns features in twos: model.key_width {model.key_width} must be even"
     if model.architecture == "decoder" and recipe.task == "translate":
         longest *= 2  # source and target stand in one row
+        counted += ", of source and target"
     if model.longest is not None and model.longest < longest:
         yield (
             f"model.max_length {model.max_length} is shorter than the data may be: "
-            f"{longest} (data.clean.max_tokens and one mark)"
+            f"{longest} ({counted})"
         )
 
 

@@ -159,10 +159,11 @@ class Stream(Parallel):
     def collate(self, store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
         mine, idle = share(rows, part, parts)
         blocks = targets(store, mine, end=PAD)[:, :-1]
-        wanted = np.full_like(blocks[:, 1:], PAD) if idle else blocks[:, 1:].copy()
-        nothing = np.zeros((len(mine), 0), dtype=np.int64)
-        read = np.where(wanted == PAD, PAD, blocks[:, :-1]) if not idle else blocks[:, :-1].copy()
-        return Batch(*map(torch.from_numpy, (nothing, read, wanted)))
+        wanted = blocks[:, 1:].copy()
+        read = np.where(wanted == PAD, PAD, blocks[:, :-1])
+        if idle:
+            wanted[:] = PAD
+        return Batch(*map(torch.from_numpy, (read[:, :0], read, wanted)))
 
     def tokens(self, store: Store, rows: Places) -> int:
         return int(store.target_lengths[rows].sum()) - len(rows)
