@@ -30,6 +30,16 @@ LINES_AT_ONCE = 1024
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
 Alpha = Annotated[float | None, typer.Option(help="Length penalty (default: the recipe's).")]
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a parallel model: rounds; 1 says all words once (default: the recipe's)."
+    ),
+]
+Candidates = Annotated[
+    int | None,
+    typer.Option(help="Of a parallel model: lengths to try (default: the recipe's)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Given = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
@@ -114,6 +124,11 @@ def translate(
     output: Output = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
+    length: Annotated[
+        int | None, typer.Option(help="Of a parallel model: tokens of each translation.")
+    ] = None,
     nbest: Annotated[
         int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
     ] = 1,
@@ -124,7 +139,9 @@ def translate(
 
     _one_way_in(texts, input)
     model = Translator.load(run)
-    _tell(_translated(model, _lines(texts, input), beam, alpha, nbest, as_json), output)
+    options = {"beam": beam, "alpha": alpha, "nbest": nbest}
+    options |= {"rounds": rounds, "candidates": candidates, "length": length}
+    _tell(_translated(model, _lines(texts, input), options, as_json), output)
 
 
 def _one_way_in(texts: list[str] | None, input: Path | None) -> None:
@@ -180,16 +197,12 @@ def _raw_lines() -> Iterator[bytes]:
 def _translated(
     model: Translator,
     portions: Iterator[list[str]],
-    beam: int | None,
-    alpha: float | None,
-    nbest: int,
+    options: dict[str, Any],
     as_json: bool,
 ) -> Iterator[str]:
-    if beam is None:
-        beam = max(model.recipe.search.beam, nbest)
-    before = 0
+    before, nbest = 0, options["nbest"]
     for portion in portions:
-        found = model.search(portion, beam=beam, alpha=alpha, nbest=nbest)
+        found = model.search(portion, **options)
         for number, (text, translations) in enumerate(zip(portion, found, strict=True), before + 1):
             yield from _shown(number, text, translations, nbest, as_json)
         before += len(portion)
@@ -301,6 +314,30 @@ def _json(value: dict[str, Any]) -> str:
 
 
 @app.command()
+def distill(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The teacher: a run folder.")],
+    input: Annotated[
+        Path | None,
+        typer.Option(help="Texts, one a line (default: the sources the run was trained on)."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="The pairs to write; the name ends in .tsv or .jsonl.")
+    ] = Path("distilled.tsv"),
+    beam: Beam = None,
+    alpha: Alpha = None,
+) -> None:
+    """Let a model translate its training sources: pairs for a student to learn from."""
+    from functools import partial
+
+    from regard.distill import distill as write
+    from regard.model import Translator
+
+    model = Translator.load(run)
+    count = write(model, output, input, partial(typer.echo, err=True), beam=beam, alpha=alpha)
+    print(f"{output}: {count:,} pairs; a student learns from them with  regard train")
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     source: Annotated[Path | None, typer.Option(help="Texts, one a line …")] = None,
@@ -313,6 +350,8 @@ def evaluate(
     ] = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model on the files given, or on its recipe's data.test: each figure with its 95% interval."""
@@ -320,14 +359,15 @@ def evaluate(
 
     files = {"source": source, "target": reference, "pairs": pairs, "conllu": conllu, "text": text}
     model = Model.load(run)
-    _search_by(model, beam, alpha)
+    ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
+    _search_by(model, ways)
     scored = _scored_on(model, {role: str(file) for role, file in files.items() if file})
     comparisons: list[Any] = []
     if against is None:
         results = model.evaluate(scored)
     else:
         other = type(model).load(against)
-        _search_by(other, beam, alpha)
+        _search_by(other, ways)
         results, comparisons = model.compare(other, scored)
     if as_json:
         answer: dict[str, Any] = {"run": str(run), "sentences": len(scored)}
@@ -341,11 +381,11 @@ def evaluate(
         print(line)
 
 
-def _search_by(model: Model, beam: int | None, alpha: float | None) -> None:
+def _search_by(model: Model, ways: dict[str, Any]) -> None:
     """Change how a translator searches."""
     from regard.model import Translator
 
-    asked = {name: value for name, value in (("beam", beam), ("alpha", alpha)) if value is not None}
+    asked = {name: value for name, value in ways.items() if value is not None}
     if asked and not isinstance(model, Translator):
         raise RegardError(f"--{next(iter(asked))} is for models to translate, not to {model.task}")
     model.search_by(**asked)

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.marks import PAD
+from regard.marks import MASK, PAD
 from regard.nn.encoder_only import Guesser, Labeller
 from regard.nn.masking import drop_words, hide
 from regard.nn.network import Network
+from regard.nn.parallel import Parallel
 
 SMOOTHINGS: dict[recipe.Smoothing, Callable[[float, int], float]] = {
     # Over all K classes, the right one too: it keeps 1 - eps + eps/K. This is torch's convention.
@@ -86,8 +87,56 @@ class MaskObjective(nn.Module):
         return cross_entropy(states[None], projection, hidden[there][None], smoothing, self.over)
 
 
+class HiddenWords(Objective):
+    """Some words of each target are hidden, and to be guessed from the others (Ghazvininejad et al. 2019).
+
+    The loss is the mean over the hidden words and, in training, that of the length; times the tokens of the batch, so
+    that it is summed and divided like any other.
+    """
+
+    network: Parallel
+
+    def forward(
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], wanted: Int[Tensor, "B T"]
+    ) -> Float[Tensor, ""]:
+        length = self.network.length
+        words = length.places(source, wanted)
+        hidden = hide_words(words != PAD, self._chance(words.device))
+        memory = self.network.encode(source)
+        states = self.network.decode(words.masked_fill(hidden, MASK), memory)
+        projection = self.network.projection.weight
+        smoothing = self.smoothing if self.training else 0.0
+        guessed, right = states[hidden][None], words[hidden][None]
+        total = cross_entropy(guessed, projection, right, smoothing, self.over)
+        mean = total / max(1, right.numel())
+        if self.training:
+            mean = mean + length.loss(memory, words)
+        return mean * (wanted != PAD).sum()
+
+    def _chance(self, device: torch.device) -> torch.Generator | None:
+        """In training what is hidden follows from the seed of the step; in validation it is always the same."""
+        return None if self.training else torch.Generator(device).manual_seed(1)
+
+
+def hide_words(
+    real: Bool[Tensor, "B T"], chance: torch.Generator | None = None
+) -> Bool[Tensor, "B T"]:
+    """Hide 1 to all of the words of each row: every number as likely, and every word."""
+    shares = torch.rand(len(real), device=real.device, generator=chance)
+    count = 1 + (shares * real.sum(1)).long()
+    draw = torch.rand(real.shape, device=real.device, generator=chance)
+    rank = draw.masked_fill(~real, 2.0).argsort(1).argsort(1)
+    return (rank < count[:, None]) & real
+
+
+def translation(network: Network, training: recipe.Training) -> nn.Module:
+    """What is wanted of a translator: the next word, or, if it says all at once, the hidden ones."""
+    kind = HiddenWords if isinstance(network, Parallel) else Objective
+    return kind(network, training)
+
+
 OBJECTIVES: dict[recipe.Task, Callable[[Any, recipe.Training], nn.Module]] = {
-    "translate": Objective,
+    "translate": translation,
     "tag": LabelObjective,
     "classify": LabelObjective,
     "mask": MaskObjective,

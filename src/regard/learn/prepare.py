@@ -87,15 +87,16 @@ def _check_scoring(recipe: Recipe) -> None:
 
 
 def _check_lengths(recipe: Recipe, valid: Store) -> None:
-    if recipe.model.position != "learned" or recipe.task in ("mask", "continue"):
+    most = recipe.model.longest
+    if most is None or recipe.task in ("mask", "continue"):
         return  # there is no longest text, or it was cut
     longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
     if recipe.model.architecture == "decoder":
         longest = int((valid.source_lengths + valid.target_lengths).max()) + 2
-    if longest > recipe.model.max_length:
+    if longest > most:
         raise RegardError(
-            f"data.valid has a text of {longest} tokens, marks counted, but there are only "
-            f"{recipe.model.max_length} learned positions: raise model.max_length, or cut it"
+            f"data.valid has a text of {longest} tokens, marks counted, but the model can "
+            f"read only {most}: raise model.max_length, or cut it"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,10 +12,12 @@ import torch
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD, START, UNKNOWN
 from regard.model.base import Model, arithmetic
+from regard.model.parallel import AT_ONCE, ONE_BY_ONE, WIDTH, Filling, in_rounds, refuse, told
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
+from regard.nn.parallel import Parallel
 from regard.recipe import Recipe
-from regard.search import Hypothesis, beam_search, greedy, sample
+from regard.search import Hypothesis, Round, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.tokenizer import Tokenizer
 
@@ -24,7 +27,7 @@ class Translation(NamedTuple):
 
     text: str
     score: float
-    """log-probability over length penalty: what beam search ranks by"""
+    """log-probability over length penalty, or its mean over the words: what the search ranks by"""
     log_probability: float
     tokens: list[str]
     token_log_probabilities: list[float]
@@ -52,15 +55,21 @@ class Translator(Model):
         return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
-        return self.translate(sources, beam=1 if quick else None)
+        one = "candidates" if isinstance(self.network, Parallel) else "beam"
+        return self.translate(sources, **({one: 1} if quick else {}))
 
-    def translate(
-        self, texts: Sequence[str], *, beam: int | None = None, alpha: float | None = None
-    ) -> list[str]:
-        """The best translation of each text."""
+    def search_by(self, **options: float) -> None:
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, beam=options.get("beam"), alpha=options.get("alpha"))
+        else:
+            refuse(ONE_BY_ONE, rounds=options.get("rounds"), candidates=options.get("candidates"))
+        super().search_by(**options)
+
+    def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
+        """The best translation of each text; options as in ``search``."""
         if isinstance(texts, str):
             raise RegardError("translate takes a list of texts: translate([text])")
-        return [best.text for best, *_ in self.search(texts, beam=beam, alpha=alpha)]
+        return [best.text for best, *_ in self.search(texts, **options)]
 
     def search(
         self,
@@ -70,10 +79,23 @@ class Translator(Model):
         alpha: float | None = None,
         nbest: int = 1,
         prefixes: Sequence[str] | None = None,
+        rounds: int | None = None,
+        candidates: int | None = None,
+        length: int | None = None,
     ) -> list[list[Translation]]:
-        """The nbest translations of each text, best first. prefixes: how each translation must begin."""
+        """The nbest translations of each text, best first.
+
+        A model that says one word after another takes beam, alpha, and prefixes: how each translation must begin. One
+        that says all at once takes rounds, candidates (how many lengths are tried), or length: how many tokens each
+        translation has.
+        """
         options = self.recipe.search
-        beam = options.beam if beam is None else beam
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, beam=beam, alpha=alpha, prefixes=prefixes)
+            filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
+            return self._run(texts, None, filling, WIDTH * filling.candidates)
+        refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
+        beam = max(options.beam, nbest) if beam is None else beam
         alpha = options.alpha if alpha is None else alpha
         if beam < 1 or alpha < 0 or not 1 <= nbest <= beam:
             raise RegardError(
@@ -96,11 +118,31 @@ class Translator(Model):
         watch: Callable[[Looked], None] | None = None,
     ) -> Hypothesis:
         """The best hypothesis for one text, by beam search that may be watched."""
+        if isinstance(self.network, Parallel):
+            raise RegardError("this model says all words at once: it has no beam to be seen")
         (source,) = self.encode([text])
         (forced,) = self.tokenizer.target.encode([prefix])
         way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
         ((best, *_),) = self._search([source], [forced], way)
         return best
+
+    @torch.inference_mode()
+    def find_at_once(
+        self,
+        text: str,
+        *,
+        rounds: int | None = None,
+        candidates: int | None = None,
+        length: int | None = None,
+    ) -> Filling:
+        """The best hypothesis for one text from a model that says all words at once, and how it came about."""
+        if not isinstance(self.network, Parallel):
+            raise RegardError("this model says one word after another: it has no rounds to be seen")
+        seen: list[Round] = []
+        way = in_rounds(self.network, self.recipe.search, rounds, candidates, length)
+        (source,) = self.tokenizer.source.encode([text])
+        ((best,),) = self._search([source], [[]], replace(way, watch=seen.append))
+        return told(best, seen)
 
     def sample(
         self,
@@ -113,6 +155,8 @@ class Translator(Model):
         prefixes: Sequence[str] | None = None,
     ) -> list[Translation]:
         """One translation of each text drawn at random, as likely as the model thinks it."""
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, temperature=temperature)
         way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         return [drawn for (drawn,) in self._run(texts, prefixes, way, 1)]
 

@@ -22,6 +22,9 @@ from regard.recipe.names import (
     LabelMeasure as LabelMeasure,
 )
 from regard.recipe.names import (
+    Length as Length,
+)
+from regard.recipe.names import (
     Likelihood as Likelihood,
 )
 from regard.recipe.names import (

@@ -4,7 +4,9 @@
 from typing import Literal
 
 Task = Literal["translate", "tag", "classify", "mask", "continue"]
-Architecture = Literal["transformer", "decoder"]
+Architecture = Literal["transformer", "decoder", "recurrent", "convolution", "parallel"]
+Length = Literal["predicted", "cut"]
+"""how a network that says all words at once knows how many they are"""
 TokenizerKind = Literal["unigram", "bpe", "characters", "words"]
 Normalization = Literal["nfc", "nfkc", "lower", "none"]
 Preset = Literal["tiny", "small", "base", "big"]
@@ -12,9 +14,9 @@ Place = Literal["encoder", "decoder", "memory"]
 """where attention stands: encoder and decoder look at themselves, memory is encoder-decoder attention"""
 Score = Literal["scaled", "unscaled", "additive"]
 Weighting = Literal["softmax", "relu"]
-EncoderPattern = Literal["full", "window"]
+EncoderPattern = Literal["full", "window", "linformer", "bigbird"]
 DecoderPattern = Literal["full", "window"]
-MemoryPattern = Literal["full"]
+MemoryPattern = Literal["full", "linformer"]
 Pattern = Literal[EncoderPattern, DecoderPattern, MemoryPattern]
 Position = Literal["none", "index", "sinusoidal", "learned", "rotary", "relative"]
 Norm = Literal["layer", "rms", "batch", "none"]

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, get_args
 
-from regard.recipe.names import Architecture, LabelMeasure, Likelihood, Measure, Overlap, Task
+from regard.recipe.names import (
+    Architecture,
+    LabelMeasure,
+    Likelihood,
+    Measure,
+    Overlap,
+    Position,
+    Task,
+)
 
 if TYPE_CHECKING:
     from regard.recipe.sections import Model, Recipe
+
+_ON_EMBEDDINGS: tuple[Position, ...] = ("none", "index", "sinusoidal", "learned")
+_SELF_ATTENTION = ("attention.encoder", "attention.decoder")
+_FEEDFORWARD = ("feedforward", "activation", "feedforward_dropout")
+UNUSED: dict[Architecture, tuple[str, ...]] = {
+    "transformer": ("kernel",),
+    "decoder": ("kernel", "encoder_layers", "attention.encoder", "attention.memory"),
+    "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
+    "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
+}
+"""what an architecture has no use for, the others for kernel alone; whoever sets it expects what will not happen"""
 
 
 def refused(recipe: Recipe) -> list[str]:
@@ -18,6 +38,8 @@ def refused(recipe: Recipe) -> list[str]:
         *_positions(recipe),
         *_attention(recipe.model),
         *_norms(recipe),
+        *_architecture(recipe.model),
+        *_parallel(recipe),
     ]
 
 
@@ -91,7 +113,7 @@ def _positions(recipe: Recipe) -> Iterator[str]:
     if model.architecture == "decoder" and recipe.task == "translate":
         longest *= 2  # source and target stand in one row
         counted += ", of source and target"
-    if model.position == "learned" and model.max_length < longest:
+    if model.longest is not None and model.longest < longest:
         yield (
             f"model.max_length {model.max_length} is shorter than the data may be: "
             f"{longest} ({counted})"
@@ -107,6 +129,12 @@ def _attention(model: Model) -> Iterator[str]:
             f"{model.heads} heads; allowed: {', '.join(allowed)}"
         )
 
+    if attention.encoder == "linformer" and model.position in ("rotary", "relative"):
+        yield (
+            f"model.position: {model.position} needs the distance of two words, but linformer mixes the words "
+            "before they are compared: take position: sinusoidal or learned, or attention.encoder: window or bigbird"
+        )
+
 
 def _norms(recipe: Recipe) -> Iterator[str]:
     room, text = recipe.training.tokens_per_batch, recipe.data.clean.max_tokens + 1
@@ -114,4 +142,40 @@ def _norms(recipe: Recipe) -> Iterator[str]:
         yield (
             f"model.norm: batch needs batches of several texts: training.tokens_per_batch {room} must be at "
             f"least {2 * text}, twice the longest text; or take norm: layer"
+        )
+
+
+def _architecture(model: Model) -> Iterator[str]:
+    kind = model.architecture
+    follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
+    plain = type(model).model_validate(follow_from)
+    for key in UNUSED.get(kind, ("kernel",)):
+        given, usual = attrgetter(key)(model), attrgetter(key)(plain)
+        if given != usual:
+            yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"
+    if kind == "recurrent" and model.position != "none":
+        yield (
+            f"model.position: {model.position} is of no use to architecture: recurrent, which reads the "
+            "words in their order; leave it out"
+        )
+    if kind == "recurrent" and model.width % 2:
+        yield (
+            "model.architecture: recurrent reads in two directions, each with half the features: "
+            f"model.width {model.width} must be even"
+        )
+    if kind == "convolution" and model.position not in _ON_EMBEDDINGS:
+        yield (
+            f"model.position: {model.position} acts inside self-attention, which architecture: convolution "
+            f"has not; allowed: {', '.join(_ON_EMBEDDINGS)}"
+        )
+
+
+def _parallel(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    places = recipe.data.clean.max_tokens + model.parallel.spare
+    cuts = model.architecture == "parallel" and model.parallel.length == "cut"
+    if cuts and model.position == "learned" and model.max_length < places:
+        yield (
+            f"model.max_length {model.max_length} is shorter than the places of length: cut: {places} "
+            "(data.clean.max_tokens and model.parallel.spare)"
         )

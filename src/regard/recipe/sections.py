@@ -22,6 +22,7 @@ from regard.recipe.names import (
     DecoderPattern,
     Device,
     EncoderPattern,
+    Length,
     Measure,
     MemoryPattern,
     Norm,
@@ -164,21 +165,43 @@ class Attention(Section):
     weighting: Weighting = "softmax"
     """how scores become weights"""
     encoder: EncoderPattern = "full"
-    """who is compared with whom in the encoder; window costs T times its reach, not T times T"""
+    """who is compared with whom in the encoder; all but full cost T times a constant, not T times T"""
     decoder: DecoderPattern = "full"
     """the same in the decoder's self-attention"""
     memory: MemoryPattern = "full"
     """the same in encoder-decoder attention"""
     reach: Annotated[int, Field(ge=1)] = 64
     """of window: how many positions it sees on each side"""
+    rows: Annotated[int, Field(ge=1)] = 256
+    """of linformer: what is left of the keys and values of a text, however long it is"""
+    block: Annotated[int, Field(ge=1)] = 64
+    """of bigbird: positions to a block; each block sees itself and the blocks beside it"""
+    global_blocks: Annotated[int, Field(ge=0)] = 2
+    """of bigbird: the first so many blocks see all and are seen by all"""
+    random_blocks: Annotated[int, Field(ge=0)] = 3
+    """of bigbird: how many blocks anywhere in the text each block sees besides"""
     key_value_heads: Annotated[int, Field(ge=1)] | None = None
     """fewer heads of keys and values than of queries, which then share them; null: as many"""
     bias: bool = False
     """biases in W^Q, W^K, W^V, W^O; the paper has none, torch and Marian do"""
 
 
+class Parallel(Section):
+    """Of architecture parallel: how long a translation is."""
+
+    length: Length = "predicted"
+    """predicted from the source; or cut: there are more places than words, and END fills the rest"""
+    difference: Annotated[int, Field(ge=1)] = 64
+    """of predicted: a translation has at most so many tokens more, or fewer, than the source"""
+    length_weight: Annotated[float, Field(ge=0)] = 0.1
+    """of predicted: what its loss, a mean over sentences, counts beside that of the words"""
+    spare: Annotated[int, Field(ge=1)] = 10
+    """of cut: places beyond the length of the source; a longer translation has no room"""
+
+
 class Model(Section):
     architecture: Architecture = "transformer"
+    """what the layers are made of; parallel is a transformer that says all words at once"""
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -194,6 +217,7 @@ class Model(Section):
     """d_ff, the inner width of the feed-forward network"""
     activation: Activation = "relu"
     attention: Attention = Attention()
+    parallel: Parallel = Parallel()
     dropout: Probability
     """on each sub-layer's output, and on embedding + position"""
     attention_dropout: Probability
@@ -205,13 +229,21 @@ class Model(Section):
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
     position: Position = "sinusoidal"
     max_length: Annotated[int, Field(ge=1)] = 1024
-    """positions of ``position: learned``; the others have no end"""
+    """the longest text, marks counted, of ``position: learned`` and of linformer; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
     """of ``position: relative``: all words farther away are equally far"""
+    kernel: Annotated[int, Field(ge=1)] = 3
+    """of ``architecture: convolution``: how many neighbouring words one window holds"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
     """the projection before the softmax is the target embedding"""
+
+    @property
+    def longest(self) -> int | None:
+        """The longest text it can read, marks counted; None: there is none."""
+        linformer = "linformer" in (self.attention.encoder, self.attention.memory)
+        return self.max_length if self.position == "learned" or linformer else None
 
     @model_validator(mode="before")
     @classmethod
@@ -222,6 +254,8 @@ class Model(Section):
         preset = given.get("preset", "base")
         known = isinstance(preset, str) and preset in PRESETS
         full = {**PRESETS[preset if known else "base"], **given}
+        if full.get("architecture") == "recurrent":
+            full.setdefault("position", "none")  # it reads the words in their order
         width, heads = full["width"], full["heads"]
         if isinstance(width, int) and isinstance(heads, int) and heads > 0:
             # A fraction, where one does not divide the other, is refused like any wrong value.
@@ -297,6 +331,10 @@ class Search(Section):
     """length penalty ((5 + length) / 6) ** alpha, as in the paper"""
     extra_length: Annotated[int, Field(ge=1)] = 50
     """a translation has at most source length + this many tokens"""
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 10
+    """of architecture parallel: 1 says all words once, more say the least sure ones again"""
+    candidates: Annotated[int, Field(ge=1, le=1000)] = 5
+    """of architecture parallel: lengths tried side by side"""
 
 
 class Scoring(Section):

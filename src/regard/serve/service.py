@@ -134,7 +134,7 @@ class Service:
         if (asked.beam or 1) > settings.beam:
             raise Refused(400, f"a beam of at most {settings.beam} is allowed")
         nbest = alternatives + 1
-        beam = max(asked.beam or self.model.recipe.search.beam, nbest)
+        beam = None if asked.beam is None else max(asked.beam, nbest)
         return Options(beam, asked.alpha, nbest)
 
     def documents(self, texts: Sequence[str], asked: TextAsked) -> list[Document]:
