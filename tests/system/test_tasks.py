@@ -12,8 +12,8 @@ import yaml
 
 from system.commands import Done, inside, regard, write
 
-MODEL = {"width": 32, "heads": 2, "feedforward": 64, "encoder_layers": 1, "decoder_layers": 1}
-MODEL |= {"dropout": 0.0, "norm_place": "before"}  # type: ignore[dict-item]
+MODEL: dict[str, Any] = {"width": 32, "heads": 2, "feedforward": 64, "decoder_layers": 1}
+MODEL |= {"dropout": 0.0, "norm_place": "before"}
 TRAINING = {"tokens_per_batch": 512, "schedule": "cosine", "rate": 0.01, "warmup": 20}
 TRAINING |= {"label_smoothing": 0.0}
 
@@ -27,7 +27,7 @@ def recipe(folder: Path, task: str, kind: str, steps: int, **sections: dict[str,
             for split in ("train", "valid", "test")
         },
         "tokenizer": {"kind": "words", "size": 60},
-        "model": MODEL,
+        "model": MODEL if task in ("translate", "continue") else {**MODEL, "encoder_layers": 1},
         "training": {**TRAINING, "steps": steps, "validate_every": steps},
     }
     for name, section in sections.items():

@@ -28,7 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def decoder(small_recipe: SmallRecipe, section: dict[str, Any]) -> DecoderOnly:
     torch.manual_seed(1)
-    recipe = small_recipe(model={"architecture": "decoder", **section})
+    sizes = {"encoder_layers": 6}  # the preset's: a decoder alone has no use for another number
+    recipe = small_recipe(model={"architecture": "decoder", **sizes, **section})
     return DecoderOnly(recipe.model, V, V).double().eval()
 
 

@@ -13,7 +13,7 @@ from regard.recipe import Recipe, Task, make_recipe
 from regard.run import Run
 from regard.text.corpus import Pair
 
-MODEL = {"width": 16, "heads": 2, "feedforward": 32, "encoder_layers": 2, "decoder_layers": 1}
+MODEL = {"width": 16, "heads": 2, "feedforward": 32, "decoder_layers": 1}
 PAIRS = [Pair("a b c", "X Y X")] * 3
 
 
@@ -93,8 +93,8 @@ def test_the_first_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     start = run_of(recipe_of("mask"), tmp_path / "before")
     recipe = recipe_of("tag", start)
     tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
-    deeper = build(recipe_of("tag", model={"encoder_layers": 3}), tokenizer)
-    with pytest.raises(RegardError, match=r"has no weight encoder.layers.2.attention.query"):
+    deeper = build(recipe_of("tag", model={"encoder_layers": 7}), tokenizer)
+    with pytest.raises(RegardError, match=r"has no weight encoder.layers.6.attention.query"):
         take_weights(deeper, recipe)
     wider = build(recipe_of("tag", model={"width": 32}), tokenizer)
     with pytest.raises(

@@ -28,8 +28,7 @@ from regard.text.tokenizer import NORMALIZATIONS, Tokenizer
 
 V = 50
 FIRST = len(MARKS)
-MODEL = {"width": 16, "heads": 2, "feedforward": 32, "encoder_layers": 1, "decoder_layers": 1}
-MODEL |= {"dropout": 0}
+MODEL = {"width": 16, "heads": 2, "feedforward": 32, "decoder_layers": 1, "dropout": 0}
 
 
 def recipe_of(task: Task, **sections: Any) -> Recipe:
