@@ -28,6 +28,8 @@ from regard.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from regard.trace import Trace
+
 TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
 """source tokens, padding included, times beam: what is translated in one batch"""
 
@@ -78,12 +80,15 @@ class Model:
         network: Transformer,
         device: torch.device,
         precision: Precision = "fp32",
+        run: Run | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.network = network
         self.device = device
         self.precision = precision
+        self.run = run
+        """the folder it was opened from, if it was"""
 
     @classmethod
     def load(
@@ -96,7 +101,7 @@ class Model:
         network = build(recipe, tokenizer)
         put_weights(network, weights, str(run.weights_file))
         place = choose_device(device)
-        return cls(recipe, tokenizer, network.to(place).eval(), place, precision)
+        return cls(recipe, tokenizer, network.to(place).eval(), place, precision, run)
 
     def translate(
         self, texts: Sequence[str], *, beam: int | None = None, alpha: float | None = None
@@ -133,18 +138,30 @@ class Model:
     def find(
         self,
         text: str,
-        prefix: str = "",
+        forced: Sequence[int] = (),
         *,
         beam: int,
         alpha: float,
+        temperature: float = 0.0,
+        seed: int = 1,
         watch: Callable[[Looked], None] | None = None,
     ) -> Hypothesis:
-        """The best hypothesis for one text, by beam search that may be watched."""
+        """The best hypothesis for one text, by beam search that may be watched; forced: how it begins.
+
+        With a temperature it is not the best but drawn at random, and there is no beam to watch.
+        """
         (source,) = self.tokenizer.source.encode([text])
-        (forced,) = self.tokenizer.target.encode([prefix])
-        way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
-        ((best, *_),) = self._search([source], [forced], way)
+        way: Way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
+        if temperature:
+            way = partial(_sample, temperature=temperature, seed=seed)
+        ((best, *_),) = self._search([source], [list(forced)], way)
         return best
+
+    def trace(self, text: str, **options: Any) -> Trace:
+        """Everything seen while one text passes; in a notebook it shows itself. options: see course.traced."""
+        from regard.course import traced
+
+        return traced(self, text, **options)
 
     def sample(
         self,
