@@ -246,14 +246,18 @@ def look(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("look.html"),
     beam: Beam = None,
     alpha: Alpha = None,
+    checkpoints: Annotated[
+        bool,
+        typer.Option("--checkpoints", help="Show also how the alignment formed while it learned."),
+    ] = False,
 ) -> None:
     """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
     from regard.look import page
     from regard.model import Model
     from regard.run import write_text
-    from regard.trace import trace
 
-    write_text(out, page(trace(Model.load(run), text, beam=beam, alpha=alpha)))
+    found = Model.load(run).trace(text, beam=beam, alpha=alpha, checkpoints=checkpoints)
+    write_text(out, page(found))
     print(f"{out}: open it in a browser")
 
 

@@ -158,7 +158,7 @@ class Model:
         return best
 
     def trace(self, text: str, **options: Any) -> Trace:
-        """Everything seen while one text passes; in a notebook it shows itself. options: see course.traced."""
+        """Everything seen while one text passes; in a notebook it shows itself. options: see ``traced``."""
         from regard.course import traced
 
         return traced(self, text, **options)

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -189,6 +190,15 @@ class Trace:
             },
             "course": self.course,
         }
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for a notebook: it runs its script and can touch nothing else."""
+        from regard.look import page
+
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{escape(page(self))}" title="Regard" '
+            'style="width: 100%; height: 48rem; border: 1px solid #8884; border-radius: 12px"></iframe>'
+        )
 
     def _attention(self, form: Form) -> dict[str, Any]:
         arrays: dict[str, Floats] = {place: self.weights(place) for place in PLACES}

@@ -8,6 +8,7 @@ A module imports only from those above it:
     batching    sentences of all requests, translated together by the one thread that owns the model
     asked       what may be asked, how it is read, and what is answered
     service     the work behind the routes
+    course      how the model learned; a run that still learns is followed
     app         the HTTP side: routes, and what stands around them
     run         a run folder, a port, and a clean end
 """

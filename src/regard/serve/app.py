@@ -40,6 +40,7 @@ from regard.serve.asked import (
     read,
 )
 from regard.serve.batching import Refused
+from regard.serve.course import add_course, follow
 from regard.serve.metrics import Metrics
 from regard.serve.service import MISTAKE, Served, Service
 from regard.serve.settings import Settings
@@ -152,7 +153,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.batcher.refuses = False
+        following = (
+            asyncio.create_task(follow(service, model)) if isinstance(model, Model) else None
+        )
         yield
+        if following is not None:
+            following.cancel()
         await service.batcher.finish()
 
     app = FastAPI(
@@ -177,6 +183,7 @@ def create_app(
         model, Model
     ):  # anything that translates can be served, but only this can be seen into
         _add_trace(app, service, model)
+        add_course(app, service, model)
     _add_operations(app, service)
     _add_page(app, page)
     return app
