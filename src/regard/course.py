@@ -179,7 +179,7 @@ class Checkpoints:
                 del self.known[next(iter(self.known))]
             self.known[asked] = {
                 "step": step,
-                "cross": pack(seen.weights["cross"].mean(1, keepdims=True)),
+                "cross": pack_small(seen.weights["cross"].mean(1, keepdims=True)),
                 "probabilities": right.tolist(),
             }
         return self.known[asked]

@@ -132,14 +132,13 @@ def _parts(layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown
         query=[_floats(shown[layer].query[0]) for layer in layers],
         key=[_floats(shown[layer].key[0]) for layer in layers],
         value=[_floats(shown[layer].value[0]) for layer in layers],
-        # [d, head x d_v] as torch has it; not copied where the network is on the CPU.
         output=[_by_head(layer) for layer in layers],
         scale=layers[0].score.scale,
     )
 
 
 def _by_head(layer: MultiHeadAttention) -> Floats:
-    weight = layer.output.weight.detach()
+    weight = layer.output.weight.detach().clone()  # a network may go on learning
     return _floats(weight.view(len(weight), layer.heads, -1).permute(1, 2, 0))
 
 

@@ -51,8 +51,8 @@ OCCLUDED_TOKENS = 30_000
 COLDEST = 0.01
 """a lower temperature would only ever draw the most probable"""
 
-Form = Literal["whole", "file", "apart"]
-"""How attention goes into JSON: all of it, what fits well into a file, or none, to be asked for layer by layer."""
+Form = Literal["whole", "file", "attention", "apart"]
+"""What goes into JSON: everything; what fits well into a file; attention without its parts; neither of the two."""
 
 
 def pack(numbers: Floats) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Trace:
         arrays["nodes"] = self.nodes
         if form == "apart":
             return {name: left_out(array.shape) for name, array in arrays.items()}
-        if form == "whole" or self.bytes_of_attention <= WHOLE_BYTES:
+        if form in ("whole", "attention") or self.bytes_of_attention <= WHOLE_BYTES:
             return {name: pack(array) for name, array in arrays.items()}
         packed = {name: pack_small(array) for name, array in arrays.items()}
         if arrays["nodes"].size > NODES_BYTES:
@@ -213,17 +213,14 @@ class Trace:
         return packed
 
     def _parts(self, form: Form) -> dict[str, Any]:
-        if form == "apart":
-            fit = dict.fromkeys(("query", "key", "value", "output"), False)
-        else:
-            sizes = {
-                name: sum(
-                    array.nbytes for one in self.parts.values() for array in getattr(one, name)
-                )
-                for name in ("query", "key", "value", "output")
-            }
-            inputs = sizes["query"] + sizes["key"] + sizes["value"]
-            fit = dict.fromkeys(("query", "key", "value"), inputs <= PARTS_BYTES)
+        sizes = {
+            name: sum(array.nbytes for one in self.parts.values() for array in getattr(one, name))
+            for name in ("query", "key", "value", "output")
+        }
+        inputs = sizes["query"] + sizes["key"] + sizes["value"]
+        fit = dict.fromkeys(sizes, form == "whole")
+        if form == "file":
+            fit = dict.fromkeys(sizes, inputs <= PARTS_BYTES)
             fit["output"] = sizes["output"] <= PARTS_BYTES
         return {
             place: {"scale": one.scale, **{name: _layers(one, name, fit[name]) for name in fit}}

@@ -15,6 +15,10 @@ class Settings:
     """of all texts of one request (413)"""
     trace_characters: int = 1_000
     """of a text to be traced, whose attention grows with its square (413)"""
+    trace_bytes: int = 1 << 20
+    """of attention that go into a trace's answer; where there is more, each layer is asked for"""
+    traces_bytes: int = 256 << 20
+    """of the last traces, kept to be asked for; the newest stays whatever its size"""
     texts: int = 128
     """in one request (413)"""
     alternatives: int = 10
