@@ -38,6 +38,17 @@ class Head(NamedTuple):
     layer: int
     head: int
 
+    @classmethod
+    def named(cls, name: str) -> Head:
+        place, _, numbers = name.partition(".")
+        layer, _, head = numbers.partition(".")
+        if place not in PLACES or not layer.isdecimal() or not head.isdecimal():
+            raise RegardError(f"head {name!r}: not of the form cross.0.1, counted from 0")
+        return cls(place, int(layer), int(head))
+
+    def __str__(self) -> str:
+        return f"{self.place}.{self.layer}.{self.head}"
+
 
 class Parts(NamedTuple):
     """What the weights of one place were made of, and what became of them: an array for each layer."""

@@ -181,7 +181,7 @@ class Trace:
             "parents": sorted(self.rows),
             "tokens": {str(i): token._asdict() for i, token in self.tokens.items()},
             "options": self.options,
-            "muted": [head._asdict() for head in self.muted],
+            "muted": list(map(str, self.muted)),
             "parts": self._parts(form),
             "occlusion": self.occlusion
             and {

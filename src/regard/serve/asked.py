@@ -12,7 +12,6 @@ from urllib.parse import parse_qs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from regard.probe import Place
 from regard.serve.batching import Refused
 from regard.serve.settings import Settings
 
@@ -52,11 +51,7 @@ class StreamAsked(TextAsked):
     q: str
 
 
-class HeadAsked(BaseModel):
-    place: Place
-    layer: Annotated[int, Field(ge=0)]
-    """counted from 0"""
-    head: Annotated[int, Field(ge=0)]
+HeadName = Annotated[str, Field(pattern=r"^(encoder|decoder|cross)[.][0-9]{1,4}[.][0-9]{1,4}$")]
 
 
 class TraceAsked(Asked):
@@ -72,8 +67,8 @@ class TraceAsked(Asked):
     """above 0: the translation is drawn at random, the more freely the higher"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """of the drawing"""
-    mute: Annotated[list[HeadAsked], Field(max_length=MOST_MUTED, fail_fast=True)] = []
-    """heads that shall say nothing"""
+    mute: Annotated[list[HeadName], Field(max_length=MOST_MUTED, fail_fast=True)] = []
+    """heads that shall say nothing, each as place.layer.head, counted from 0: ``cross.0.1``"""
 
 
 class DetectAsked(Asked):

@@ -88,7 +88,7 @@ def add_trace(app: FastAPI, service: Service, model: Model) -> None:
                 forced=asked.forced,
                 temperature=asked.temperature,
                 seed=asked.seed,
-                mute=[Head(one.place, one.layer, one.head) for one in asked.mute],
+                mute=[Head.named(name) for name in asked.mute],
             )
 
         found = await while_connected(request, service.in_time(service.batcher.call(work)))
