@@ -8,6 +8,7 @@
 import { recallTheme, toggleTheme } from "./colour.js";
 import { h } from "./dom.js";
 import { render } from "./render.js";
+import { align, ask as server, course, curves, keyForm, layer } from "./server.js";
 
 const page = /** @type {HTMLElement} */ (document.getElementById("page"));
 const embedded = document.getElementById("trace");
@@ -19,6 +20,7 @@ page.append(
     h("p", { class: "name" }, "Regard"),
     h("p", { class: "motto" }, "What a translator looks at"),
     h("button", { type: "button", class: "plain theme", onclick: toggleTheme }, "Light / dark")),
+  embedded ? "" : keyForm,
   embedded ? "" : ask(),
   view,
   h("footer", {}, h("p", {},
@@ -44,14 +46,18 @@ function ask() {
   /** @type {(() => void) | undefined} */
   let close;
 
-  /** @param {Event} event */
-  const submit = async (event) => {
-    event.preventDefault();
+  const asking = () => {
     /** @type {Asked} */
     const asked = { q: text.value };
     if (beam.value) asked.beam = beam.valueAsNumber;
     if (alpha.value) asked.alpha = alpha.valueAsNumber;
     if (prefix.value) asked.prefix = prefix.value;
+    return asked;
+  };
+  /** @param {Event} event */
+  const submit = async (event) => {
+    event.preventDefault();
+    const asked = asking();
     button.disabled = true;
     status.className = "status";
     status.textContent = "Translating…";
@@ -59,7 +65,7 @@ function ask() {
       const json = await trace(asked);
       close?.();
       remember(asked);
-      close = render(view, json, { trace });
+      close = render(view, json, { trace, course, curves, align, layer });
       status.textContent = "";
     } catch (error) {
       status.className = "status wrong";
@@ -82,13 +88,18 @@ function ask() {
       form.requestSubmit();
     }
   });
-  // A link brings its sentence along.
-  const linked = new URLSearchParams(location.hash.slice(1));
-  text.value = linked.get("q") ?? "";
-  beam.value = linked.get("beam") ?? "";
-  alpha.value = linked.get("alpha") ?? "";
-  prefix.value = linked.get("prefix") ?? "";
-  if (text.value) setTimeout(() => form.requestSubmit());
+  // A link brings its sentence along, also one that is followed while the page is open.
+  const follow = () => {
+    const linked = new URLSearchParams(location.hash.slice(1));
+    const before = JSON.stringify(asking());
+    text.value = linked.get("q") ?? "";
+    beam.value = linked.get("beam") ?? "";
+    alpha.value = linked.get("alpha") ?? "";
+    prefix.value = linked.get("prefix") ?? "";
+    if (text.value && JSON.stringify(asking()) !== before) form.requestSubmit();
+  };
+  addEventListener("hashchange", follow);
+  setTimeout(follow);
   return form;
 }
 
@@ -110,18 +121,6 @@ function remember(asked) {
 }
 
 /** @param {Asked} asked @returns {Promise<TraceJson>} */
-async function trace(asked) {
-  let answer;
-  try {
-    answer = await fetch("v1/trace", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(asked),
-    });
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
-  return body;
+function trace(asked) {
+  return server("v1/trace", asked);
 }
