@@ -27,7 +27,7 @@ from regard.nn.transformer import Transformer
 from regard.probe import observe
 from regard.recipe import Smoothing
 from regard.run import Run
-from regard.trace import Trace, pack, trace
+from regard.trace import Trace, pack, pack_small, trace
 
 POSITIONS = 64
 """rows of the position map"""

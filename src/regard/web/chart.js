@@ -59,7 +59,7 @@ export function chart(name, content, signal) {
     for (const x of ticks(x0, x1, width < 420 ? 3 : 6)) {
       if (x >= x0 && x <= x1) parts.push(svg("text", { class: "tick x", x: right(x), y: height - BOTTOM + 17 }, short(x)));
     }
-    parts.push(svg("text", { class: "tick x name", x: width - RIGHT, y: height - 1 }, now.x));
+    parts.push(svg("text", { class: "tick x unit", x: width - RIGHT, y: height - 1 }, now.x));
     if (now.band?.length) {
       const there = now.band.map(([x, , high]) => `${right(x)},${down(high)}`);
       const back = [...now.band].reverse().map(([x, low]) => `${right(x)},${down(low)}`);
@@ -129,7 +129,6 @@ export function chart(name, content, signal) {
 
 /** @param {Line[]} lines */
 function legend(lines) {
-  if (lines.length < 2) return "";
   return h("ul", { class: "lines-key" }, lines.map((line) =>
     h("li", {}, h("span", { class: `stroke ${line.kind ?? "line"} rank${line.rank ?? 1}` }), line.name)));
 }

@@ -14,7 +14,7 @@
 import { chart, short } from "../chart.js";
 import { onTheme, paint } from "../colour.js";
 import { courseOf } from "../course.js";
-import { h, label, percent, select, tabular } from "../dom.js";
+import { h, label, percent, select, share, tabular } from "../dom.js";
 import { Weights, numbers } from "../trace.js";
 
 /** milliseconds between two looks at a run that still learns */
@@ -96,7 +96,8 @@ function alignment({ trace, state, signal, api }, course) {
   map.style.setProperty("--down", String(trace.said.length));
   const slider = h("input", { type: "range", min: 0, step: 1, "aria-label": "Checkpoint", oninput: () => choose() });
   const where = h("output", { class: "where" });
-  const told = h("p", { class: "says", "aria-live": "polite" });
+  const told = h("p", { class: "quiet", "aria-live": "polite" });
+  const shares = h("div", { class: "shares" });
   const last = trace.cross.layers - 1;
   const layers = select("Layer", Array.from({ length: last + 1 }, (_, i) => [String(i), String(i + 1)]),
     (value) => state.set({ at: value === String(last) ? "" : value }));
@@ -122,8 +123,11 @@ function alignment({ trace, state, signal, api }, course) {
     if (!now || !shown) return;
     paint(canvas, now, trace.source.length, Array.from(trace.said.keys()), Array.from(trace.source.keys()));
     const mean = Math.exp(shown.one.probabilities.reduce((sum, p) => sum + Math.log(Math.max(p, 1e-30)), 0) / trace.said.length);
-    told.textContent = `After ${shown.one.step.toLocaleString("en")} steps the model gave each token of this translation `
-      + `a probability of ${percent(mean)} (geometric mean).`;
+    told.textContent = `After ${shown.one.step.toLocaleString("en")} steps the tokens of this translation had these `
+      + `probabilities, ${percent(mean)} in the geometric mean:`;
+    const { probabilities } = shown.one;
+    shares.replaceChildren(...trace.said.map((token, i) =>
+      h("div", { class: "share" }, share(token, probabilities[i], percent(probabilities[i])))));
     table.update();
   };
   const choose = () => state.set({ step: String(steps[Number(slider.value)]) });
@@ -149,10 +153,10 @@ function alignment({ trace, state, signal, api }, course) {
     }
   };
   const body = h("div", {},
-    says("The same translation, forced word by word on the model as it was at each checkpoint the run keeps: where it looked ",
-      "then. Early on it looks everywhere; step by step each word finds its source."),
+    says("The same translation, forced word by word on the model as it was at each checkpoint the run keeps: where it "
+      + "looked then, and how probable it found each word. Move the slider to see it form."),
     h("div", { class: "controls" }, h("label", { class: "field slide" }, h("span", {}, "Checkpoint"), slider, where), layers.field),
-    map, told, table.element);
+    h("div", { class: "beside" }, map, h("aside", { class: "reading" }, told, shares)), table.element);
   const element = card(title, body, none());
   const fill = () => {
     body.hidden = !steps.length;
@@ -190,6 +194,7 @@ function curvesCard({ state, signal, api }, course, news) {
   const loss = chart("Loss by step", lossLines(now), signal);
   const score = chart(`${measure} by step`, scoreLines(now, measure), signal);
   const status = h("p", { class: "says", "aria-live": "polite" });
+  const smoothed = course.smoothing.epsilon ? " The training loss counts the smoothed labels, the validation loss does not." : "";
   const table = tabular("The log, by step", () => ({
     head: ["step", "loss", "rate", "validation loss", measure],
     rows: logRows(now),
@@ -202,7 +207,7 @@ function curvesCard({ state, signal, api }, course, news) {
         : `Still learning, or stopped: ${done.toLocaleString("en")} of ${(now.steps ?? 0).toLocaleString("en")} steps so far.`,
       best && `Best at step ${best.step.toLocaleString("en")}: validation loss ${short(best.loss)}`
         + `${best.score === null ? "" : `, ${measure} ${best.score.toFixed(1)}`}.`,
-    ].filter(Boolean).join(" ");
+    ].filter(Boolean).join(" ") + smoothed;
   };
   tell();
   if (api && !now.finished) {
