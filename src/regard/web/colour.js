@@ -80,6 +80,12 @@ function makePixels(scale) {
 
 const PIXELS = { light: makePixels(SCALES.light), dark: makePixels(SCALES.dark) };
 
+/** Below zero: from the same nothing to amber, which no eye takes for the blue above. */
+const BELOW = {
+  light: makePixels(makeScale(["#f3f2ed", "#dd9a52", "#6d2c02"])),
+  dark: makePixels(makeScale(["#23262d", "#b96a22", "#ffe6cb"])),
+};
+
 /** @param {number} weight from 0 to 1 @param {boolean} dark @returns {Three} */
 export function colourOf(weight, dark) {
   return SCALES[dark ? "dark" : "light"][stepOf(weight)];
@@ -131,6 +137,35 @@ export function paint(canvas, weights, width, rows, columns, dark = isDark()) {
   for (const row of rows) {
     const start = row * width;
     for (const column of columns) data[at++] = pixels[stepOf(weights[start + column])];
+  }
+  context.putImageData(image, 0, 0);
+}
+
+/**
+ * The same for numbers with a sign.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {Float32Array} values
+ * @param {number} width
+ * @param {number[]} rows
+ * @param {number[]} columns
+ * @param {number} greatest what gets the strongest colour, above zero and below
+ */
+export function paintSigned(canvas, values, width, rows, columns, greatest, dark = isDark()) {
+  canvas.width = columns.length;
+  canvas.height = rows.length;
+  const context = canvas.getContext("2d");
+  if (!context || !rows.length || !columns.length) return;
+  const image = context.createImageData(columns.length, rows.length);
+  const data = new Uint32Array(image.data.buffer);
+  const [above, below] = dark ? [PIXELS.dark, BELOW.dark] : [PIXELS.light, BELOW.light];
+  let at = 0;
+  for (const row of rows) {
+    for (const column of columns) {
+      const value = values[row * width + column] / (greatest || 1);
+      // Minus infinity, of a masked score, is no colour at all.
+      data[at++] = value === -Infinity ? 0 : (value < 0 ? below : above)[stepOf(Math.abs(value))];
+    }
   }
   context.putImageData(image, 0, 0);
 }

@@ -23,10 +23,13 @@ import { Trace } from "./trace.js";
 import { beam } from "./views/beam.js";
 import { heads } from "./views/heads.js";
 import { learning } from "./views/learning.js";
+import { guide, stepsFor, story } from "./views/story.js";
+import { number } from "./views/number.js";
 import { translate } from "./views/translate.js";
 
 /** @type {View[]} */
-export const VIEWS = [translate, heads, beam, learning];
+export const VIEWS = [translate, heads, beam, learning, story(() => STEPS)];
+const STEPS = stepsFor(VIEWS.map((view) => view.id));
 
 /**
  * Draw a trace into an element, in place of what is there.
@@ -81,7 +84,7 @@ export function render(root, json, api) {
     }
     rove(tabs, chosen.tab);
   };
-  root.replaceChildren(bar, ...parts.map((part) => part.panel));
+  root.replaceChildren(bar, guide(context, STEPS), ...parts.map((part) => part.panel));
   state.listen(show);
   show();
   return () => {

@@ -356,7 +356,7 @@ function tokensOf(trace, side) {
  * @param {Pane} pane
  * @param {number} row
  */
-function rowName(trace, pane, row) {
+export function rowName(trace, pane, row) {
   if (pane.rows === "source") return label(trace.source[row]);
   return h("span", { class: "step" }, h("span", { class: "read" }, label(trace.read[row])),
     h("span", { class: "arrow" }, " → "), label(trace.said[row]));
