@@ -28,7 +28,7 @@ import { number } from "./views/number.js";
 import { translate } from "./views/translate.js";
 
 /** @type {View[]} */
-export const VIEWS = [translate, heads, beam, learning, story(() => STEPS)];
+export const VIEWS = [translate, heads, beam, number, learning, story(() => STEPS)];
 const STEPS = stepsFor(VIEWS.map((view) => view.id));
 
 /**

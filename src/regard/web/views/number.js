@@ -49,7 +49,7 @@ function build({ trace, state, signal }) {
     const layer = state.get("layer") === "" ? weights.layers - 1 : state.place("layer", weights.layers);
     const head = state.place("head", weights.heads);
     const i = state.place("query", weights.queries);
-    return { pane, weights, parts, layer, head, i, j: state.place("key", weights.keys) };
+    return { pane, weights, parts, layer, head, i, j: state.get("key") === "" ? null : state.place("key", weights.keys) };
   };
 
   const places = segments("Place", panes.map((pane) => [pane.kind, pane.title]), "", (pane) => state.set({ pane }));
@@ -95,14 +95,17 @@ function build({ trace, state, signal }) {
       const still = chosen();
       if (still.pane !== pane || still.layer !== layer || still.head !== head || still.i !== i || still.j !== j) return;
       if (problem) return result.replaceChildren(h("p", { class: "status wrong" }, problem));
-      now = compute(weights.head(layer, head), parts, layer, head, i, j);
+      const model = weights.head(layer, head);
+      const row = model.subarray(i * weights.keys, (i + 1) * weights.keys);
+      const at = j ?? row.indexOf(Math.max(...row)); // none chosen: the one looked at most
+      now = compute(model, parts, layer, head, i, at);
       const keys = trace.columns[pane.kind];
       map.show({
         values: now.model, rows: Array.from({ length: now.T }, (_, row) => rowName(trace, pane, row)),
-        columns: keys.map(label), chosen: [i, j],
+        columns: keys.map(label), chosen: [i, at],
       });
-      result.replaceChildren(...told(now, rowName(trace, pane, i), keys[j]));
-      steps.replaceChildren(...stepsOf(now, parts, layer, head, weights.heads, signal, keys[j]));
+      result.replaceChildren(...told(now, rowName(trace, pane, i), keys[at]));
+      steps.replaceChildren(...stepsOf(now, parts, layer, head, weights.heads, signal, keys[at]));
       table.update();
     });
   };
@@ -179,12 +182,12 @@ function stepsOf(n, parts, layer, head, heads, signal, key) {
   const at = i * K + j;
   const row = masked.subarray(i * K, (i + 1) * K);
   const rowOf = weights.subarray(i * K, (i + 1) * K);
-  /** @param {Child} name @param {Float32Array} values @param {number} down @param {number} across @param {Lit} [lit] */
+  /** @param {Child | Child[]} name @param {Float32Array} values @param {number} down @param {number} across @param {Lit} [lit] */
   const picture = (name, values, down, across, lit = {}) => matrix(name, values, down, across, lit, signal);
   const cell = { row: i, column: j };
   const scaled = Math.abs(scale * Math.sqrt(dk) - 1) < 1e-6;
-  const QK = [v_("Q"), v_("K"), h("sup", {}, "T")];
-  const root = [" / √", v_("d", "k")];
+  const QK = () => [v_("Q"), v_("K"), h("sup", {}, "T")];
+  const root = () => (scaled ? [" / √", v_("d", "k")] : []);
   const z = n.head.subarray(i * dv, (i + 1) * dv);
   const exps = Array.from(row, (score) => Math.exp(score));
   const whole = exps.reduce((sum, one) => sum + one, 0);
@@ -196,14 +199,14 @@ function stepsOf(n, parts, layer, head, heads, signal, key) {
         shape(`(${dk}) · (${dk}) → one number`)),
       sum(Array.from({ length: dk }, (_, c) => [q[i * dk + c], k[j * dk + c]]), products[at])],
       [picture(v_("Q"), q, T, dk, { row: i }), "·", picture([v_("K"), h("sup", {}, "T")], turned(k, K, dk), dk, K,
-        { column: j }), "=", picture(QK, products, T, K, cell)]),
+        { column: j }), "=", picture(QK(), products, T, K, cell)]),
     step("Scale, so that large widths do not saturate the softmax",
-      [line(v_("s", "ij"), " = ", v_("q", "i"), " · ", v_("k", "j"), ...(scaled ? root : [" × ", String(scale)]),
+      [line(v_("s", "ij"), " = ", v_("q", "i"), " · ", v_("k", "j"), ...(scaled ? root() : [" × ", String(scale)]),
         shape(scaled ? `√${dk} = ${Math.sqrt(dk).toFixed(4)}` : "this model does not scale by the root of its width")),
       line(decimal(products[at]), scaled ? ` / ${Math.sqrt(dk).toFixed(4)}` : ` × ${scale}`, " = ",
         h("strong", {}, decimal(scores[at])))],
-      [picture(QK, products, T, K, cell), scaled ? `/ √${dk} =` : `× ${scale} =`,
-        picture([...QK, ...(scaled ? root : [])], scores, T, K, cell)]),
+      [picture(QK(), products, T, K, cell), scaled ? `/ √${dk} =` : `× ${scale} =`,
+        picture([...QK(), ...root()], scores, T, K, cell)]),
     step("Mask: what may not be seen is minus infinity",
       [line(masked[at] === -Infinity
         ? ["The key may not be seen from here: ", v_("s", "ij"), " = −∞, and the weight will be 0."]
@@ -227,27 +230,27 @@ function stepsOf(n, parts, layer, head, heads, signal, key) {
         picture(["head", h("sub", {}, head + 1)], n.head, T, dv, { row: i })]),
   ];
   if (parts.output.missing) {
-    steps.push(step("Through W^O", [line("The matrices W", h("sup", {}, "O"), " of so large a model are not in this file; ",
+    steps.push(step(["Through W", h("sup", {}, "O")], [line("The matrices W", h("sup", {}, "O"), " of so large a model are not in this file; ",
       h("code", {}, "regard serve RUN"), " shows them.")], []));
     return steps;
   }
   const W = parts.output.head(layer, head);
   const d = parts.output.keys;
   const added = product(n.head, W, T, dv, d);
-  const WO = [v_("W"), h("sup", {}, "O")];
-  steps.push(step("Through W^O, and add what the other heads say",
-    [line(v_("z", "i"), " ", ...copy(WO), h("sub", {}, head + 1), shape(`(${dv}) · (${dv}, ${d}) → (${d})`)),
+  const WO = () => [v_("W"), h("sup", {}, "O"), h("sub", {}, head + 1)];
+  steps.push(step(["Through W", h("sup", {}, "O"), ", and add what the other heads say"],
+    [line(v_("z", "i"), " ", ...WO(), shape(`(${dv}) · (${dv}, ${d}) → (${d})`)),
       line("its first number: "),
       sum(Array.from(z, (one, c) => [one, W[c * d]]), added[i * d]),
       line("the whole: ", vector(added.subarray(i * d, (i + 1) * d))),
       line(h("span", { class: "quiet" }, `Concat(head₁ … head${sub(heads)}) W`, h("sup", {}, "O"),
         ` is the sum of ${heads} such vectors: each head has its own ${dv} rows of W`, h("sup", {}, "O"), "."))],
     [picture(["head", h("sub", {}, head + 1)], n.head, T, dv, { row: i }), "·",
-      picture([...copy(WO), h("sub", {}, head + 1)], W, dv, d), "=", picture("added", added, T, d, { row: i })]));
+      picture(WO(), W, dv, d), "=", picture("added", added, T, d, { row: i })]));
   return steps;
 }
 
-/** @param {Child} title @param {Child[]} left @param {Child[]} right */
+/** @param {Child | Child[]} title @param {Child[]} left @param {Child[]} right */
 function step(title, left, right) {
   return h("li", { class: "card step-card" }, h("h3", {}, title), h("div", { class: "forms" },
     h("div", { class: "form" }, left),
@@ -257,11 +260,6 @@ function step(title, left, right) {
 /** @param {string} name @param {string} [index] */
 function v_(name, index) {
   return h("var", {}, name, index && h("sub", {}, index));
-}
-
-/** @param {Node[]} nodes */
-function copy(nodes) {
-  return nodes.map((node) => node.cloneNode(true));
 }
 
 /** @param {...(Child | Child[])} children */
@@ -299,7 +297,7 @@ function vector(values) {
 
 /** @param {number} value */
 function decimal(value) {
-  return value === -Infinity ? "−∞" : value.toFixed(4).replace("-", "−");
+  return value === -Infinity ? "−∞" : value.toFixed(4).replace(/^-(?!0\.0000$)/, "−").replace(/^-/, "");
 }
 
 /** @param {number} value of any size */
@@ -363,5 +361,5 @@ function matrix(name, values, down, across, lit, signal) {
     Object.assign(mark.style, { top: `${top}%`, height: `${height}%`, left: `${left}%`, width: `${width}%` });
     picture.append(mark);
   }
-  return h("figure", {}, picture, h("figcaption", {}, name, h("span", { class: "quiet" }, `${down} × ${across}`)));
+  return h("figure", {}, picture, h("figcaption", {}, h("span", {}, name), h("span", { class: "quiet" }, `${down} × ${across}`)));
 }
