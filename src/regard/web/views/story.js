@@ -154,16 +154,16 @@ export function guide(context, steps) {
     const asked = state.get("story");
     if (asked === shown) return;
     shown = asked;
-    element.hidden = asked === "";
+    element.hidden = true;
     if (asked === "") return;
     const at = Math.min(Math.max((Number.parseInt(asked, 10) || 1) - 1, 0), steps.length - 1);
     const step = steps[at];
     const here = !step.q || step.q === trace.text;
-    if (!here && api) return; // the page is on its way to that sentence
+    if (step.q && !here && state.get("q") === step.q) return; // the page is on its way to that sentence
     /** @type {Told} */
     let told;
     try {
-      told = here ? await step.tell(context) : elsewhere(/** @type {string} */ (step.q));
+      told = here ? await step.tell(context) : elsewhere(step, at, context);
     } catch (error) {
       told = { says: [error instanceof Error ? error.message : String(error)], set: {} };
     }
@@ -178,9 +178,10 @@ export function guide(context, steps) {
         setTimeout(() => /** @type {HTMLElement | null} */ (element.querySelector(`[data-name="${focused}"]`))?.focus());
       }, "data-name": text,
     }, text);
+    element.hidden = false;
     element.replaceChildren(
       h("p", { class: "count quiet" }, `The story, ${at + 1} of ${steps.length}`),
-      h("h2", {}, step.title), h("p", { class: "tale" }, ...told.says.map((one) => one)),
+      h("h2", {}, step.title), h("p", { class: "tale" }, ...told.says),
       h("div", { class: "controls" }, button(at - 1, "Back", "plain"),
         at + 1 < steps.length ? button(at + 1, "Next", "primary") : "",
         h("button", { type: "button", class: "plain", onclick: () => state.set({ story: "" }) }, "Leave the story")));
@@ -217,13 +218,22 @@ function address(step, index, trace, now) {
   return new URLSearchParams({ ...kept, view: step.view, story: String(index + 1), arrive: "1" }).toString();
 }
 
-/** @param {string} q @returns {Told} */
-function elsewhere(q) {
-  return {
-    says: ["This page holds another sentence. ", h("code", {}, `regard look RUN "${q}"`), " makes the page of this one; "
-      + "regard serve RUN shows all of them."],
-    set: {},
-  };
+/**
+ * A step about another sentence than this page's.
+ *
+ * @param {Step} step
+ * @param {number} index
+ * @param {Context} context
+ * @returns {Told}
+ */
+function elsewhere(step, index, { trace, state, api }) {
+  const says = api
+    ? ["This step is about another sentence. ", h("button", {
+      type: "button", class: "plain", onclick: () => travel(step, index, trace, state),
+    }, "Go there")]
+    : ["This page holds another sentence. ", h("code", {}, `regard look RUN "${step.q}"`),
+      " makes the page of this one; regard serve RUN shows all of them."];
+  return { says, set: {} };
 }
 
 // ----- the dog
