@@ -10,6 +10,7 @@ A module imports only from those above it:
     service     the work behind the routes
     course      how the model learned; a run that still learns is followed
     traces      one sentence and all that can be seen of it; large ones are handed out layer by layer
+    live        a translation while it is made
     app         the HTTP side: routes, and what stands around them
     run         a run folder, a port, and a clean end
 """

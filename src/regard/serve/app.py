@@ -41,6 +41,7 @@ from regard.serve.asked import (
 )
 from regard.serve.batching import Refused
 from regard.serve.course import add_course, follow
+from regard.serve.live import add_live
 from regard.serve.metrics import Metrics
 from regard.serve.service import MISTAKE, Served, Service
 from regard.serve.settings import Settings
@@ -162,6 +163,7 @@ def create_app(
     ):  # anything that translates can be served, but only this can be seen into
         add_trace(app, service, model)
         add_course(app, service, model)
+        add_live(app, service, model)
     _add_operations(app, service)
     _add_page(app, page)
     return app

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Coroutine
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
@@ -193,3 +194,8 @@ def describe(shape: type[Asked], pair: tuple[str, str], settings: Settings) -> d
     return {
         "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}
     }
+
+
+def event(name: str, data: Mapping[str, Any]) -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

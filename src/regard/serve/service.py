@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from regard.errors import RegardError
 from regard.serve.asked import (
@@ -16,6 +15,7 @@ from regard.serve.asked import (
     TextAsked,
     TranslateAsked,
     Translated,
+    event,
     time_limit,
 )
 from regard.serve.batching import Batcher, Options, Refused, Translator
@@ -101,20 +101,20 @@ class Service:
         options = self.options(asked)
         (document,) = self.documents([asked.q], asked)
         with self.batcher.queued(document.sentences, options) as answers:
-            yield _event("start", {"sentences": len(answers)})
+            yield event("start", {"sentences": len(answers)})
             try:
                 for index, answer in enumerate(answers):
                     best, *_ = await self.in_time(answer, start)
                     text = document.part(index, best.text)
-                    yield _event("part", {"text": text, "source": document.sentences[index]})
+                    yield event("part", {"text": text, "source": document.sentences[index]})
             except (Refused, RegardError) as error:
-                yield _event("error", {"error": str(error)})
+                yield event("error", {"error": str(error)})
             except Exception:
                 log.exception("a stream failed")
-                yield _event("error", {"error": MISTAKE})
+                yield event("error", {"error": MISTAKE})
             else:
-                yield _event("part", {"text": document.between[-1], "source": ""})
-                yield _event("end", {})
+                yield event("part", {"text": document.between[-1], "source": ""})
+                yield event("end", {})
 
     async def in_time(self, answer: Awaitable[T], start: float | None = None) -> T:
         async with time_limit(self.settings.seconds, "the translation was not ready", start):
@@ -159,7 +159,3 @@ def _like(asked: str | list[str], answers: list[T]) -> T | list[T]:
 def _join(document: Document, hypotheses: Sequence[Sequence[Translation]], rank: int) -> str:
     """The document from the hypotheses of this rank; a sentence that has fewer gives its last."""
     return document.join([found[min(rank, len(found) - 1)].text for found in hypotheses])
-
-
-def _event(name: str, data: Mapping[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -8,10 +8,12 @@
 import { recallTheme, toggleTheme } from "./colour.js";
 import { h } from "./dom.js";
 import { render } from "./render.js";
-import { align, ask as server, course, curves, keyForm, layer } from "./server.js";
+import { align, ask as server, course, curves, keyForm, layer, live } from "./server.js";
 
 const page = /** @type {HTMLElement} */ (document.getElementById("page"));
 const embedded = document.getElementById("trace");
+/** milliseconds without a key before what was typed is translated */
+const PAUSE = 250;
 
 recallTheme();
 const view = h("main", {});
@@ -43,6 +45,7 @@ function ask() {
   const prefix = h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "anything" });
   const button = h("button", { type: "submit", class: "primary" }, "Translate");
   const status = h("p", { class: "status", role: "status" });
+  const growing = h("p", { class: "growing", dir: "auto", "aria-label": "Translation so far", hidden: true });
   /** @type {(() => void) | undefined} */
   let close;
 
@@ -58,6 +61,7 @@ function ask() {
   const submit = async (event) => {
     event.preventDefault();
     const asked = asking();
+    typing.abort();
     button.disabled = true;
     status.className = "status";
     status.textContent = "Translating…";
@@ -67,6 +71,7 @@ function ask() {
       remember(asked);
       close = render(view, json, { trace, course, curves, align, layer });
       status.textContent = "";
+      growing.hidden = true;
     } catch (error) {
       status.className = "status wrong";
       status.textContent = error instanceof Error ? error.message : String(error);
@@ -74,8 +79,23 @@ function ask() {
       button.disabled = false;
     }
   };
+  // While a person types, the translation is shown as it is made; what was typed before is not waited for.
+  let typing = new AbortController();
+  text.addEventListener("input", () => {
+    typing.abort();
+    typing = new AbortController();
+    const { signal } = typing;
+    setTimeout(() => {
+      if (signal.aborted) return;
+      growing.hidden = !text.value.trim();
+      if (growing.hidden) return;
+      live(text.value, (told) => { growing.textContent = told; }, signal).catch((error) => {
+        if (!signal.aborted) growing.textContent = error instanceof Error ? error.message : String(error);
+      });
+    }, PAUSE);
+  });
   const form = h("form", { class: "ask", onsubmit: submit },
-    h("label", { class: "field wide" }, h("span", {}, "Text"), text),
+    h("label", { class: "field wide" }, h("span", {}, "Text"), text), growing,
     h("div", { class: "row" },
       h("label", { class: "field" }, h("span", {}, "Beam"), beam),
       h("label", { class: "field" }, h("span", {}, "Length penalty"), alpha),
@@ -114,8 +134,7 @@ function remember(asked) {
   for (const name of ["q", "beam", "alpha", "prefix"]) now.delete(name);
   for (const [name, value] of Object.entries(asked)) now.set(name, String(value));
   if (["q", "beam", "alpha", "prefix"].some((name) => before.get(name) !== now.get(name))) {
-    now.delete("said");
-    now.delete("node");
+    for (const name of ["said", "node", "force", "query", "key"]) now.delete(name);
   }
   history.replaceState(null, "", `#${now}`);
 }

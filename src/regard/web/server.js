@@ -58,9 +58,14 @@ export async function request(path, body, signal) {
  */
 export async function ask(path, body, signal) {
   const answer = await request(path, body, signal);
+  if (!answer.ok) throw await problem(answer);
+  return answer.json();
+}
+
+/** @param {Response} answer that is no success */
+async function problem(answer) {
   const told = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(told.error ?? `The server answered ${answer.status}.`);
-  return told;
+  return new Error(told.error ?? `The server answered ${answer.status}.`);
 }
 
 /** @returns {Promise<CourseJson>} */
@@ -107,7 +112,7 @@ export async function layer(id, place, number, part) {
  */
 export async function live(q, tell, signal) {
   const answer = await request("v1/live", { q }, signal);
-  if (!answer.ok || !answer.body) return;
+  if (!answer.ok || !answer.body) throw await problem(answer);
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -116,8 +121,9 @@ export async function live(q, tell, signal) {
     const events = (rest + value).split("\n\n");
     rest = events.pop() ?? "";
     for (const event of events) {
-      const data = /^data: (.*)$/m.exec(event);
-      if (data) tell(JSON.parse(data[1]).text ?? "");
+      const data = JSON.parse(/^data: (.*)$/m.exec(event)?.[1] ?? "{}");
+      if (data.error) throw new Error(data.error);
+      if (data.text !== undefined && !signal.aborted) tell(data.text);
     }
   }
 }

@@ -58,7 +58,7 @@ const STEPS = [
     })));
     const { layer, head, name, share } = greatest(all, (one) => one.share);
     return {
-      says: ["Each small square is a head, and each learned by itself what to look for. The one shown large has the plainest "
+      says: ["Each small square is a head with weights of its own. The one shown large has the plainest "
         + `habit of this kind: on average a token gives ${percent(share)} of its attention to ${name}. Others look `
         + "further; choose some and compare."],
       set: { pane: "encoder", layer: String(layer), head: String(head), heads: "", marks: "" },
@@ -97,12 +97,12 @@ const STEPS = [
   }) },
   { title: "Attention is not the reason", view: "interfere", tell: () => ({
     says: ["Where a model looks is not why it says something. To learn that, interfere: mute a head, force a word, and "
-      + "see whether the translation changes. Often it does not."],
+      + "see whether the translation changes."],
     set: {},
   }) },
   { title: "It had to learn this", view: "learning", tell: () => ({
-    says: ["None of this was built in but the waves that tell a word its place. The rest was learned from pairs of "
-      + "sentences, at a rate that rises and falls. Where the run keeps checkpoints, the slider shows alignment forming."],
+    says: ["Nobody told the heads what to look for: their weights began at random and were learned from pairs of texts, at "
+      + "the rate drawn here. Where the run keeps checkpoints, the slider shows alignment forming."],
     set: { step: "" },
   }) },
   { title: "What does it look at?", view: "heads", q: TIRED, tell: encoderStep },
@@ -395,5 +395,6 @@ function sum(map, start, keys) {
  * @returns {T}
  */
 function greatest(all, value) {
+  if (!all.length) throw new Error("This model has no attention of this kind, so there is nothing to show.");
   return all.reduce((best, one) => (value(one) > value(best) ? one : best));
 }
