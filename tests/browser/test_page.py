@@ -154,7 +154,7 @@ def look(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
 def rows_of(page: Page) -> list[list[str]]:
     """The cells of the table that is shown, its head first."""
-    page.locator("button:visible", has_text="Show as table").click()
+    page.locator("button:visible", has_text="Show as table").first.click()
     script = "table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))"
     rows: list[list[str]] = page.locator("table:visible").evaluate(script)
     return rows
@@ -433,7 +433,7 @@ def test_light_and_dark(look: Open) -> None:
 def test_a_phone_needs_no_scrolling_to_the_side(look: Open, view: str) -> None:
     size = {"width": 390, "height": 844}
     page = look(synthetic(), f"#view={view}&said=1", viewport=size)
-    page.locator("button:visible", has_text="Show as table").click()
+    page.locator("button:visible", has_text="Show as table").first.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -462,7 +462,7 @@ def test_256_tokens_are_drawn_in_two_seconds(look: Open, view: str) -> None:
 def test_hostile_text_is_text(look: Open, view: str) -> None:
     shown = synthetic(source=[HOSTILE, *SOURCE], said=[HOSTILE, *SAID])
     page = look(replace(shown, text=HOSTILE, translation=HOSTILE), f"#view={view}&said=0")
-    page.locator("button:visible", has_text="Show as table").click()
+    page.locator("button:visible", has_text="Show as table").first.click()
     page.wait_for_timeout(100)
     assert page.evaluate("window.struck") is None
     assert page.locator("main img, main b").count() == 0

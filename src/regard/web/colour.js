@@ -80,10 +80,13 @@ function makePixels(scale) {
 
 const PIXELS = { light: makePixels(SCALES.light), dark: makePixels(SCALES.dark) };
 
-/** Below zero: from the same nothing to amber, which no eye takes for the blue above. */
-const BELOW = {
-  light: makePixels(makeScale(["#f3f2ed", "#dd9a52", "#6d2c02"])),
-  dark: makePixels(makeScale(["#23262d", "#b96a22", "#ffe6cb"])),
+/** Numbers with a sign: from the same nothing to blue above zero, to amber below; the ends differ also in hue. */
+const SIGNED = {
+  light: { above: PIXELS.light, below: makePixels(makeScale(["#f3f2ed", "#dd9a52", "#6d2c02"])) },
+  dark: {
+    above: makePixels(makeScale(["#23262d", "#3f6fb8", "#a9c8ff"])),
+    below: makePixels(makeScale(["#23262d", "#a55d1a", "#ffc382"])),
+  },
 };
 
 /** @param {number} weight from 0 to 1 @param {boolean} dark @returns {Three} */
@@ -158,7 +161,7 @@ export function paintSigned(canvas, values, width, rows, columns, greatest, dark
   if (!context || !rows.length || !columns.length) return;
   const image = context.createImageData(columns.length, rows.length);
   const data = new Uint32Array(image.data.buffer);
-  const [above, below] = dark ? [PIXELS.dark, BELOW.dark] : [PIXELS.light, BELOW.light];
+  const { above, below } = SIGNED[dark ? "dark" : "light"];
   let at = 0;
   for (const row of rows) {
     for (const column of columns) {

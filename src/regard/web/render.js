@@ -22,13 +22,14 @@ import { State } from "./state.js";
 import { Trace } from "./trace.js";
 import { beam } from "./views/beam.js";
 import { heads } from "./views/heads.js";
+import { interfere } from "./views/interfere.js";
 import { learning } from "./views/learning.js";
 import { guide, stepsFor, story } from "./views/story.js";
 import { number } from "./views/number.js";
 import { translate } from "./views/translate.js";
 
 /** @type {View[]} */
-export const VIEWS = [translate, heads, beam, number, learning, story(() => STEPS)];
+export const VIEWS = [translate, heads, beam, interfere, number, learning, story(() => STEPS)];
 const STEPS = stepsFor(VIEWS.map((view) => view.id));
 
 /**
