@@ -36,7 +36,7 @@ from regard.probe import (
     watching,
 )
 from regard.search import Hypothesis, Node, Tree, length_penalty
-from regard.text.tokenizer import Vocabulary
+from regard.text.tokenizer import SILENT, Vocabulary
 
 CANDIDATES = 8
 """the most probable tokens kept for each row"""
@@ -316,10 +316,10 @@ class Search(NamedTuple):
 
 def _checked(forced: Sequence[int], vocabulary: Vocabulary) -> Sequence[int]:
     for token in forced:
-        if not 0 <= token < vocabulary.size or token in MARKS:
+        if not 0 <= token < vocabulary.size or token in SILENT:
             raise RegardError(
-                f"forced token {token}: must be from {len(MARKS)} to {vocabulary.size - 1}; "
-                "marks cannot be forced"
+                f"forced token {token}: must be from 0 to {vocabulary.size - 1}, "
+                "and neither padding nor start nor end"
             )
     return forced
 
@@ -366,6 +366,7 @@ def named(vocabulary: Vocabulary, ids: Sequence[int]) -> list[Token]:
     return [Token(i, text, i in MARKS) for i, text in zip(ids, pieces, strict=True)]
 
 
+_STOP = re.compile(r"[.,;:!?…。，、；：！？]+")
 # Chinese, Japanese, Thai, Lao, Burmese, Khmer: no spaces stand between their words.
 _UNSPACED = re.compile("CJK|HIRAGANA|KATAKANA|THAI|LAO|MYANMAR|KHMER")
 
@@ -373,13 +374,14 @@ _UNSPACED = re.compile("CJK|HIRAGANA|KATAKANA|THAI|LAO|MYANMAR|KHMER")
 def words_of(tokens: Sequence[Token]) -> list[list[int]]:
     """The places of the tokens of each word; marks are no words.
 
-    A word begins where a space stood. Where a script has no spaces, each piece is one.
+    A word begins where a space stood, and at a point or comma. Where a script has no spaces, each piece is one.
     """
     words: list[list[int]] = []
     for place, token in enumerate(tokens):
         if token.special:
             continue
-        joins = words and words[-1][-1] == place - 1 and not token.text.startswith("▁")
+        begins = token.text.startswith("▁") or _STOP.fullmatch(token.text)
+        joins = words and words[-1][-1] == place - 1 and not begins
         if joins and not (_unspaced(token.text[0]) or _unspaced(tokens[place - 1].text[-1])):
             words[-1].append(place)
         else:

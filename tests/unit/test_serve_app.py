@@ -390,6 +390,7 @@ def api(finished_run: Path) -> BaseSchema:
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 POSTS = ["/translate", "/detect", "/v1/translate/stream", "/v1/trace"]
 GETS = ["/languages", "/frontend/settings", "/v1/info", "/health", "/ready", "/metrics"]
+KEPT = ["/v1/trace/{id}/{place}/{layer}", "/v1/trace/{id}/{place}/{layer}/{part}"]
 EXAMPLES = 128
 """of each mode of each of the four that take any: a thousand"""
 
@@ -407,19 +408,72 @@ def test_nothing_that_can_be_asked_is_an_error_of_the_server(
     test()
 
 
+@pytest.mark.parametrize("path", KEPT)
+def test_what_is_not_kept_is_not_found(api: BaseSchema, path: str) -> None:
+    @settings(max_examples=EXAMPLES // 4, suppress_health_check=list(HealthCheck))
+    @given(api[path]["GET"].as_strategy())
+    def test(case: schemathesis.Case[Any]) -> None:
+        assert case.call().status_code == 404
+
+    test()
+
+
 def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:
     model = Model.load(finished_run)
     app = create_app(model, Settings(trace_characters=20))
     asked = {"q": "ein Hund", "beam": 2, "alpha": 0.5}
     told = ask(app, "POST", "/v1/trace", json=asked).json()
-    assert told == json.loads(json.dumps(trace(model, "ein Hund", beam=2, alpha=0.5).to_json()))
+    assert told.pop("id")
+    expected = trace(model, "ein Hund", beam=2, alpha=0.5).to_json("attention")
+    assert told == json.loads(json.dumps(expected))
     assert ask(app, "POST", "/v1/trace", json={"q": "x" * 21}).status_code == 413
     assert ask(app, "POST", "/v1/trace", json={**asked, "beam": 10**6}).status_code == 400
+
+
+def test_a_trace_can_be_interfered_with(finished_run: Path) -> None:
+    model = Model.load(finished_run)
+    app = create_app(model)
+    (forced,) = model.tokenizer.target.encode(["dog"])
+    asked = {"q": "ein Hund", "forced": forced, "mute": ["cross.1.0"]}
+    told = ask(app, "POST", "/v1/trace", json=asked).json()
+    assert [token["id"] for token in told["said"]][: len(forced)] == forced
+    assert told["muted"] == ["cross.1.0"]
+    drawn = {"q": "ein Hund", "temperature": 2.0, "seed": 7}
+    expected = trace(model, "ein Hund", temperature=2.0, seed=7).translation
+    assert ask(app, "POST", "/v1/trace", json=drawn).json()["translation"] == expected
+    for wrong in ({"mute": ["cross.9.0"]}, {"mute": ["x"]}, {"forced": [2]}, {"temperature": 1e-9}):
+        answer = ask(app, "POST", "/v1/trace", json={"q": "ein Hund", **wrong})
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+def test_large_traces_are_handed_out_layer_by_layer(finished_run: Path) -> None:
+    model = Model.load(finished_run)
+    app = create_app(model, Settings(trace_bytes=0, traces_bytes=0))
+    expected = trace(model, "ein Hund")
+    told = ask(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
+    assert told["cross"]["data"] is None
+    path = f"/v1/trace/{told['id']}"
+    for name, layers in {
+        "cross/1": expected.cross[1],
+        "nodes/0": expected.nodes[0],
+        "encoder/0/key": expected.parts["encoder"].key[0],
+        "decoder/1/output": expected.parts["decoder"].output[1],
+    }.items():
+        answer = ask(app, "GET", f"{path}/{name}")
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.content == layers.astype("<f4").tobytes()
+    for wrong in ("cross/2", "cross/-1", "cross/²", "nowhere/0", "cross/0/nothing", "nodes/0/key"):
+        answer = ask(app, "GET", f"{path}/{wrong}")
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+    # The budget is spent: the next trace takes the place of this one.
+    ask(app, "POST", "/v1/trace", json={"q": "Hund"})
+    assert ask(app, "GET", f"{path}/cross/1").status_code == 404
 
 
 def test_what_is_described_is_what_there_is(api: BaseSchema) -> None:
     paths = api.raw_schema["paths"]
     found = {(path, method) for path, methods in paths.items() for method in methods}
-    assert found == {(path, "post") for path in POSTS} | {(path, "get") for path in GETS}
+    gets = {(path, "get") for path in [*GETS, *KEPT]}
+    assert found == {(path, "post") for path in POSTS} | gets
     for path in GETS:
         api[path]["GET"].Case().call_and_validate()
