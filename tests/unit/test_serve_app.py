@@ -448,7 +448,7 @@ def test_a_trace_can_be_interfered_with(finished_run: Path) -> None:
 
 def test_large_traces_are_handed_out_layer_by_layer(finished_run: Path) -> None:
     model = Model.load(finished_run)
-    app = create_app(model, Settings(trace_bytes=0, traces_bytes=0))
+    app = create_app(model, Settings(trace_bytes=0, traces_bytes=0, trace_tokens=4))
     expected = trace(model, "ein Hund")
     told = ask(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
     assert told["cross"]["data"] is None
@@ -465,6 +465,8 @@ def test_large_traces_are_handed_out_layer_by_layer(finished_run: Path) -> None:
     for wrong in ("cross/2", "cross/-1", "cross/²", "nowhere/0", "cross/0/nothing", "nodes/0/key"):
         answer = ask(app, "GET", f"{path}/{wrong}")
         assert (answer.status_code, list(answer.json())) == (404, ["error"])
+    for large in ({"q": "ein " * 5}, {"q": "ein", "forced": [5] * 3, "prefix": "a dog"}):
+        assert ask(app, "POST", "/v1/trace", json=large).status_code == 413
     # The budget is spent: the next trace takes the place of this one.
     ask(app, "POST", "/v1/trace", json={"q": "Hund"})
     assert ask(app, "GET", f"{path}/cross/1").status_code == 404

@@ -76,7 +76,7 @@ def add_trace(app: FastAPI, service: Service, model: Model) -> None:
         the trace, and `/v1/trace/{id}/{place}/{layer}` has them.
         """
         asked = await read(request, TraceAsked, settings)
-        _check(asked, settings)
+        _check(asked, settings, model)
 
         def work() -> Trace:
             return trace(
@@ -120,11 +120,21 @@ def add_trace(app: FastAPI, service: Service, model: Model) -> None:
         return _binary(kept.layer(id, place, layer, part))
 
 
-def _check(asked: TraceAsked, settings: Settings) -> None:
-    length = len(asked.q) + len(asked.prefix)
-    if length > settings.trace_characters:
+def _check(asked: TraceAsked, settings: Settings, model: Model) -> None:
+    characters = len(asked.q) + len(asked.prefix)
+    if characters > settings.trace_characters:
         most = settings.trace_characters
-        raise Refused(413, f"{length:,} characters: at most {most:,} can be traced at once")
+        raise Refused(413, f"{characters:,} characters: at most {most:,} can be traced at once")
+    (source,), (prefix,) = (
+        vocabulary.encode([text])
+        for vocabulary, text in (
+            (model.tokenizer.source, asked.q),
+            (model.tokenizer.target, asked.prefix),
+        )
+    )
+    tokens = max(len(source), len(asked.forced) + len(prefix))
+    if tokens > settings.trace_tokens:
+        raise Refused(413, f"{tokens:,} tokens: at most {settings.trace_tokens:,} can be traced")
     if (asked.beam or 1) > settings.beam:
         raise Refused(400, f"a beam of at most {settings.beam} is allowed")
 
