@@ -12,6 +12,7 @@ import mimetypes
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from starlette.requests import ClientDisconnect
 
 from regard.errors import RegardError
 from regard.model import Model
+from regard.serve.align import align
 from regard.serve.asked import (
     DetectAsked,
     Detected,
@@ -127,7 +129,8 @@ def create_app(
     page: Path = PAGE,
 ) -> FastAPI:
     """The application that serves a model. card is told to those who ask what the model is."""
-    service = Service(model, settings or Settings())
+    aligned = partial(align, model) if isinstance(model, Model) else None
+    service = Service(model, settings or Settings(), aligned)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

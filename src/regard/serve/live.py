@@ -39,7 +39,10 @@ class Growing(Tree):
     def __call__(self, looked: Looked) -> None:
         super().__call__(looked)
         finished = [node for node in self.nodes if node.state == "finished"]
-        node = max([self.nodes[self.live[0]], *finished], key=lambda node: node.score)
+        live = [self.nodes[node] for node in self.live[:1] if node]
+        if not (known := live + finished):
+            return
+        node = max(known, key=lambda node: node.score)
         tokens = [] if node.state == "finished" else [node.token]  # END is no word
         while node.parent:
             node = self.nodes[node.parent]
