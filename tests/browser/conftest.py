@@ -9,7 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,11 @@ import pytest
 
 from browser.pages import Open
 from regard.look import page as page_of
+from regard.model import build, weights_of
+from regard.recipe import Recipe
+from regard.run import Run
+from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer
 from regard.trace import Trace
 
 if TYPE_CHECKING:
@@ -77,11 +83,11 @@ def look(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     assert troubles == []
 
 
-@pytest.fixture(scope="session")
-def address(finished_run: Path) -> Iterator[str]:
+@contextmanager
+def served(run: Path) -> Iterator[str]:
     sources = str(Path(__file__).parents[2] / "src")
     server = subprocess.Popen(
-        [sys.executable, "-m", "regard", "serve", str(finished_run), "--port", "0"],
+        [sys.executable, "-m", "regard", "serve", str(run), "--port", "0"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sources},
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -92,3 +98,30 @@ def address(finished_run: Path) -> Iterator[str]:
     finally:
         server.terminate()
         server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def address(finished_run: Path) -> Iterator[str]:
+    with served(finished_run) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def large_address(
+    small_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A model with as many layers and heads as the paper's, so that there is much attention."""
+    run = Run(tmp_path_factory.mktemp("runs") / "large")
+    run.folder.mkdir()
+    recipe = small_recipe(
+        tokenizer={"kind": "words", "size": 60},
+        model={"encoder_layers": 6, "decoder_layers": 6, "heads": 8},
+        search={"beam": 1, "extra_length": 1},
+    )
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("a b", "c d")] * 5)
+    run.write_recipe(recipe)
+    tokenizer.save(run.folder)
+    run.write_weights(weights_of(build(recipe, tokenizer)))
+    run.write_card({"note": "for tests"})
+    with served(run.folder) as place:
+        yield place

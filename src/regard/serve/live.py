@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 
 from fastapi import FastAPI, Request
@@ -75,7 +75,7 @@ def add_live(app: FastAPI, service: Service, model: Model) -> None:
         )
 
 
-async def growing(service: Service, model: Model, text: str) -> AsyncIterator[str]:
+async def growing(service: Service, model: Model, text: str) -> AsyncGenerator[str, None]:
     """Sentence by sentence, step by step. A text that nobody waits for any more stops where it is."""
     document = split_text(text, service.source)
     done = ""
@@ -92,7 +92,7 @@ async def growing(service: Service, model: Model, text: str) -> AsyncIterator[st
         yield event("end", {})
 
 
-async def _sentence(service: Service, model: Model, sentence: str) -> AsyncIterator[str]:
+async def _sentence(service: Service, model: Model, sentence: str) -> AsyncGenerator[str, None]:
     loop = asyncio.get_running_loop()
     news: asyncio.Queue[str | None] = asyncio.Queue()
     gone = threading.Event()
