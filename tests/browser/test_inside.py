@@ -216,7 +216,7 @@ def test_before_and_after(page: Page, address: str, model: Model) -> None:
     assert found == [f"{one:.4f}" for one in muted.probabilities]
     assert "mute=encoder.0.1" in page.evaluate("location.hash")
     # The difference of the chosen head's attention, of rows that both have: the encoder's has all.
-    page.locator(".outcome").get_by_label("Layer").select_option("1")
+    page.locator(".outcome").get_by_label("Layer").select_option(value="1")
     rows = page.locator(".outcome .beside ~ .tabular").evaluate(
         """place => { place.querySelector("button").click();
         return [...place.querySelectorAll("tbody tr")].map(row =>
@@ -270,7 +270,6 @@ def test_256_tokens_come_layer_by_layer(page: Page, large_address: str) -> None:
         until(page, drawn)
         page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
         waits[name] = round(time.monotonic() - start, 2)
-    print(waits)
     assert max(waits.values()) < 2, waits
     layers = [url for url in asked if re.search(r"/v1/trace/\w+/(encoder|decoder|cross)/\d$", url)]
     assert len(layers) == len(set(layers)), "each layer is asked for once"
