@@ -216,7 +216,7 @@ def test_before_and_after(page: Page, address: str, model: Model) -> None:
     assert found == [f"{one:.4f}" for one in muted.probabilities]
     assert "mute=encoder.0.1" in page.evaluate("location.hash")
     # The difference of the chosen head's attention, of rows that both have: the encoder's has all.
-    page.locator(".outcome").get_by_label("Layer").select_option(value="1")
+    page.locator(".outcome").get_by_label("Layer").select_option(label="2")
     rows = page.locator(".outcome .beside ~ .tabular").evaluate(
         """place => { place.querySelector("button").click();
         return [...place.querySelectorAll("tbody tr")].map(row =>
