@@ -46,8 +46,8 @@ NODES_BYTES = 4 << 20
 """of the tree's attention in 8 bits; more stays out of a file"""
 PARTS_BYTES = 4 << 20
 """of all queries, keys and values in a file, and as many of all W_O; more stays out"""
-OCCLUDED_TOKENS = 30_000
-"""source and target tokens, summed over the words left out: some seconds of a small model on a CPU"""
+OCCLUSION_WORK = {"cpu": 5e10, "cuda": 5e12}
+"""the network's parameters times the tokens it reads, with each word left out: some two seconds on two cores"""
 COLDEST = 0.01
 """a lower temperature would only ever draw the most probable"""
 
@@ -132,7 +132,7 @@ class Trace:
     """[layer, head, source] by node of the tree that was continued: its cross attention while it was"""
     parts: dict[Place, Parts] = field(default_factory=dict)
     occlusion: Occlusion | None = None
-    """None where the sentence is too long for it"""
+    """None where the sentence is too long for it, given the model's size"""
     course: dict[str, Any] | None = None
     """how the model learned (course.py), where the trace was asked to bring it along"""
 
@@ -197,7 +197,8 @@ class Trace:
 
         return (
             f'<iframe sandbox="allow-scripts" srcdoc="{escape(page(self))}" title="Regard" '
-            'style="width: 100%; height: 48rem; border: 1px solid #8884; border-radius: 12px"></iframe>'
+            'style="box-sizing: border-box; width: 100%; height: 48rem; '
+            'border: 1px solid #8884; border-radius: 12px"></iframe>'
         )
 
     def _attention(self, form: Form) -> dict[str, Any]:
@@ -277,9 +278,7 @@ def trace(
         said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
         read = [START, *said[:-1]]
         seen = observe(model, source, read)
-        words = words_of(named(model.tokenizer.source, source))
-        affordable = len(words) * (len(source) + len(read)) <= OCCLUDED_TOKENS
-        without = occlude(model, source, words, read, said) if affordable else None
+        occlusion = _occlusion(model, source, read, said)
     if temperature:
         rows = {node: seen.weights["cross"][:, :, node] for node in range(len(said))}
     return Trace(
@@ -299,7 +298,7 @@ def trace(
         muted=list(mute),
         rows=rows,
         parts=seen.parts,
-        occlusion=None if without is None else Occlusion(words, without),
+        occlusion=occlusion,
     )
 
 
@@ -349,6 +348,17 @@ def _add_way(tree: Tree, hypothesis: Hypothesis) -> None:
         state: Literal["finished", "kept"] = "finished" if tokens[step - 1] == END else "kept"
         score = total / length_penalty(step, tree.alpha)
         tree.nodes.append(Node(step, step - 1, tokens[step - 1], part, total, score, state))
+
+
+def _occlusion(
+    model: Model, source: Sequence[int], read: Sequence[int], said: Sequence[int]
+) -> Occlusion | None:
+    words = words_of(named(model.tokenizer.source, source))
+    tokens = len(words) * (len(source) + len(read))
+    work = tokens * sum(part.numel() for part in model.network.parameters())
+    if work > OCCLUSION_WORK[model.device.type]:
+        return None
+    return Occlusion(words, occlude(model, source, words, read, said))
 
 
 def _candidates(seen: Seen, vocabulary: Vocabulary) -> list[list[Candidate]]:

@@ -164,7 +164,7 @@ def test_the_story_counts_what_it_claims(look: Open) -> None:
         if not following.count():
             break
         following.click()
-        page.wait_for_timeout(50)
+        until(page, f"document.querySelector('.guide h2').textContent !== {json.dumps(title)}")
     assert seen[:-1] == titles, "the last sentence is not in this file"
     assert 'regard look RUN "The dog' in step(page)
     page.get_by_role("button", name="Leave the story").click()

@@ -415,7 +415,7 @@ GETS = [
     "/metrics",
 ]
 KEPT = ["/v1/trace/{id}/{place}/{layer}", "/v1/trace/{id}/{place}/{layer}/{part}"]
-EXAMPLES = 128
+EXAMPLES = 90
 """of each mode of each of the six that take any: more than a thousand"""
 
 

@@ -125,12 +125,12 @@ export function story(steps) {
     title: "Story",
     help: "A short tour through this page with the sentence at hand. It ends with the question the paper's readers ask: "
       + "in “the dog didn't cross the street because it was too tired”, what does “it” look at?",
-    build: ({ trace, state, api }) => h("div", { class: "contents card" },
+    build: (context) => h("div", { class: "contents card" },
       h("ol", {}, steps().map((step, i) => {
-        const there = !step.q || step.q === trace.text || !!api;
-        const link = h("a", { href: `#${address(step, i, trace, state.values)}`, onclick: (/** @type {Event} */ event) => {
+        const there = !step.q || step.q === context.trace.text || !!context.api;
+        const link = h("a", { href: `#${address(step, i, context)}`, onclick: (/** @type {Event} */ event) => {
           event.preventDefault();
-          travel(step, i, trace, state);
+          travel(step, i, context);
         } }, step.title);
         return h("li", {}, there ? link : h("span", {}, step.title, h("span", { class: "quiet" }, " (another page)")),
           step.q && h("span", { class: "quiet" }, " ", words(step.q)));
@@ -159,7 +159,7 @@ export function guide(context, steps) {
     const at = Math.min(Math.max((Number.parseInt(asked, 10) || 1) - 1, 0), steps.length - 1);
     const step = steps[at];
     const here = !step.q || step.q === trace.text;
-    if (step.q && !here && state.get("q") === step.q) return; // the page is on its way to that sentence
+    if (api && !here && state.get("q") === step.q) return; // the page is on its way to that sentence
     /** @type {Told} */
     let told;
     try {
@@ -174,7 +174,7 @@ export function guide(context, steps) {
     const button = (to, text, kind) => h("button", {
       type: "button", class: kind, disabled: !steps[to], onclick: () => {
         const focused = text;
-        travel(steps[to], to, trace, state);
+        travel(steps[to], to, context);
         setTimeout(() => /** @type {HTMLElement | null} */ (element.querySelector(`[data-name="${focused}"]`))?.focus());
       }, "data-name": text,
     }, text);
@@ -196,12 +196,12 @@ export function guide(context, steps) {
  *
  * @param {Step} step
  * @param {number} index
- * @param {Trace} trace
- * @param {import("../state.js").State} state
+ * @param {Context} context
  */
-function travel(step, index, trace, state) {
-  if (step.q && step.q !== trace.text) location.hash = address(step, index, trace, state.values);
-  else state.go(new URLSearchParams(address(step, index, trace, state.values)));
+function travel(step, index, context) {
+  const link = address(step, index, context);
+  if (link.has("q") && link.get("q") !== context.trace.text) location.hash = link.toString();
+  else context.state.go(link);
 }
 
 /**
@@ -209,13 +209,12 @@ function travel(step, index, trace, state) {
  *
  * @param {Step} step
  * @param {number} index
- * @param {Trace} trace
- * @param {Values} now
+ * @param {Context} context
  */
-function address(step, index, trace, now) {
-  const kept = step.q && step.q !== trace.text ? { q: step.q }
-    : Object.fromEntries(["q", "beam", "alpha", "prefix"].flatMap((name) => (now[name] ? [[name, now[name]]] : [])));
-  return new URLSearchParams({ ...kept, view: step.view, story: String(index + 1), arrive: "1" }).toString();
+function address(step, index, { trace, state, api }) {
+  const asked = ["q", "beam", "alpha", "prefix"].flatMap((name) => (state.get(name) ? [[name, state.get(name)]] : []));
+  const kept = api && step.q && step.q !== trace.text ? { q: step.q } : Object.fromEntries(asked);
+  return new URLSearchParams({ ...kept, view: step.view, story: String(index + 1), arrive: "1" });
 }
 
 /**
@@ -226,10 +225,10 @@ function address(step, index, trace, now) {
  * @param {Context} context
  * @returns {Told}
  */
-function elsewhere(step, index, { trace, state, api }) {
-  const says = api
+function elsewhere(step, index, context) {
+  const says = context.api
     ? ["This step is about another sentence. ", h("button", {
-      type: "button", class: "plain", onclick: () => travel(step, index, trace, state),
+      type: "button", class: "plain", onclick: () => travel(step, index, context),
     }, "Go there")]
     : ["This page holds another sentence. ", h("code", {}, `regard look RUN "${step.q}"`),
       " makes the page of this one; regard serve RUN shows all of them."];
