@@ -192,7 +192,7 @@ def test_occlusion_in_portions_is_the_same(
 def test_a_sentence_too_long_for_occlusion_has_none(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "OCCLUDED_TOKENS", 1)
+    monkeypatch.setitem(module.OCCLUSION_WORK, "cpu", 1)
     assert trace(model, TEXT).occlusion is None
 
 

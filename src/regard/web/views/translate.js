@@ -188,7 +188,8 @@ function build({ trace, state, signal }) {
     const told = [h("h3", {}, "Attention is not an explanation by itself")];
     if (!occlusion) {
       needs.replaceChildren(...told, h("p", { class: "quiet" },
-        "Occlusion, which leaves out one source word at a time, was not computed: the sentence is too long."));
+        "Occlusion, which leaves out one source word at a time, was not computed: the sentence is too long for a model of "
+        + "this size."));
       return;
     }
     told.push(h("p", { class: "quiet" },
