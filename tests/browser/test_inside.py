@@ -102,6 +102,17 @@ def test_a_cell_is_chosen_by_click_and_by_key(look: Open, traced: Trace) -> None
     assert page.locator(".value strong").text_content() == f"{traced.cross[0, 0, 2, 0]:.4f}"
 
 
+def test_a_cell_of_a_head_leads_to_its_number(look: Open, traced: Trace) -> None:
+    page = look(traced, "#view=heads&pane=cross&layer=1&head=1")
+    until(page, f"document.querySelector('#map').width === {len(traced.source)}")
+    page.locator(".heads .cells").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelectorAll('.step-card').length === 6")
+    assert page.locator(".result strong").text_content() == f"{traced.cross[1, 1, 1, 1]:.4f}"
+
+
 def test_what_is_left_out_of_a_file_is_said_so(
     look: Open, traced: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,7 +236,8 @@ function build({ trace, state, signal }) {
     const { pane, weights, values, rows, columns } = large;
     if (at?.row === undefined) {
       value.replaceChildren(h("span", { class: "quiet" },
-        "Point at a cell for its value, or at a row for what it looks at most."));
+        "Point at a cell for its value, or at a row for what it looks at most."
+        + (followable() ? " A double click, or Enter, follows the number from query and key on." : "")));
       shares.replaceChildren();
       return;
     }
@@ -261,12 +262,24 @@ function build({ trace, state, signal }) {
     const column = large.columns[Math.floor((event.clientX - box.left) / large.cell)];
     if (row !== undefined && column !== undefined) light({ row, column });
   };
+  const followable = () => large.way === "one" && Boolean(trace.parts[large.pane.kind]);
+  /** Go to the view that takes the weight under the light apart. */
+  const follow = () => {
+    const { pane, layer, head, rows, columns } = large;
+    if (!followable()) return;
+    state.set({
+      view: "number", pane: pane.kind, layer: String(layer), head: String(head), query: String(rows[cursor[0]]),
+      key: String(columns[cursor[1]]),
+    });
+  };
+  field.addEventListener("dblclick", follow);
   field.addEventListener("pointermove", point);
   field.addEventListener("pointerdown", point);
   field.addEventListener("keydown", (event) => {
     const step = /** @type {Record<string, [number, number]>} */ ({
       ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
     })[event.key];
+    if (event.key === "Enter") follow();
     if (!step) return;
     event.preventDefault();
     const { rows, columns } = large;
