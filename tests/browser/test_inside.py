@@ -281,6 +281,7 @@ def test_256_tokens_come_layer_by_layer(page: Page, large_address: str) -> None:
         until(page, drawn)
         page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
         waits[name] = round(time.monotonic() - start, 2)
-    assert max(waits.values()) < 2, waits
+    print(f"from click to picture, in seconds: {waits}")
+    assert max(waits.values()) < 2
     layers = [url for url in asked if re.search(r"/v1/trace/\w+/(encoder|decoder|cross)/\d$", url)]
     assert len(layers) == len(set(layers)), "each layer is asked for once"

@@ -145,7 +145,8 @@ function forcing({ trace, state }) {
     const place = Number.parseInt(state.get("force"), 10);
     return Number.isNaN(place) || place >= spans.length ? null : place;
   };
-  let before = "";
+  /** @type {string | null} what the choice was made for */
+  let before = null;
   const update = () => {
     const place = at();
     const force = forceOf(trace, state.get("force"));
@@ -271,7 +272,7 @@ function walk(place, buttons, across) {
 function outcome({ trace, state, signal }) {
   const status = h("p", { class: "status", role: "status" });
   const lines = h("div", { class: "two" });
-  const list = h("div", { class: "card pairs" });
+  const list = h("div", { class: "card pairs", tabindex: 0, role: "region", "aria-label": "Probabilities" });
   const reading = h("div", { class: "reading", "aria-live": "polite" });
   const controls = h("div", { class: "controls" });
   const nothing = h("p", { class: "quiet" }, "Nothing is changed yet.");
