@@ -26,6 +26,7 @@ from regard.serve.align import align
 from regard.serve.app import HEADERS, create_app
 from regard.serve.course import follow
 from regard.serve.live import growing
+from regard.serve.run import choose_threads
 from regard.serve.service import Service
 from regard.serve.settings import Settings
 from regard.serve.split import split_html
@@ -584,6 +585,22 @@ def test_better_weights_of_a_run_that_learns_are_taken_over(
     asyncio.run(asyncio.wait_for(follow_it(), 20))
     for name, tensor in weights_of(model.network).items():
         assert torch.equal(tensor, better[name]), name
+
+
+def test_a_small_model_is_served_by_one_thread(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, chosen = Model.load(finished_run, "cpu"), []
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    choose_threads(model)
+    assert chosen == [], "as the environment says"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    choose_threads(model)
+    assert chosen == [1]
+    monkeypatch.setattr("regard.serve.run.SMALL", 10)
+    choose_threads(model)
+    assert chosen == [1]
 
 
 def test_what_is_described_is_what_there_is(api: BaseSchema) -> None:
