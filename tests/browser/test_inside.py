@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 TEXT = "ein Hund dog"
+HOSTILE = "</script><img src=x onerror=window.struck=1><b>▁"
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,23 @@ def test_what_is_left_out_of_a_file_is_said_so(
     page.locator("#tab-heads").click()
     assert "rounded to 8 bits" in (page.locator(".legend").text_content() or "")
     assert page.locator(".status.wrong:visible").count() == 0
+
+
+@pytest.mark.parametrize("view", ["number", "beam", "translate"])
+def test_on_a_phone_with_hostile_text(look: Open, traced: Trace, view: str) -> None:
+    hostile = replace(
+        traced,
+        source=[token._replace(text=HOSTILE) for token in traced.source],
+        read=[token._replace(text=HOSTILE) for token in traced.read],
+        said=[token._replace(text=HOSTILE) for token in traced.said],
+        tokens={i: token._replace(text=HOSTILE) for i, token in traced.tokens.items()},
+    )
+    page = look(hostile, f"#view={view}&said=1", viewport={"width": 390, "height": 844})
+    for button in page.locator("button:visible", has_text="Show as table").all()[::-1]:
+        button.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("window.struck") is None
+    assert page.locator("main img, main b").count() == 0
 
 
 # ---------------------------------------------------------------------------------------------
