@@ -63,6 +63,9 @@ def test_the_numbers_drawn_are_those_of_training(look: Open, learned: Trace) -> 
     waves = np.array([row[1:] for row in rows], dtype=float)
     assert waves.shape == (64, 16)
     assert waves[4, 0] == pytest.approx(np.sin(4), abs=0.51e-3)
+    plots = page.locator(".plot").evaluate_all("all => all.map(one => one.clientWidth)")
+    assert len(plots) == 4
+    assert min(plots) > 450, "as wide as their cards"
     size = "canvas => [canvas.width, canvas.height]"
     assert page.locator("#positions").evaluate(size) == [16, 64]
     _, *rows = shown["Dot product by distance"]

@@ -590,7 +590,8 @@ def test_better_weights_of_a_run_that_learns_are_taken_over(
 def test_a_small_model_is_served_by_one_thread(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, chosen = Model.load(finished_run, "cpu"), []
+    model = Model.load(finished_run, "cpu")
+    chosen: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", chosen.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     choose_threads(model)

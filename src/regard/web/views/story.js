@@ -90,16 +90,25 @@ const STEPS = [
       set: { node: "" },
     };
   } },
-  { title: "One weight by hand", view: "number", tell: () => ({
-    says: ["Every weight so far came from a query, a key, a scale and a softmax. Here one is followed through all of "
-      + "it, with this model's own numbers and their shapes: nothing is hidden between the formula and the colour."],
-    set: {},
-  }) },
-  { title: "Attention is not the reason", view: "interfere", tell: () => ({
-    says: ["Where a model looks is not why it says something. To learn that, interfere: mute a head, force a word, and "
-      + "see whether the translation changes."],
-    set: {},
-  }) },
+  { title: "One weight by hand", view: "number", tell: async ({ trace }) => {
+    const { layer, head, row, key, weight } = await decided(trace);
+    return {
+      says: ["Every weight comes from a query, a key, a scale and a softmax. This one, ", label(trace.said[row]), " looking at ",
+        label(trace.source[key]), ` with ${weight.toFixed(4)}, is the greatest of all cross attention here. It is followed through `
+        + "all of it with this model's own numbers and their shapes: nothing is hidden between the formula and the colour."],
+      set: { pane: "cross", layer: String(layer), head: String(head), query: String(row), key: String(key) },
+    };
+  } },
+  { title: "Attention is not the reason", view: "interfere", tell: async ({ trace, api }) => {
+    const { layer, head } = await decided(trace);
+    return {
+      says: ["Where a model looks is not why it says something. To learn that, interfere. ", ...(api
+        ? ["Here the head with the greatest weight, ", ...where("cross", { layer, head }), ", is made to say nothing. Where the "
+          + "translation stays the same, the model did not need it; mute more and see what breaks."]
+        : ["A served page can mute a head or force a word, and see whether the translation changes."])],
+      set: { mute: api ? `cross.${layer}.${head}` : "", pane: "cross", layer: String(layer), head: String(head) },
+    };
+  } },
   { title: "It had to learn this", view: "learning", tell: () => ({
     says: ["Nobody told the heads what to look for: their weights began at random and were learned from pairs of texts, at "
       + "the rate drawn here. Where the run keeps checkpoints, the slider shows alignment forming."],
@@ -353,6 +362,21 @@ function where(kind, { layer, head }) {
 }
 
 // ----- counting
+
+/**
+ * The greatest weight of cross attention between two words.
+ *
+ * @param {Trace} trace
+ */
+async function decided({ cross, said, source }) {
+  await ready(cross);
+  const all = headsOf(cross).flatMap((one) => {
+    const map = cross.head(one.layer, one.head);
+    return said.flatMap((token, row) => (token.special ? [] : source.flatMap((other, key) => (other.special ? []
+      : [{ ...one, row, key, weight: map[row * cross.keys + key] }]))));
+  });
+  return greatest(all, (one) => one.weight);
+}
 
 /** @param {Weights} weights */
 async function ready(weights) {
