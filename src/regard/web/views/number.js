@@ -165,8 +165,9 @@ function told({ i, j, K, weights, model }, query, key) {
     h("p", { class: agree ? "quiet check-sum" : "check-sum status wrong" },
       agree ? "Computed here from q and k: " : "Computed here, by the paper's formula: ", here.toFixed(6),
       ". The model's weight: ", there.toFixed(6), ". ",
-      agree ? `Apart by ${apart.toExponential(0).replace("-", "−")}: the rounding of float32.`
-        : "They differ: this model's weights are not the softmax of these scores alone."),
+      !agree ? "They differ: this model's weights are not the softmax of these scores alone."
+        : apart ? `Apart by ${apart.toExponential(0).replace("-", "−")}: the rounding of float32.`
+          : "The same to the last bit."),
   ];
 }
 
