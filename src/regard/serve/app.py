@@ -11,7 +11,7 @@ import logging
 import mimetypes
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,8 @@ def create_app(
         yield
         if following is not None:
             following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
         await service.batcher.finish()
 
     app = FastAPI(

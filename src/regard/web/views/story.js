@@ -19,6 +19,8 @@ import { Trace as Traced, textOf, wordsOf } from "../trace.js";
 
 const TIRED = "The dog didn't cross the street because it was too tired.";
 const WIDE = "The dog didn't cross the street because it was too wide.";
+/** of a head's attention, on average: enough to be called a habit */
+const HABIT = 0.5;
 /** less attention than this to either noun is hardly any */
 const HARDLY = 0.3;
 
@@ -58,9 +60,11 @@ const STEPS = [
     })));
     const { layer, head, name, share } = greatest(all, (one) => one.share);
     return {
-      says: ["Each small square is a head with weights of its own. The one shown large has the plainest "
-        + `habit of this kind: on average a token gives ${percent(share)} of its attention to ${name}. Others look `
-        + "further; choose some and compare."],
+      says: ["Each small square is a head with weights of its own. ", share >= HABIT
+        ? `The one shown large has the plainest habit: on average a token gives ${percent(share)} of its attention to ${name}. `
+        : "No head of this encoder has a plain habit here, such as to look at the token before. The one shown large comes "
+          + `nearest: on average a token gives ${percent(share)} of its attention to ${name}. `,
+      "Choose others and compare."],
       set: { pane: "encoder", layer: String(layer), head: String(head), heads: "", marks: "" },
     };
   } },
@@ -114,7 +118,7 @@ const STEPS = [
       + "the rate drawn here. Where the run keeps checkpoints, the slider shows alignment forming."],
     set: { step: "" },
   }) },
-  { title: "What does it look at?", view: "heads", q: TIRED, tell: encoderStep },
+  { title: "What does “it” look at?", view: "heads", q: TIRED, tell: encoderStep },
   { title: "Too tired", view: "heads", q: TIRED, tell: (context) => pronounStep(context, WIDE) },
   { title: "Too wide", view: "heads", q: WIDE, tell: (context) => pronounStep(context, TIRED) },
 ];
