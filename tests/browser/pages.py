@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,3 +90,8 @@ def until(page: Page, holds: str) -> None:
 
 def texts(page: Page, where: str) -> list[str]:
     return page.locator(where).all_text_contents()
+
+
+def patience(seconds: float) -> float:
+    """How long it may take here and now: as long on a machine of one's own, longer where others work."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))

@@ -43,6 +43,8 @@ export class Weights {
     this.there = [];
     /** @type {(Promise<void> | undefined)[]} by layer */
     this.coming = [];
+    /** @type {Uint8Array | undefined} of all layers, where they are in this file */
+    this.bytes = undefined;
     /** rounded to 8 bits, to keep a file small */
     this.rounded = packed.format === "uint8";
     /** too many numbers for this file */
@@ -70,10 +72,10 @@ export class Weights {
   /** @param {number} layer @param {number} head @returns {Float32Array} [query, key], row by row; zeros before they come */
   head(layer, head) {
     const size = this.queries * this.keys;
-    if (this.packed.data !== null && !this.there.length) { // unpacked when first looked at
-      const all = numbers(this.packed);
-      const each = size * this.heads;
-      this.there = Array.from({ length: this.layers }, (_, i) => all.subarray(i * each, (i + 1) * each));
+    if (this.packed.data !== null) { // unpacked when first looked at, and only what is looked at
+      this.bytes ??= bytesOf(this.packed.data);
+      const each = this.bytes.length / this.layers;
+      this.there[layer] ??= numbersOf(this.bytes.subarray(layer * each, (layer + 1) * each), this.packed);
     }
     return (this.there[layer] ?? new Float32Array(size * this.heads)).subarray(head * size, (head + 1) * size);
   }
@@ -111,13 +113,25 @@ export function whenThere(wanted, then) {
 
 /** @param {Packed} packed @returns {Float32Array} */
 export function numbers(packed) {
-  const text = atob(packed.data ?? "");
+  return numbersOf(bytesOf(packed.data ?? ""), packed);
+}
+
+/** @param {string} base64 */
+function bytesOf(base64) {
+  const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+/** @param {Uint8Array} bytes @param {Packed} packed how they are to be read @returns {Float32Array} */
+function numbersOf(bytes, { format, greatest = 1 }) {
   // Every machine that browsers run on is little-endian.
-  if (packed.format !== "uint8") return new Float32Array(bytes.buffer);
-  const greatest = packed.greatest ?? 1;
-  return Float32Array.from(bytes, (root) => (root / 255) ** 2 * greatest);
+  if (format !== "uint8") return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
+  const squares = Float32Array.from({ length: 256 }, (_, root) => (root / 255) ** 2 * greatest);
+  const result = new Float32Array(bytes.length);
+  for (let i = 0; i < bytes.length; i++) result[i] = squares[bytes[i]];
+  return result;
 }
 
 /** What the weights of one place were made of. */
