@@ -39,7 +39,7 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # closed before others run: Playwright holds an event loop
 def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
@@ -100,13 +100,13 @@ def served(run: Path) -> Iterator[str]:
         server.communicate(timeout=60)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def address(finished_run: Path) -> Iterator[str]:
     with served(finished_run) as place:
         yield place
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def large_address(
     small_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
