@@ -17,6 +17,7 @@ install_import_hook(["regard.nn", "regard.search", "regard.learn.loss"], "bearty
 
 import torch
 
+from regard.learn.checkpoint import Progress, checkpoint_name, save_checkpoint
 from regard.model import build, weights_of
 from regard.recipe import Recipe, make_recipe
 from regard.run import Run
@@ -64,6 +65,30 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     run.write_weights(weights_of(build(recipe, tokenizer)))
     run.write_card({"note": "for tests"})
+    return run.folder
+
+
+@pytest.fixture(scope="session")
+def trained_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a log and two checkpoints, of which the last holds its weights. To be read only."""
+    run = Run(shutil.copytree(finished_run, tmp_path_factory.mktemp("runs") / "trained"))
+    run.checkpoints.mkdir()
+    weights = run.weights()
+    before = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for step, then in ((2, before), (4, weights)):
+        save_checkpoint(run.checkpoints / checkpoint_name(step), Progress(step), then, None, {})
+    lines = [
+        '{"event": "start", "step": 0, "steps": 4}',
+        '{"event": "step", "step": 1, "loss": 9.0, "rate": 0.1}',
+        '{"event": "step", "step": 2, "loss": 3.0, "rate": 0.2}',
+        '{"event": "valid", "step": 2, "best": true, "loss": 2.5, "perplexity": 12.2, "bleu": 50.0}',
+        '{"event": "start", "step": 1, "steps": 4}',
+        '{"event": "step", "step": 2, "loss": 2.0, "rate": 0.2}',
+        '{"event": "step", "step": 3, "loss": NaN, "rate": 0.2}',
+        '{"event": "valid", "step": 4, "best": false, "loss": 2.6, "perplexity": 13.5, "bleu": 40.0}',
+        '{"event": "st',
+    ]
+    run.log_file.write_text("\n".join(lines), encoding="utf-8")
     return run.folder
 
 

@@ -17,8 +17,10 @@ The package reads from top to bottom; a module imports only from those above it:
     score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
     run         the run folder: files that name each other by hash
     model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
+    probe       to look into a network while a text passes, and to interfere: watch, mute, leave out a word
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
     learn/      loss, optimizers, checkpoints, several processes, the loop
+    course      what a model is built on and how it learned, for the page
     distill     a teacher's translations, for a student to learn from
     look        a trace as one HTML file to send around; the page itself is in web/
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits

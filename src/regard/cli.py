@@ -448,14 +448,18 @@ def look(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("look.html"),
     beam: Beam = None,
     alpha: Alpha = None,
+    checkpoints: Annotated[
+        bool,
+        typer.Option("--checkpoints", help="Show also how the alignment formed while it learned."),
+    ] = False,
 ) -> None:
     """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
     from regard.look import page
     from regard.model import Translator
     from regard.run import write_text
-    from regard.trace import trace
 
-    write_text(out, page(trace(Translator.load(run), text, beam=beam, alpha=alpha)))
+    found = Translator.load(run).trace(text, beam=beam, alpha=alpha, checkpoints=checkpoints)
+    write_text(out, page(found))
     print(f"{out}: open it in a browser")
 
 

@@ -193,7 +193,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(projection if learning else projection[:0])
         for part in _portions(len(states), len(projection), states.device):
             logits = (rows[part] @ weight.T).to(_sum_format(states))
-            total, gradient = _smoothed(logits, wanted[part], epsilon, learning)
+            total, gradient = smoothed_loss(logits, wanted[part], epsilon, learning)
             loss += total
             if learning:
                 gradient = gradient.to(kind)
@@ -208,7 +208,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return state_gradient * above[0], weight_gradient * above[0], None, None, None
 
 
-def _smoothed(
+def smoothed_loss(
     logits: Float[Tensor, "n V"], wanted: Int[Tensor, "n"], epsilon: float, learning: bool
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
     """The loss of a portion, and its gradient: softmax minus the smoothed target, nothing at padding."""
@@ -225,6 +225,16 @@ def _smoothed(
     gradient -= epsilon / classes
     gradient.scatter_add_(1, index, gradient.new_full(index.shape, epsilon - 1))
     return loss, gradient.mul_(real[:, None])
+
+
+def smoothed_target(epsilon: float, classes: int, over: recipe.Smoothing) -> tuple[float, float]:
+    """What the right class and each other one are wanted to be, read off the gradient itself."""
+    logits = torch.zeros(1, classes, dtype=torch.float64)
+    wanted = torch.tensor([classes - 1])
+    kept = SMOOTHINGS[over](epsilon, classes)
+    _, gradient = smoothed_loss(logits.clone(), wanted, kept, learning=True)
+    target = logits.softmax(-1) - gradient
+    return float(target[0, -1]), float(target[0, 0])
 
 
 def _portions(rows: int, classes: int, device: torch.device) -> Iterator[slice]:

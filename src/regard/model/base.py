@@ -67,12 +67,15 @@ class Model(ABC):
         network: nn.Module,
         device: torch.device,
         precision: Precision = "fp32",
+        run: Run | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.network = network
         self.device = device
         self.precision = precision
+        self.run = run
+        """the folder it was opened from, if it was"""
 
     @classmethod
     def load(
@@ -91,7 +94,7 @@ class Model(ABC):
         network = kind.build(recipe, tokenizer)
         put_weights(network, weights, str(run.weights_file))
         place = choose_device(device)
-        return kind(recipe, tokenizer, network.to(place).eval(), place, precision)
+        return kind(recipe, tokenizer, network.to(place).eval(), place, precision, run)
 
     @staticmethod
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,9 @@ from regard.text.conllu import Parsed
 from regard.text.corpus import Pair, parse_of
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree
+
+if TYPE_CHECKING:
+    from regard.trace import Trace
 
 
 class Translation(NamedTuple):
@@ -131,21 +134,27 @@ class Translator(Model):
     def find(
         self,
         text: str,
-        prefix: str = "",
+        forced: Sequence[int] = (),
         *,
         beam: int,
         alpha: float,
+        temperature: float = 0.0,
+        seed: int = 1,
         watch: Callable[[Looked], None] | None = None,
         parse: Parsed | None = None,
     ) -> Hypothesis:
-        """The best hypothesis for one text, by beam search that may be watched."""
+        """The best hypothesis for one text, by beam search that may be watched; forced: how it begins.
+
+        With a temperature it is not the best but drawn at random, and there is no beam to watch.
+        """
         if isinstance(self.network, Parallel):
             raise RegardError("this model says all words at once: it has no beam to be seen")
         (source,) = self.encode([text])
-        (forced,) = self.tokenizer.target.encode([prefix])
-        way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
+        way: Way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
+        if temperature:
+            way = partial(_sample, temperature=temperature, seed=seed)
         trees = self._trees([text], [source], None if parse is None else [parse])
-        ((best, *_),) = self._search([source], [forced], trees, way)
+        ((best, *_),) = self._search([source], [list(forced)], trees, way)
         return best
 
     @torch.inference_mode()
@@ -165,6 +174,12 @@ class Translator(Model):
         (source,) = self.tokenizer.source.encode([text])
         ((best,),) = self._search([source], [[]], None, replace(way, watch=seen.append))
         return told(best, seen)
+
+    def trace(self, text: str, **options: Any) -> Trace:
+        """Everything seen while one text passes; in a notebook it shows itself. options: see ``traced``."""
+        from regard.course import traced
+
+        return traced(self, text, **options)
 
     def sample(
         self,
