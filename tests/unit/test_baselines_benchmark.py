@@ -77,15 +77,15 @@ def test_the_longest_chain_of_operations(benchmark: ModuleType) -> None:
 
 
 def test_the_exponents_of_the_work(benchmark: ModuleType) -> None:
-    small, large = benchmark.Size(16, 8, 4), benchmark.Size(32, 8, 4)
+    small, large = benchmark.Size(64, 8, 4), benchmark.Size(128, 8, 4)
     work = {
         kind: [benchmark.operations(make(size)) for size in (small, large)]
         for kind, make in benchmark.WORK.items()
     }
     # Two operations for each product. Scores and sums; four gates from word and state; a and b of each tap.
-    assert work["self-attention"] == [2 * 2 * 16 * 16 * 8, 2 * 2 * 32 * 32 * 8]
-    assert work["recurrent"] == [2 * 16 * 4 * 2 * 8 * 8, 2 * 32 * 4 * 2 * 8 * 8]
-    assert work["convolution"] == [2 * 16 * 4 * 2 * 8 * 8, 2 * 32 * 4 * 2 * 8 * 8]
-    # Blocks of 4 queries, each with the 12 keys around it.
-    assert work["window attention"] == [2 * 2 * 16 * 12 * 8, 2 * 2 * 32 * 12 * 8]
+    assert work["self-attention"] == [2 * 2 * 64 * 64 * 8, 2 * 2 * 128 * 128 * 8]
+    assert work["recurrent"] == [2 * 64 * 4 * 2 * 8 * 8, 2 * 128 * 4 * 2 * 8 * 8]
+    assert work["convolution"] == [2 * 64 * 4 * 2 * 8 * 8, 2 * 128 * 4 * 2 * 8 * 8]
+    # Blocks of 32 queries, each with the 40 keys around it.
+    assert work["window attention"] == [2 * 2 * 64 * 40 * 8, 2 * 2 * 128 * 40 * 8]
     assert benchmark.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
