@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.errors import RegardError
 from regard.marks import PAD
 from regard.model import Translator
-from regard.nn.attention import ScaledDotProduct, Shown
+from regard.nn.attention import Shown
 from regard.nn.heads import MultiHeadAttention
 from regard.search import Tree
 from regard.search.tree import Looked
@@ -67,12 +67,16 @@ class Parts(NamedTuple):
 
 
 class Seen(NamedTuple):
+    """Rows are what the decoder read: a decoder that reads the source as well shows the rows after it."""
+
     logits: Tensor
     """[target, V]"""
     weights: dict[Place, Floats]
     """[layer, head, query, key] of each place"""
     parts: dict[Place, Parts]
-    """of the places whose scores are products of query and key"""
+    """of the places whose weights are the softmax of products of query and key, and of nothing else"""
+    mixed: set[Place]
+    """the places where a key is a mixture of words, not a word"""
 
 
 def attentions(model: Translator) -> dict[Place, list[MultiHeadAttention]]:
@@ -124,24 +128,35 @@ def observe(model: Translator, source: Sequence[int], read: Sequence[int]) -> Se
     ids = (torch.tensor([list(row)], device=model.device) for row in (source, read))
     with watching(part for layers in places.values() for part in layers) as shown:
         logits = model.network(*ids)[0]
-    weights = {place: _weights(layers, shown) for place, layers in places.items()}
-    parts = {
-        place: _parts(layers, shown)
+    rows = {"encoder": len(source), "decoder": len(read), "cross": len(read)}
+    weights = {place: _weights(layers, shown, rows[place]) for place, layers in places.items()}
+    mixed = {
+        place
         for place, layers in places.items()
-        if layers and all(isinstance(layer.attention.score, ScaledDotProduct) for layer in layers)
+        if not all(layer.pattern.keeps_words for layer in layers)
     }
-    return Seen(logits, weights, parts)
+    parts = {
+        place: _parts(layers, shown, rows[place])
+        for place, layers in places.items()
+        if layers and all(layer.attention.fused for layer in layers)
+    }
+    return Seen(logits, weights, parts, mixed)
 
 
-def _weights(layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown]) -> Floats:
+def _weights(
+    layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown], rows: int = 0
+) -> Floats:
+    """The last so many rows of each layer; 0 means all."""
     if not layers:
         return np.zeros((0, 0, 0, 0), dtype=np.float32)
-    return np.stack([_floats(shown[layer].weights[0]) for layer in layers])
+    return np.stack([_floats(shown[layer].weights[0][:, -rows:]) for layer in layers])
 
 
-def _parts(layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown]) -> Parts:
+def _parts(
+    layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown], rows: int
+) -> Parts:
     return Parts(
-        query=[_floats(shown[layer].query[0]) for layer in layers],
+        query=[_floats(shown[layer].query[0][:, -rows:]) for layer in layers],
         key=[_floats(shown[layer].key[0]) for layer in layers],
         value=[_floats(shown[layer].value[0]) for layer in layers],
         output=[_by_head(layer) for layer in layers],

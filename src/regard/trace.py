@@ -131,6 +131,8 @@ class Trace:
     rows: dict[int, Floats] = field(default_factory=dict)
     """[layer, head, source] by node of the tree that was continued: its cross attention while it was"""
     parts: dict[Place, Parts] = field(default_factory=dict)
+    mixed: set[Place] = field(default_factory=set)
+    """the places where a key is a mixture of words, not a word"""
     occlusion: Occlusion | None = None
     """None where the sentence is too long for it, given the model's size"""
     course: dict[str, Any] | None = None
@@ -156,12 +158,14 @@ class Trace:
         return sum(row.nbytes for row in self.rows.values())
 
     def columns(self, place: Place) -> list[Token]:
-        """What the keys of a place are called: tokens, or numbers where there are more or fewer."""
-        tokens = self.read if place == "decoder" else self.source
+        """What the keys of a place are called: tokens, or numbers where they are mixtures of tokens."""
         keys = self.weights(place).shape[3]
-        if keys in (0, len(tokens)):
-            return tokens
-        return [Token(-1, str(number), True) for number in range(1, keys + 1)]
+        if place in self.mixed:
+            return [Token(-1, str(number), True) for number in range(1, keys + 1)]
+        if place != "decoder":
+            return self.source
+        # A decoder without an encoder reads the source first, then what it says itself.
+        return [*self.source, *self.read] if keys > len(self.read) else self.read
 
     def to_json(self, form: Form = "whole") -> dict[str, Any]:
         """Plain values; numbers of many dimensions as base64 of little-endian floats, with the shape."""
@@ -230,7 +234,7 @@ class Trace:
 
     def _coverage(self) -> dict[str, list[float]]:
         """The attention each source token got, in the average of all layers and heads: most, and in all."""
-        if not self.cross.size or self.cross.shape[3] != len(self.source):
+        if not self.cross.size or "cross" in self.mixed:
             return {"most": [], "whole": []}
         average = self.cross.mean((0, 1))
         return {"most": average.max(0).tolist(), "whole": average.sum(0).tolist()}
@@ -272,14 +276,14 @@ def trace(
         seed=seed,
         forced=[*_checked(forced, target), *target.encode([prefix])[0]],
     )
-    source = [*model.tokenizer.source.encode([text])[0], END]
+    source = [*model.encode([text])[0], END]
     with muting(model, mute):
         hypothesis, tree, rows = _search(model, text, search)
         said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
         read = [START, *said[:-1]]
         seen = observe(model, source, read)
         occlusion = _occlusion(model, source, read, said)
-    if temperature:
+    if temperature and seen.weights["cross"].size:
         rows = {node: seen.weights["cross"][:, :, node] for node in range(len(said))}
     return Trace(
         text=text,
@@ -298,6 +302,7 @@ def trace(
         muted=list(mute),
         rows=rows,
         parts=seen.parts,
+        mixed=seen.mixed,
         occlusion=occlusion,
     )
 

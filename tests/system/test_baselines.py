@@ -48,9 +48,6 @@ def test_learns_to_copy_unseen_sequences(architecture: str, learned: dict[str, L
     assert right >= 0.95 * len(wanted), one.training.stderr
 
 
-@pytest.mark.xfail(
-    reason="trace.observe stacks the encoder's attention, of which there is none", strict=True
-)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_sentence_can_be_seen_to_pass(architecture: str, learned: dict[str, Learned]) -> None:
     done = regard("look", "run", "a b c", cwd=learned[architecture].folder)

@@ -37,23 +37,24 @@ def randomize(module: nn.Module, seed: int = 1) -> None:
             weight.normal_()
 
 
+CHOICES: list[tuple[Any, Any]] = [
+    (recipe.Task, MODELS),
+    (recipe.Architecture, NETWORKS),
+    (recipe.Score, SCORES),
+    (recipe.Weighting, WEIGHTINGS),
+    (recipe.Pattern, PATTERNS),
+    (recipe.Position, POSITIONS),
+    (recipe.Norm, NORMS),
+    (recipe.NormPlace, RESIDUALS),
+    (recipe.Activation, ACTIVATIONS),
+    (recipe.Optimizer, OPTIMIZERS),
+    (recipe.Schedule, SCHEDULES),
+    (recipe.Smoothing, SMOOTHINGS),
+]
+
+
 @pytest.mark.parametrize(
-    ("names", "registry"),
-    [
-        (recipe.Task, MODELS),
-        (recipe.Architecture, NETWORKS),
-        (recipe.Score, SCORES),
-        (recipe.Weighting, WEIGHTINGS),
-        (recipe.Pattern, PATTERNS),
-        (recipe.Position, POSITIONS),
-        (recipe.Norm, NORMS),
-        (recipe.NormPlace, RESIDUALS),
-        (recipe.Activation, ACTIVATIONS),
-        (recipe.Optimizer, OPTIMIZERS),
-        (recipe.Schedule, SCHEDULES),
-        (recipe.Smoothing, SMOOTHINGS),
-    ],
-    ids=str,
+    ("names", "registry"), CHOICES, ids=[str(get_args(names)) for names, _ in CHOICES]
 )
 def test_recipe_names_and_registry_are_the_same_list(names: Any, registry: dict[str, Any]) -> None:
     assert set(get_args(names)) == registry.keys()

@@ -306,6 +306,6 @@ def test_a_model_without_attention_has_no_layers(
 
 
 def test_columns_that_are_no_tokens_are_numbered(traced: Trace) -> None:
-    narrow = replace(traced, encoder=traced.encoder[..., :2])
+    narrow = replace(traced, encoder=traced.encoder[..., :2], mixed={"encoder"})
     assert [token.text for token in narrow.columns("encoder")] == ["1", "2"]
     assert narrow.columns("cross") == traced.source

@@ -23,6 +23,9 @@ from regard.nn.attention import Attention, KeysValues, Mask, Shown
 class Full(nn.Module):
     """All with all."""
 
+    keeps_words = True
+    """whether each key is still that of one word"""
+
     longest: int | None = None
     """the longest text it can read, if there is one"""
 
@@ -143,6 +146,8 @@ class Linformer(Full):
     Row i of E says how much of each position goes into row i; one E and one F serve all heads of a layer. Padding goes
     into none. What is looked at are rows, no longer words.
     """
+
+    keeps_words = False
 
     def __init__(self, section: recipe.Model, place: recipe.Place) -> None:
         super().__init__(section, place)
