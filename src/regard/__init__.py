@@ -9,8 +9,8 @@ The package reads from top to bottom; a module imports only from those above it:
     version     the version
     errors      RegardError, the one exception that speaks to a person
     background  items made in another thread while the ones before are in use
-    marks       PAD, START, END, UNKNOWN: the ids that stand for no text
-    recipe      everything that makes a model what it is, typed, with every default
+    marks       PAD, START, END, UNKNOWN, MASK: the ids that stand for no text
+    recipe/     everything that makes a model what it is, typed, with every default
     text/       read pairs, tokenize, store ids, make batches; the built-in grammar
     nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
     search/     greedy, beam, sampling: ids and a step function, no model
