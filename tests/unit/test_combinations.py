@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
-from hypothesis import given, reject, settings
+from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -152,6 +152,7 @@ def test_gradients_reach_every_weight_and_are_numbers(
 @given(model=models)
 def test_it_learns_in_half_precision(small_recipe: SmallRecipe, model: dict[str, Any]) -> None:
     """As on a GPU: weights in float32, products in bfloat16, by both ways."""
+    assume(model.get("norm") != "none")  # then numbers may grow from layer to layer without end
     example = Example(small_recipe, model)
     network = example.network.float()
     with torch.autocast("cpu", torch.bfloat16):
