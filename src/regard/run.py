@@ -1,7 +1,7 @@
 """A run folder is the unit of everything: what a model is, where it came from, how good it is.
 
     recipe.yaml         complete, all defaults written out
-    tokenizer*.model    one file, or one for each side
+    tokenizer*.model    one file, or one for each side; an imported one has its pieces beside it, in JSON
     model.safetensors   the weights; its header names the recipe and the tokenizer by hash
     card.json           scores, data, sizes, versions, times, and every file above by hash; written last
     log.jsonl, events/  what happened while it learned
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 from regard.recipe import Recipe, load_recipe
 from regard.score.result import Result
+from regard.text.loading import load_tokenizer
 from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class Run:
     # Weights, which name what they belong to
 
     def tokenizer_files(self) -> list[Path]:
-        return sorted(self.folder.glob("tokenizer*.model"))
+        return sorted(self.folder.glob("tokenizer*"))
 
     def _belongings(self) -> dict[str, str]:
         """What weights fit: the sections of the recipe that shape them, and the tokenizer."""
@@ -217,4 +218,4 @@ class Run:
             )
 
     def tokenizer(self, recipe: Recipe) -> Tokenizer:
-        return Tokenizer.load(self.folder, recipe.tokenizer)
+        return load_tokenizer(self.folder, recipe.tokenizer)

@@ -98,7 +98,7 @@ def trace(
     options = model.recipe.search
     beam = options.beam if beam is None else beam
     alpha = options.alpha if alpha is None else alpha
-    tree = Tree(START, alpha)
+    tree = Tree(START)
     hypothesis = model.find(text, prefix, beam=beam, alpha=alpha, watch=tree)
     said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
     read = [START, *said[:-1]]

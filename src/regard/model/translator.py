@@ -11,12 +11,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
-from regard.marks import END, MASK, PAD, START, UNKNOWN
+from regard.marks import END, PAD, START
 from regard.model.base import Model, arithmetic
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.recipe import Recipe
-from regard.search import Hypothesis, beam_search, greedy, sample
+from regard.search import MANNERS, Hypothesis, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.batches import plan_in_order
 from regard.text.tokenizer import Tokenizer
@@ -88,9 +88,10 @@ class Translator(Model):
                 f"beam {beam}, alpha {alpha}, nbest {nbest}: beam must be at least 1, "
                 "alpha at least 0, nbest between 1 and beam"
             )
-        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest)
+        manner = MANNERS[options.manner]
+        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=manner)
         if beam == 1:
-            way = partial(_greedy, alpha=alpha)
+            way = partial(_greedy, alpha=alpha, penalty=manner.penalty)
         return self._run(texts, prefixes, way, beam)
 
     @torch.inference_mode()
@@ -106,7 +107,8 @@ class Translator(Model):
         """The best hypothesis for one text, by beam search that may be watched."""
         (source,) = self.tokenizer.source.encode([text])
         (forced,) = self.tokenizer.target.encode([prefix])
-        way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
+        manner = MANNERS[self.recipe.search.manner]
+        way = partial(beam_search, beam=beam, alpha=alpha, watch=watch, manner=manner)
         ((best, *_),) = self._search([source], [forced], way)
         return best
 
@@ -148,6 +150,8 @@ class Translator(Model):
     ) -> list[list[Hypothesis]]:
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
+        if options.max_length is not None:
+            limits = [min(limit, options.max_length) for limit in limits]
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
         ids = [torch.tensor([*source, END]) for source in sources]
@@ -160,7 +164,7 @@ class Translator(Model):
                 start=START,
                 end=END,
                 prefixes=prefixes,
-                banned=(PAD, START, UNKNOWN, MASK, *self.tokenizer.target.line_breaks),
+                banned=self.tokenizer.target.never_said,
                 device=self.device,
             )
 

@@ -32,8 +32,9 @@ class NormAfter(nn.Module):
 
     @staticmethod
     def last(section: recipe.Model) -> nn.Module:
-        """What closes a stack: nothing, each layer ends in a norm already."""
-        return NORMS["none"](section.width)
+        """What closes a stack: nothing after post-norm layers, each of which ends in a norm already; one norm
+        after pre-norm layers, since the sum that leaves the last of them has none."""
+        return NORMS[section.norm if section.closing_norm else "none"](section.width)
 
 
 class NormBefore(NormAfter):
@@ -44,11 +45,6 @@ class NormBefore(NormAfter):
     ) -> Float[Tensor, "B T d"]:
         y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x, real)))
         return y
-
-    @staticmethod
-    def last(section: recipe.Model) -> nn.Module:
-        """What closes a stack: one norm, since the sum that leaves the last layer has none."""
-        return NORMS[section.norm](section.width)
 
 
 RESIDUALS: dict[recipe.NormPlace, type[NormAfter]] = {"after": NormAfter, "before": NormBefore}

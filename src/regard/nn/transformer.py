@@ -140,11 +140,12 @@ class Decoder(nn.Module):
 class Transformer(Network):
     def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
         super().__init__()
-        target = Embedding(target_size, section.width)
+        tied, bias = section.tie_output, section.output_bias
+        target = Embedding(target_size, section.width, bias and tied)
         source = target if section.tie_embeddings else Embedding(source_size, section.width)
         self.encoder = Encoder(section, source)
         self.decoder = Decoder(section, target)
-        self.projection = target if section.tie_output else Embedding(target_size, section.width)
+        self.projection = target if tied else Embedding(target_size, section.width, bias)
         initialize(self)
 
     @property

@@ -19,6 +19,9 @@ from regard.recipe.names import (
     EncoderPattern as EncoderPattern,
 )
 from regard.recipe.names import (
+    Manner as Manner,
+)
+from regard.recipe.names import (
     Measure as Measure,
 )
 from regard.recipe.names import (

@@ -6,11 +6,13 @@ logits.
 
 from regard.search.beam import beam_search
 from regard.search.hypothesis import Hypothesis, length_penalty
+from regard.search.manners import MANNERS
 from regard.search.one_by_one import greedy, sample
 from regard.search.rules import State, Step
 from regard.search.tree import Node, Tree
 
 __all__ = [
+    "MANNERS",
     "Hypothesis",
     "Node",
     "State",

@@ -76,6 +76,11 @@ class Vocabulary:
         found = (self._processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>"))
         return [int(i) for i in found if i != UNKNOWN]
 
+    @property
+    def never_said(self) -> tuple[int, ...]:
+        """What search may not put into a text."""
+        return (PAD, START, UNKNOWN, MASK, *self.line_breaks)
+
     def normalize(self, text: str) -> str:
         return normalize(text, self.normalization)
 
@@ -94,6 +99,10 @@ class Vocabulary:
         """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
         return [MARKS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
 
+    def files(self, stem: str) -> dict[str, bytes]:
+        """All that must be kept of it, by file name."""
+        return {f"{stem}.model": self.model}
+
 
 @dataclass(frozen=True)
 class Tokenizer:
@@ -104,6 +113,11 @@ class Tokenizer:
     @classmethod
     def train(cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
         """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept."""
+        if section.kind not in MODEL_TYPES:
+            raise RegardError(
+                f"tokenizer.kind {section.kind} comes with an imported model and cannot be learned; "
+                f"learned are {', '.join(MODEL_TYPES)}"
+            )
         if section.shared:
             both = _learn(section, pairs, ("source", "target"))
             return cls(both, both)
@@ -114,16 +128,19 @@ class Tokenizer:
         return self.source is self.target
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the model file(s) and say which."""
+        """Write the file(s) and say which."""
         vocabularies = [self.source] if self.shared else [self.source, self.target]
-        paths = _files(folder, self.shared)
-        for path, vocabulary in zip(paths, vocabularies, strict=True):
-            path.write_bytes(vocabulary.model)
-        return paths
+        files: dict[str, bytes] = {}
+        for stem, vocabulary in zip(side_names(self.shared), vocabularies, strict=True):
+            files |= vocabulary.files(stem)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return [folder / name for name in files]
 
     @classmethod
     def load(cls, folder: Path, section: recipe.Tokenizer) -> Tokenizer:
-        found = [_load(path, section.normalize) for path in _files(folder, section.shared)]
+        stems = side_names(section.shared)
+        found = [_load(folder / f"{stem}.model", section.normalize) for stem in stems]
         return cls(found[0], found[-1])
 
 
@@ -132,18 +149,22 @@ def normalize(text: str, normalization: recipe.Normalization) -> str:
     return unicodedata.normalize(forms[normalization], text) if normalization in forms else text
 
 
-def _files(folder: Path, shared: bool) -> list[Path]:
-    names = ["tokenizer.model"] if shared else ["tokenizer.source.model", "tokenizer.target.model"]
-    return [folder / name for name in names]
+def side_names(shared: bool) -> list[str]:
+    """How the names of a tokenizer's files begin."""
+    return ["tokenizer"] if shared else ["tokenizer.source", "tokenizer.target"]
 
 
-def _load(path: Path, normalization: recipe.Normalization) -> Vocabulary:
+def read_model(path: Path) -> bytes:
     try:
-        model = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise RegardError(f"{path}: no such file; the tokenizer is missing") from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _load(path: Path, normalization: recipe.Normalization) -> Vocabulary:
+    model = read_model(path)
     try:
         vocabulary = Vocabulary(model, normalization)
         marks = [vocabulary._processor.id_to_piece(mark) for mark in MARKS]
