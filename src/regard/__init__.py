@@ -20,6 +20,7 @@ The package reads from top to bottom; a module imports only from those above it:
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
     learn/      loss, optimizers, checkpoints, several processes, the loop
     look        a trace as one HTML file to send around; the page itself is in web/
+    exchange/   models come and go: Hugging Face, CTranslate2, ONNX, torch, bundles; each proves itself
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
     demo        the main job in three minutes, with nothing to download
     cli         the commands, thin

@@ -292,6 +292,41 @@ def average(
     print(f"{out}: the average of {len(steps)} checkpoints (steps {', '.join(map(str, steps))})")
 
 
+@app.command("import")
+def import_(
+    what: Annotated[Path, typer.Argument(metavar="FOLDER | FILE", help="A model from elsewhere.")],
+    kind: Annotated[str, typer.Option("--from", help="huggingface (MarianMT, OPUS-MT) or torch.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="For torch: where recipe and tokenizer are taken from."),
+    ] = None,
+) -> None:
+    """Make a run folder of a model from elsewhere, after proving that it is the same function."""
+    from regard.exchange.convert import import_model
+
+    for line in import_model(what, kind, out, like):
+        print(line)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--to", help="huggingface, ctranslate2, ctranslate2-int8, onnx, torch or bundle."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Write a model for others to open, after proving that it is the same function there."""
+    from regard.exchange.convert import export_model
+
+    for line in export_model(run, kind, out):
+        print(line)
+
+
 @app.command()
 def recipes() -> None:
     """List the recipes that come with Regard."""

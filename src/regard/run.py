@@ -149,8 +149,9 @@ class Run:
             f"tokenizer    {recipe.tokenizer.kind}",
         ]
         if "steps" not in card:
-            source = card.get("averaged_from")
-            state = f"averaged from {source}" if source else "not finished; train goes on with it"
+            made = {"averaged from": "averaged_from", "imported from": "imported_from"}
+            states = [f"{words} {card[key]}" for words, key in made.items() if key in card]
+            state = states[0] if states else "not finished; train goes on with it"
             return [*lines, f"state        {state}"]
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
         lines += [

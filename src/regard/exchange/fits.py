@@ -84,6 +84,6 @@ TORCH = Format(
         "norm": ("layer",),
         "closing_norm": (True,),
         "activation": ("relu", "gelu"),
-        "position": ("sinusoidal", "learned", "index", "none"),
+        "position": ("sinusoidal",),
     },
 )

@@ -123,7 +123,9 @@ def watched(places: Sequence[Stage]) -> Iterator[dict[str, Tensor]]:
     hooks = []
     for stage in places:
 
-        def came_out(module: nn.Module, given: object, made: object, name: str = stage.name) -> None:
+        def came_out(
+            module: nn.Module, given: object, made: object, name: str = stage.name
+        ) -> None:
             seen[name] = _first(made)
 
         def goes_in(module: nn.Module, given: object, name: str = stage.name) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.marks import END, MARKS, MASK, PAD, START, UNKNOWN
+from regard.marks import MARKS, MASK, PAD, START, UNKNOWN
 from regard.text.tokenizer import (
     SILENT,
     UNKNOWN_SIGN,
@@ -104,13 +104,3 @@ def _load(folder: Path, stem: str) -> MarianVocabulary:
         raise RegardError(f"{folder / stem}.model: damaged, or not a SentencePiece model") from None
     except (ValueError, KeyError, TypeError, AssertionError):
         raise RegardError(f"{path}: damaged, not a list of pieces in JSON") from None
-
-
-def marian_entries(vocab: dict[str, int], pad: int, end: int, unknown: int) -> list[int | None]:
-    """For each of our ids the row it has in theirs; None: they have no such row.
-
-    Marian's decoder begins by reading PAD, so what is PAD there is START here.
-    """
-    rows: list[int | None] = [None] * len(MARKS)
-    rows[START], rows[END], rows[UNKNOWN] = pad, end, unknown
-    return rows + [row for row in sorted(vocab.values()) if row not in (pad, end, unknown)]
