@@ -39,6 +39,8 @@ NEVER = -1e4
 """the logit of a mark they do not have: the probability of such a mark is 0, and a mean over logits stays a number"""
 POSITIONS = 1024
 """sinusoids have no end with us; there they are a table"""
+LONGEST = 510
+"""tokens of a translation, where the recipe sets no limit of its own: theirs cannot depend on the source"""
 LANGUAGES = ("source", "target")
 
 
@@ -387,7 +389,7 @@ def _generation(model: Translator) -> dict[str, Any]:
     return {
         "num_beams": search.beam,
         "length_penalty": search.alpha,
-        "max_length": min(POSITIONS, (search.max_length or POSITIONS - 2) + 2),
+        "max_length": min(POSITIONS, (search.max_length or LONGEST) + 2),
         "early_stopping": False,
         "bad_words_ids": [[i] for i in model.tokenizer.target.never_said],
         "pad_token_id": PAD,

@@ -1,10 +1,10 @@
 """Which weight of ours is which of theirs, and which of its axes are features of the model's width.
 
 The axes matter where the other side has its features in another order. Marian lays the waves of the positions out as
-sin … sin cos … cos, the paper and we as sin cos sin cos …. Positions are added to embeddings, so the order of the waves is
-the order of the features, and a network is the same function if *every* weight that reads or writes features of the
-width is reordered: embeddings, norms, the inputs of W^Q, W^K, W^V and W1, the outputs of W^O and W2, the projection.
-Features inside a head, and inside the feed-forward network, stay as they are.
+sin … sin cos … cos, the paper and we as sin cos sin cos …. Positions are added to embeddings, so the order of the waves
+is the order of the features, and a network is the same function if *every* weight that reads or writes features of
+the width is reordered: embeddings, norms, the inputs of W^Q, W^K, W^V and W1, the outputs of W^O and W2, the
+projection. Features inside a head, and inside the feed-forward network, stay as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every conversion proves itself: both sides read the same texts, and are compared layer by layer.
 
-Two networks in torch are compared in float64, where the same function agrees to some 1e-12 and a different one does not.
-An engine that shows only its results is compared by them, in float32; if they differ, ever smaller networks, cut after a
-layer, go the same way, and the first that differs names its layer.
+Two networks in torch are compared in float64, where the same function agrees to some 1e-12 and another does not. An
+engine that shows only its results is compared by them, in float32; if they differ, networks cut after a layer, each
+with one layer more, go the same way, and the first that differs names its layer.
 """
 
 from __future__ import annotations

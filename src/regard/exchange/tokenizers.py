@@ -17,8 +17,8 @@ into it, so no library is needed to change one field of a SentencePiece model"""
 def sentencepiece_model(vocabulary: Vocabulary) -> bytes:
     """A SentencePiece model that cuts ordinary text into the same pieces by itself.
 
-    We put one space before a text (see text/tokenizer); here SentencePiece is told to. What it cannot be told: text that
-    is not in the recipe's Unicode form, and U+2581, U+2585 and U+FDD0, which we spell out, it takes as they come.
+    We put one space before a text (see text/tokenizer); here SentencePiece is told to. What it cannot be told: text
+    not in the recipe's Unicode form, and U+2581, U+2585 and U+FDD0, which we spell out, it takes as they come.
     """
     if isinstance(vocabulary, MarianVocabulary):
         return vocabulary.model

@@ -125,7 +125,7 @@ def _language(name: str) -> str | None:
 
 class Tokenizer(Section):
     kind: TokenizerKind = "unigram"
-    """unigram and bpe lose no text (unknown characters become bytes); characters; words; marian only comes with an imported model"""
+    """unigram and bpe lose no text (unknown characters become bytes); characters; words; marian: of an import"""
     size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000
     """entries of the vocabulary, at most; small data give fewer"""
     shared: StrictBool = True
@@ -200,7 +200,7 @@ class Model(Section):
     norm_place: NormPlace = "after"
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
     closing_norm: bool
-    """a norm after the last layer of encoder and decoder; as norm_place before needs it, unless given (torch has it always)"""
+    """one more norm after the last layer; with norm_place before, unless given (torch always has it)"""
     position: Position = "sinusoidal"
     max_length: Annotated[int, Field(ge=1)] = 1024
     """positions of ``position: learned``; the others have no end"""

@@ -1,7 +1,7 @@
 """Vocabularies of models made elsewhere: their own SentencePiece, their own pieces, our marks in front.
 
-Marian's (OPUS-MT) has two SentencePiece models, one for each side, and a list of pieces of its own, ``vocab.json``, which
-is not in SentencePiece's order. The rows of the weights follow that list.
+Marian's (OPUS-MT) has two SentencePiece models, one for each side, and a list of pieces of its own, ``vocab.json``,
+which is not in SentencePiece's order. The rows of the weights follow that list.
 """
 
 from __future__ import annotations
