@@ -77,9 +77,9 @@ def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "layer_norm" not in name and "positions" not in name:
-                torch.nn.init.normal_(weight, std=0.4)
+                torch.nn.init.normal_(weight, std=0.4 if "shared" in name else 0.8)
         model.final_logits_bias.normal_()
-        model.final_logits_bias[0, 0] += 4.5  # END comes soon enough, but not at once
+        model.final_logits_bias[0, 0] = 6.5  # END comes soon enough, but not at once
     model.generation_config = transformers.GenerationConfig(
         num_beams=4, max_length=24, bad_words_ids=[[pad]], forced_eos_token_id=0, **marks
     )
@@ -114,9 +114,9 @@ def test_logits_are_the_same(marian_folder: Path, imported: Path) -> None:
     source[:, -1] = END
     target = torch.cat([torch.full((3, 1), START), source[:, :-1]], dim=1)
     their_id = torch.tensor([0, vocab["<pad>"], 0, 1, 0, *rows])
-    found = ours.network(source, target)[..., 5:]
-    wanted = theirs(input_ids=their_id[source], decoder_input_ids=their_id[target]).logits
-    np.testing.assert_allclose(found, wanted[..., rows], rtol=0, atol=1e-5)
+    found = ours.network.double()(source, target)[..., 5:]
+    wanted = theirs.double()(input_ids=their_id[source], decoder_input_ids=their_id[target]).logits
+    np.testing.assert_allclose(found, wanted[..., rows], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("manner", "alpha"), [("transformers", 1.0), ("paper", 0.0)])
@@ -145,7 +145,7 @@ def test_beam_search_finds_the_same_tokens(
         for a, b, cut in zip(found, wanted, limited, strict=True)
     ]
     assert sum(same) == 200
-    assert sum(limited) < 100
+    assert sum(limited) < 150
     text = tokenizer.decode(said[0], skip_special_tokens=True)
     assert model.translate(texts[:1], alpha=alpha) == [text]
 
@@ -200,7 +200,7 @@ def test_old_weights_are_read_without_running_them(marian_folder: Path, tmp_path
             return (Path.touch, (tmp_path / "executed",))
 
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.shared.weight": Evil()}))
-    with pytest.raises(RegardError, match="not read|damaged"):
+    with pytest.raises(RegardError, match=r"not read|damaged"):
         import_huggingface(folder, tmp_path / "run")
     assert not (tmp_path / "executed").exists()
 

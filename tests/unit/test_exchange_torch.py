@@ -142,4 +142,4 @@ def test_an_imported_tokenizer_cannot_be_learned() -> None:
     from regard.text.tokenizer import Tokenizer
 
     with pytest.raises(RegardError, match="comes with an imported model and cannot be learned"):
-        Tokenizer.train(recipe.Tokenizer(kind="marian"), lambda: [])
+        Tokenizer.train(recipe.Tokenizer(kind="marian"), list)

@@ -171,7 +171,7 @@ def our_log_probabilities(network: Transformer, given: Inputs) -> Float[Tensor, 
     """Of every target token, and of END after the last."""
     said = torch.cat([given.target[:, 1:], torch.full_like(given.target[:, :1], PAD)], dim=1)
     said[range(len(said)), given.target_real.sum(1) - 1] = END
-    every = network.eval()(given.source, given.target).log_softmax(-1)
+    every: Tensor = network.eval()(given.source, given.target).log_softmax(-1)
     return every.gather(-1, said[..., None])[..., 0][given.target_real]
 
 

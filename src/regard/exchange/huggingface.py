@@ -454,7 +454,7 @@ def _same_pieces(
             if [*ours, END] != others:
                 raise RegardError(f"{what}: MarianTokenizer cuts {text!r} into other pieces")
     said = model.tokenizer.target.encode(targets)
-    for ours, row in zip(model.tokenizer.target.decode(said), said, strict=True):
-        if theirs.decode([*row, END], skip_special_tokens=True) != ours.strip():
-            raise RegardError(f"{what}: MarianTokenizer does not give back {ours!r}")
+    for text, row in zip(model.tokenizer.target.decode(said), said, strict=True):
+        if theirs.decode([*row, END], skip_special_tokens=True) != text.strip():
+            raise RegardError(f"{what}: MarianTokenizer does not give back {text!r}")
     return 2 * len(sources)

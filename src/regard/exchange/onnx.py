@@ -47,7 +47,7 @@ class Growing(Cache):
         assert self.past is not None
         rows = self.past[0].shape[:2]
         key, value = (
-            torch.cat([before, one.unflatten(0, rows)], dim=3)
+            torch.cat([before, one.view(*rows, *one.shape[1:])], dim=3)
             for before, one in zip(self.past, new, strict=True)
         )
         self.past = key, value
@@ -99,7 +99,7 @@ class Says(nn.Module):
         for number, (layer, cache) in enumerate(zip(decoder.layers, caches, strict=True)):
             memory = KeysValues(memory_keys[number], memory_values[number])
             x = layer(x, Mask(causal=True), memory, Mask(real), cache=cache)
-        logits = self.network.project(decoder.norm(x)[:, 0]).unflatten(0, shape)
+        logits = self.network.project(decoder.norm(x)[:, 0]).view(*shape, -1)
         pasts = [cache.past for cache in caches if cache.past is not None]
         return (
             logits,
@@ -151,22 +151,24 @@ def write_graphs(folder: Path, network: Transformer) -> None:
     source = torch.full((3, 5), END)
     memory = Reads(network)(source)
     step = _step(torch.full((3, 2), START), length=4, memory=memory)
-    auto = torch.export.Dim.AUTO
+    batch, beams = torch.export.Dim("batch"), torch.export.Dim("beams")
+    length, past = torch.export.Dim("length"), torch.export.Dim("past")
     _write(
         folder / "encoder.onnx",
         Reads(network),
         {"source": source},
         ["memory_keys", "memory_values", "real"],
-        {"source": {0: auto, 1: auto}},
+        {"source": {0: batch, 1: length}},
     )
-    past, seen = {1: auto, 2: auto, 4: auto}, {1: auto, 3: auto}
+    before, memory_free = {1: batch, 2: beams, 4: past}, {1: batch, 3: length}
     _write(
         folder / "decoder.onnx",
         Says(network),
         step,
         ["logits", "new_keys", "new_values"],
-        {"tokens": {0: auto, 1: auto}, "keys": past, "values": past}
-        | {"memory_keys": seen, "memory_values": seen, "real": {0: auto, 1: auto}},
+        {"tokens": {0: batch, 1: beams}, "keys": before, "values": before}
+        | {"memory_keys": memory_free, "memory_values": memory_free}
+        | {"real": {0: batch, 1: length}},
     )
 
 
@@ -226,7 +228,8 @@ def _silent(*names: str) -> Iterator[None]:
 def _prove(what: str, network: Transformer, given: Inputs, folder: Path) -> Proof:
     def ours(smaller: Transformer) -> Float[Tensor, "n V"]:
         with torch.no_grad():
-            return smaller.eval()(given.source, given.target)[given.target_real]
+            logits: Tensor = smaller.eval()(given.source, given.target)
+            return logits[given.target_real]
 
     def theirs(smaller: Transformer) -> Float[Tensor, "n V"]:
         if smaller is network:

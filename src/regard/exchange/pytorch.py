@@ -8,6 +8,7 @@ number of heads nor the vocabulary, so a run is needed that the weights are *lik
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ class Tutorial(nn.Module):
 
     def __init__(self, section: Model, source: int, target: int) -> None:
         super().__init__()
-        self.transformer = nn.Transformer(**arguments(section))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch tells when it cannot take a short cut
+            self.transformer = nn.Transformer(**arguments(section))
         self.src_tok_emb = nn.ModuleDict({"embedding": nn.Embedding(source, section.width)})
         self.tgt_tok_emb = nn.ModuleDict({"embedding": nn.Embedding(target, section.width)})
         self.generator = nn.Linear(section.width, target)

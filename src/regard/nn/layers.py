@@ -124,8 +124,8 @@ class DecoderLayer(EncoderLayer):
 
         def attend_to_memory(y: Tensor) -> Tensor:
             # In search several rows, the beams, share one sentence: they are queries side by side,
-            # so that its keys and values are held and read once.
-            queries = y.reshape(len(memory.key), -1, y.shape[-1])
+            # so that its keys and values are held and read once. (A size of a graph to export is no int: no len().)
+            queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
             attended: Tensor = self.memory_attention(queries, memory, memory_mask)
             return attended.reshape(y.shape)
 

@@ -42,16 +42,24 @@ class Full(nn.Module):
         # A purely causal square goes by flag: the kernel then skips what lies above the diagonal.
         if attend.fused and mask.causal and mask.real is None and sizes[0] == sizes[1]:
             return cast(Tensor, attend(query, *seen, None, causal=True))
-        distance = mask.distance(*sizes, query.device) if attend.relation.in_scores else None
         allowed = mask.matrix(*sizes, query.device)
-        return cast(Tensor, attend(query, *seen, allowed, distance))
+        return cast(Tensor, attend(query, *seen, allowed, distances(attend, query, seen, mask)))
 
     def show(
         self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeysValues, mask: Mask
     ) -> Shown:
         sizes = query.shape[2], seen.key.shape[2]
         allowed = self.allowed(mask, *sizes, query.device)
-        return attend.show(query, *seen, allowed, mask.distance(*sizes, query.device))
+        return attend.show(query, *seen, allowed, distances(attend, query, seen, mask))
+
+
+def distances(
+    attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeysValues, mask: Mask
+) -> Int[Tensor, "#B Q K"] | None:
+    """Only where a position asks for them: between two texts there are none."""
+    if not attend.relation.in_scores:
+        return None
+    return mask.distance(query.shape[2], seen.key.shape[2], query.device)
 
 
 class Window(Full):
