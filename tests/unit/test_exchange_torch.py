@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 from regard import recipe
+from regard.cli import app
 from regard.errors import RegardError
 from regard.exchange import needs, pytorch
 from regard.exchange.convert import export_model, import_model
@@ -97,6 +99,16 @@ def test_a_bundle_is_what_is_needed_and_no_more(make_run: MakeRun, tmp_path: Pat
     assert both[0].translate(["The dog."]) == both[1].translate(["The dog."])
     with pytest.raises(RegardError, match="exists already"):
         export_model(run, "bundle", tmp_path / "out")
+
+
+def test_the_commands(make_run: MakeRun, tmp_path: Path) -> None:
+    run, out = make_run(model=AS_TORCH), tmp_path / "out"
+    done = CliRunner().invoke(app, ["export", str(run), "--to", "torch", "--out", str(out)])
+    assert "proved layer by layer" in done.output
+    mine = [str(out), "--from", "torch", "--like", str(run), "--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, ["import", *mine]).exit_code == 0
+    told = CliRunner().invoke(app, ["info", str(tmp_path / "run")]).output
+    assert "imported from" in told
 
 
 def test_a_missing_package_and_an_unknown_format_are_told(

@@ -18,7 +18,7 @@ from regard.exchange.fits import HUGGINGFACE
 from regard.exchange.folder import whole
 from regard.exchange.names import MARIAN, fill, interleaved, reordered
 from regard.exchange.needs import need
-from regard.exchange.proof import Inputs, Proof, compare, inputs, our_side, stages, watched
+from regard.exchange.proof import Inputs, compare, inputs, our_side, stages, watched
 from regard.exchange.tokenizers import ids_by_piece, write_json, write_models
 from regard.marks import END, MARKS, MASK, PAD, START, UNKNOWN
 from regard.model import Translator, weights_of
@@ -82,6 +82,8 @@ class Side:
 
 def import_huggingface(folder: Path, out: Path, like: Path | None = None) -> list[str]:
     """A MarianMT folder to a run folder."""
+    if like is not None:
+        raise RegardError("--like is for --from torch: a MarianMT folder knows its own shape")
     settings = _settings(folder)
     vocabs = _vocabs(folder, settings)
     sides = [Side.of(vocab, settings) for vocab in vocabs]
@@ -92,13 +94,20 @@ def import_huggingface(folder: Path, out: Path, like: Path | None = None) -> lis
     fill(network, _our_weights(_their_weights(folder), sides, recipe), str(folder))
     given = inputs(recipe, tokenizer)
     proof = compare(str(folder), our_side(network, given), _their_side(folder, given, sides), given)
+    texts = _same_pieces(str(folder), folder, tokenizer, given, sides)
     with whole(out) as partial:
         run = Run(partial)
         run.write_recipe(recipe)
         tokenizer.save(partial)
         run.write_weights(weights_of(network))
         run.write_card({"imported_from": f"{folder.resolve()} (huggingface)", "proof": str(proof)})
-    return [str(proof), f"{out}: a model as if it were trained here; try  regard translate {out}"]
+    notes = []
+    if settings.get("early_stopping"):
+        notes.append(
+            "its generate stops early (early_stopping); here it looks on, and may find better"
+        )
+    done = f"{out}: a model as if it were trained here; {texts} texts give the same pieces"
+    return [str(proof), *notes, done]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -333,6 +342,10 @@ def export_huggingface(folder: Path, out: Path) -> list[str]:
     network, tokenizer = model.network, model.tokenizer
     assert isinstance(network, Transformer)
     given = inputs(model.recipe, tokenizer)
+    same = [
+        Side(list(range(side.size)), side.pieces(range(side.size)))
+        for side in (tokenizer.source, tokenizer.target)
+    ]
     with whole(out) as partial, quiet(transformers):
         config = transformers.MarianConfig(**_config(model.recipe, tokenizer))
         marian = transformers.MarianMTModel(config)
@@ -340,19 +353,10 @@ def export_huggingface(folder: Path, out: Path) -> list[str]:
         marian.generation_config = transformers.GenerationConfig(**_generation(model))
         marian.save_pretrained(partial)
         _write_tokenizer(partial, model)
-        proof = _prove(str(folder), partial, model, network, given)
-        texts = _same_pieces(str(folder), partial, model, given, transformers)
+        theirs = _their_side(partial, given, same)
+        proof = compare(str(folder), our_side(network, given), theirs, given)
+        texts = _same_pieces(str(folder), partial, tokenizer, given, same)
     return [str(proof), f"{out}: opens in transformers; {texts} texts give the same pieces there"]
-
-
-def _prove(
-    what: str, folder: Path, model: Translator, network: Transformer, given: Inputs
-) -> Proof:
-    same = [
-        Side(list(range(side.size)), side.pieces(range(side.size)))
-        for side in (model.tokenizer.source, model.tokenizer.target)
-    ]
-    return compare(what, our_side(network, given), _their_side(folder, given, same), given)
 
 
 def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -440,21 +444,23 @@ def _write_tokenizer(folder: Path, model: Translator) -> None:
 
 
 def _same_pieces(
-    what: str, folder: Path, model: Translator, given: Inputs, transformers: Any
+    what: str, folder: Path, tokenizer: Tokenizer, given: Inputs, sides: Sequence[Side]
 ) -> int:
     """Both tokenizers cut the real texts into the same pieces, and put them together again."""
-    theirs = transformers.MarianTokenizer.from_pretrained(folder, local_files_only=True)
+    transformers = need("transformers")
+    with quiet(transformers):
+        theirs = transformers.MarianTokenizer.from_pretrained(folder, local_files_only=True)
     sources, targets = (list(side) for side in zip(*given.pairs, strict=True))
     checks = [
-        (sources, model.tokenizer.source, theirs(sources).input_ids),
-        (targets, model.tokenizer.target, theirs(text_target=targets).input_ids),
+        (sources, tokenizer.source, sides[0], theirs(sources).input_ids),
+        (targets, tokenizer.target, sides[1], theirs(text_target=targets).input_ids),
     ]
-    for texts, vocabulary, found in checks:
+    for texts, vocabulary, side, found in checks:
         for text, ours, others in zip(texts, vocabulary.encode(texts), found, strict=True):
-            if [*ours, END] != others:
+            if [*ours, END] != [side.id(row) for row in others]:
                 raise RegardError(f"{what}: MarianTokenizer cuts {text!r} into other pieces")
-    said = model.tokenizer.target.encode(targets)
-    for text, row in zip(model.tokenizer.target.decode(said), said, strict=True):
-        if theirs.decode([*row, END], skip_special_tokens=True) != text.strip():
+    said = [[i for i in row if i != UNKNOWN] for row in tokenizer.target.encode(targets)]
+    for text, row in zip(tokenizer.target.decode(said), said, strict=True):
+        if theirs.decode([sides[1].rows[i] for i in row], skip_special_tokens=True) != text.strip():
             raise RegardError(f"{what}: MarianTokenizer does not give back {text!r}")
     return 2 * len(sources)
