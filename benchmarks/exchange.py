@@ -3,8 +3,7 @@
     python benchmarks/exchange.py RUN TEXTS [SENTENCES]
 
 Each engine gets the text, cuts it by the tokenizer that was exported with the model, and searches by itself: greedily,
-and with the run's beam and no length penalty, where all of them must find the same. "recipe" is the run's own beam and
-alpha, whose penalty has another form in other engines.
+with the run's beam and no length penalty, and with the run's beam and alpha, where ours searches in its manner.
 """
 
 from __future__ import annotations
@@ -23,13 +22,16 @@ import sentencepiece
 import torch
 
 from regard.errors import RegardError
-from regard.exchange.convert import EXPORTS, export_model
+from regard.exchange.convert import export_model
 from regard.exchange.onnx import session
-from regard.model import Translator
+from regard.model import Translation, Translator
+from regard.recipe import Manner
 from regard.search import beam_search
 
 Engine = Callable[[list[str], int, float], list[str]]
 BATCH = 32
+LONGEST = 98
+"""tokens of a translation, the same limit for all"""
 
 
 def huggingface(folder: Path) -> Engine:
@@ -41,7 +43,8 @@ def huggingface(folder: Path) -> Engine:
 
     def translate(texts: list[str], beam: int, alpha: float) -> list[str]:
         given = tokenizer(texts, return_tensors="pt", padding=True)
-        options = {"num_beams": beam, "length_penalty": alpha, "max_length": 100}
+        # Theirs counts START and, where it comes, END.
+        options = {"num_beams": beam, "length_penalty": alpha, "max_length": LONGEST + 2}
         with torch.inference_mode():
             said = model.generate(**given, **options)
         return list(tokenizer.batch_decode(said, skip_special_tokens=True))
@@ -61,7 +64,12 @@ def ctranslate2(folder: Path) -> Engine:
 
     def translate(texts: list[str], beam: int, alpha: float) -> list[str]:
         pieces = source.encode(texts, out_type=str)
-        asked = {**options, "beam_size": beam, "length_penalty": alpha, "max_decoding_length": 98}
+        asked = {
+            **options,
+            "beam_size": beam,
+            "length_penalty": alpha,
+            "max_decoding_length": LONGEST,
+        }
         said = translator.translate_batch(pieces, **asked)
         return [str(target.decode_pieces(one.hypotheses[0])) for one in said]
 
@@ -116,7 +124,7 @@ def onnx(folder: Path) -> Engine:
         found = beam_search(
             step,
             State(feed),
-            limits=[len(row) - 1 + marks["extra_length"] for row in rows],
+            limits=[LONGEST] * len(rows),
             start=marks["start"],
             end=marks["end"],
             beam=beam,
@@ -128,41 +136,50 @@ def onnx(folder: Path) -> Engine:
     return translate
 
 
-ENGINES: dict[str, Callable[[Path], Engine]] = {
-    "huggingface": huggingface,
-    "ctranslate2": ctranslate2,
-    "ctranslate2-int8": ctranslate2,
-    "onnx": onnx,
+ENGINES: dict[str, tuple[Callable[[Path], Engine], Manner]] = {
+    "huggingface": (huggingface, "transformers"),
+    "ctranslate2": (ctranslate2, "ctranslate2"),
+    "ctranslate2-int8": (ctranslate2, "ctranslate2"),
+    "onnx": (onnx, "paper"),
 }
+"""and the manner of our search that is theirs; onnx brings none of its own"""
 
 
 def main(run: Path, file: Path, count: int) -> None:
     texts = file.read_text(encoding="utf-8").splitlines()[:count]
     model = Translator.load(run, "cpu")
-    search = model.recipe.search
-    ways = {"greedy": (1, 0.0), f"beam {search.beam}, alpha 0": (search.beam, 0.0)}
-    ways[f"recipe: beam {search.beam}, alpha {search.alpha:g}"] = (search.beam, search.alpha)
-    ours = {
-        way: model.translate(texts, beam=beam, alpha=alpha) for way, (beam, alpha) in ways.items()
-    }
-    for name in ENGINES:
-        assert name in EXPORTS
+    search = model.recipe.search.model_copy(update={"max_length": LONGEST, "extra_length": LONGEST})
+    model.recipe = model.recipe.model_copy(update={"search": search})
+    ours: dict[tuple[Any, ...], list[Translation]] = {}
+    for name, (open_engine, manner) in ENGINES.items():
+        ways = [(1, 0.0, "paper"), (search.beam, 0.0, "paper"), (search.beam, search.alpha, manner)]
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                print(
-                    name, *export_model(run, name, Path(scratch) / "out")[:-1], sep=": ", flush=True
-                )
+                lines = export_model(run, name, Path(scratch) / "out")[:-1]
+                print(name, *lines, sep=": ", flush=True)
             except RegardError as error:
                 print(name, error, sep=": ")
                 continue
-            engine = ENGINES[name](Path(scratch) / "out")
-            for way, (beam, alpha) in ways.items():
-                begin, said = time.perf_counter(), []
+            engine = open_engine(Path(scratch) / "out")
+            for way in ways:
+                beam, alpha, kind = way
+                if way not in ours:
+                    found = model.search(texts, beam=beam, alpha=alpha, manner=kind)
+                    ours[way] = [best for best, *_ in found]
+                said = []
+                begin = time.perf_counter()
                 for start in range(0, len(texts), BATCH):
                     said += engine(texts[start : start + BATCH], beam, alpha)
                 seconds = time.perf_counter() - begin
-                same = sum(a.strip() == b.strip() for a, b in zip(said, ours[way], strict=True))
-                print(f"  {way}: {same} of {len(texts)} the same ({seconds:.0f} s)", flush=True)
+                told = f"beam {beam}, alpha {alpha:g}, manner {kind}"
+                print(f"  {told}: {_same(said, ours[way])} ({seconds:.0f} s)", flush=True)
+
+
+def _same(said: list[str], ours: list[Translation]) -> str:
+    same = [a.strip() == one.text.strip() for a, one in zip(said, ours, strict=True)]
+    cut = sum(not one.finished for one, equal in zip(ours, same, strict=True) if not equal)
+    rest = f", {cut} of the others cut at the limit" if cut else ""
+    return f"{sum(same)} of {len(same)} the same{rest}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from regard.errors import RegardError
 from regard.exchange import ctranslate2 as exchange
 from regard.exchange.convert import export_model
 from regard.model import Translator
+from regard.recipe import Manner
 from regard.text.grammar import generate
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="needs pip install 'regard[exchange]'")
@@ -47,11 +48,16 @@ def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[s
     sources = [pieces.encode(text, out_type=str) for text in texts]
     theirs = ctranslate2.Translator(str(out), intra_threads=1)
     limit = min(map(len, sources)) + model.recipe.search.extra_length
-    # With one beam, and with several when length is no matter, both must find the same.
-    for beam, count in ((1, 20), (3, 4)):
-        options |= {"beam_size": beam, "length_penalty": 0, "max_decoding_length": limit}
-        said = theirs.translate_batch(sources[:count], **options)
-        found = model.search(texts[:count], beam=beam, alpha=0.0)
+    # With one beam, with several when length is no matter, and in its own manner both must find the same.
+    ways: list[tuple[int, float, Manner]] = [
+        (1, 0, "paper"),
+        (3, 0, "paper"),
+        (3, 1, "ctranslate2"),
+    ]
+    for beam, alpha, manner in ways:
+        options |= {"beam_size": beam, "length_penalty": alpha, "max_decoding_length": limit}
+        said = theirs.translate_batch(sources, **options)
+        found = model.search(texts, beam=beam, alpha=alpha, manner=manner)
         for (ours,), result in zip(found, said, strict=True):
             if ours.finished and len(ours.tokens) < limit:
                 assert ours.tokens == result.hypotheses[0]

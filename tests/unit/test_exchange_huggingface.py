@@ -20,6 +20,7 @@ from regard.exchange import huggingface
 from regard.exchange.huggingface import export_huggingface, import_huggingface
 from regard.marks import END, MARKS, START
 from regard.model import Translator
+from regard.recipe import Manner
 from regard.run import Run
 from regard.text.corpus import Pair
 from regard.text.grammar import generate
@@ -121,22 +122,20 @@ def test_logits_are_the_same(marian_folder: Path, imported: Path) -> None:
 
 @pytest.mark.parametrize(("manner", "alpha"), [("transformers", 1.0), ("paper", 0.0)])
 def test_beam_search_finds_the_same_tokens(
-    marian_folder: Path, imported: Path, manner: str, alpha: float
+    marian_folder: Path, imported: Path, manner: Manner, alpha: float
 ) -> None:
     """Their penalty and stop at any alpha; at alpha 0 the paper's must find the same, since nothing is left to differ.
 
     Only where a sentence is cut at its limit do the two manners differ: theirs closes it with a free END.
     """
     model, theirs = Translator.load(imported, "cpu"), open_marian(marian_folder)
-    search = model.recipe.search.model_copy(update={"manner": manner})
-    model.recipe = model.recipe.model_copy(update={"search": search})
     texts = [pair.source for pair in generate("test", 200)]
     tokenizer = open_tokenizer(marian_folder)
     given = tokenizer(texts, return_tensors="pt", padding=True)
     said = theirs.generate(**given, length_penalty=alpha).tolist()
     marks = {0, tokenizer.pad_token_id}
     wanted = [tokenizer.convert_ids_to_tokens([i for i in row if i not in marks]) for row in said]
-    found = [one.tokens for (one,) in model.search(texts, alpha=alpha)]
+    found = [one.tokens for (one,) in model.search(texts, alpha=alpha, manner=manner)]
     lengths = {len(tokens) for tokens in found}
     assert len(lengths) > 3, "a test of little: all translations are alike"
     limited = [len(tokens) >= 22 for tokens in wanted]
@@ -147,7 +146,7 @@ def test_beam_search_finds_the_same_tokens(
     assert sum(same) == 200
     assert sum(limited) < 150
     text = tokenizer.decode(said[0], skip_special_tokens=True)
-    assert model.translate(texts[:1], alpha=alpha) == [text]
+    assert model.translate(texts[:1], alpha=alpha, manner=manner) == [text]
 
 
 def test_texts_are_cut_alike(marian_folder: Path, imported: Path) -> None:

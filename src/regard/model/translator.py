@@ -15,7 +15,7 @@ from regard.marks import END, PAD, START
 from regard.model.base import Model, arithmetic
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
-from regard.recipe import Recipe
+from regard.recipe import Manner, Recipe
 from regard.search import MANNERS, Hypothesis, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.batches import plan_in_order
@@ -63,12 +63,17 @@ class Translator(Model):
         return self.translate(sources, beam=1 if quick else None)
 
     def translate(
-        self, texts: Sequence[str], *, beam: int | None = None, alpha: float | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None = None,
+        alpha: float | None = None,
+        manner: Manner | None = None,
     ) -> list[str]:
         """The best translation of each text."""
         if isinstance(texts, str):
             raise RegardError("translate takes a list of texts: translate([text])")
-        return [best.text for best, *_ in self.search(texts, beam=beam, alpha=alpha)]
+        return [best.text for best, *_ in self.search(texts, beam=beam, alpha=alpha, manner=manner)]
 
     def search(
         self,
@@ -76,6 +81,7 @@ class Translator(Model):
         *,
         beam: int | None = None,
         alpha: float | None = None,
+        manner: Manner | None = None,
         nbest: int = 1,
         prefixes: Sequence[str] | None = None,
     ) -> list[list[Translation]]:
@@ -88,10 +94,10 @@ class Translator(Model):
                 f"beam {beam}, alpha {alpha}, nbest {nbest}: beam must be at least 1, "
                 "alpha at least 0, nbest between 1 and beam"
             )
-        manner = MANNERS[options.manner]
-        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=manner)
+        kind = MANNERS[manner or options.manner]
+        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=kind)
         if beam == 1:
-            way = partial(_greedy, alpha=alpha, penalty=manner.penalty)
+            way = partial(_greedy, alpha=alpha, penalty=kind.penalty)
         return self._run(texts, prefixes, way, beam)
 
     @torch.inference_mode()

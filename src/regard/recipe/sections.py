@@ -293,7 +293,7 @@ class Search(Section):
     alpha: Annotated[float, Field(ge=0)] = 0.6
     """length penalty ((5 + length) / 6) ** alpha, as in the paper"""
     manner: Manner = "paper"
-    """transformers: the penalty length ** alpha, and the stop, of Hugging Face's generate"""
+    """transformers, ctranslate2: with the penalty length ** alpha and the stop of those engines"""
     extra_length: Annotated[int, Field(ge=1)] = 50
     """a translation has at most source length + this many tokens"""
     max_length: Annotated[int, Field(ge=1)] | None = None

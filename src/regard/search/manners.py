@@ -69,4 +69,23 @@ class Transformers(Paper):
         return nothing | ((worst > NEVER) & (now.live / cls.penalty(now.length, alpha) <= worst))
 
 
-MANNERS: dict[recipe.Manner, type[Paper]] = {"paper": Paper, "transformers": Transformers}
+class CTranslate2(Paper):
+    """length ** alpha, and the stop, of CTranslate2: at ``beam`` finished hypotheses, whatever is still on its way.
+
+    Where length is no matter it stops when nothing better can come.
+    """
+
+    penalty: Penalty = staticmethod(power)
+
+    @classmethod
+    def done(cls, now: Standing, alpha: float, nbest: int) -> Bool[Tensor, "sentences"]:
+        if alpha == 0:
+            return now.live <= now.scores[:, nbest - 1]
+        return torch.isneginf(now.live) | (now.scores[:, -1] > NEVER)
+
+
+MANNERS: dict[recipe.Manner, type[Paper]] = {
+    "paper": Paper,
+    "transformers": Transformers,
+    "ctranslate2": CTranslate2,
+}
