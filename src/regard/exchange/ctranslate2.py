@@ -59,6 +59,7 @@ def _options(model: Translator) -> dict[str, Any]:
     return {
         "beam_size": model.recipe.search.beam,
         "length_penalty": model.recipe.search.alpha,
+        "min_decoding_length": 0,
         "disable_unk": UNKNOWN in target.never_said,
         "suppress_sequences": [[piece] for piece in target.pieces(never)],
     }
