@@ -17,6 +17,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.exchange import huggingface
+from regard.exchange.convert import export_model
 from regard.exchange.huggingface import export_huggingface, import_huggingface
 from regard.marks import END, MARKS, START
 from regard.model import Translator
@@ -179,6 +180,12 @@ def test_it_is_looked_at_and_described_like_any_other(imported: Path) -> None:
     model.evaluate([Pair("The dog is tired.", "Der Hund ist müde.")])
 
 
+@pytest.mark.parametrize("kind", ["huggingface", "ctranslate2"])
+def test_it_goes_on_to_others(imported: Path, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip(kind.replace("huggingface", "transformers"))
+    assert "proved" in export_model(imported, kind, tmp_path / "out")[0]
+
+
 def test_a_changed_list_of_pieces_is_noticed(imported: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(imported, tmp_path / "run"))
     pieces = run / "tokenizer.target.pieces.json"
@@ -192,7 +199,10 @@ def test_old_weights_are_read_without_running_them(marian_folder: Path, tmp_path
     weights = huggingface._their_weights(folder)
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    assert huggingface._their_weights(folder).keys() == weights.keys()
+    import_huggingface(folder, tmp_path / "imported")
+    assert Translator.load(tmp_path / "imported", "cpu").tokenizer.target.size == 2 + len(
+        json.loads((folder / "vocab.json").read_text())
+    )
 
     class Evil:
         def __reduce__(self) -> tuple[Any, ...]:
