@@ -8,6 +8,7 @@ with the run's beam and no length penalty, and with the run's beam and alpha, wh
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -35,16 +36,15 @@ LONGEST = 98
 
 
 def huggingface(folder: Path) -> Engine:
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     warnings.simplefilter("ignore")
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
 
     def translate(texts: list[str], beam: int, alpha: float) -> list[str]:
         given = tokenizer(texts, return_tensors="pt", padding=True)
-        # Theirs counts START and, where it comes, END.
-        options = {"num_beams": beam, "length_penalty": alpha, "max_length": LONGEST + 2}
+        # Theirs counts START too.
+        options = {"num_beams": beam, "length_penalty": alpha, "max_length": LONGEST + 1}
         with torch.inference_mode():
             said = model.generate(**given, **options)
         return list(tokenizer.batch_decode(said, skip_special_tokens=True))
@@ -152,6 +152,7 @@ def main(run: Path, file: Path, count: int) -> None:
     model.recipe = model.recipe.model_copy(update={"search": search})
     ours: dict[tuple[Any, ...], list[Translation]] = {}
     for name, (open_engine, manner) in ENGINES.items():
+        ways: list[tuple[int, float, Manner]]
         ways = [(1, 0.0, "paper"), (search.beam, 0.0, "paper"), (search.beam, search.alpha, manner)]
         with tempfile.TemporaryDirectory() as scratch:
             try:

@@ -15,7 +15,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.model import Translation, Translator
-    from regard.recipe import Recipe
+    from regard.recipe import Manner, Recipe
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,6 +110,12 @@ def translate(
     output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    manner: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose beam search: paper, transformers, ctranslate2 (default: the recipe's)."
+        ),
+    ] = None,
     nbest: Annotated[
         int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
     ] = 1,
@@ -120,20 +126,31 @@ def translate(
 
     if texts and input:
         raise RegardError("give either texts or --input, not both")
+    kind = _manner(manner)
     model = Translator.load(run)
     lines = _lines(texts, input)
     if output is None:
-        for line in _translated(model, lines, beam, alpha, nbest, as_json):
+        for line in _translated(model, lines, beam, alpha, kind, nbest, as_json):
             print(line, flush=True)
         return
     from regard.run import write_whole
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8") as file:
-            for line in _translated(model, lines, beam, alpha, nbest, as_json):
+            for line in _translated(model, lines, beam, alpha, kind, nbest, as_json):
                 file.write(line + "\n")
 
     write_whole(output, write)
+
+
+def _manner(name: str | None) -> Manner | None:
+    from regard.recipe import nearest
+    from regard.search import MANNERS
+
+    found = [manner for manner in MANNERS if manner == name]
+    if name is not None and not found:
+        raise RegardError(f"--manner {name}: no such manner{nearest(name, list(MANNERS))}")
+    return found[0] if found else None
 
 
 def _lines(texts: list[str] | None, input: Path | None) -> Iterator[list[str]]:
@@ -171,6 +188,7 @@ def _translated(
     portions: Iterator[list[str]],
     beam: int | None,
     alpha: float | None,
+    manner: Manner | None,
     nbest: int,
     as_json: bool,
 ) -> Iterator[str]:
@@ -178,7 +196,7 @@ def _translated(
         beam = max(model.recipe.search.beam, nbest)
     before = 0
     for portion in portions:
-        found = model.search(portion, beam=beam, alpha=alpha, nbest=nbest)
+        found = model.search(portion, beam=beam, alpha=alpha, manner=manner, nbest=nbest)
         for number, (text, translations) in enumerate(zip(portion, found, strict=True), before + 1):
             yield from _shown(number, text, translations, nbest, as_json)
         before += len(portion)

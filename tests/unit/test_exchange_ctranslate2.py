@@ -64,8 +64,9 @@ def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> N
     run = make_run(model={"width": 64, "feedforward": 128})
     before = Translator.load(run, "cpu").translate(["The dog is tired."])
     export_model(run, "ctranslate2", tmp_path / "whole")
-    proof, cost, _ = export_model(run, "ctranslate2-int8", tmp_path / "small")
+    proof, cost, search, _ = export_model(run, "ctranslate2-int8", tmp_path / "small")
     assert "proved" in proof
+    assert "--manner ctranslate2" in search
     mean, most = (float(word) for word in cost.replace(",", "").split() if word[0].isdigit())
     assert 0 < mean < most < 5
     assert Translator.load(run, "cpu").translate(["The dog is tired."]) == before

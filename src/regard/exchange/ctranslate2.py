@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.exchange.fits import CTRANSLATE2
+from regard.exchange.fits import CTRANSLATE2, other_search
 from regard.exchange.folder import whole
 from regard.exchange.needs import need
 from regard.exchange.proof import Inputs, Proof, inputs, prove_outside
@@ -49,6 +49,7 @@ def export_ctranslate2(folder: Path, out: Path, quantization: Quantization = "fp
         lines = [str(proof)]
         if quantization == "int8":
             lines.append(_cost(partial, model, given))
+    lines += other_search(model.recipe, "ctranslate2")
     return [*lines, f"{out}: opens in ctranslate2.Translator"]
 
 

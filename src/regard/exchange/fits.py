@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from regard.errors import RegardError
-from regard.recipe import Model, Recipe
+from regard.recipe import Manner, Model, Recipe
 
 ANY_LINEAR: Mapping[str, Collection[Any]] = {
     "architecture": ("transformer",),
@@ -46,6 +46,16 @@ class Format:
                 yield f"model.{key}: {_word(value)} (only {' or '.join(map(_word, held))})"
         if self.equal_heads:
             yield from _unequal(recipe.model)
+
+
+def other_search(recipe: Recipe, manner: Manner) -> list[str]:
+    """What to tell where the other side's beam search scores length in another way than the recipe's."""
+    search = recipe.search
+    if search.manner == manner or search.beam == 1 or search.alpha == 0:
+        return []
+    return [
+        f"its beam search divides by length ** alpha: regard translate --manner {manner} gives the same"
+    ]
 
 
 def _unequal(model: Model) -> Iterator[str]:

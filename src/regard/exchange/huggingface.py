@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.exchange.fits import HUGGINGFACE
+from regard.exchange.fits import HUGGINGFACE, other_search
 from regard.exchange.folder import whole
 from regard.exchange.names import MARIAN, fill, interleaved, reordered
 from regard.exchange.needs import need
@@ -356,7 +356,8 @@ def export_huggingface(folder: Path, out: Path) -> list[str]:
         theirs = _their_side(partial, given, same)
         proof = compare(str(folder), our_side(network, given), theirs, given)
         texts = _same_pieces(str(folder), partial, tokenizer, given, same)
-    return [str(proof), f"{out}: opens in transformers; {texts} texts give the same pieces there"]
+    done = f"{out}: opens in transformers; {texts} texts give the same pieces there"
+    return [str(proof), *other_search(model.recipe, "transformers"), done]
 
 
 def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
