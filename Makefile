@@ -1,6 +1,8 @@
 # make install | demo | test | check: each makes what it needs first, on a bare machine with Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
+TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 --moduleResolution node \
+	--lib es2022,dom,dom.iterable src/regard/web/main.js
 
 .PHONY: install demo test check format
 
@@ -23,6 +25,8 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@if command -v tsc >/dev/null; then echo $(TSC); $(TSC); \
+	else echo "tsc is not here: the page's types were not checked (Debian: node-typescript)"; fi
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -94,7 +94,7 @@ def main() -> None:
         together = measure(address, languages, given.clients, texts, given.seconds)
     results = {
         "cores": os.cpu_count(),
-        "threads": os.environ.get("OMP_NUM_THREADS", "as many as cores"),
+        "threads": os.environ.get("OMP_NUM_THREADS", "as serve chooses"),
         "one request at a time": alone,
         "all at once": together,
         "times_faster": round(together["sentences_per_second"] / alone["sentences_per_second"], 2),

@@ -12,13 +12,16 @@ The package reads from top to bottom; a module imports only from those above it:
     marks       PAD, START, END, UNKNOWN: the ids that stand for no text
     recipe      everything that makes a model what it is, typed, with every default
     text/       read pairs, tokenize, store ids, make batches; the built-in grammar
-    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer
+    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
     search/     greedy, beam, sampling: ids and a step function, no model
-    score/      BLEU, chrF, TER through sacreBLEU; word and phoneme error rates
+    score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
     run         the run folder: files that name each other by hash
-    model       Model: a run folder opened for use; text enters and leaves here
+    model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
+    probe       to look into a network while a text passes, and to interfere: watch, mute, leave out a word
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
     learn/      loss, optimizers, checkpoints, several processes, the loop
+    course      what a model is built on and how it learned, for the page
+    distill     a teacher's translations, for a student to learn from
     look        a trace as one HTML file to send around; the page itself is in web/
     exchange/   models come and go: Hugging Face, CTranslate2, ONNX, torch, bundles; each proves itself
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
@@ -53,8 +56,8 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"regard.{_HOMES[name]}"), name)
 
 
-def load(run: str | Path, device: Device = "auto") -> Model:
-    """Open a run folder."""
+def load(run: str | Path, device: Device = "auto") -> Any:
+    """Open a run folder: a Translator, a Tagger …, whatever its task is."""
     from regard.model import Model
 
     return Model.load(run, device)
@@ -65,7 +68,7 @@ def train(
     out: str | Path | None = None,
     changes: Sequence[str] = (),
     minutes: float | None = None,
-) -> Model:
+) -> Any:
     """Train by a recipe: a ``Recipe``, a YAML file, or the name of a shipped one.
 
     out is the run folder (``runs/<name of the recipe>`` unless given); a run found there goes on.

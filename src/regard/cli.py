@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +15,16 @@ import typer
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.model import Translation, Translator
-    from regard.recipe import Manner, Recipe
+    from regard.model import Model, Translation, Translator
+    from regard.recipe import Manner, Recipe, Texts
+    from regard.text.conllu import Parsed
+    from regard.text.corpus import Pair
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The Transformer, whole: pairs of text in; a trained, scored translator out.",
+    help="The Transformer, whole: pairs of text in; a trained, scored model out.",
 )
 
 LINES_AT_ONCE = 1024
@@ -29,7 +32,25 @@ LINES_AT_ONCE = 1024
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
 Alpha = Annotated[float | None, typer.Option(help="Length penalty (default: the recipe's).")]
+Trees = Annotated[
+    Path | None, typer.Option(help="CoNLL-U, a tree for each line; for position: tree.")
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a parallel model: rounds; 1 says all words once (default: the recipe's)."
+    ),
+]
+Candidates = Annotated[
+    int | None,
+    typer.Option(help="Of a parallel model: lengths to try (default: the recipe's)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Given = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
+]
+Input = Annotated[Path | None, typer.Option(help="Take the lines of this file.")]
+Output = Annotated[Path | None, typer.Option(help="Write to this file.")]
 
 
 @app.command()
@@ -103,11 +124,9 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
 @app.command()
 def translate(
     run: RunFolder,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
-    ] = None,
-    input: Annotated[Path | None, typer.Option(help="Translate the lines of this file.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
+    texts: Given = None,
+    input: Input = None,
+    output: Output = None,
     beam: Beam = None,
     alpha: Alpha = None,
     manner: Annotated[
@@ -116,29 +135,44 @@ def translate(
             help="Whose beam search: paper, transformers, ctranslate2 (default: the recipe's)."
         ),
     ] = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
+    length: Annotated[
+        int | None, typer.Option(help="Of a parallel model: tokens of each translation.")
+    ] = None,
     nbest: Annotated[
         int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
     ] = 1,
+    parses: Trees = None,
     as_json: AsJson = False,
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in order."""
     from regard.model import Translator
 
+    _one_way_in(texts, input)
+    model = Translator.load(run)
+    options = {"beam": beam, "alpha": alpha, "manner": _manner(manner), "nbest": nbest}
+    options |= {"rounds": rounds, "candidates": candidates, "length": length}
+    lines = _with_trees(_lines(texts, input), parses, str(input or "the texts"))
+    _tell(_translated(model, lines, options, as_json), output)
+
+
+def _one_way_in(texts: list[str] | None, input: Path | None) -> None:
     if texts and input:
         raise RegardError("give either texts or --input, not both")
-    kind = _manner(manner)
-    model = Translator.load(run)
-    lines = _lines(texts, input)
+
+
+def _tell(lines: Iterator[str], output: Path | None) -> None:
+    """To standard output as they come, or to a file that is there whole or not at all."""
     if output is None:
-        for line in _translated(model, lines, beam, alpha, kind, nbest, as_json):
+        for line in lines:
             print(line, flush=True)
         return
     from regard.run import write_whole
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8") as file:
-            for line in _translated(model, lines, beam, alpha, kind, nbest, as_json):
-                file.write(line + "\n")
+            file.writelines(line + "\n" for line in lines)
 
     write_whole(output, write)
 
@@ -154,7 +188,7 @@ def _manner(name: str | None) -> Manner | None:
 
 
 def _lines(texts: list[str] | None, input: Path | None) -> Iterator[list[str]]:
-    """What to translate, in portions: as much as is there, so that a person at a terminal never waits."""
+    """What to work on, in portions: as much as is there, so that a person at a terminal never waits."""
     from regard.background import portions
     from regard.text.corpus import read_lines
 
@@ -163,9 +197,26 @@ def _lines(texts: list[str] | None, input: Path | None) -> Iterator[list[str]]:
     return portions(read_lines(input) if input else _standard_input(), LINES_AT_ONCE)
 
 
+def _with_trees(
+    portions: Iterator[list[str]], parses: Path | None, of: str
+) -> Iterator[tuple[list[str], list[Parsed | None] | None]]:
+    """Each portion with the trees of its lines, if there are any."""
+    from regard.text.corpus import read_parses
+
+    if parses is None:
+        yield from ((portion, None) for portion in portions)
+        return
+    ours, theirs = tee(portions)
+    trees = read_parses(chain.from_iterable(theirs), parses, of)
+    for portion in ours:
+        yield portion, list(islice(trees, len(portion)))
+    for _ in trees:  # none is left, or this tells so
+        pass
+
+
 def _standard_input() -> Iterator[str]:
     if sys.stdin.isatty():
-        typer.echo("Type a line to translate it; Ctrl-D ends.", err=True)
+        typer.echo("Type a line and Enter; Ctrl-D ends.", err=True)
     for number, line in enumerate(_raw_lines(), 1):
         try:
             yield line.decode("utf-8").rstrip("\r")
@@ -185,18 +236,13 @@ def _raw_lines() -> Iterator[bytes]:
 
 def _translated(
     model: Translator,
-    portions: Iterator[list[str]],
-    beam: int | None,
-    alpha: float | None,
-    manner: Manner | None,
-    nbest: int,
+    portions: Iterator[tuple[list[str], list[Parsed | None] | None]],
+    options: dict[str, Any],
     as_json: bool,
 ) -> Iterator[str]:
-    if beam is None:
-        beam = max(model.recipe.search.beam, nbest)
-    before = 0
-    for portion in portions:
-        found = model.search(portion, beam=beam, alpha=alpha, manner=manner, nbest=nbest)
+    before, nbest = 0, options["nbest"]
+    for portion, parses in portions:
+        found = model.search(portion, **options, parses=parses)
         for number, (text, translations) in enumerate(zip(portion, found, strict=True), before + 1):
             yield from _shown(number, text, translations, nbest, as_json)
         before += len(portion)
@@ -217,36 +263,156 @@ def _shown(
 
 
 @app.command()
+def tag(
+    run: RunFolder,
+    texts: Given = None,
+    input: Input = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tag the words of texts, as word/TAG; words stand between blanks, full stops too."""
+    from regard.model import Tagger
+
+    _one_way_in(texts, input)
+    model = Tagger.load(run)
+
+    def lines() -> Iterator[str]:
+        for portion in _lines(texts, input):
+            for found in model.tag(portion):
+                both = zip(found.words, found.tags, strict=True)
+                yield _json(found._asdict()) if as_json else " ".join(map("/".join, both))
+
+    _tell(lines(), output)
+
+
+@app.command()
+def classify(
+    run: RunFolder,
+    texts: Given = None,
+    input: Input = None,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Classify texts: the label and its probability."""
+    from regard.model import Classifier
+
+    _one_way_in(texts, input)
+    model = Classifier.load(run)
+
+    def lines() -> Iterator[str]:
+        for portion in _lines(texts, input):
+            for found in model.classify(portion):
+                plain = f"{found.label}\t{found.probability:.4f}"
+                yield _json(found._asdict()) if as_json else plain
+
+    _tell(lines(), output)
+
+
+@app.command()
+def fill(
+    run: RunFolder,
+    text: Annotated[str, typer.Argument(help="A text with [MASK] where a word is to be guessed.")],
+    best: Annotated[int, typer.Option(min=1, help="So many guesses for each [MASK].")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Guess hidden words: probability and word, best first."""
+    from regard.model import Filler
+
+    gaps = Filler.load(run).fill(text, best)
+    if as_json:
+        print(_json({"text": text, "gaps": [[one._asdict() for one in gap] for gap in gaps]}))
+        return
+    for number, gap in enumerate(gaps, 1):
+        which = f"{number}\t" if len(gaps) > 1 else ""
+        for filling in gap:
+            print(f"{which}{filling.probability:.4f}\t{filling.text}")
+
+
+@app.command("continue")
+def go_on(
+    run: RunFolder,
+    text: Annotated[str, typer.Argument(help="How it begins.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="At most so many tokens more.")] = 50,
+    temperature: Annotated[
+        float,
+        typer.Option(min=0.0, help="Below 1 is safer, above 1 wilder; 0 takes the likeliest."),
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest of this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Another seed, another text.")] = 1,
+) -> None:
+    """Continue a text, to the end of its line at most."""
+    from regard.model import Continuer
+
+    model = Continuer.load(run)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    print(model.go_on(text, tokens, **options))  # type: ignore[arg-type]
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+@app.command()
+def distill(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The teacher: a run folder.")],
+    input: Annotated[
+        Path | None,
+        typer.Option(help="Texts, one a line (default: the sources the run was trained on)."),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="The pairs to write; the name ends in .tsv or .jsonl.")
+    ] = Path("distilled.tsv"),
+    beam: Beam = None,
+    alpha: Alpha = None,
+) -> None:
+    """Let a model translate its training sources: pairs for a student to learn from."""
+    from functools import partial
+
+    from regard.distill import distill as write
+    from regard.model import Translator
+
+    model = Translator.load(run)
+    count = write(model, output, input, partial(typer.echo, err=True), beam=beam, alpha=alpha)
+    print(f"{output}: {count:,} pairs; a student learns from them with  regard train")
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
-    source: Annotated[Path, typer.Option(help="Texts, one a line.")],
-    reference: Annotated[Path, typer.Option(help="Their true translations.")],
+    source: Annotated[Path | None, typer.Option(help="Texts, one a line …")] = None,
+    reference: Annotated[Path | None, typer.Option(help="… and what is right for each.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="Or both in a TSV or JSONL file.")] = None,
+    conllu: Annotated[Path | None, typer.Option(help="Or tagged sentences.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Or text alone: for mask and continue.")] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="RUN2", help="Another run, compared by a paired test.")
     ] = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
+    parses: Trees = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a model: each figure with its 95% interval and signature."""
-    from regard.model import Translator
-    from regard.recipe import Data, Texts
-    from regard.score import compare, score
-    from regard.text.corpus import read_pairs
+    """Score a model on the files given, or on its recipe's data.test: each figure with its 95% interval."""
+    from regard.model import Model
 
-    texts = Texts(source=(str(source),), target=(str(reference),))
-    pairs = list(read_pairs(texts, Data(root=".", train=texts), section=""))
-    sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    model = Translator.load(run)
-    measures, tokenize = model.recipe.score.measures, model.recipe.score.tokenize
-    ours = model.translate(sources, beam=beam, alpha=alpha)
-    results = score(measures, ours, references, sources, tokenize=tokenize)
-    comparisons = []
-    if against is not None:
-        theirs = Translator.load(against).translate(sources, beam=beam, alpha=alpha)
-        comparisons = compare(measures, ours, theirs, references, sources, tokenize=tokenize)
+    files = {"source": source, "target": reference, "pairs": pairs, "conllu": conllu, "text": text}
+    files["parses"] = parses
+    model = Model.load(run)
+    ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
+    _search_by(model, ways)
+    scored = _scored_on(model, {role: str(file) for role, file in files.items() if file})
+    comparisons: list[Any] = []
+    if against is None:
+        results = model.evaluate(scored)
+    else:
+        other = type(model).load(against)
+        _search_by(other, ways)
+        results, comparisons = model.compare(other, scored)
     if as_json:
-        answer: dict[str, Any] = {"run": str(run), "sentences": len(pairs)}
+        answer: dict[str, Any] = {"run": str(run), "sentences": len(scored)}
         answer["scores"] = [result.to_json() for result in results]
         if against is not None:
             answer["against"] = str(against)
@@ -257,6 +423,40 @@ def evaluate(
         print(line)
 
 
+def _search_by(model: Model, ways: dict[str, Any]) -> None:
+    """Change how a translator searches."""
+    from regard.model import Translator
+
+    asked = {name: value for name, value in ways.items() if value is not None}
+    if asked and not isinstance(model, Translator):
+        raise RegardError(f"--{next(iter(asked))} is for models to translate, not to {model.task}")
+    model.search_by(**asked)
+
+
+def _scored_on(model: Model, files: dict[str, str]) -> list[Pair]:
+    """The pairs of the files named, or of the recipe's test."""
+    from pydantic import ValidationError
+
+    from regard.recipe import Data, Texts
+    from regard.text.corpus import read_pairs
+
+    data = model.recipe.data
+    if not files:
+        if data.test is None:
+            raise RegardError(
+                "nothing to score: the recipe has no data.test; give --source and --reference, "
+                "--pairs, --conllu or --text"
+            )
+        return list(read_pairs(data.test, data, "data.test"))
+    try:
+        texts: Texts = Texts.model_validate(files)
+    except ValidationError:
+        raise RegardError(
+            "give either --source and --reference, or --pairs, or --conllu, or --text"
+        ) from None
+    return list(read_pairs(texts, Data(root=".", train=texts), section=""))
+
+
 @app.command()
 def look(
     run: RunFolder,
@@ -264,14 +464,18 @@ def look(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("look.html"),
     beam: Beam = None,
     alpha: Alpha = None,
+    checkpoints: Annotated[
+        bool,
+        typer.Option("--checkpoints", help="Show also how the alignment formed while it learned."),
+    ] = False,
 ) -> None:
     """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
     from regard.look import page
     from regard.model import Translator
     from regard.run import write_text
-    from regard.trace import trace
 
-    write_text(out, page(trace(Translator.load(run), text, beam=beam, alpha=alpha)))
+    found = Translator.load(run).trace(text, beam=beam, alpha=alpha, checkpoints=checkpoints)
+    write_text(out, page(found))
     print(f"{out}: open it in a browser")
 
 
@@ -352,7 +556,7 @@ def recipes() -> None:
 
     for name, path in shipped_recipes().items():
         first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        print(f"{name:16} {first.removeprefix('#').strip()}")
+        print(f"{name:26} {first.removeprefix('#').strip()}")
 
 
 @app.command()

@@ -40,7 +40,7 @@ def page(trace: Trace) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     html = (WEB / "index.html").read_text(encoding="utf-8")
-    data = embed(trace.to_json())
+    data = embed(trace.to_json("file"))
     for old, new in {
         _CHARSET: f'{_CHARSET}\n    <meta http-equiv="content-security-policy" content="{policy}">',
         _STYLE: f"<style>{style}</style>",

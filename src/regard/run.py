@@ -147,6 +147,7 @@ class Run:
             f"model        from {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
             f"width {model.width}, {model.heads} heads, feed-forward {model.feedforward}",
             f"tokenizer    {recipe.tokenizer.kind}",
+            f"task         {recipe.task}",
         ]
         if "steps" not in card:
             made = {"averaged from": "averaged_from", "imported from": "imported_from"}
@@ -219,4 +220,4 @@ class Run:
             )
 
     def tokenizer(self, recipe: Recipe) -> Tokenizer:
-        return load_tokenizer(self.folder, recipe.tokenizer)
+        return load_tokenizer(self.folder, recipe.tokenizer, recipe.labelled)

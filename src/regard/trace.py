@@ -1,33 +1,82 @@
 """Trace: everything seen while one sentence passed through the model. The only contract with the page.
 
-Attention is kept as ``[layer, head, query, key]``: rows are queries, columns are keys, rows sum to 1. A decoder row is
-the token read there; what the model said there is the token that follows.
+Attention is kept as ``[layer, head, query, key]``: rows are queries, columns are keys. A decoder row is the token read
+there; what the model said there is the token that follows. A model without attention in a place has no layers there,
+and keys need not be tokens: ``columns`` names them.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor, nn
 
+from regard.errors import RegardError
 from regard.marks import END, MARKS, START
 from regard.model import Translator
-from regard.nn.attention import Shown
-from regard.nn.heads import MultiHeadAttention
-from regard.search import Node, Tree
-from regard.text.tokenizer import Vocabulary
+from regard.probe import (
+    PLACES,
+    Floats,
+    Head,
+    Parts,
+    Place,
+    Rows,
+    Seen,
+    attentions,
+    muting,
+    observe,
+    occlude,
+    watching,
+)
+from regard.search import MANNERS, Hypothesis, Node, Tree
+from regard.text.tokenizer import SILENT, Vocabulary
 
 CANDIDATES = 8
 """the most probable tokens kept for each row"""
+WHOLE_BYTES = 8 << 20
+"""of attention as float32 that go into a file as they are; more is rounded to 8 bits"""
+NODES_BYTES = 4 << 20
+"""of the tree's attention in 8 bits; more stays out of a file"""
+PARTS_BYTES = 4 << 20
+"""of all queries, keys and values in a file, and as many of all W_O; more stays out"""
+OCCLUSION_WORK = {"cpu": 5e10, "cuda": 5e12}
+"""the network's parameters times the tokens it reads, with each word left out: some two seconds on two cores"""
+COLDEST = 0.01
+"""a lower temperature would only ever draw the most probable"""
 
-Floats = npt.NDArray[np.float32]
+Form = Literal["whole", "file", "attention", "apart"]
+"""What goes into JSON: everything; what fits well into a file; attention without its parts; neither of the two."""
+
+
+def pack(numbers: Floats) -> dict[str, Any]:
+    """Numbers as JSON carries them: base64 of little-endian float32, with the shape."""
+    return _packed(numbers, "float32", numbers.astype("<f4").tobytes())
+
+
+def pack_small(numbers: Floats) -> dict[str, Any]:
+    """In 8 bits: the root of each as a share of the greatest, so that small weights lose least.
+
+    A weight from 0 to 1 comes back within 0.004, one of 0.01 within 0.0004.
+    """
+    greatest = max(1.0, float(numbers.max(initial=0)))
+    roots = np.round(255 * np.sqrt(numbers.clip(0) / greatest)).astype(np.uint8)
+    return {**_packed(numbers, "uint8", roots.tobytes()), "greatest": greatest}
+
+
+def left_out(shape: Sequence[int]) -> dict[str, Any]:
+    return {"shape": list(shape), "format": "float32", "data": None}
+
+
+def _packed(numbers: Floats, name: str, data: bytes) -> dict[str, Any]:
+    text = base64.b64encode(data).decode("ascii")
+    return {"shape": list(numbers.shape), "format": name, "data": text}
 
 
 class Token(NamedTuple):
@@ -40,6 +89,16 @@ class Token(NamedTuple):
 class Candidate(NamedTuple):
     token: Token
     probability: float
+
+
+@dataclass(frozen=True)
+class Occlusion:
+    """What each word of the source is needed for: the translation's probabilities without it."""
+
+    words: list[list[int]]
+    """the places of each word's tokens in the source"""
+    probabilities: Floats
+    """[word, target] of each token said, when the word is left out"""
 
 
 @dataclass(frozen=True)
@@ -67,22 +126,123 @@ class Trace:
     tokens: dict[int, Token]
     """the tokens of the tree"""
     options: dict[str, float]
+    """beam, alpha, temperature, seed, and how many tokens were forced"""
+    muted: list[Head] = field(default_factory=list)
+    rows: dict[int, Floats] = field(default_factory=dict)
+    """[layer, head, source] by node of the tree that was continued: its cross attention while it was"""
+    parts: dict[Place, Parts] = field(default_factory=dict)
+    occlusion: Occlusion | None = None
+    """None where the sentence is too long for it, given the model's size"""
+    course: dict[str, Any] | None = None
+    """how the model learned (course.py), where the trace was asked to bring it along"""
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; attention as base64 of little-endian float32, with its shape."""
-        plain = asdict(self)
-        for name in ("encoder", "decoder", "cross"):
-            weights: Floats = getattr(self, name)
-            data = base64.b64encode(weights.astype("<f4").tobytes()).decode("ascii")
-            plain[name] = {"shape": list(weights.shape), "data": data}
-        for name in ("source", "read", "said"):
-            plain[name] = [token._asdict() for token in getattr(self, name)]
-        plain["tokens"] = {str(i): token._asdict() for i, token in self.tokens.items()}
-        plain["candidates"] = [
-            [{**one.token._asdict(), "probability": one.probability} for one in row]
-            for row in self.candidates
-        ]
-        return plain
+    def weights(self, place: Place) -> Floats:
+        array: Floats = getattr(self, place)
+        return array
+
+    @property
+    def nodes(self) -> Floats:
+        """[layer, head, node, source]: the rows of the tree, in the order of their nodes."""
+        if not self.rows:
+            return np.zeros((0, 0, 0, 0), dtype=np.float32)
+        return np.stack([self.rows[node] for node in sorted(self.rows)], axis=2)
+
+    @property
+    def bytes_of_attention(self) -> int:
+        return sum(self.weights(place).nbytes for place in PLACES) + self.bytes_of_rows
+
+    @property
+    def bytes_of_rows(self) -> int:
+        return sum(row.nbytes for row in self.rows.values())
+
+    def columns(self, place: Place) -> list[Token]:
+        """What the keys of a place are called: tokens, or numbers where there are more or fewer."""
+        tokens = self.read if place == "decoder" else self.source
+        keys = self.weights(place).shape[3]
+        if keys in (0, len(tokens)):
+            return tokens
+        return [Token(-1, str(number), True) for number in range(1, keys + 1)]
+
+    def to_json(self, form: Form = "whole") -> dict[str, Any]:
+        """Plain values; numbers of many dimensions as base64 of little-endian floats, with the shape."""
+        return {
+            "text": self.text,
+            "translation": self.translation,
+            **{name: _plain(getattr(self, name)) for name in ("source", "read", "said")},
+            **self._attention(form),
+            "columns": {place: _plain(self.columns(place)) for place in PLACES},
+            "coverage": self._coverage(),
+            "probabilities": self.probabilities,
+            "candidates": [
+                [{**one.token._asdict(), "probability": one.probability} for one in row]
+                for row in self.candidates
+            ],
+            "beam": [asdict(node) for node in self.beam],
+            "parents": sorted(self.rows),
+            "tokens": {str(i): token._asdict() for i, token in self.tokens.items()},
+            "options": self.options,
+            "muted": list(map(str, self.muted)),
+            "parts": self._parts(form),
+            "occlusion": self.occlusion
+            and {
+                "words": self.occlusion.words,
+                "probabilities": pack(self.occlusion.probabilities),
+            },
+            "course": self.course,
+        }
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for a notebook: it runs its script and can touch nothing else."""
+        from regard.look import page
+
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{escape(page(self))}" title="Regard" '
+            'style="box-sizing: border-box; width: 100%; height: 48rem; '
+            'border: 1px solid #8884; border-radius: 12px"></iframe>'
+        )
+
+    def _attention(self, form: Form) -> dict[str, Any]:
+        arrays: dict[str, Floats] = {place: self.weights(place) for place in PLACES}
+        arrays["nodes"] = self.nodes
+        if form == "apart":
+            return {name: left_out(array.shape) for name, array in arrays.items()}
+        if form in ("whole", "attention") or self.bytes_of_attention <= WHOLE_BYTES:
+            return {name: pack(array) for name, array in arrays.items()}
+        packed = {name: pack_small(array) for name, array in arrays.items()}
+        if arrays["nodes"].size > NODES_BYTES:
+            packed["nodes"] = left_out(arrays["nodes"].shape)
+        return packed
+
+    def _parts(self, form: Form) -> dict[str, Any]:
+        sizes = {
+            name: sum(array.nbytes for one in self.parts.values() for array in getattr(one, name))
+            for name in ("query", "key", "value", "output")
+        }
+        inputs = sizes["query"] + sizes["key"] + sizes["value"]
+        fit = dict.fromkeys(sizes, form == "whole")
+        if form == "file":
+            fit = dict.fromkeys(sizes, inputs <= PARTS_BYTES)
+            fit["output"] = sizes["output"] <= PARTS_BYTES
+        return {
+            place: {"scale": one.scale, **{name: _layers(one, name, fit[name]) for name in fit}}
+            for place, one in self.parts.items()
+        }
+
+    def _coverage(self) -> dict[str, list[float]]:
+        """The attention each source token got, in the average of all layers and heads: most, and in all."""
+        if not self.cross.size or self.cross.shape[3] != len(self.source):
+            return {"most": [], "whole": []}
+        average = self.cross.mean((0, 1))
+        return {"most": average.max(0).tolist(), "whole": average.sum(0).tolist()}
+
+
+def _plain(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    return [token._asdict() for token in tokens]
+
+
+def _layers(parts: Parts, name: str, fits: bool) -> dict[str, Any]:
+    layers: list[Floats] = getattr(parts, name)
+    return pack(np.stack(layers)) if fits else left_out((len(layers), *layers[0].shape))
 
 
 @torch.inference_mode()
@@ -93,76 +253,154 @@ def trace(
     beam: int | None = None,
     alpha: float | None = None,
     prefix: str = "",
+    forced: Sequence[int] = (),
+    temperature: float = 0.0,
+    seed: int = 1,
+    mute: Sequence[Head] = (),
 ) -> Trace:
-    """Translate one text and keep everything. prefix: how the translation must begin."""
-    options = model.recipe.search
-    beam = options.beam if beam is None else beam
-    alpha = options.alpha if alpha is None else alpha
-    tree = Tree(START)
-    hypothesis = model.find(text, prefix, beam=beam, alpha=alpha, watch=tree)
-    said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
-    read = [START, *said[:-1]]
-    (source,) = model.tokenizer.source.encode([text])
-    seen = observe(model, [*source, END], read)
-    probabilities = seen.logits.float().softmax(-1)
-    best = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
+    """Translate one text and keep everything.
+
+    The translation must begin with the tokens ``forced`` and then the text ``prefix``. With a ``temperature`` it is
+    drawn at random by ``seed``. The heads in ``mute`` say nothing.
+    """
     target = model.tokenizer.target
+    options = model.recipe.search
+    search = Search(
+        beam=options.beam if beam is None else beam,
+        alpha=options.alpha if alpha is None else alpha,
+        temperature=temperature,
+        seed=seed,
+        forced=[*_checked(forced, target), *target.encode([prefix])[0]],
+    )
+    source = [*model.tokenizer.source.encode([text])[0], END]
+    with muting(model, mute):
+        hypothesis, tree, rows = _search(model, text, search)
+        said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
+        read = [START, *said[:-1]]
+        seen = observe(model, source, read)
+        occlusion = _occlusion(model, source, read, said)
+    if temperature:
+        rows = {node: seen.weights["cross"][:, :, node] for node in range(len(said))}
     return Trace(
         text=text,
         translation=target.decode([hypothesis.tokens])[0],
-        source=named(model.tokenizer.source, [*source, END]),
+        source=named(model.tokenizer.source, source),
         read=named(target, read),
         said=named(target, said),
-        encoder=seen.encoder,
-        decoder=seen.decoder,
-        cross=seen.cross,
-        probabilities=probabilities[range(len(said)), said].tolist(),
-        candidates=[
-            [Candidate(*one) for one in zip(named(target, ids), values, strict=True)]
-            for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ],
+        encoder=seen.weights["encoder"],
+        decoder=seen.weights["decoder"],
+        cross=seen.weights["cross"],
+        probabilities=seen.logits.float().softmax(-1)[range(len(said)), said].tolist(),
+        candidates=_candidates(seen, target),
         beam=tree.nodes,
         tokens={i: named(target, [i])[0] for i in {node.token for node in tree.nodes}},
-        options={"beam": beam, "alpha": alpha},
+        options={**search._asdict(), "forced": len(search.forced)},
+        muted=list(mute),
+        rows=rows,
+        parts=seen.parts,
+        occlusion=occlusion,
     )
 
 
-class Seen(NamedTuple):
-    logits: Tensor
-    """[target, V]"""
-    encoder: Floats
-    decoder: Floats
-    cross: Floats
+class Search(NamedTuple):
+    """How the translation is looked for."""
+
+    beam: int
+    alpha: float
+    temperature: float
+    """0: the best; else drawn at random"""
+    seed: int
+    forced: list[int]
 
 
-def observe(model: Translator, source: Sequence[int], read: Sequence[int]) -> Seen:
-    """One pass the shown way: the logits at each row, and the weights of all heads."""
-    network = model.network
-    kinds = network.attentions()
-    ids = (torch.tensor([list(row)], device=model.device) for row in (source, read))
-    with watching([part for parts in kinds.values() for part in parts]) as shown:
-        logits = network(*ids)[0]
-    weights = {
-        kind: torch.stack([shown[part].weights[0] for part in parts]).float().cpu().numpy()
-        for kind, parts in kinds.items()
-    }
-    return Seen(logits, **weights)
+def _checked(forced: Sequence[int], vocabulary: Vocabulary) -> Sequence[int]:
+    for token in forced:
+        if not 0 <= token < vocabulary.size or token in SILENT:
+            raise RegardError(
+                f"forced token {token}: must be from 0 to {vocabulary.size - 1}, "
+                "and neither padding nor start nor end"
+            )
+    return forced
 
 
-@contextmanager
-def watching(parts: Sequence[MultiHeadAttention]) -> Iterator[dict[nn.Module, Shown]]:
-    """Attention goes the shown way for the time of the with-block; what each part showed, by part."""
-    shown: dict[nn.Module, Shown] = {}
-    try:
-        for part in parts:
-            part.watch = lambda seen, part=part: shown.__setitem__(part, seen)
-        yield shown
-    finally:
-        for part in parts:
-            part.watch = None
+def _search(
+    model: Translator, text: str, search: Search
+) -> tuple[Hypothesis, Tree, dict[int, Floats]]:
+    """What was found, the way there as a tree, and where its nodes looked."""
+    tree = Tree(START)
+    if search.temperature:
+        if search.temperature < COLDEST:
+            raise RegardError(f"temperature {search.temperature}: must be 0, or at least {COLDEST}")
+        hypothesis = model.find(text, **search._asdict())
+        penalty = MANNERS[model.recipe.search.manner].penalty
+        _add_way(tree, hypothesis, lambda length: penalty(length, search.alpha))
+        return hypothesis, tree, {}
+    cross = attentions(model)["cross"]
+    with watching(cross) as shown:
+        rows = Rows(tree, cross, shown)
+        hypothesis = model.find(text, **search._asdict(), watch=rows)
+    return hypothesis, tree, rows.rows
+
+
+def _add_way(tree: Tree, hypothesis: Hypothesis, penalty: Callable[[int], float]) -> None:
+    """A drawn hypothesis is a tree of one branch."""
+    tokens = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
+    total = 0.0
+    for step, part in enumerate(hypothesis.token_log_probabilities, 1):
+        total += part
+        state: Literal["finished", "kept"] = "finished" if tokens[step - 1] == END else "kept"
+        score = total / penalty(step)
+        tree.nodes.append(Node(step, step - 1, tokens[step - 1], part, total, score, state))
+
+
+def _occlusion(
+    model: Translator, source: Sequence[int], read: Sequence[int], said: Sequence[int]
+) -> Occlusion | None:
+    words = words_of(named(model.tokenizer.source, source))
+    tokens = len(words) * (len(source) + len(read))
+    work = tokens * sum(part.numel() for part in model.network.parameters())
+    if work > OCCLUSION_WORK[model.device.type]:
+        return None
+    return Occlusion(words, occlude(model, source, words, read, said))
+
+
+def _candidates(seen: Seen, vocabulary: Vocabulary) -> list[list[Candidate]]:
+    probabilities = seen.logits.float().softmax(-1)
+    best = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
+    return [
+        [Candidate(*one) for one in zip(named(vocabulary, ids), values, strict=True)]
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
 
 
 def named(vocabulary: Vocabulary, ids: Sequence[int]) -> list[Token]:
     """Ids as something to look at."""
     pieces = vocabulary.pieces(ids)
     return [Token(i, text, i in MARKS) for i, text in zip(ids, pieces, strict=True)]
+
+
+_STOP = re.compile(r"[.,;:!?…。，、；：！？]+")
+# Chinese, Japanese, Thai, Lao, Burmese, Khmer: no spaces stand between their words.
+_UNSPACED = re.compile("CJK|HIRAGANA|KATAKANA|THAI|LAO|MYANMAR|KHMER")
+
+
+def words_of(tokens: Sequence[Token]) -> list[list[int]]:
+    """The places of the tokens of each word; marks are no words.
+
+    A word begins where a space stood, and at a point or comma. Where a script has no spaces, each piece is one.
+    """
+    words: list[list[int]] = []
+    for place, token in enumerate(tokens):
+        if token.special:
+            continue
+        begins = token.text.startswith("▁") or _STOP.fullmatch(token.text)
+        joins = words and words[-1][-1] == place - 1 and not begins
+        if joins and not (_unspaced(token.text[0]) or _unspaced(tokens[place - 1].text[-1])):
+            words[-1].append(place)
+        else:
+            words.append([place])
+    return words
+
+
+def _unspaced(letter: str) -> bool:
+    return _UNSPACED.match(unicodedata.name(letter, "")) is not None

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 import regard as package
+from regard.model import Translator
 from system.commands import TIMEOUT, Done, regard, started, succeeds, together, write
 
 COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
+COMMANDS += ["tag", "classify", "fill", "continue"]
 Timed = tuple[Path, Done, float]
 NUMBER = r"\d+\.\d\d"
 
@@ -303,10 +305,14 @@ def test_the_minutes_given_are_kept(chosen: dict[str, Timed]) -> None:
 
 def test_python_does_what_the_commands_do(workshop: Path, tmp_path: Path) -> None:
     model = package.load(workshop / "run", device="cpu")
+    assert isinstance(model, Translator)
     assert model.translate(["a b c", "", "h g"]) == ["a b c", "", "h g"]
     changes = [f"data.root={workshop}", "training.steps=2", "training.device=cpu", "data.test=null"]
     trained = package.train(workshop / "recipe.yaml", tmp_path / "run", changes)
+    assert isinstance(trained, Translator)
     (translation,) = trained.translate(["a b"])
-    assert package.load(tmp_path / "run").translate(["a b"]) == [translation]
+    again = package.load(tmp_path / "run")
+    assert isinstance(again, Translator)
+    assert again.translate(["a b"]) == [translation]
     with pytest.raises(package.RegardError, match="another recipe"):
         package.train(workshop / "recipe.yaml", tmp_path / "run", [*changes, "model.width=32"])

@@ -12,15 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.nn.attention import (
-    SCORES,
-    KeysValues,
-    Mask,
-    MultiHeadAttention,
-    ScaledDotProduct,
-    Shown,
-)
-from regard.recipe import Recipe
+from regard.nn.attention import SCORES, Attention, KeysValues, Mask, Shown
+from regard.nn.heads import MultiHeadAttention
+from regard.nn.patterns import Full
+from regard.nn.positions import Relation
+from regard.recipe import Recipe, Score
 
 Array = npt.NDArray[np.float64]
 SmallRecipe = Callable[..., Recipe]
@@ -45,16 +41,35 @@ OUTPUT = [
 ]
 THREE_DECIMALS = 0.0005
 EIGHT_DECIMALS = 0.5e-8
+DOT_PRODUCTS: tuple[Score, ...] = ("scaled", "unscaled")
 
 
 def attention(recipe: Recipe, seed: int = 1) -> MultiHeadAttention:
     """In float64, every weight and bias random."""
     torch.manual_seed(seed)
-    made = MultiHeadAttention(recipe.model).double().eval()
+    made = MultiHeadAttention(recipe.model, "encoder").double().eval()
     with torch.no_grad():
         for weight in made.parameters():
             weight.normal_()
     return made
+
+
+class Both:
+    """Full attention, by the fast way and by the shown way."""
+
+    def __init__(self, small_recipe: SmallRecipe, key_width: int, score: Score = "scaled") -> None:
+        section = small_recipe(
+            model={"heads": 1, "key_width": key_width, "attention": {"score": score}}
+        ).model
+        self.pattern = Full(section, "encoder")
+        self.attend = Attention(section, Relation(section)).eval()
+
+    def fast(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        output: Tensor = self.pattern(self.attend, query, KeysValues(key, value), mask)
+        return output
+
+    def show(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Shown:
+        return self.pattern.show(self.attend, query, KeysValues(key, value), mask)
 
 
 def numpy_softmax(scores: Array) -> Array:
@@ -80,6 +95,8 @@ def situations(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Mask, npt.NDArr
     sizes = st.integers(1, 5)
     batch, heads, queries, keys, key_width, value_width = (draw(sizes) for _ in range(6))
     padded, causal = draw(st.booleans()), draw(st.booleans())
+    if causal:  # the queries are the last of the keys
+        keys = max(queries, keys)
     numbers = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     query = torch.randn(batch, heads, queries, key_width, generator=numbers, dtype=torch.float64)
     key = torch.randn(batch, heads, keys, key_width, generator=numbers, dtype=torch.float64)
@@ -90,7 +107,7 @@ def situations(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Mask, npt.NDArr
     if padded:
         allowed &= real[:, None, None, :]
     if causal:
-        allowed &= np.arange(keys)[None] <= np.arange(queries)[:, None]
+        allowed &= np.arange(keys)[None] <= np.arange(keys - queries, keys)[:, None]
     mask = Mask(torch.from_numpy(real) if padded else None, causal)
     return query, key, value, mask, np.broadcast_to(allowed, (batch, heads, queries, keys))
 
@@ -126,9 +143,9 @@ def test_worked_example_1_step_by_step(small_recipe: SmallRecipe) -> None:
     assert off(output, OUTPUT) <= THREE_DECIMALS
 
 
-def test_worked_example_1_by_the_fast_way() -> None:
+def test_worked_example_1_by_the_fast_way(small_recipe: SmallRecipe) -> None:
     query, key, value = (torch.tensor([[part]]) for part in (Q, K, E))
-    output = ScaledDotProduct(2)(query, key, value, Mask())
+    output = Both(small_recipe, 2).fast(query, key, value, Mask())
     assert np.abs(output.numpy()[0, 0] - np.array(OUTPUT)).max() <= THREE_DECIMALS
 
 
@@ -161,11 +178,12 @@ def test_worked_example_2_shapes(small_recipe: SmallRecipe) -> None:
 
 @given(situation=situations())
 def test_both_ways_are_the_formula(
+    small_recipe: SmallRecipe,
     situation: tuple[Tensor, Tensor, Tensor, Mask, npt.NDArray[np.bool_]],
 ) -> None:
     query, key, value, mask, allowed = situation
-    way = ScaledDotProduct(query.shape[-1])
-    shown, fast = way.show(query, key, value, mask), way(query, key, value, mask)
+    ways = Both(small_recipe, query.shape[-1])
+    shown, fast = ways.show(query, key, value, mask), ways.fast(query, key, value, mask)
     for b, h in np.ndindex(*query.shape[:2]):
         wanted = numpy_attention(
             query[b, h].numpy(), key[b, h].numpy(), value[b, h].numpy(), allowed[b, h]
@@ -176,22 +194,24 @@ def test_both_ways_are_the_formula(
 
 @given(situation=situations())
 def test_fast_way_equals_shown_way_in_single_precision(
+    small_recipe: SmallRecipe,
     situation: tuple[Tensor, Tensor, Tensor, Mask, npt.NDArray[np.bool_]],
 ) -> None:
     query, key, value = (part.float() for part in situation[:3])
     mask = situation[3]
-    for kind in SCORES.values():
-        way = kind(query.shape[-1])
-        shown = way.show(query, key, value, mask).output
-        torch.testing.assert_close(way(query, key, value, mask), shown, rtol=0, atol=3e-6)
+    for score in DOT_PRODUCTS:
+        ways = Both(small_recipe, query.shape[-1], score)
+        shown = ways.show(query, key, value, mask).output
+        torch.testing.assert_close(ways.fast(query, key, value, mask), shown, rtol=0, atol=3e-6)
 
 
 @given(situation=situations())
 def test_weights_sum_to_one_and_are_zero_where_masked(
+    small_recipe: SmallRecipe,
     situation: tuple[Tensor, Tensor, Tensor, Mask, npt.NDArray[np.bool_]],
 ) -> None:
     query, key, value, mask, allowed = situation
-    shown = ScaledDotProduct(query.shape[-1]).show(query, key, value, mask)
+    shown = Both(small_recipe, query.shape[-1]).show(query, key, value, mask)
     weights = shown.weights.numpy()
     np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=0, atol=1e-14)
     assert (weights[~allowed] == 0).all()
@@ -291,6 +311,11 @@ def test_mask_truth_table() -> None:
         [[[True, False, False], [True, True, False], [True, True, False]]],
         [[[True, False, False], [True, False, False], [True, False, False]]],
     ]
+    # Fewer queries than keys: they are the last ones.
+    newest = Mask(causal=True).matrix(2, 3, here)
+    assert newest is not None
+    assert newest.tolist() == [[[[True, True, False], [True, True, True]]]]
+    assert Mask(causal=True).matrix(1, 3, here) is None
 
 
 # Looking on
@@ -298,7 +323,7 @@ def test_mask_truth_table() -> None:
 
 def test_watching_receives_every_step_and_changes_nothing(small_recipe: SmallRecipe) -> None:
     torch.manual_seed(1)
-    layer = MultiHeadAttention(small_recipe().model)
+    layer = MultiHeadAttention(small_recipe().model, "encoder")
     x = torch.randn(2, 5, 16)
     mask = Mask(torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
     unwatched = layer(x, layer.keys_values(x), mask)
@@ -329,7 +354,9 @@ def test_keys_and_values_are_selected_and_joined_by_row_and_position() -> None:
 
 
 @pytest.mark.parametrize("key_width", [4, 64, 1024])
-def test_variance_of_products_grows_with_the_width_and_the_scale_mends_it(key_width: int) -> None:
+def test_variance_of_products_grows_with_the_width_and_the_scale_mends_it(
+    small_recipe: SmallRecipe, key_width: int
+) -> None:
     torch.manual_seed(key_width)
     arguments: Any = (
         torch.randn(64, 1, 32, key_width),
@@ -337,19 +364,21 @@ def test_variance_of_products_grows_with_the_width_and_the_scale_mends_it(key_wi
         torch.randn(64, 1, 32, 1),
         Mask(),
     )
-    unscaled = SCORES["unscaled"](key_width).show(*arguments)
-    scaled = SCORES["scaled"](key_width).show(*arguments)
+    unscaled = Both(small_recipe, key_width, "unscaled").show(*arguments)
+    scaled = Both(small_recipe, key_width, "scaled").show(*arguments)
     assert torch.equal(unscaled.products, unscaled.scores)
     assert float(unscaled.scores.var()) == pytest.approx(key_width, rel=0.1)
     assert float(scaled.scores.var()) == pytest.approx(1, rel=0.1)
 
 
-def test_without_the_scale_softmax_saturates_and_its_gradient_shrinks() -> None:
+def test_without_the_scale_softmax_saturates_and_its_gradient_shrinks(
+    small_recipe: SmallRecipe,
+) -> None:
     torch.manual_seed(1)
     arguments: Any = (*(torch.randn(8, 1, 32, 512) for _ in range(3)), Mask())
     largest, slope = {}, {}
-    for name, kind in SCORES.items():
-        weights = kind(512).show(*arguments).weights
+    for name in DOT_PRODUCTS:
+        weights = Both(small_recipe, 512, name).show(*arguments).weights
         largest[name] = float(weights.amax(dim=-1).mean())
         # The derivative of softmax is diag(w) - w w^T; its trace is 1 - sum of squares.
         slope[name] = float((1 - weights.square().sum(dim=-1)).mean())
@@ -360,6 +389,7 @@ def test_without_the_scale_softmax_saturates_and_its_gradient_shrinks() -> None:
 
 @settings(max_examples=20)
 @given(width=st.integers(1, 4096))
-def test_the_scale_is_the_root_of_the_key_width(width: int) -> None:
-    assert SCORES["scaled"](width).scale == pytest.approx(width**-0.5, rel=1e-15)
-    assert SCORES["unscaled"](width).scale == 1
+def test_the_scale_is_the_root_of_the_key_width(small_recipe: SmallRecipe, width: int) -> None:
+    section = small_recipe(model={"key_width": width}).model
+    assert SCORES["scaled"](section).scale == pytest.approx(width**-0.5, rel=1e-15)
+    assert SCORES["unscaled"](section).scale == 1

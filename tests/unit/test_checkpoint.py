@@ -292,12 +292,12 @@ def test_weights_that_do_not_fit_are_refused_and_named(small_recipe: SmallRecipe
     network = Transformer(small_recipe().model, 20, 20)
     others = Transformer(small_recipe().model, 30, 30)
     with pytest.raises(
-        RegardError, match=r"m\.x: .*target_embedding.weight is \[30, 16\], not \[20, 16\]"
+        RegardError, match=r"m\.x: .*encoder\.embedding\.weight is \[30, 16\], not \[20, 16\]"
     ):
         put_weights(network, weights_of(others), "m.x")
     fewer = weights_of(network)
-    fewer["surplus"] = fewer.pop("encoder.0.attention.key.weight")
+    fewer["surplus"] = fewer.pop("encoder.layers.0.attention.key.weight")
     with pytest.raises(
-        RegardError, match=r"no encoder\.0\.attention\.key\.weight; unknown surplus"
+        RegardError, match=r"no encoder\.layers\.0\.attention\.key\.weight; unknown surplus"
     ):
         put_weights(network, fewer, "m.x")

@@ -52,7 +52,7 @@ def test_line_ends_of_windows_and_the_last_line_feed(tmp_path: Path) -> None:
 def test_lines_longer_than_a_chunk_stay_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.text.corpus.CHUNK", 3)
+    monkeypatch.setattr("regard.text.lines.CHUNK", 3)
     for name in ("text", "text.gz", "text.zst"):
         path = packed(tmp_path / name, "äöüß\n\n日本語\n".encode())
         assert list(read_lines(path)) == ["äöüß", "", "日本語"]

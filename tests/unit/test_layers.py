@@ -14,10 +14,14 @@ from torch.nn import functional as F
 from regard import recipe
 from regard.learn.loss import SMOOTHINGS
 from regard.learn.optimizers import OPTIMIZERS, SCHEDULES
-from regard.nn.attention import SCORES, Mask, MultiHeadAttention
-from regard.nn.feedforward import ACTIVATIONS, FeedForward
+from regard.model.base import MODELS
+from regard.nn.attention import SCORES, WEIGHTINGS, Mask
+from regard.nn.feedforward import ACTIVATIONS, FeedForward, Gated
+from regard.nn.heads import MultiHeadAttention
 from regard.nn.layers import RESIDUALS, Cache, EncoderLayer, NormAfter, NormBefore, initialize
-from regard.nn.norms import NORMS
+from regard.nn.networks import NETWORKS
+from regard.nn.norms import NORMS, LayerNorm
+from regard.nn.patterns import PATTERNS
 from regard.nn.positions import POSITIONS
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
@@ -36,7 +40,11 @@ def randomize(module: nn.Module, seed: int = 1) -> None:
 @pytest.mark.parametrize(
     ("names", "registry"),
     [
+        (recipe.Task, MODELS),
+        (recipe.Architecture, NETWORKS),
         (recipe.Score, SCORES),
+        (recipe.Weighting, WEIGHTINGS),
+        (recipe.Pattern, PATTERNS),
         (recipe.Position, POSITIONS),
         (recipe.Norm, NORMS),
         (recipe.NormPlace, RESIDUALS),
@@ -55,12 +63,12 @@ def test_recipe_names_and_registry_are_the_same_list(names: Any, registry: dict[
 
 
 def test_layer_norm_of_the_heights() -> None:
-    heights = torch.tensor([[140.0, 150.0, 160.0, 170.0, 180.0]])
-    found = NORMS["layer"](5)(heights)[0].tolist()
+    heights = torch.tensor([[[140.0, 150.0, 160.0, 170.0, 180.0]]])
+    found = NORMS["layer"](5)(heights)[0, 0].tolist()
     assert [round(value, 3) for value in found] == [-1.414, -0.707, 0, 0.707, 1.414]
 
 
-def numpy_norm(x: Array, norm: nn.LayerNorm) -> Array:
+def numpy_norm(x: Array, norm: Any) -> Array:
     mean = x.mean(axis=-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)
     gain, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
@@ -69,7 +77,7 @@ def numpy_norm(x: Array, norm: nn.LayerNorm) -> Array:
 
 
 def test_layer_norm_is_over_the_features_of_one_position() -> None:
-    norm = NORMS["layer"](6).double()
+    norm = LayerNorm(6).double()
     randomize(norm)
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     np.testing.assert_allclose(norm(x).detach().numpy(), numpy_norm(x.numpy(), norm), atol=1e-12)
@@ -79,7 +87,7 @@ def test_layer_norm_is_over_the_features_of_one_position() -> None:
 
 
 def test_feed_forward_is_two_convolutions_of_kernel_size_one(small_recipe: SmallRecipe) -> None:
-    network = FeedForward(small_recipe().model).double()
+    network = FeedForward(small_recipe().model, F.relu).double()
     randomize(network)
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     channels = x.transpose(1, 2)
@@ -89,25 +97,49 @@ def test_feed_forward_is_two_convolutions_of_kernel_size_one(small_recipe: Small
     torch.testing.assert_close(network(x), outer.transpose(1, 2), rtol=0, atol=1e-12)
 
 
-def test_activations_are_their_formulas() -> None:
-    x = np.linspace(-6, 6, 49)
-    wanted = {
-        "relu": np.maximum(0, x),
-        "gelu": np.array([v * (1 + math.erf(v / math.sqrt(2))) / 2 for v in x]),
-        "swish": x / (1 + np.exp(-x)),
-    }
-    assert wanted.keys() == ACTIVATIONS.keys()
-    for name, activation in ACTIVATIONS.items():
-        np.testing.assert_allclose(activation(torch.tensor(x)).numpy(), wanted[name], atol=1e-14)
+def swish(x: Array) -> Array:
+    result: Array = x / (1 + np.exp(-x))
+    return result
 
 
-@pytest.mark.parametrize("name", get_args(recipe.Activation))
-def test_feed_forward_takes_the_activation_of_the_recipe(
+FORMULAS: dict[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(0, x),
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    "swish": swish,
+}
+
+
+def numpy_of(module: nn.Module) -> dict[str, Array]:
+    return {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_feed_forward_with_each_activation_is_its_formula(
     small_recipe: SmallRecipe, name: recipe.Activation
 ) -> None:
-    network = FeedForward(small_recipe(model={"activation": name}).model)
-    x = torch.randn(1, 2, 16)
-    torch.testing.assert_close(network(x), network.outer(ACTIVATIONS[name](network.inner(x))))
+    network = ACTIVATIONS[name](small_recipe(model={"activation": name}).model).double()
+    randomize(network)
+    x = torch.randn(3, 5, 16, dtype=torch.float64)
+    w = numpy_of(network)
+    inner = FORMULAS[name](x.numpy() @ w["inner.weight"].T + w["inner.bias"])
+    wanted = inner @ w["outer.weight"].T + w["outer.bias"]
+    np.testing.assert_allclose(network(x).detach().numpy(), wanted, rtol=0, atol=1e-11)
+
+
+def test_swiglu_is_its_formula_and_as_large_as_the_others(small_recipe: SmallRecipe) -> None:
+    assert ACTIVATIONS.keys() == {*FORMULAS, "swiglu"}
+    section = small_recipe(model={"feedforward": 48, "activation": "swiglu"}).model
+    network = ACTIVATIONS["swiglu"](section).double()
+    assert isinstance(network, Gated)
+    randomize(network)
+    x = torch.randn(3, 5, 16, dtype=torch.float64)
+    w = numpy_of(network)
+    assert set(w) == {"gate.weight", "inner.weight", "outer.weight"}
+    gate = swish(x.numpy() @ w["gate.weight"].T)
+    wanted = (gate * (x.numpy() @ w["inner.weight"].T)) @ w["outer.weight"].T
+    np.testing.assert_allclose(network(x).detach().numpy(), wanted, rtol=0, atol=1e-11)
+    # Three matrices of two thirds of the width are as large as two of the whole.
+    assert sum(part.size for part in w.values()) == 2 * 16 * 48
 
 
 # Residuals
@@ -122,7 +154,7 @@ def test_norm_after_is_the_papers_formula(small_recipe: SmallRecipe) -> None:
     randomize(residual)
     x = torch.randn(2, 3, 16, dtype=torch.float64)
     wanted = numpy_norm(x.numpy() + (3 * x.numpy() + 1), residual.norm)
-    np.testing.assert_allclose(residual(x, linear).detach().numpy(), wanted, atol=1e-12)
+    np.testing.assert_allclose(residual(x, linear, None).detach().numpy(), wanted, atol=1e-12)
 
 
 def test_norm_before_is_its_formula(small_recipe: SmallRecipe) -> None:
@@ -130,12 +162,12 @@ def test_norm_before_is_its_formula(small_recipe: SmallRecipe) -> None:
     randomize(residual)
     x = torch.randn(2, 3, 16, dtype=torch.float64)
     wanted = x.numpy() + 3 * numpy_norm(x.numpy(), residual.norm) + 1
-    np.testing.assert_allclose(residual(x, linear).detach().numpy(), wanted, atol=1e-12)
+    np.testing.assert_allclose(residual(x, linear, None).detach().numpy(), wanted, atol=1e-12)
 
 
 def test_only_norm_before_needs_a_norm_at_the_end(small_recipe: SmallRecipe) -> None:
     section = small_recipe().model
-    assert isinstance(NormAfter.last(section), nn.Identity)
+    assert isinstance(NormAfter.last(section), NORMS["none"])
     assert isinstance(NormBefore.last(section), NORMS["layer"])
 
 
@@ -146,19 +178,19 @@ def test_sublayer_output_is_dropped_before_it_is_added(small_recipe: SmallRecipe
     residual = NormBefore(small_recipe(model={"dropout": 0.25}).model)
     torch.manual_seed(1)
     x = torch.full((4, 50, 16), 10.0)
-    y = residual(x, lambda _: torch.full_like(x, 3.0))
+    y = residual(x, lambda _: torch.full_like(x, 3.0), None)
     dropped, kept = y == 10, torch.isclose(y, torch.tensor(14.0))  # 3 / (1 - 0.25) = 4
     assert bool((dropped | kept).all())
     assert float(dropped.float().mean()) == pytest.approx(0.25, abs=0.03)
-    assert torch.equal(residual.eval()(x, lambda _: torch.full_like(x, 3.0)), x + 3)
+    assert torch.equal(residual.eval()(x, lambda _: torch.full_like(x, 3.0), None), x + 3)
 
 
 def test_embedding_and_position_are_dropped_together(small_recipe: SmallRecipe) -> None:
     network = Transformer(small_recipe(model={"dropout": 0.25, "width": 64}).model, 50, 50)
     inputs: list[Tensor] = []
     for stack in (network.encoder, network.decoder):
-        stack[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
-    ids = torch.randint(4, 50, (4, 30))
+        stack.layers[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
+    ids = torch.randint(5, 50, (4, 30))
     torch.manual_seed(1)
     network.train()(ids, ids)
     network.eval()(ids, ids)
@@ -185,7 +217,7 @@ def test_each_dropout_acts_in_training_only(small_recipe: SmallRecipe, place: st
 
 def test_dropped_attention_weights_keep_their_mean(small_recipe: SmallRecipe) -> None:
     section = small_recipe(model={"attention_dropout": 0.5, "width": 2, "heads": 1}).model
-    layer = MultiHeadAttention(section)
+    layer = MultiHeadAttention(section, "encoder")
     with torch.no_grad():
         for part in (layer.value, layer.output):
             part.weight.copy_(torch.eye(2))

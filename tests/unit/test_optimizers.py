@@ -56,19 +56,19 @@ def sgd(momentum: float, decay: float) -> Iterator[Array]:
         yield x
 
 
-def adagrad() -> Iterator[Array]:
+def adagrad(decay: float) -> Iterator[Array]:
     x, squares = START, np.zeros(3)
     for _ in range(STEPS):
-        g = CURVES * x
+        g = CURVES * x + decay * x
         squares = squares + g**2
         x = x - RATE * g / (np.sqrt(squares) + 1e-10)
         yield x
 
 
-def rmsprop() -> Iterator[Array]:
+def rmsprop(decay: float) -> Iterator[Array]:
     x, squares = START, np.zeros(3)
     for _ in range(STEPS):
-        g = CURVES * x
+        g = CURVES * x + decay * x
         squares = 0.99 * squares + 0.01 * g**2
         x = x - RATE * g / (np.sqrt(squares) + 1e-8)
         yield x
@@ -83,8 +83,11 @@ def rmsprop() -> Iterator[Array]:
         ("sgd", 0.0, lambda: sgd(0.0, 0.0)),
         ("sgd", 0.2, lambda: sgd(0.0, 0.2)),
         ("momentum", 0.0, lambda: sgd(0.9, 0.0)),
-        ("adagrad", 0.0, adagrad),
-        ("rmsprop", 0.0, rmsprop),
+        ("momentum", 0.2, lambda: sgd(0.9, 0.2)),
+        ("adagrad", 0.0, lambda: adagrad(0.0)),
+        ("adagrad", 0.2, lambda: adagrad(0.2)),
+        ("rmsprop", 0.0, lambda: rmsprop(0.0)),
+        ("rmsprop", 0.2, lambda: rmsprop(0.2)),
     ],
 )
 def test_optimizer_follows_its_rule(

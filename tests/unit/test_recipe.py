@@ -220,8 +220,8 @@ def test_unknown_key_in_any_depth(text: str, key: str, near: str) -> None:
 def test_unknown_key_like_no_other_lists_all() -> None:
     message = refusal(DATA + "search: {zzz: 1}\n")
     assert (
-        message == "mine.yaml: line 2: unknown key search.zzz; "
-        "allowed: beam, alpha, manner, extra_length, max_length"
+        message == "mine.yaml: line 2: unknown key search.zzz; allowed: beam, alpha, manner, "
+        "extra_length, max_length, rounds, candidates"
     )
 
 
@@ -290,7 +290,8 @@ def test_texts_have_one_form(train: str, message: str) -> None:
 
 def test_width_and_heads_must_fit() -> None:
     message = refusal(DATA + "model: {width: 30, heads: 4}\n")
-    assert "line 2: model: width 30 is not divisible by 4 heads" in message
+    wanted = "line 2: model.width is not divisible by model.heads: 7.50 features a head"
+    assert wanted in message
     assert "width 15 must be even" in refusal(DATA + "model: {width: 15, heads: 3}\n")
     assert make(model={"width": 15, "heads": 3, "position": "learned"}).model.width == 15
 

@@ -2,25 +2,34 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import schemathesis
+import torch
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from schemathesis import BaseSchema, GenerationMode
 from schemathesis.checks import not_a_server_error
 from test_serve_batching import Upper, until
 
-from regard.model import Translator
+from regard.course import Checkpoints, course
+from regard.model import Translator, weights_of
 from regard.recipe import Recipe
 from regard.run import Run
+from regard.serve.align import align
 from regard.serve.app import HEADERS, create_app
+from regard.serve.course import follow
+from regard.serve.live import growing
+from regard.serve.run import choose_threads
 from regard.serve.service import Service
 from regard.serve.settings import Settings
+from regard.serve.split import split_html
 from regard.trace import trace
 
 PAIR = {"source": "en", "target": "de"}
@@ -111,7 +120,7 @@ def test_options_reach_the_model(model: Capitals) -> None:
     translate(app, "a", beam=3, alpha=0.5)
     translate(app, "a", beam=1, alternatives=6)
     translate(app, "a")
-    assert model.options == [(3, 0.5, 1), (7, None, 7), (model.recipe.search.beam, None, 1)]
+    assert model.options == [(3, 0.5, 1), (7, None, 7), (None, None, 1)]
 
 
 def test_languages_and_settings(model: Capitals) -> None:
@@ -388,10 +397,27 @@ def api(finished_run: Path) -> BaseSchema:
 
 
 MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
-POSTS = ["/translate", "/detect", "/v1/translate/stream", "/v1/trace"]
-GETS = ["/languages", "/frontend/settings", "/v1/info", "/health", "/ready", "/metrics"]
-EXAMPLES = 128
-"""of each mode of each of the four that take any: a thousand"""
+POSTS = [
+    "/translate",
+    "/detect",
+    "/v1/translate/stream",
+    "/v1/trace",
+    "/v1/align",
+    "/v1/live",
+]
+GETS = [
+    "/languages",
+    "/frontend/settings",
+    "/v1/info",
+    "/v1/run",
+    "/v1/run/curves",
+    "/health",
+    "/ready",
+    "/metrics",
+]
+KEPT = ["/v1/trace/{id}/{place}/{layer}", "/v1/trace/{id}/{place}/{layer}/{part}"]
+EXAMPLES = 90
+"""of each mode of each of the six that take any: more than a thousand"""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -407,19 +433,181 @@ def test_nothing_that_can_be_asked_is_an_error_of_the_server(
     test()
 
 
+@pytest.mark.parametrize("path", KEPT)
+def test_what_is_not_kept_is_not_found(api: BaseSchema, path: str) -> None:
+    @settings(max_examples=EXAMPLES // 4, suppress_health_check=list(HealthCheck))
+    @given(api[path]["GET"].as_strategy())
+    def test(case: schemathesis.Case[Any]) -> None:
+        assert case.call().status_code == 404
+
+    test()
+
+
 def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:
     model = Translator.load(finished_run)
     app = create_app(model, Settings(trace_characters=20))
     asked = {"q": "ein Hund", "beam": 2, "alpha": 0.5}
     told = ask(app, "POST", "/v1/trace", json=asked).json()
-    assert told == json.loads(json.dumps(trace(model, "ein Hund", beam=2, alpha=0.5).to_json()))
+    assert told.pop("id")
+    expected = trace(model, "ein Hund", beam=2, alpha=0.5).to_json("attention")
+    assert told == json.loads(json.dumps(expected))
     assert ask(app, "POST", "/v1/trace", json={"q": "x" * 21}).status_code == 413
     assert ask(app, "POST", "/v1/trace", json={**asked, "beam": 10**6}).status_code == 400
+
+
+def test_a_trace_can_be_interfered_with(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    app = create_app(model)
+    (forced,) = model.tokenizer.target.encode(["dog"])
+    asked = {"q": "ein Hund", "forced": forced, "mute": ["cross.1.0"]}
+    told = ask(app, "POST", "/v1/trace", json=asked).json()
+    assert [token["id"] for token in told["said"]][: len(forced)] == forced
+    assert told["muted"] == ["cross.1.0"]
+    drawn = {"q": "ein Hund", "temperature": 2.0, "seed": 7}
+    expected = trace(model, "ein Hund", temperature=2.0, seed=7).translation
+    assert ask(app, "POST", "/v1/trace", json=drawn).json()["translation"] == expected
+    for wrong in ({"mute": ["cross.9.0"]}, {"mute": ["x"]}, {"forced": [2]}, {"temperature": 1e-9}):
+        answer = ask(app, "POST", "/v1/trace", json={"q": "ein Hund", **wrong})
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+def test_large_traces_are_handed_out_layer_by_layer(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    app = create_app(model, Settings(trace_bytes=0, traces_bytes=0, trace_tokens=4))
+    expected = trace(model, "ein Hund")
+    told = ask(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
+    assert told["cross"]["data"] is None
+    path = f"/v1/trace/{told['id']}"
+    for name, layers in {
+        "cross/1": expected.cross[1],
+        "nodes/0": expected.nodes[0],
+        "encoder/0/key": expected.parts["encoder"].key[0],
+        "decoder/1/output": expected.parts["decoder"].output[1],
+    }.items():
+        answer = ask(app, "GET", f"{path}/{name}")
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.content == layers.astype("<f4").tobytes()
+    for wrong in ("cross/2", "cross/-1", "cross/²", "nowhere/0", "cross/0/nothing", "nodes/0/key"):
+        answer = ask(app, "GET", f"{path}/{wrong}")
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+    for large in ({"q": "ein " * 5}, {"q": "ein", "forced": [5] * 3, "prefix": "a dog"}):
+        assert ask(app, "POST", "/v1/trace", json=large).status_code == 413
+    # The budget is spent: the next trace takes the place of this one.
+    ask(app, "POST", "/v1/trace", json={"q": "Hund"})
+    assert ask(app, "GET", f"{path}/cross/1").status_code == 404
+
+
+def test_the_course_of_the_run_is_told(trained_run: Path) -> None:
+    model = Translator.load(trained_run)
+    app = create_app(model, Settings(trace_characters=20, api_keys=("key",)))
+    key = {"authorization": "Bearer key"}
+    told = ask(app, "GET", "/v1/run", headers=key).json()
+    assert told == json.loads(json.dumps(course(model)))
+    assert told["checkpoints"] == [2, 4]
+    curves = ask(app, "GET", "/v1/run/curves", headers=key).json()
+    assert curves == {"curves": told["curves"], "checkpoints": [2, 4]}
+    found = trace(model, "ein Hund")
+    said = [token.id for token in found.said]
+    asked = {"q": "ein Hund", "said": said, "step": 2, "api_key": "key"}
+    aligned = ask(app, "POST", "/v1/align", json=asked).json()
+    source = [token.id for token in found.source]
+    assert aligned == Checkpoints(model).alignment(2, source, said)
+    wrongs: list[dict[str, Any]] = [{"step": 3}, {"said": [10**9]}, {"said": []}, {"q": "x" * 21}]
+    for wrong in wrongs:
+        answer = ask(app, "POST", "/v1/align", json={**asked, **wrong})
+        assert answer.status_code == (413 if "q" in wrong else 400)
+    for path in ("/v1/run", "/v1/run/curves"):
+        assert ask(app, "GET", path).status_code == 403
+
+
+def test_a_translation_is_told_while_it_grows(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    app = create_app(model, Settings(trace_characters=40))
+    answer = ask(app, "POST", "/v1/live", json={"q": "ein Hund. \n Hund"})
+    events = [line.partition(": ")[2] for line in answer.text.splitlines() if line]
+    assert events[-2:] == ["end", "{}"]
+    texts = [json.loads(data)["text"] for data in events[1:-2:2]]
+    first, second = model.translate(["ein Hund.", "Hund"])
+    assert texts[-1] == f"{first} \n {second}"
+    assert len(set(texts)) > 2, "told more than once"
+    assert ask(app, "POST", "/v1/live", json={"q": "x" * 41}).status_code == 413
+
+
+def test_who_stops_watching_stops_the_search(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    service = create_app(model).state.service
+
+    async def leave() -> None:
+        events = growing(service, model, "ein Hund " * 20)
+        await anext(events)
+        await events.aclose()
+        while service.batcher.waiting:
+            await asyncio.sleep(0.01)
+        assert await service.batcher.call(lambda: "free") == "free"
+
+    asyncio.run(asyncio.wait_for(leave(), 20))
+
+
+def test_inline_tags_travel_by_the_models_attention(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    app = create_app(model)
+    source, target = model.recipe.data.language_pair
+    asked = {"q": "ein <b>Hund</b> <i>a <u>dog</u></i>", "source": source, "target": target}
+    html = ask(app, "POST", "/translate", json={**asked, "format": "html"}).json()["translatedText"]
+    (plain,) = model.translate(["ein Hund a dog"])
+    assert sorted(re.findall("<.*?>", html)) == sorted(re.findall("<.*?>", asked["q"]))
+    assert unescape(re.sub("<.*?>", "", html)) == plain
+    alignment = align(model, "ein Hund a dog", plain)
+    assert alignment is not None
+    expected = split_html(asked["q"]).join([plain], [alignment])
+    assert html == expected
+    streamed = ask(app, "POST", "/v1/translate/stream", json={**asked, "format": "html"}).text
+    assert json.dumps(html, ensure_ascii=False)[1:-1] in streamed
+
+
+def test_better_weights_of_a_run_that_learns_are_taken_over(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.serve.course.LOOK_AGAIN", 0.01)
+    folder = Run(run_folder)
+    folder.card_file.unlink()
+    model = Translator.load(run_folder)
+    service = create_app(model).state.service
+    better = {name: tensor + 1 for name, tensor in folder.weights().items()}
+
+    async def follow_it() -> None:
+        following = asyncio.create_task(follow(service, model))
+        await asyncio.sleep(0.05)
+        folder.write_weights(better)
+        folder.write_card({})
+        await following
+
+    asyncio.run(asyncio.wait_for(follow_it(), 20))
+    for name, tensor in weights_of(model.network).items():
+        assert torch.equal(tensor, better[name]), name
+
+
+def test_a_small_model_is_served_by_one_thread(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Translator.load(finished_run, "cpu")
+    chosen: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    choose_threads(model)
+    assert chosen == [], "as the environment says"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    choose_threads(model)
+    assert chosen == [1]
+    monkeypatch.setattr("regard.serve.run.SMALL", 10)
+    choose_threads(model)
+    assert chosen == [1]
 
 
 def test_what_is_described_is_what_there_is(api: BaseSchema) -> None:
     paths = api.raw_schema["paths"]
     found = {(path, method) for path, methods in paths.items() for method in methods}
-    assert found == {(path, "post") for path in POSTS} | {(path, "get") for path in GETS}
+    gets = {(path, "get") for path in [*GETS, *KEPT]}
+    assert found == {(path, "post") for path in POSTS} | gets
     for path in GETS:
         api[path]["GET"].Case().call_and_validate()

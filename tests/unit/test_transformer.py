@@ -13,8 +13,9 @@ from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
 from regard.marks import PAD
-from regard.nn.attention import MultiHeadAttention
 from regard.nn.feedforward import FeedForward
+from regard.nn.heads import MultiHeadAttention
+from regard.nn.layers import Cache
 from regard.nn.transformer import DecoderState, Transformer
 from regard.recipe import NormPlace, Recipe, make_recipe
 
@@ -44,14 +45,14 @@ def ids(*shape: int, size: int = V) -> Tensor:
 def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
     section = {"width": 4, "heads": 1, "feedforward": 16, "encoder_layers": 1, "decoder_layers": 1}
     network = transformer(small_recipe(model=section), source=1000, target=1000)
-    layer: Any = network.decoder[0]
+    layer: Any = network.decoder.layers[0]
     shapes: dict[str, tuple[int, ...]] = {}
 
     def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda _module, _given, output: shapes.__setitem__(name, tuple(output.shape))
 
     for name, part in {
-        "embedding": network.target_embedding,
+        "embedding": network.decoder.embedding,
         "attention": layer.attention,
         "inner": layer.feedforward.inner,
         "feedforward": layer.feedforward,
@@ -65,7 +66,7 @@ def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
         "feedforward": (1, 2, 4),
     }
     assert logits.shape == (1, 2, 1000)
-    assert network.projection.weight is network.target_embedding.weight
+    assert network.projection.weight is network.decoder.embedding.weight
     chances = logits[0, -1].softmax(dim=0)
     assert chances.detach().sum().item() == pytest.approx(1, abs=1e-6)
     assert 0 <= int(chances.argmax()) < 1000
@@ -121,13 +122,13 @@ def torchs(mine: Transformer, recipe: Recipe) -> nn.Transformer:
         ),
         batch_first=True,
     ).eval()
-    for layer, copy in zip(mine.encoder, other.encoder.layers, strict=True):
+    for layer, copy in zip(mine.encoder.layers, other.encoder.layers, strict=True):
         _copy_encoder_layer(layer, copy)
-    for layer, copy in zip(mine.decoder, other.decoder.layers, strict=True):
+    for layer, copy in zip(mine.decoder.layers, other.decoder.layers, strict=True):
         _copy_decoder_layer(layer, copy)
     if before:
-        same_linear(_any(mine.encoder_norm), _any(other.encoder.norm))
-        same_linear(_any(mine.decoder_norm), _any(other.decoder.norm))
+        same_linear(_any(mine.encoder.norm), _any(other.encoder.norm))
+        same_linear(_any(mine.decoder.norm), _any(other.decoder.norm))
     return other
 
 
@@ -171,7 +172,7 @@ def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormPlace) 
     target[0, 4:] = PAD
     padding = source == PAD
     found = mine(source, target)
-    weight = mine.target_embedding.weight
+    weight = mine.decoder.embedding.weight
     states = other(
         embedded(weight, source),
         embedded(weight, target),
@@ -284,7 +285,7 @@ def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
 ) -> None:
     network = transformer(small_recipe())
     calls: list[tuple[int, ...]] = []
-    for layer in network.decoder:
+    for layer in network.decoder.layers:
         attention: Any = layer.memory_attention
         for part in (attention.key, attention.value):
             part.register_forward_hook(lambda _, given, __: calls.append(tuple(given[0].shape)))
@@ -296,6 +297,7 @@ def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
     assert calls == [(3, 5, 16)] * 4  # two layers, keys and values
     for memory, cache in zip(state.memory, state.caches, strict=True):
         assert memory.key.shape[0] == memory.value.shape[0] == 3
+        assert isinstance(cache, Cache)
         assert cache.seen is not None
         assert cache.seen.key.shape == (12, 2, 4, 8)
     assert state.length == 4
@@ -334,9 +336,9 @@ def test_each_tie_can_be_switched(small_recipe: SmallRecipe) -> None:
             model = {"tie_embeddings": embeddings, "tie_output": output}
             network = Transformer(small_recipe(model=model).model, V, V)
             assert (
-                network.source_embedding.weight is network.target_embedding.weight
+                network.encoder.embedding.weight is network.decoder.embedding.weight
             ) == embeddings
-            assert (network.projection.weight is network.target_embedding.weight) == output
+            assert (network.projection.weight is network.decoder.embedding.weight) == output
             assert count(network) == counted(small_recipe(model=model).model, V, V)
 
 
@@ -375,8 +377,8 @@ def test_number_of_weights_of_the_papers_models() -> None:
 
 def test_embeddings_have_unit_size_after_the_root_of_the_width(small_recipe: SmallRecipe) -> None:
     network = transformer(small_recipe(model={"width": 128}), source=500, target=500)
-    vectors = network.target_embedding(ids(10, 50, size=500))
+    vectors = network.decoder.embedding(ids(10, 50, size=500))
     assert vectors.detach().std().item() == pytest.approx(1, rel=0.05)
     token = torch.tensor([[7]])
-    wanted = network.target_embedding.weight[7] * 128**0.5
-    torch.testing.assert_close(network.target_embedding(token)[0, 0], wanted)
+    wanted = network.decoder.embedding.weight[7] * 128**0.5
+    torch.testing.assert_close(network.decoder.embedding(token)[0, 0], wanted)

@@ -74,15 +74,18 @@ def save_checkpoint(
     write_tensors(path, tensors, {"progress": json.dumps(asdict(progress))})
 
 
-def load_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
-    """Progress, and the tensors of each group by name."""
+def load_checkpoint(
+    path: Path, wanted: Sequence[str] = ("model", "average", "optimizer")
+) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
+    """Progress, and the tensors of each group by name; groups that are not wanted are not read."""
     groups: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
     try:
         with safe_open(path, "pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
             for key in file.keys():  # noqa: SIM118
                 group, _, name = key.partition(".")
-                groups[group][name] = file.get_tensor(key)
+                if group in wanted:
+                    groups[group][name] = file.get_tensor(key)
         facts["validations"] = [
             (int(step), float(badness), float(loss)) for step, badness, loss in facts["validations"]
         ]
@@ -93,7 +96,7 @@ def load_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]
 
 def weights_in(path: Path) -> dict[str, Tensor]:
     """The weights a checkpoint would be used with: the moving average where there is one."""
-    _, groups = load_checkpoint(path)
+    _, groups = load_checkpoint(path, ("model", "average"))
     return groups["average"] or groups["model"]
 
 

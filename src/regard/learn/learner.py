@@ -30,11 +30,13 @@ from regard.learn.distributed import Group
 from regard.learn.loss import OBJECTIVES
 from regard.learn.optimizers import OPTIMIZERS, learning_rate
 from regard.learn.prepare import Prepared, valid_pairs
+from regard.learn.start import take_weights
 from regard.model import MODELS, arithmetic, build, put_weights, weights_of
 from regard.run import Run
-from regard.score import Result, score
-from regard.text.batches import Batch, collate, plan_batches, plan_in_order
+from regard.score import Result
+from regard.text.batches import Batch, plan_batches, plan_in_order
 from regard.text.corpus import Pair
+from regard.text.forms import FORMS
 
 
 class Place(NamedTuple):
@@ -79,6 +81,11 @@ class Learner:
         self.training = recipe.training
         torch.manual_seed(self.training.seed)
         self.network = build(recipe, prepared.tokenizer).to(group.device)
+        self.form = FORMS[recipe.task](recipe)
+        self.taken: str | None = None
+        """what a new training began with, in words; None: with random weights"""
+        if self.training.start_from and not checkpoint_files(run.checkpoints):
+            self.taken = take_weights(self.network, recipe)
         self.names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
@@ -131,7 +138,8 @@ class Learner:
         """Summed over the tokens of the batch."""
         batch = batch.to(self.group.device)
         with arithmetic(self.training.precision, self.group.device):
-            loss: Tensor = objective(batch.source, batch.target, batch.wanted)
+            trees = () if batch.tree is None else (batch.tree,)
+            loss: Tensor = objective(batch.source, batch.target, batch.wanted, *trees)
         return loss
 
     def _in_step_with_others(self, last: bool) -> AbstractContextManager[None]:
@@ -167,8 +175,8 @@ class Learner:
             )
             for number in range(batch, len(plan)):
                 rows = plan[number]
-                tokens = int(store.target_lengths[rows].sum()) + len(rows)
-                ours = collate(store, rows, self.group.rank, self.group.size)
+                tokens = self.form.tokens(store, rows)
+                ours = self.form.collate(store, rows, self.group.rank, self.group.size)
                 yield Drawn(ours, tokens, Place(epoch, number + 1))
             epoch, batch = epoch + 1, 0
 
@@ -202,11 +210,13 @@ class Learner:
 
     def rehearse(self, most: float) -> None:
         """Guess how long a validation takes before there was one: from a few examples, and a high guess."""
-        few = [pair.source for pair in self.examples[:16]]
+        few = self.examples[:16]
+        if not few:  # it validates by loss alone, which takes no longer than learning from as much
+            return
         with self.resting():
-            self.model.answer(few[:1], quick=True)  # the first use of a device takes long
+            self.model.answer_to(few[:1], quick=True)  # the first use of a device takes long
             start = time.monotonic()
-            self.model.answer(few, quick=True)
+            self.model.answer_to(few, quick=True)
         each = (time.monotonic() - start) / max(1, len(few))
         self.validation_seconds = min(most, each * len(self.examples))
 
@@ -220,24 +230,14 @@ class Learner:
         lengths = store.source_lengths, store.target_lengths
         total, tokens = 0.0, 0
         for rows in plan_in_order(*lengths, self.training.tokens_per_batch):
-            batch = collate(store, rows)
-            total += float(self.loss(self.objective, batch))
-            tokens += batch.tokens
+            total += float(self.loss(self.objective, self.form.collate(store, rows)))
+            tokens += self.form.tokens(store, rows)
         return total / tokens
 
     def _valid_score(self) -> Result | None:
         if not self.examples:
             return None
-        sources = [pair.source for pair in self.examples]
-        (result,) = score(
-            self.recipe.score.measures[:1],
-            self.model.answer(sources, quick=True),
-            [pair.target for pair in self.examples],
-            sources,
-            tokenize=self.recipe.score.tokenize,
-            intervals=False,
-        )
-        return result
+        return self.model.evaluate(self.examples, quick=True)[0]
 
     # Saving and going on
 

@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.marks import PAD
+from regard.marks import MASK, PAD
+from regard.nn.encoder_only import Guesser, Labeller
+from regard.nn.masking import drop_words, hide
 from regard.nn.network import Network
+from regard.nn.parallel import Parallel
+from regard.nn.positions import Tree
+from regard.text.batches import TreeTensors
 
 SMOOTHINGS: dict[recipe.Smoothing, Callable[[float, int], float]] = {
     # Over all K classes, the right one too: it keeps 1 - eps + eps/K. This is torch's convention.
@@ -37,16 +42,121 @@ class Objective(nn.Module):
         self.over: recipe.Smoothing = training.smoothing_over
 
     def forward(
-        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], wanted: Int[Tensor, "B T"]
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        wanted: Int[Tensor, "B T"],
+        tree: TreeTensors | None = None,
     ) -> Float[Tensor, ""]:
-        states = self.network.decode(target, self.network.encode(source))
+        states = self.network.decode(target, self.remember(source, tree))
         smoothing = self.smoothing if self.training else 0.0
         weight, bias = self.network.projection.weight, self.network.projection.bias
         return cross_entropy(states, weight, wanted, smoothing, self.over, bias)
 
+    def remember(self, source: Int[Tensor, "B S"], tree: TreeTensors | None) -> Any:
+        """What the network remembers of the source."""
+        places = None if tree is None else Tree(*(part.long() for part in tree))
+        return self.network.encode(source, places)
+
+
+class LabelObjective(nn.Module):
+    """A labeller or classifier: the wanted labels, PAD where there is none."""
+
+    def __init__(self, network: Labeller, training: recipe.Training) -> None:
+        super().__init__()
+        self.network = network
+        self.smoothing = training.label_smoothing
+        self.over: recipe.Smoothing = training.smoothing_over
+        self.dropped = training.word_dropout
+
+    def forward(
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B P"]
+    ) -> Float[Tensor, ""]:
+        shown = drop_words(source, self.dropped) if self.training and self.dropped else source
+        states = self.network.states(shown)
+        smoothing = self.smoothing if self.training else 0.0
+        return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
+
+
+class MaskObjective(nn.Module):
+    """BERT's masked words: other ones each step, but in validation always the same."""
+
+    def __init__(self, network: Guesser, training: recipe.Training) -> None:
+        super().__init__()
+        self.network = network
+        self.smoothing = training.label_smoothing
+        self.over: recipe.Smoothing = training.smoothing_over
+
+    def forward(
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B S"]
+    ) -> Float[Tensor, ""]:
+        projection = self.network.projection.weight
+        fixed = None if self.training else torch.Generator().manual_seed(0)
+        shown, hidden = hide(source, wanted, len(projection), fixed)
+        there = hidden != PAD  # one in seven: the others need no logits
+        states = self.network.states(shown)[there]
+        smoothing = self.smoothing if self.training else 0.0
+        return cross_entropy(states[None], projection, hidden[there][None], smoothing, self.over)
+
+
+class HiddenWords(Objective):
+    """Some words of each target are hidden, and to be guessed from the others (Ghazvininejad et al. 2019).
+
+    The loss is the mean over the hidden words and, in training, that of the length; times the tokens of the batch, so
+    that it is summed and divided like any other.
+    """
+
+    network: Parallel
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        wanted: Int[Tensor, "B T"],
+        tree: TreeTensors | None = None,
+    ) -> Float[Tensor, ""]:
+        length = self.network.length
+        words = length.places(source, wanted)
+        hidden = hide_words(words != PAD, self._chance(words.device))
+        memory = self.remember(source, tree)
+        states = self.network.decode(words.masked_fill(hidden, MASK), memory)
+        weight, bias = self.network.projection.weight, self.network.projection.bias
+        smoothing = self.smoothing if self.training else 0.0
+        guessed, right = states[hidden][None], words[hidden][None]
+        total = cross_entropy(guessed, weight, right, smoothing, self.over, bias)
+        mean = total / max(1, right.numel())
+        if self.training:
+            mean = mean + length.loss(memory, words)
+        return mean * (wanted != PAD).sum()
+
+    def _chance(self, device: torch.device) -> torch.Generator | None:
+        """In training what is hidden follows from the seed of the step; in validation it is always the same."""
+        return None if self.training else torch.Generator(device).manual_seed(1)
+
+
+def hide_words(
+    real: Bool[Tensor, "B T"], chance: torch.Generator | None = None
+) -> Bool[Tensor, "B T"]:
+    """Hide 1 to all of the words of each row: every number as likely, and every word."""
+    shares = torch.rand(len(real), device=real.device, generator=chance)
+    count = 1 + (shares * real.sum(1)).long()
+    draw = torch.rand(real.shape, device=real.device, generator=chance)
+    rank = draw.masked_fill(~real, 2.0).argsort(1).argsort(1)
+    return (rank < count[:, None]) & real
+
+
+def translation(network: Network, training: recipe.Training) -> nn.Module:
+    """What is wanted of a translator: the next word, or, if it says all at once, the hidden ones."""
+    kind = HiddenWords if isinstance(network, Parallel) else Objective
+    return kind(network, training)
+
 
 OBJECTIVES: dict[recipe.Task, Callable[[Any, recipe.Training], nn.Module]] = {
-    "translate": Objective,
+    "translate": translation,
+    "tag": LabelObjective,
+    "classify": LabelObjective,
+    "mask": MaskObjective,
+    "continue": Objective,
 }
 
 
@@ -89,7 +199,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             logits = (rows[part] @ weight.T).to(_sum_format(states))
             if bias is not None:
                 logits += bias
-            total, gradient = _smoothed(logits, wanted[part], epsilon, learning)
+            total, gradient = smoothed_loss(logits, wanted[part], epsilon, learning)
             loss += total
             if learning:
                 if bias_gradient is not None:
@@ -107,7 +217,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return of_states * above[0], of_weight * above[0], of_bias, None, None, None
 
 
-def _smoothed(
+def smoothed_loss(
     logits: Float[Tensor, "n V"], wanted: Int[Tensor, "n"], epsilon: float, learning: bool
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
     """The loss of a portion, and its gradient: softmax minus the smoothed target, nothing at padding."""
@@ -124,6 +234,16 @@ def _smoothed(
     gradient -= epsilon / classes
     gradient.scatter_add_(1, index, gradient.new_full(index.shape, epsilon - 1))
     return loss, gradient.mul_(real[:, None])
+
+
+def smoothed_target(epsilon: float, classes: int, over: recipe.Smoothing) -> tuple[float, float]:
+    """What the right class and each other one are wanted to be, read off the gradient itself."""
+    logits = torch.zeros(1, classes, dtype=torch.float64)
+    wanted = torch.tensor([classes - 1])
+    kept = SMOOTHINGS[over](epsilon, classes)
+    _, gradient = smoothed_loss(logits.clone(), wanted, kept, learning=True)
+    target = logits.softmax(-1) - gradient
+    return float(target[0, -1]), float(target[0, 0])
 
 
 def _portions(rows: int, classes: int, device: torch.device) -> Iterator[slice]:

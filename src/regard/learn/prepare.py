@@ -11,10 +11,13 @@ from typing import Any
 from regard.errors import RegardError
 from regard.learn.checkpoint import checkpoint_files
 from regard.learn.report import Report
+from regard.learn.start import starting_tokenizer
+from regard.marks import MARKS
 from regard.recipe import Recipe
 from regard.run import Run, sha256, write_text
-from regard.score import score
+from regard.score import NOT_OF_TEXT, score
 from regard.text.corpus import Pair, fingerprint, held_out, read_pairs
+from regard.text.forms import FORMS
 from regard.text.store import Counts, Store, write_store
 from regard.text.tokenizer import Tokenizer
 
@@ -55,17 +58,20 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
         )
     run.data.mkdir(parents=True, exist_ok=True)
     report.say(f"Reading {', '.join(_names(recipe))}")
-    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: train_pairs(recipe))
+    tokenizer = starting_tokenizer(recipe, lambda: train_pairs(recipe))
     tokenizer.save(run.folder)
     report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
-    train = write_store(run.data / "train.arrow", train_pairs(recipe), tokenizer, recipe.data.clean)
+    rows = FORMS[recipe.task](recipe).rows
+    train = write_store(
+        run.data / "train.arrow", train_pairs(recipe), tokenizer, recipe.data.clean, rows
+    )
     report.say(f"Training pairs: {train.sentence}")
     if next(valid_pairs(recipe), None) is None:
         raise RegardError(
             "no pair was held out for validation, because there are too few different sources; "
             "give data.valid, or a greater data.hold_out"
         )
-    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None)
+    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None, rows)
     report.say(f"Validation pairs: {valid.read:,}")
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
     _write_facts(run, identity, train, valid)
@@ -73,18 +79,24 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
 
 def _check_scoring(recipe: Recipe) -> None:
     """What only the end of training needs is looked at before it begins."""
-    score(recipe.score.measures, ["a"], ["a"], ["a"], tokenize=recipe.score.tokenize)
+    measures = [measure for measure in recipe.score.measures if measure not in NOT_OF_TEXT]
+    score(measures, ["a"], ["a"], ["a"], tokenize=recipe.score.tokenize)
     if recipe.data.test is not None:
         for _ in read_pairs(recipe.data.test, recipe.data, "data.test"):
             pass
 
 
 def _check_lengths(recipe: Recipe, valid: Store) -> None:
+    most = recipe.model.longest
+    if most is None or recipe.task in ("mask", "continue"):
+        return  # there is no longest text, or it was cut
     longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
-    if recipe.model.position == "learned" and longest > recipe.model.max_length:
+    if recipe.model.architecture == "decoder":
+        longest = int((valid.source_lengths + valid.target_lengths).max()) + 2
+    if longest > most:
         raise RegardError(
-            f"data.valid has a text of {longest} tokens, marks counted, but there are only "
-            f"{recipe.model.max_length} learned positions: raise model.max_length, or cut it"
+            f"data.valid has a text of {longest} tokens, marks counted, but the model can "
+            f"read only {most}: raise model.max_length, or cut it"
         )
 
 
@@ -96,7 +108,8 @@ def open_prepared(run: Run, recipe: Recipe) -> Prepared:
 def _identity(recipe: Recipe) -> dict[str, str]:
     """What the ids on disk depend on."""
     data = recipe.data
-    choices = [recipe.tokenizer.model_dump_json(), data.clean.model_dump_json()]
+    choices = [recipe.task, recipe.tokenizer.model_dump_json(), data.clean.model_dump_json()]
+    choices.append(str(recipe.training.start_from))
     if data.valid is None:
         choices.append(str(data.hold_out))
     found = {"train": fingerprint(data.train, data)}
@@ -126,11 +139,15 @@ def _write_facts(run: Run, identity: dict[str, str], train: Counts, valid: Count
 
 def _names(recipe: Recipe) -> list[str]:
     train = recipe.data.train
-    return [str(recipe.data.path(name)) for name in (train.pairs or (*train.source, *train.target))]  # type: ignore[misc]
+    roles = (train.source, train.target, train.pairs, train.conllu, train.text)
+    return [str(recipe.data.path(name)) for names in roles if names for name in names]
 
 
 def _sizes(tokenizer: Tokenizer, recipe: Recipe) -> str:
     kind = recipe.tokenizer.kind
+    if recipe.labelled:
+        labels = tokenizer.target.size - len(MARKS)
+        return f"{kind}, {tokenizer.source.size:,} entries; {labels:,} labels"
     if recipe.tokenizer.shared:
         return f"{kind}, {tokenizer.source.size:,} entries, shared by source and target"
     return f"{kind}, {tokenizer.source.size:,} source and {tokenizer.target.size:,} target entries"

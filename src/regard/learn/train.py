@@ -174,6 +174,8 @@ def tell_start(learner: Learner, report: Report) -> None:
     report.say(
         f"Model: {recipe.model.preset}, {parameters:,} parameters, on {hardware(learner.group.device)}"
     )
+    if learner.taken:
+        report.say(learner.taken)
     if progress.step:
         report.say(f"Going on from step {progress.step:,} of {recipe.training.steps:,}")
     report.log("start", step=progress.step, steps=recipe.training.steps, parameters=parameters)
@@ -213,7 +215,8 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
     learner.run.write_card(card)
-    report.say(f'The run is in {learner.run}; try  regard translate {learner.run} "…"')
+    command = learner.model.command
+    report.say(f'The run is in {learner.run}; try  regard {command} {learner.run} "…"')
 
 
 def _choose_weights(learner: Learner, report: Report, deadline: float | None) -> int:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
+from regard.marks import PAD
 from regard.model.weights import put_weights
 from regard.recipe import Device, Precision, Recipe, Task
 from regard.run import Run
-from regard.score import Result, score
+from regard.score import NOT_OF_TEXT, Comparison, Result, compare, score
+from regard.text.batches import plan_in_order
 from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
 
@@ -39,6 +43,9 @@ def arithmetic(precision: Precision, device: torch.device) -> AbstractContextMan
     return nullcontext()
 
 
+TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
+"""source tokens, padding included, times beam: what is worked on in one batch"""
+
 MODELS: dict[Task, type[Model]] = {}
 """the kind of model for each task; a kind enters itself"""
 
@@ -47,6 +54,8 @@ class Model(ABC):
     """What every kind of model can do. Each kind adds the method that is its task."""
 
     task: ClassVar[Task]
+    command: ClassVar[str]
+    """of the command line, to use it"""
 
     def __init_subclass__(cls) -> None:
         MODELS[cls.task] = cls
@@ -58,12 +67,15 @@ class Model(ABC):
         network: nn.Module,
         device: torch.device,
         precision: Precision = "fp32",
+        run: Run | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
         self.network = network
         self.device = device
         self.precision = precision
+        self.run = run
+        """the folder it was opened from, if it was"""
 
     @classmethod
     def load(
@@ -74,33 +86,78 @@ class Model(ABC):
         recipe = run.recipe()
         kind = MODELS[recipe.task]
         if not issubclass(kind, cls):
-            raise RegardError(f"{run}: a model to {recipe.task}, not to {cls.task}")
+            raise RegardError(
+                f"{run}: a model to {recipe.task}, not to {cls.task}; use it by  regard {kind.command}"
+            )
         weights = run.weights()
         tokenizer = run.tokenizer(recipe)
         network = kind.build(recipe, tokenizer)
         put_weights(network, weights, str(run.weights_file))
         place = choose_device(device)
-        return kind(recipe, tokenizer, network.to(place).eval(), place, precision)
+        return kind(recipe, tokenizer, network.to(place).eval(), place, precision, run)
 
     @staticmethod
     @abstractmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
         """The network of a recipe, its weights still random."""
 
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Source ids of texts, cut where those of the training were."""
+        clean = self.recipe.data.clean
+        longest = clean.max_tokens if clean.cut else None
+        return [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
+
+    def padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+        return pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
+
+    def in_batches(self, lengths: Sequence[int], beam: int = 1) -> Iterator[list[int]]:
+        """The numbers of rows that go through the network together: such of like length."""
+        sizes = np.array(lengths, dtype=np.int64)
+        room = TOKENS_AT_ONCE[self.device.type] // beam
+        return (part.tolist() for part in plan_in_order(sizes, sizes, room))
+
     @abstractmethod
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         """What the model makes of each source, to be held against its target; quick is for validation."""
 
-    def evaluate(self, pairs: Sequence[Pair]) -> list[Result]:
-        """Answer the sources and score the answers against the targets, as the recipe says."""
-        sources = [pair.source for pair in pairs]
-        return score(
-            self.recipe.score.measures,
-            self.answer(sources),
-            [pair.target for pair in pairs],
-            sources,
-            tokenize=self.recipe.score.tokenize,
-        )
+    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+        """The same for the sources of pairs, with whatever else comes with them."""
+        return self.answer([pair.source for pair in pairs], quick=quick)
+
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """Answer the sources and score the answers against the targets, as the recipe says.
+
+        quick is for validation: the first measure alone, and no interval.
+        """
+        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        return self._score(self.answer_to(pairs, quick=quick), references, sources, quick)
+
+    def compare(self, other: Self, pairs: Sequence[Pair]) -> tuple[list[Result], list[Comparison]]:
+        """The scores, and for each whether it is better than the other model's by more than chance."""
+        scoring = self.recipe.score
+        if unfit := NOT_OF_TEXT & {*scoring.measures}:
+            raise RegardError(
+                f"{', '.join(unfit)} of two models cannot be compared by a paired test"
+            )
+        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        ours, theirs = self.answer_to(pairs), other.answer_to(pairs)
+        both = ours, theirs, references, sources
+        found = compare(scoring.measures, *both, tokenize=scoring.tokenize)
+        return self._score(ours, references, sources), found
+
+    def _score(
+        self, answers: list[str], references: list[str], sources: list[str], quick: bool = False
+    ) -> list[Result]:
+        scoring = self.recipe.score
+        measures = scoring.measures[:1] if quick else scoring.measures
+        both = answers, references, sources
+        return score(measures, *both, tokenize=scoring.tokenize, intervals=not quick)
+
+    def search_by(self, **options: float) -> None:
+        """Search in another way than the recipe says."""
+        search = self.recipe.search.model_copy(update=options)
+        self.recipe = self.recipe.model_copy(update={"search": search})
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:

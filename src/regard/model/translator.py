@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
-from regard.marks import END, PAD, START
+from regard.marks import END, START
 from regard.model.base import Model, arithmetic
+from regard.model.parallel import AT_ONCE, ONE_BY_ONE, WIDTH, Filling, in_rounds, refuse, told
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
+from regard.nn.parallel import Parallel
+from regard.nn.positions import Tree
 from regard.recipe import Manner, Recipe
-from regard.search import MANNERS, Hypothesis, beam_search, greedy, sample
+from regard.search import MANNERS, Hypothesis, Round, beam_search, greedy, sample
 from regard.search.tree import Looked
-from regard.text.batches import plan_in_order
+from regard.text.batches import collate_trees
+from regard.text.conllu import Parsed
+from regard.text.corpus import Pair, parse_of
 from regard.text.tokenizer import Tokenizer
+from regard.text.trees import TokenTree, check_parse, token_tree
 
 if TYPE_CHECKING:
-    pass
-
-TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
-"""source tokens, padding included, times beam: what is translated in one batch"""
+    from regard.trace import Trace
 
 
 class Translation(NamedTuple):
@@ -33,7 +35,7 @@ class Translation(NamedTuple):
 
     text: str
     score: float
-    """log-probability over length penalty: what beam search ranks by"""
+    """log-probability over length penalty, or its mean over the words: what the search ranks by"""
     log_probability: float
     tokens: list[str]
     token_log_probabilities: list[float]
@@ -44,6 +46,9 @@ class Translation(NamedTuple):
 EMPTY = Translation("", 0.0, 0.0, [], [], True)
 """A blank line has a blank translation."""
 
+Parses = Sequence[Parsed | None] | None
+"""the tree of each text; a blank one has none"""
+
 Way = Callable[..., list[list[Hypothesis]]]
 """A search: step function, state and limits in, hypotheses for each sentence out."""
 
@@ -52,6 +57,7 @@ class Translator(Model):
     """Text in one language in, text in another out; or whatever the two sides of the pairs were."""
 
     task = "translate"
+    command = "translate"
     network: Network
 
     @staticmethod
@@ -60,20 +66,32 @@ class Translator(Model):
         return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
-        return self.translate(sources, beam=1 if quick else None)
+        one = "candidates" if isinstance(self.network, Parallel) else "beam"
+        return self.translate(sources, **({one: 1} if quick else {}))
 
-    def translate(
-        self,
-        texts: Sequence[str],
-        *,
-        beam: int | None = None,
-        alpha: float | None = None,
-        manner: Manner | None = None,
-    ) -> list[str]:
-        """The best translation of each text."""
+    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+        # Of two models that are compared perhaps only one asks for trees.
+        if not self.asks_for_trees:
+            return super().answer_to(pairs, quick=quick)
+        parses = [parse_of(pair) for pair in pairs]
+        return self.translate(
+            [pair.source for pair in pairs],
+            beam=1 if quick else None,
+            parses=parses if any(parses) else None,
+        )
+
+    def search_by(self, **options: float) -> None:
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, beam=options.get("beam"), alpha=options.get("alpha"))
+        else:
+            refuse(ONE_BY_ONE, rounds=options.get("rounds"), candidates=options.get("candidates"))
+        super().search_by(**options)
+
+    def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
+        """The best translation of each text; options as in ``search``."""
         if isinstance(texts, str):
             raise RegardError("translate takes a list of texts: translate([text])")
-        return [best.text for best, *_ in self.search(texts, beam=beam, alpha=alpha, manner=manner)]
+        return [best.text for best, *_ in self.search(texts, **options)]
 
     def search(
         self,
@@ -84,10 +102,24 @@ class Translator(Model):
         manner: Manner | None = None,
         nbest: int = 1,
         prefixes: Sequence[str] | None = None,
+        rounds: int | None = None,
+        candidates: int | None = None,
+        length: int | None = None,
+        parses: Parses = None,
     ) -> list[list[Translation]]:
-        """The nbest translations of each text, best first. prefixes: how each translation must begin."""
+        """The nbest translations of each text, best first.
+
+        A model that says one word after another takes beam, alpha, and prefixes: how each translation must begin. One
+        that says all at once takes rounds, candidates (how many lengths are tried), or length: how many tokens each
+        translation has. parses are the trees of the texts, for ``position: tree``.
+        """
         options = self.recipe.search
-        beam = options.beam if beam is None else beam
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, beam=beam, alpha=alpha, prefixes=prefixes)
+            filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
+            return self._run(texts, None, parses, filling, WIDTH * filling.candidates)
+        refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
+        beam = max(options.beam, nbest) if beam is None else beam
         alpha = options.alpha if alpha is None else alpha
         if beam < 1 or alpha < 0 or not 1 <= nbest <= beam:
             raise RegardError(
@@ -98,25 +130,59 @@ class Translator(Model):
         way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=kind)
         if beam == 1:
             way = partial(_greedy, alpha=alpha, penalty=kind.penalty)
-        return self._run(texts, prefixes, way, beam)
+        return self._run(texts, prefixes, parses, way, beam)
 
     @torch.inference_mode()
     def find(
         self,
         text: str,
-        prefix: str = "",
+        forced: Sequence[int] = (),
         *,
         beam: int,
         alpha: float,
+        temperature: float = 0.0,
+        seed: int = 1,
         watch: Callable[[Looked], None] | None = None,
+        parse: Parsed | None = None,
     ) -> Hypothesis:
-        """The best hypothesis for one text, by beam search that may be watched."""
-        (source,) = self.tokenizer.source.encode([text])
-        (forced,) = self.tokenizer.target.encode([prefix])
+        """The best hypothesis for one text, by beam search that may be watched; forced: how it begins.
+
+        With a temperature it is not the best but drawn at random, and there is no beam to watch.
+        """
+        if isinstance(self.network, Parallel):
+            raise RegardError("this model says all words at once: it has no beam to be seen")
+        (source,) = self.encode([text])
         manner = MANNERS[self.recipe.search.manner]
-        way = partial(beam_search, beam=beam, alpha=alpha, watch=watch, manner=manner)
-        ((best, *_),) = self._search([source], [forced], way)
+        way: Way = partial(beam_search, beam=beam, alpha=alpha, watch=watch, manner=manner)
+        if temperature:
+            way = partial(_sample, temperature=temperature, seed=seed)
+        trees = self._trees([text], [source], None if parse is None else [parse])
+        ((best, *_),) = self._search([source], [list(forced)], trees, way)
         return best
+
+    @torch.inference_mode()
+    def find_at_once(
+        self,
+        text: str,
+        *,
+        rounds: int | None = None,
+        candidates: int | None = None,
+        length: int | None = None,
+    ) -> Filling:
+        """The best hypothesis for one text from a model that says all words at once, and how it came about."""
+        if not isinstance(self.network, Parallel):
+            raise RegardError("this model says one word after another: it has no rounds to be seen")
+        seen: list[Round] = []
+        way = in_rounds(self.network, self.recipe.search, rounds, candidates, length)
+        (source,) = self.tokenizer.source.encode([text])
+        ((best,),) = self._search([source], [[]], None, replace(way, watch=seen.append))
+        return told(best, seen)
+
+    def trace(self, text: str, **options: Any) -> Trace:
+        """Everything seen while one text passes; in a notebook it shows itself. options: see ``traced``."""
+        from regard.course import traced
+
+        return traced(self, text, **options)
 
     def sample(
         self,
@@ -127,32 +193,82 @@ class Translator(Model):
         top_p: float = 1.0,
         seed: int = 1,
         prefixes: Sequence[str] | None = None,
+        parses: Parses = None,
     ) -> list[Translation]:
         """One translation of each text drawn at random, as likely as the model thinks it."""
+        if isinstance(self.network, Parallel):
+            refuse(AT_ONCE, temperature=temperature)
         way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        return [drawn for (drawn,) in self._run(texts, prefixes, way, 1)]
+        return [drawn for (drawn,) in self._run(texts, prefixes, parses, way, 1)]
 
     @torch.inference_mode()
     def _run(
-        self, texts: Sequence[str], prefixes: Sequence[str] | None, way: Way, beam: int
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None,
+        parses: Parses,
+        way: Way,
+        beam: int,
     ) -> list[list[Translation]]:
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
-        sources = self.tokenizer.source.encode(texts)
+        sources = self.encode(texts)
         forced = self.tokenizer.target.encode(prefixes or [""] * len(texts))
+        trees = self._trees(texts, sources, parses)
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
-        lengths = np.array([len(sources[row]) for row in filled])
-        for part in plan_in_order(lengths, lengths, TOKENS_AT_ONCE[self.device.type] // beam):
+        for part in self.in_batches([len(sources[row]) for row in filled], beam):
             rows = [filled[index] for index in part]
-            found = self._search([sources[row] for row in rows], [forced[row] for row in rows], way)
+            found = self._search(
+                [sources[row] for row in rows],
+                [forced[row] for row in rows],
+                trees and [trees[row] for row in rows],
+                way,
+            )
             for row, hypotheses in zip(rows, found, strict=True):
                 results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
         return results
 
+    @property
+    def asks_for_trees(self) -> bool:
+        return self.recipe.model.position == "tree"
+
+    def _trees(
+        self, texts: Sequence[str], sources: Sequence[list[int]], parses: Parses
+    ) -> list[TokenTree] | None:
+        """The trees of the texts in pieces; None where the model asks for none."""
+        if parses is None and not self.asks_for_trees:
+            return None
+        if parses is None:
+            raise RegardError(
+                "this model has position: tree, so it needs the parse of every text: "
+                "--parses F.conllu on the command line, parses=… in Python"
+            )
+        if not self.asks_for_trees:
+            raise RegardError(
+                "parses are for a model with position: tree; this one has "
+                f"position: {self.recipe.model.position}"
+            )
+        if len(parses) != len(texts):
+            raise RegardError(f"{len(parses)} parses for {len(texts)} texts: give one for each")
+        for number, (text, parse) in enumerate(zip(texts, parses, strict=True), 1):
+            if parse is not None:
+                check_parse(text, parse, f"text {number}")
+            elif text.strip():
+                raise RegardError(f"text {number} has no parse; only a blank one may go without")
+        vocabulary = self.tokenizer.source
+        return [
+            token_tree(text, parse, vocabulary).cut(len(source))
+            for text, parse, source in zip(texts, parses, sources, strict=True)
+        ]
+
     def _search(
-        self, sources: Sequence[list[int]], prefixes: Sequence[list[int]], way: Way
+        self,
+        sources: Sequence[list[int]],
+        prefixes: Sequence[list[int]],
+        trees: Sequence[TokenTree] | None,
+        way: Way,
     ) -> list[list[Hypothesis]]:
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
@@ -160,12 +276,14 @@ class Translator(Model):
             limits = [min(limit, options.max_length) for limit in limits]
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
-        ids = [torch.tensor([*source, END]) for source in sources]
-        batch = pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
+        batch = self.padded([[*source, END] for source in sources])
+        tree = None
+        if trees is not None:
+            tree = Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
         with arithmetic(self.precision, self.device):
             return way(
                 self.network.step,
-                self.network.start(self.network.encode(batch)),
+                self.network.start(self.network.encode(batch, tree)),
                 limits=limits,
                 start=START,
                 end=END,

@@ -43,7 +43,11 @@ class Mask:
         if not self.causal or queries == 1:
             return allowed
         earlier = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-        return earlier[None, None] if allowed is None else allowed & earlier
+        if allowed is None:
+            return earlier[None, None]
+        both = allowed & earlier
+        # Padding in front of a text sees nothing: it may see all, since nobody looks at it.
+        return both | ~both.any(-1, keepdim=True)
 
     def distance(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "#B Q K"]:
         """How far each key lies from each query: ahead is positive, behind is negative."""
@@ -139,6 +143,7 @@ SCORES: dict[recipe.Score, type[ScaledDotProduct] | type[Additive]] = {
 
 
 def softmax(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
+    """exp(score), over the sum of all that the query sees: weights that sum to 1."""
     return masked.softmax(dim=-1)
 
 

@@ -122,16 +122,23 @@ class DecoderLayer(EncoderLayer):
     ) -> Float[Tensor, "R T d"]:
         """All positions at once, or, with a cache, the newest position of each row."""
 
-        def attend_to_memory(y: Tensor) -> Tensor:
-            # In search several rows, the beams, share one sentence: they are queries side by side,
-            # so that its keys and values are held and read once. (A size of a graph to export is no int: no len().)
-            queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
-            attended: Tensor = self.memory_attention(queries, memory, memory_mask)
-            return attended.reshape(y.shape)
-
         x = self.look(x, mask, real, cache)
-        x = self.memory_residual(x, attend_to_memory, real)
+        x = self.memory_residual(x, looking_at(memory, memory_mask, self.memory_attention), real)
         return self.think(x, real)
+
+
+def looking_at(memory: KeysValues, mask: Mask, attention: MultiHeadAttention) -> Sublayer:
+    """Encoder-decoder attention as a sub-layer."""
+
+    def attend(y: Tensor) -> Tensor:
+        # In search several rows, the beams, share one sentence: they are queries side by side,
+        # so that its keys and values are held and read once.
+        # (A size of a graph to export is no int: no len().)
+        queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
+        attended: Tensor = attention(queries, memory, mask)
+        return attended.reshape(y.shape)
+
+    return attend
 
 
 def initialize(module: nn.Module) -> None:

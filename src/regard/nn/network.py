@@ -24,7 +24,7 @@ class Network(nn.Module, ABC):
     @property
     @abstractmethod
     def longest(self) -> int | None:
-        """The longest text its positions reach, marks counted; None: they have no end."""
+        """The longest text it can read, marks counted; None: there is none."""
 
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], tree: Tree | None = None

@@ -11,16 +11,20 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
+from regard.errors import RegardError
 from regard.nn.attention import Attention, KeysValues, Mask, Shown
 
 
 class Full(nn.Module):
     """All with all."""
+
+    longest: int | None = None
+    """the longest text it can read, if there is one"""
 
     def __init__(self, section: recipe.Model, place: recipe.Place) -> None:
         super().__init__()
@@ -82,21 +86,20 @@ class Window(Full):
     ) -> Float[Tensor, "B h Q dv"]:
         if query.shape[2] == 1:  # the newest word, in search: it needs the last few keys only
             last = KeysValues(*(part[:, :, -self.reach - 1 :] for part in seen))
-            return super().forward(attend, query, last, replace(mask, real=None))
+            real = None if mask.real is None else mask.real[:, -self.reach - 1 :]
+            return super().forward(attend, query, last, replace(mask, real=real))
         length, reach = query.shape[2], self.reach
         assert seen.key.shape[2] == length, "a window is for self-attention"
         ahead = 0 if mask.causal else reach
-        cut = Blocks(length, size=reach, before=reach, after=ahead)
-        distance = cut.distance(query.device)
+        # Very small blocks would be many: a GPU takes 65,535 at once.
+        cut = Blocks(length, size=max(reach, 32), before=reach, after=ahead)
+        at, around = cut.places(query.device)
+        distance = around[0] - at[0, :, None]
         near = (distance >= -reach) & (distance <= ahead)
-        real = torch.ones(len(query), length, dtype=torch.bool, device=query.device)
-        real = cut.keys((real if mask.real is None else mask.real)[:, None, :, None])[
-            :, :, None, :, 0
-        ]
-        allowed = never_blind(near & real)
-        heads = attend(
-            cut.queries(query), *(cut.keys(part) for part in seen), allowed, distance[None]
-        )
+        real = cut.keys(words(mask, len(query), length, query.device)[:, None, :, None])[..., 0]
+        allowed = never_blind(near & real[:, :, None])
+        far = apart(mask, len(query), at[None], around[None]) if attend.relation.in_scores else None
+        heads = attend(cut.queries(query), *(cut.keys(part) for part in seen), allowed, far)
         return cut.together(heads)
 
 
@@ -122,14 +125,186 @@ class Blocks:
         wide = self.before + self.size + self.after
         return padded.unfold(2, wide, self.size).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
-    def distance(self, device: torch.device) -> Int[Tensor, "size wide"]:
-        key = torch.arange(-self.before, self.size + self.after, device=device)
-        return key - torch.arange(self.size, device=device)[:, None]
+    def places(self, device: torch.device) -> tuple[Int[Tensor, "n size"], Int[Tensor, "n wide"]]:
+        """The positions of the queries of each block, and those of its keys."""
+        start = torch.arange(0, self.count * self.size, self.size, device=device)[:, None]
+        wide = torch.arange(-self.before, self.size + self.after, device=device)
+        return start + torch.arange(self.size, device=device), start + wide
 
     def together(self, x: Float[Tensor, "Bn h size dx"]) -> Float[Tensor, "B h T dx"]:
         blocks = x.view(-1, self.count, *x.shape[1:])
         whole = blocks.transpose(1, 2).flatten(2, 3)
         return whole[:, :, : self.length]
+
+
+class Linformer(Full):
+    """Keys and values of T words become those of k rows: E K and F V, E and F learned (Wang et al. 2020).
+
+    Row i of E says how much of each position goes into row i; one E and one F serve all heads of a layer. Padding goes
+    into none. What is looked at are rows, no longer words.
+    """
+
+    def __init__(self, section: recipe.Model, place: recipe.Place) -> None:
+        super().__init__(section, place)
+        self.longest = section.max_length
+        rows = section.attention.rows
+        self.keys = nn.Parameter(torch.empty(rows, section.max_length))
+        self.values = nn.Parameter(torch.empty(rows, section.max_length))
+        nn.init.normal_(self.keys, std=rows**-0.5)
+        nn.init.normal_(self.values, std=rows**-0.5)
+
+    def condense(self, seen: KeysValues, real: Bool[Tensor, "B K"] | None) -> KeysValues:
+        length = seen.key.shape[2]
+        if length > self.keys.shape[1]:
+            raise RegardError(
+                f"a text of {length} tokens is longer than the {self.keys.shape[1]} linformer can read "
+                "(model.max_length); cut it, or train with attention.encoder: window or bigbird"
+            )
+        if real is not None:
+            seen = KeysValues(*(part * real[:, None, :, None] for part in seen))
+        return KeysValues(self.keys[:, :length] @ seen.key, self.values[:, :length] @ seen.value)
+
+    def allowed(
+        self, mask: Mask, queries: int, keys: int, device: torch.device
+    ) -> Bool[Tensor, "#B 1 #Q K"] | None:
+        return None
+
+    def forward(
+        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeysValues, mask: Mask
+    ) -> Float[Tensor, "B h Q dv"]:
+        return super().forward(attend, query, seen, Mask())
+
+
+class BigBird(Full):
+    """Blocks see themselves, the two beside them, the first ones and some random ones (Zaheer et al. 2020).
+
+    The first, global, blocks see all. Which blocks are random is a fixed function of the number of a block and how many
+    blocks its text has, so that a text sees the same alone and padded.
+    """
+
+    def __init__(self, section: recipe.Model, place: recipe.Place) -> None:
+        super().__init__(section, place)
+        attention = section.attention
+        self.size = attention.block
+        self.globals, self.randoms = attention.global_blocks, attention.random_blocks
+
+    def chosen(self, real: Bool[Tensor, "B T"]) -> Int[Tensor, "B n slots"]:
+        """The numbers of the blocks each block sees, each once; -1 fills up."""
+        count = -(-real.shape[1] // self.size)
+        own = -(-real.sum(1) // self.size)  # blocks of each text, without its padding
+        block = torch.arange(count, device=real.device)[:, None]
+        first = torch.arange(self.globals, device=real.device).expand(count, -1)
+        beside = block + torch.arange(-1, 2, device=real.device)
+        anywhere = mixed(block, torch.arange(self.randoms, device=real.device))
+        fixed = torch.cat([first, beside], -1).expand(len(real), -1, -1)
+        found = torch.cat([fixed, anywhere % own[:, None, None]], -1)
+        again = (found[..., None] == found[..., None, :]).tril(-1).any(-1)
+        return found.masked_fill(again | (found < 0) | (found >= count), -1)
+
+    def allowed(
+        self, mask: Mask, queries: int, keys: int, device: torch.device
+    ) -> Bool[Tensor, "#B 1 #Q K"] | None:
+        real = words(mask, 1, keys, device)
+        chosen = self.chosen(real)
+        blocks = torch.arange(chosen.shape[1], device=device)
+        seen = (chosen[..., None] == blocks).any(-2) | (blocks < self.globals)[:, None]
+        pairs = seen.repeat_interleave(self.size, 1).repeat_interleave(self.size, 2)
+        return never_blind((pairs[:, :queries, :keys] & real[:, None])[:, None])
+
+    def forward(
+        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeysValues, mask: Mask
+    ) -> Float[Tensor, "B h Q dv"]:
+        assert not mask.causal, "a global block sees what comes after it"
+        length = query.shape[2]
+        real = words(mask, len(query), length, query.device)
+        first = min(self.globals * self.size, length)
+        parts = []
+        if first > 0:
+            parts.append(self.see_all(attend, query[:, :, :first], seen, mask, real))
+        if first < length:
+            parts.append(self.see_some(attend, query[:, :, first:], seen, mask, real))
+        return torch.cat(parts, dim=2)
+
+    def see_all(
+        self,
+        attend: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        seen: KeysValues,
+        mask: Mask,
+        real: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B h Q dv"]:
+        """The global blocks, the first of the text."""
+        far = None
+        if attend.relation.in_scores:
+            place = torch.arange(real.shape[1], device=query.device)[None, None]
+            far = apart(mask, len(query), place[:, :, : query.shape[2]], place)
+        return cast(Tensor, attend(query, *seen, real[:, None, None], far))
+
+    def see_some(
+        self,
+        attend: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        seen: KeysValues,
+        mask: Mask,
+        real: Bool[Tensor, "B T"],
+    ) -> Float[Tensor, "B h Q dv"]:
+        """All other blocks, the last of the text, each with copies of the blocks it sees."""
+        cut = Blocks(query.shape[2], self.size, 0, 0)
+        chosen = self.chosen(real)[:, -cut.count :]
+        there = (chosen >= 0).repeat_interleave(self.size, -1).flatten(0, 1)
+        allowed = self.pick(real[:, None, :, None], chosen)[..., 0] & there[:, None]
+        far = None
+        if attend.relation.in_scores:
+            at, _ = cut.places(query.device)
+            inside = torch.arange(self.size, device=query.device)
+            around = (chosen[..., None] * self.size + inside).flatten(2)
+            far = apart(mask, len(query), at[None] + real.shape[1] - query.shape[2], around)
+        keys, values = (self.pick(part, chosen) for part in seen)
+        heads = attend(cut.queries(query), keys, values, never_blind(allowed[:, :, None]), far)
+        return cut.together(heads)
+
+    def pick(
+        self, x: Shaped[Tensor, "B h T dx"], chosen: Int[Tensor, "B n slots"]
+    ) -> Shaped[Tensor, "Bn h wide dx"]:
+        """The chosen blocks side by side, for each block of queries; whole blocks are copied at once."""
+        batch, heads, length, width = x.shape
+        count = -(-length // self.size)
+        blocks = F.pad(x, (0, 0, 0, count * self.size - length)).reshape(-1, self.size * width)
+        # Line (row, head, block) of blocks; what comes out is ordered by row, query block, head, slot.
+        head = torch.arange(batch * heads, device=x.device).view(batch, 1, heads, 1)
+        lines = head * count + chosen.clamp(min=0)[:, :, None]
+        picked = blocks.index_select(0, lines.flatten())
+        return picked.view(batch * chosen.shape[1], heads, -1, width)
+
+
+def mixed(block: Int[Tensor, "n 1"], slot: Int[Tensor, " slots"]) -> Int[Tensor, "n slots"]:
+    """A number below 2^32 for each pair that looks random and is always the same."""
+    number = block * 0x9E3779B1 + slot * 0x85EBCA77 + 1
+    for _ in range(2):
+        number = number & 0xFFFFFFFF
+        number = (number ^ (number >> 16)) * 0x45D9F3B
+    number = number & 0xFFFFFFFF
+    return number ^ (number >> 16)
+
+
+def apart(
+    mask: Mask, batch: int, query: Int[Tensor, "#B n Q"], key: Int[Tensor, "#B n K"]
+) -> Int[Tensor, "Bn Q K"]:
+    """How far keys at these places lie from queries at those, block by block."""
+    if mask.tree is None:
+        distance = key[:, :, None] - query[..., None]
+        return distance.expand(batch, -1, -1, -1).flatten(0, 1)
+    # Beyond the ends is nothing that may be seen; any number will do.
+    row = torch.arange(batch, device=query.device)[:, None, None, None]
+    at, seen = (place.clamp(0, mask.tree.shape[1] - 1) for place in (query, key))
+    return mask.tree[row, at[..., None], seen[:, :, None]].flatten(0, 1)
+
+
+def words(mask: Mask, batch: int, length: int, device: torch.device) -> Bool[Tensor, "B T"]:
+    """Which positions are words; without padding all are."""
+    if mask.real is not None:
+        return mask.real
+    return torch.ones(batch, length, dtype=torch.bool, device=device)
 
 
 def never_blind(allowed: Bool[Tensor, "B 1 Q K"]) -> Bool[Tensor, "B 1 Q K"]:
@@ -140,4 +315,6 @@ def never_blind(allowed: Bool[Tensor, "B 1 Q K"]) -> Bool[Tensor, "B 1 Q K"]:
 PATTERNS: dict[recipe.Pattern, Callable[[recipe.Model, recipe.Place], Full]] = {
     "full": Full,
     "window": Window,
+    "linformer": Linformer,
+    "bigbird": BigBird,
 }

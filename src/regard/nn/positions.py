@@ -22,7 +22,10 @@ class Tree(NamedTuple):
     """Where the words of a batch stand in their dependency trees."""
 
     depth: Int[Tensor, "B S"]
+    """branches between the word and the root; END is the root, at depth 0"""
     distance: Int[Tensor, "B S S"]
+    """branches between query and key; positive where the key hangs below the query, negative where it stands above,
+    else by the order of the text"""
 
 
 # On the embeddings
@@ -100,6 +103,28 @@ class Sinusoidal(Unmarked):
         return x + self.waves(end(x, start), x.device)[place].to(x.dtype)
 
 
+class SinusoidalInTree(Sinusoidal):
+    """Adds tanh(U PE(place) + V PE(depth)): waves over the text and waves over the tree (Wang et al. 2019)."""
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__(section)
+        self.place = nn.Linear(section.width, section.width, bias=False)
+        self.depth = nn.Linear(section.width, section.width, bias=False)
+
+    def forward(
+        self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
+    ) -> Float[Tensor, "B T d"]:
+        if tree is None:
+            raise RegardError(
+                "a model with position: tree needs the parse of every text it reads; give parses"
+            )
+        deepest = 1 + int(tree.depth.max())
+        waves = self.waves(max(end(x, start), deepest), x.device).to(x.dtype)
+        place, depth = waves[places(x, start)], waves[tree.depth]
+        both: Float[Tensor, "B T d"] = self.place(place) + self.depth(depth)
+        return x + both.tanh()
+
+
 class Learned(Unmarked):
     """Adds a learned vector for each position up to a longest length; beyond it there is nothing to add."""
 
@@ -121,7 +146,8 @@ class Learned(Unmarked):
 
 
 def places(x: Float[Tensor, "B T *d"], start: Start) -> Int[Tensor, "#B T"]:
-    return (torch.arange(x.shape[1], device=x.device) + start).view(-1, x.shape[1])
+    # Padding in front of a text, where nobody looks, would stand before the first position.
+    return (torch.arange(x.shape[1], device=x.device) + start).view(-1, x.shape[1]).clamp(min=0)
 
 
 def end(x: Float[Tensor, "B T *d"], start: Start) -> int:
@@ -235,4 +261,5 @@ POSITIONS: dict[recipe.Position, Acts] = {
     "learned": Acts(embedding=Learned),
     "rotary": Acts(attention=Rotary),
     "relative": Acts(attention=Relative),
+    "tree": Acts(embedding=SinusoidalInTree, attention=Relative, target="sinusoidal"),
 }

@@ -8,8 +8,9 @@ for each word; ``step`` computes only the newest position.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import cast
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -36,12 +37,14 @@ class Memory:
 class Encoder(nn.Module):
     """Embedding and position, then N layers in which every word sees every other."""
 
+    layer: ClassVar[type[nn.Module]] = EncoderLayer
+
     def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
         self.position = POSITIONS[section.position].on("encoder").embedding(section)
         self.dropout = nn.Dropout(section.dropout)
-        self.layers = nn.ModuleList(EncoderLayer(section) for _ in range(section.encoder_layers))
+        self.layers = nn.ModuleList(self.layer(section) for _ in range(section.encoder_layers))
         self.norm = RESIDUALS[section.norm_place].last(section)
 
     def forward(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
@@ -56,6 +59,13 @@ class Encoder(nn.Module):
         return [layer.attention for layer in cast(Iterable[EncoderLayer], self.layers)]
 
 
+@runtime_checkable
+class Past(Protocol):
+    """What a layer keeps of the words it has read, one line for each row."""
+
+    def select(self, rows: Tensor) -> "Past": ...
+
+
 @dataclass(frozen=True)
 class DecoderState:
     """What one step of search hands to the next. Rows are sentences times beams, the beams of one side by side."""
@@ -63,50 +73,60 @@ class DecoderState:
     memory: Sequence[KeysValues]
     """for each layer, once for each sentence however many beams it has"""
     memory_mask: Mask
-    caches: Sequence[Cache]
+    caches: Sequence[Past]
     """for each layer, one line for each row"""
     length: int
     """words said so far"""
+    beams: int = 1
+    """rows for each sentence"""
 
     def select(self, rows: Int[Tensor, "sentences beams"]) -> "DecoderState":
         """Keep these rows, in this order; each line of the matrix belongs to one sentence."""
-        before = len(self.memory[0].key)
-        seen = self.caches[0].seen
-        beams = 1 if seen is None else len(seen.key) // before
         caches = [cache.select(rows.flatten()) for cache in self.caches]
-        if len(rows) == before:  # sentences keep their order, so all are still there
-            return DecoderState(self.memory, self.memory_mask, caches, self.length)
-        sentences = rows[:, 0] // beams
+        beams = rows.shape[1]
+        if len(rows) == len(self.memory[0].key):  # in the order they had, so all are still there
+            return DecoderState(self.memory, self.memory_mask, caches, self.length, beams)
+        sentences = rows[:, 0] // self.beams
         assert self.memory_mask.real is not None
         return DecoderState(
             [layer.select(sentences) for layer in self.memory],
             Mask(self.memory_mask.real.index_select(0, sentences)),
             caches,
             self.length,
+            beams,
         )
 
 
 class Decoder(nn.Module):
     """Embedding and position, then N layers in which a word sees those before it, and the memory."""
 
+    layer: ClassVar[type[nn.Module]] = DecoderLayer
+    cache: ClassVar[type[Past]] = Cache
+
     def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
         self.position = POSITIONS[section.position].on("decoder").embedding(section)
         self.dropout = nn.Dropout(section.dropout)
-        self.layers = nn.ModuleList(DecoderLayer(section) for _ in range(section.decoder_layers))
+        self.layers = nn.ModuleList(self.layer(section) for _ in range(section.decoder_layers))
         self.norm = RESIDUALS[section.norm_place].last(section)
 
     def forward(
         self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True
     ) -> Float[Tensor, "B T d"]:
+        return self.read(target, self.start(memory), causal)
+
+    def read(
+        self, target: Int[Tensor, "R T"], state: DecoderState, causal: bool
+    ) -> Float[Tensor, "R T d"]:
+        """All words of each row at once; rows of one sentence stand side by side."""
         real = target != PAD
         # Padding stands at the end of a target, where the causal mask hides it from every word.
         mask = Mask(causal=True) if causal else Mask(real)
         x = self.dropout(self.position(self.embedding(target)))
-        for layer, seen in zip(self.layers, self.look_up(memory), strict=True):
-            x = layer(x, mask, seen, Mask(memory.real), real)
-        y: Float[Tensor, "B T d"] = self.norm(x, real)
+        for layer, seen in zip(self.layers, state.memory, strict=True):
+            x = layer(x, mask, seen, state.memory_mask, real)
+        y: Float[Tensor, "R T d"] = self.norm(x, real)
         return y
 
     def look_up(self, memory: Memory) -> list[KeysValues]:
@@ -115,7 +135,7 @@ class Decoder(nn.Module):
 
     def start(self, memory: Memory) -> DecoderState:
         """The state before the first word: encoder-decoder keys and values are computed here, once."""
-        caches = [Cache() for _ in self.layers]
+        caches = [self.cache() for _ in self.layers]
         return DecoderState(self.look_up(memory), Mask(memory.real), caches, 0)
 
     def step(
@@ -123,11 +143,10 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Tensor, "R d"], DecoderState]:
         """Read one more token in each row; what comes of it."""
         x = self.position(self.embedding(tokens[:, None]), state.length)
-        caches = [Cache(cache.seen) for cache in state.caches]
+        caches = [copy(cache) for cache in state.caches]  # the state before stays as it was
         for layer, seen, cache in zip(self.layers, state.memory, caches, strict=True):
             x = layer(x, Mask(causal=True), seen, state.memory_mask, cache=cache)
-        state = DecoderState(state.memory, state.memory_mask, caches, state.length + 1)
-        return self.norm(x)[:, 0], state
+        return self.norm(x)[:, 0], replace(state, caches=caches, length=state.length + 1)
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         layers = list(cast(Iterable[DecoderLayer], self.layers))
@@ -137,20 +156,27 @@ class Decoder(nn.Module):
         }
 
 
-class Transformer(Network):
+class EncoderDecoder(Network):
+    """Two stacks of layers and what joins them. Of what the layers are made, each kind of network says itself."""
+
+    encoder_stack: ClassVar[type[Encoder]]
+    decoder_stack: ClassVar[type[Decoder]]
+
     def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
         super().__init__()
         tied, bias = section.tie_output, section.output_bias
         target = Embedding(target_size, section.width, bias and tied)
         source = target if section.tie_embeddings else Embedding(source_size, section.width)
-        self.encoder = Encoder(section, source)
-        self.decoder = Decoder(section, target)
+        self.encoder = self.encoder_stack(section, source)
+        self.decoder = self.decoder_stack(section, target)
         self.projection = target if tied else Embedding(target_size, section.width, bias)
         initialize(self)
 
     @property
     def longest(self) -> int | None:
-        return self.encoder.position.longest
+        parts = [*self.encoder.attentions(), *self.decoder.attentions()["cross"]]
+        limits = [self.encoder.position.longest, *(part.pattern.longest for part in parts)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
         memory: Memory = self.encoder(source, tree)
@@ -171,3 +197,10 @@ class Transformer(Network):
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         return {"encoder": self.encoder.attentions(), **self.decoder.attentions()}
+
+
+class Transformer(EncoderDecoder):
+    """Attention in both stacks."""
+
+    encoder_stack = Encoder
+    decoder_stack = Decoder

@@ -19,6 +19,15 @@ from regard.recipe.names import (
     EncoderPattern as EncoderPattern,
 )
 from regard.recipe.names import (
+    LabelMeasure as LabelMeasure,
+)
+from regard.recipe.names import (
+    Length as Length,
+)
+from regard.recipe.names import (
+    Likelihood as Likelihood,
+)
+from regard.recipe.names import (
     Manner as Manner,
 )
 from regard.recipe.names import (
@@ -38,6 +47,9 @@ from regard.recipe.names import (
 )
 from regard.recipe.names import (
     Optimizer as Optimizer,
+)
+from regard.recipe.names import (
+    Overlap as Overlap,
 )
 from regard.recipe.names import (
     Pattern as Pattern,

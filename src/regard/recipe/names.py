@@ -3,20 +3,22 @@
 
 from typing import Literal
 
-Task = Literal["translate"]
-Architecture = Literal["transformer"]
+Task = Literal["translate", "tag", "classify", "mask", "continue"]
+Architecture = Literal["transformer", "decoder", "recurrent", "convolution", "parallel"]
+Length = Literal["predicted", "cut"]
+"""how a network that says all words at once knows how many they are"""
 TokenizerKind = Literal["unigram", "bpe", "characters", "words", "marian"]
-Normalization = Literal["nfc", "nfkc", "none"]
+Normalization = Literal["nfc", "nfkc", "lower", "none"]
 Preset = Literal["tiny", "small", "base", "big"]
 Place = Literal["encoder", "decoder", "memory"]
 """where attention stands: encoder and decoder look at themselves, memory is encoder-decoder attention"""
 Score = Literal["scaled", "unscaled", "additive"]
 Weighting = Literal["softmax", "relu"]
-EncoderPattern = Literal["full", "window"]
+EncoderPattern = Literal["full", "window", "linformer", "bigbird"]
 DecoderPattern = Literal["full", "window"]
-MemoryPattern = Literal["full"]
+MemoryPattern = Literal["full", "linformer"]
 Pattern = Literal[EncoderPattern, DecoderPattern, MemoryPattern]
-Position = Literal["none", "index", "sinusoidal", "learned", "rotary", "relative"]
+Position = Literal["none", "index", "sinusoidal", "learned", "rotary", "relative", "tree"]
 Norm = Literal["layer", "rms", "batch", "none"]
 NormPlace = Literal["after", "before"]
 Activation = Literal["relu", "gelu", "swish", "swiglu"]
@@ -27,4 +29,9 @@ Manner = Literal["paper", "transformers", "ctranslate2"]
 Average = Literal["best", "last", "none"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
-Measure = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per"]
+Overlap = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per", "rouge1", "rouge2", "rougeL"]
+"""measures of texts against texts"""
+LabelMeasure = Literal["accuracy", "f1"]
+Likelihood = Literal["perplexity", "word_perplexity"]
+"""measures that no text shows, only the model itself"""
+Measure = Literal[Overlap, LabelMeasure, Likelihood]

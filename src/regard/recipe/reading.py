@@ -167,7 +167,7 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     location = tuple(str(part) for part in details["loc"])
     # An element of a list stands on the line of its list.
     named = tuple(str(part) for part in details["loc"] if isinstance(part, str))
-    line = lines.get(named)
+    line = lines.get(named[:-1] if _is_fraction(details) else named)
     start = f"line {line}: " if line else ""
     key = ".".join(location)
     if details["type"] == "extra_forbidden":

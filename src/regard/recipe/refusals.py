@@ -3,32 +3,143 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, get_args
+
+from regard.recipe.names import (
+    Architecture,
+    LabelMeasure,
+    Likelihood,
+    Measure,
+    Overlap,
+    Position,
+    Task,
+)
 
 if TYPE_CHECKING:
     from regard.recipe.sections import Model, Recipe
 
+_ON_EMBEDDINGS: tuple[Position, ...] = ("none", "index", "sinusoidal", "learned")
+_SELF_ATTENTION = ("attention.encoder", "attention.decoder")
+_FEEDFORWARD = ("feedforward", "activation", "feedforward_dropout")
+UNUSED: dict[Architecture, tuple[str, ...]] = {
+    "transformer": ("kernel",),
+    "decoder": ("kernel", "encoder_layers", "attention.encoder", "attention.memory", "output_bias"),
+    "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
+    "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
+}
+"""what an architecture has no use for, the others for kernel alone; whoever sets it expects what will not happen"""
+
 
 def refused(recipe: Recipe) -> list[str]:
-    return [*_embeddings(recipe), *_positions(recipe), *_attention(recipe.model), *_norms(recipe)]
+    return [
+        *_task(recipe),
+        *_embeddings(recipe),
+        *_positions(recipe),
+        *_trees(recipe),
+        *_attention(recipe.model),
+        *_norms(recipe),
+        *_architecture(recipe.model),
+        *_parallel(recipe),
+    ]
+
+
+MEASURES: dict[Task, tuple[Measure, ...]] = {
+    "translate": get_args(Overlap),
+    "tag": get_args(LabelMeasure),
+    "classify": get_args(LabelMeasure),
+    "mask": ("accuracy", "perplexity"),
+    "continue": get_args(Likelihood),
+}
+"""what can be measured of each task"""
+
+ENCODERS: tuple[Architecture, ...] = ("transformer",)
+"""architectures with an encoder that can stand alone"""
+DECODERS: tuple[Architecture, ...] = ("decoder",)
+"""architectures with a decoder that can stand alone"""
+
+
+def _task(recipe: Recipe) -> Iterator[str]:
+    task, architecture = recipe.task, recipe.model.architecture
+    unfit = [measure for measure in recipe.score.measures if measure not in MEASURES[task]]
+    if unfit:
+        allowed = ", ".join(MEASURES[task])
+        yield f"score.measures: {', '.join(unfit)} cannot be had of task {task}; allowed: {allowed}"
+    if task in ("tag", "classify", "mask") and architecture not in ENCODERS:
+        yield f"task {task} needs model.architecture: {' or '.join(ENCODERS)}, not {architecture}"
+    if task == "continue" and architecture not in DECODERS:
+        yield f"task continue needs model.architecture: {' or '.join(DECODERS)}, not {architecture}"
+    if architecture in DECODERS and not recipe.tokenizer.shared:
+        yield f"model.architecture: {architecture} reads both sides alike and needs tokenizer.shared: true"
+    if recipe.labelled and recipe.tokenizer.shared:
+        yield f"task {task} has labels as its target and needs tokenizer.shared: false"
+    if task == "mask" and not recipe.tokenizer.shared:
+        yield "task mask has one side only and needs tokenizer.shared: true"
+    if task in ("mask", "continue") and recipe.training.choose_by == "score":
+        yield f"task {task} is validated by its loss: training.choose_by: loss"
+    if recipe.training.word_dropout and not recipe.labelled:
+        yield "training.word_dropout is for the tasks tag and classify; here it must be 0"
+    if recipe.data.clean.cut and task == "tag":
+        yield "data.clean.cut: true would leave words without a tag; task tag needs cut: false"
+    yield from _texts(recipe)
+
+
+def _texts(recipe: Recipe) -> Iterator[str]:
+    """Whether the data are of the kind that the task needs."""
+    sections = {"train": recipe.data.train, "valid": recipe.data.valid, "test": recipe.data.test}
+    for name, texts in sections.items():
+        if texts is None:
+            continue
+        alone = recipe.task in ("mask", "continue")
+        if alone and texts.text is None:
+            yield f"data.{name}: task {recipe.task} needs text: file(s) without a target"
+        if not alone and texts.text is not None:
+            yield f"data.{name}: task {recipe.task} needs a target for each text: source and target, or pairs"
+        if texts.conllu is not None and recipe.task != "tag":
+            yield f"data.{name}.conllu is for task tag, not for {recipe.task}"
 
 
 def _embeddings(recipe: Recipe) -> Iterator[str]:
+    if recipe.model.output_bias and recipe.task != "translate":
+        yield f"model.output_bias: true is for task: translate, not {recipe.task}; leave it out"
     if recipe.model.tie_embeddings and not recipe.tokenizer.shared:
         yield "model.tie_embeddings: true needs tokenizer.shared: true"
 
 
 def _positions(recipe: Recipe) -> Iterator[str]:
     model, longest = recipe.model, recipe.data.clean.max_tokens + 1  # the text and its END or START
-    if model.position == "sinusoidal" and model.width % 2:
-        yield f"model.position: sinusoidal waves come in twos: model.width {model.width} must be even"
+    counted = "data.clean.max_tokens and one mark"
+    if model.position in ("sinusoidal", "tree") and model.width % 2:
+        yield f"model.position: {model.position}: waves come in twos: model.width {model.width} must be even"
     if model.position == "rotary" and model.key_width % 2:
         yield f"model.position: rotary turns features in twos: model.key_width {model.key_width} must be even"
-    if model.position == "learned" and model.max_length < longest:
+    if model.architecture == "decoder" and recipe.task == "translate":
+        longest *= 2  # source and target stand in one row
+        counted += ", of source and target"
+    if model.longest is not None and model.longest < longest:
         yield (
             f"model.max_length {model.max_length} is shorter than the data may be: "
-            f"{longest} (data.clean.max_tokens and one mark)"
+            f"{longest} ({counted})"
         )
+
+
+def _trees(recipe: Recipe) -> Iterator[str]:
+    data, model = recipe.data, recipe.model
+    texts = {"train": data.train, "valid": data.valid, "test": data.test}
+    for name, some in texts.items():
+        if some is not None and model.position == "tree" and some.parses is None:
+            yield f"model.position: tree needs data.{name}.parses, a CoNLL-U file with the tree of each source"
+        if some is not None and model.position != "tree" and some.parses is not None:
+            yield f"data.{name}.parses is for model.position: tree, not {model.position}: leave it out"
+    if model.position == "tree" and model.attention.encoder != "full":
+        yield (
+            "model.position: tree measures all with all: model.attention.encoder must be full, "
+            f"not {model.attention.encoder}"
+        )
+    if model.position == "tree" and recipe.task != "translate":
+        yield f"model.position: tree is for task: translate, not {recipe.task}"
+    if model.position == "tree" and model.architecture != "transformer":
+        yield f"model.position: tree is for architecture: transformer, not {model.architecture}"
 
 
 def _attention(model: Model) -> Iterator[str]:
@@ -40,6 +151,12 @@ def _attention(model: Model) -> Iterator[str]:
             f"{model.heads} heads; allowed: {', '.join(allowed)}"
         )
 
+    if attention.encoder == "linformer" and model.position in ("rotary", "relative"):
+        yield (
+            f"model.position: {model.position} needs the distance of two words, but linformer mixes the words "
+            "before they are compared: take position: sinusoidal or learned, or attention.encoder: window or bigbird"
+        )
+
 
 def _norms(recipe: Recipe) -> Iterator[str]:
     room, text = recipe.training.tokens_per_batch, recipe.data.clean.max_tokens + 1
@@ -47,4 +164,40 @@ def _norms(recipe: Recipe) -> Iterator[str]:
         yield (
             f"model.norm: batch needs batches of several texts: training.tokens_per_batch {room} must be at "
             f"least {2 * text}, twice the longest text; or take norm: layer"
+        )
+
+
+def _architecture(model: Model) -> Iterator[str]:
+    kind = model.architecture
+    follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
+    plain = type(model).model_validate(follow_from)
+    for key in UNUSED.get(kind, ("kernel",)):
+        given, usual = attrgetter(key)(model), attrgetter(key)(plain)
+        if given != usual:
+            yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"
+    if kind == "recurrent" and model.position != "none":
+        yield (
+            f"model.position: {model.position} is of no use to architecture: recurrent, which reads the "
+            "words in their order; leave it out"
+        )
+    if kind == "recurrent" and model.width % 2:
+        yield (
+            "model.architecture: recurrent reads in two directions, each with half the features: "
+            f"model.width {model.width} must be even"
+        )
+    if kind == "convolution" and model.position not in _ON_EMBEDDINGS:
+        yield (
+            f"model.position: {model.position} acts inside self-attention, which architecture: convolution "
+            f"has not; allowed: {', '.join(_ON_EMBEDDINGS)}"
+        )
+
+
+def _parallel(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    places = recipe.data.clean.max_tokens + model.parallel.spare
+    cuts = model.architecture == "parallel" and model.parallel.length == "cut"
+    if cuts and model.position == "learned" and model.max_length < places:
+        yield (
+            f"model.max_length {model.max_length} is shorter than the places of length: cut: {places} "
+            "(data.clean.max_tokens and model.parallel.spare)"
         )

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
@@ -22,6 +22,7 @@ from regard.recipe.names import (
     DecoderPattern,
     Device,
     EncoderPattern,
+    Length,
     Manner,
     Measure,
     MemoryPattern,
@@ -57,7 +58,7 @@ class Section(BaseModel):
 
 
 class Texts(Section):
-    """Pairs of text: two line-parallel files, or one file of pairs."""
+    """Pairs of text: two line-parallel files, one file of pairs, tagged sentences; or text alone."""
 
     source: Files | None = None
     """text file(s), one sentence a line; ``.gz`` and ``.zst`` are unpacked"""
@@ -65,16 +66,28 @@ class Texts(Section):
     """as many files and lines as source"""
     pairs: Files | None = None
     """instead of the two: TSV (source, tab, target) or JSONL (keys source and target) file(s)"""
+    conllu: Files | None = None
+    """CoNLL-U file(s): the source is the words of a sentence, the target their universal tags"""
+    text: Files | None = None
+    """text file(s) without a target, for the tasks mask and continue"""
+    parses: Files | None = None
+    """CoNLL-U file(s), a tree for each source line, for ``model.position: tree``"""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if (self.source is None) != (self.target is None):
             raise ValueError("source and target go together")
-        if (self.source is None) == (self.pairs is None):
-            raise ValueError("give either source and target, or pairs")
+        forms = [self.source, self.pairs, self.conllu, self.text]
+        if sum(form is not None for form in forms) != 1:
+            raise ValueError("give either source and target, or pairs, or conllu, or text")
         if self.source and self.target and len(self.source) != len(self.target):
             raise ValueError(
                 f"source names {len(self.source)} file(s), target {len(self.target)}: they go in twos"
+            )
+        sources = self.source or self.pairs or ()
+        if self.parses and len(self.parses) != len(sources):
+            raise ValueError(
+                f"parses names {len(self.parses)} file(s), the texts {len(sources)}: one for each"
             )
         return self
 
@@ -88,6 +101,8 @@ class Clean(Section):
     """pairs with one side this many times longer than the other are left out; null keeps all"""
     keep_duplicates: bool = False
     """exact repeats of a pair are left out unless this is true"""
+    cut: bool = False
+    """a source longer than max_tokens is cut there, in use as in training, and not left out"""
 
 
 class Data(Section):
@@ -131,7 +146,8 @@ class Tokenizer(Section):
     shared: StrictBool = True
     """one vocabulary for source and target"""
     normalize: Normalization = "nfc"
-    """nfc keeps every letter as it looks; nfkc also folds ligatures, full width, superscripts"""
+    """nfc keeps every letter as it looks; nfkc also folds ligatures, full width, superscripts; lower is nfc
+    in lower case"""
 
 
 PRESETS: dict[Preset, dict[str, Any]] = {
@@ -160,21 +176,43 @@ class Attention(Section):
     weighting: Weighting = "softmax"
     """how scores become weights"""
     encoder: EncoderPattern = "full"
-    """who is compared with whom in the encoder; window costs T times its reach, not T times T"""
+    """who is compared with whom in the encoder; all but full cost T times a constant, not T times T"""
     decoder: DecoderPattern = "full"
     """the same in the decoder's self-attention"""
     memory: MemoryPattern = "full"
     """the same in encoder-decoder attention"""
     reach: Annotated[int, Field(ge=1)] = 64
     """of window: how many positions it sees on each side"""
+    rows: Annotated[int, Field(ge=1)] = 256
+    """of linformer: what is left of the keys and values of a text, however long it is"""
+    block: Annotated[int, Field(ge=1)] = 64
+    """of bigbird: positions to a block; each block sees itself and the blocks beside it"""
+    global_blocks: Annotated[int, Field(ge=0)] = 2
+    """of bigbird: the first so many blocks see all and are seen by all"""
+    random_blocks: Annotated[int, Field(ge=0)] = 3
+    """of bigbird: how many blocks anywhere in the text each block sees besides"""
     key_value_heads: Annotated[int, Field(ge=1)] | None = None
     """fewer heads of keys and values than of queries, which then share them; null: as many"""
     bias: bool = False
     """biases in W^Q, W^K, W^V, W^O; the paper has none, torch and Marian do"""
 
 
+class Parallel(Section):
+    """Of architecture parallel: how long a translation is."""
+
+    length: Length = "predicted"
+    """predicted from the source; or cut: there are more places than words, and END fills the rest"""
+    difference: Annotated[int, Field(ge=1)] = 64
+    """of predicted: a translation has at most so many tokens more, or fewer, than the source"""
+    length_weight: Annotated[float, Field(ge=0)] = 0.1
+    """of predicted: what its loss, a mean over sentences, counts beside that of the words"""
+    spare: Annotated[int, Field(ge=1)] = 10
+    """of cut: places beyond the length of the source; a longer translation has no room"""
+
+
 class Model(Section):
     architecture: Architecture = "transformer"
+    """what the layers are made of; parallel is a transformer that says all words at once"""
     preset: Preset = "base"
     """the sizes to start from; any size given beside it wins"""
     width: Annotated[int, Field(ge=2)]
@@ -189,7 +227,9 @@ class Model(Section):
     feedforward: Annotated[int, Field(ge=1)]
     """d_ff, the inner width of the feed-forward network"""
     activation: Activation = "relu"
+    """what stands between the two matrices of the feed-forward network"""
     attention: Attention = Attention()
+    parallel: Parallel = Parallel()
     dropout: Probability
     """on each sub-layer's output, and on embedding + position"""
     attention_dropout: Probability
@@ -197,21 +237,31 @@ class Model(Section):
     feedforward_dropout: Probability
     """inside the feed-forward network, after its activation; as dropout unless given"""
     norm: Norm = "layer"
+    """what keeps the features of the words at one size"""
     norm_place: NormPlace = "after"
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
     closing_norm: bool
     """one more norm after the last layer; with norm_place before, unless given (torch always has it)"""
     position: Position = "sinusoidal"
+    """how the model knows the order of the words; tree needs ``data.train.parses``"""
     max_length: Annotated[int, Field(ge=1)] = 1024
-    """positions of ``position: learned``; the others have no end"""
+    """the longest text, marks counted, of ``position: learned`` and of linformer; the others have no end"""
     max_distance: Annotated[int, Field(ge=1)] = 16
-    """of ``position: relative``: all words farther away are equally far"""
+    """of ``position: relative`` and ``tree``: all words farther away are equally far"""
+    kernel: Annotated[int, Field(ge=1)] = 3
+    """of ``architecture: convolution``: how many neighbouring words one window holds"""
     tie_embeddings: bool
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
     """the projection before the softmax is the target embedding"""
     output_bias: bool = False
     """a bias in the projection before the softmax; the paper has none, Marian does"""
+
+    @property
+    def longest(self) -> int | None:
+        """The longest text it can read, marks counted; None: there is none."""
+        linformer = "linformer" in (self.attention.encoder, self.attention.memory)
+        return self.max_length if self.position == "learned" or linformer else None
 
     @model_validator(mode="before")
     @classmethod
@@ -222,6 +272,8 @@ class Model(Section):
         preset = given.get("preset", "base")
         known = isinstance(preset, str) and preset in PRESETS
         full = {**PRESETS[preset if known else "base"], **given}
+        if full.get("architecture") == "recurrent":
+            full.setdefault("position", "none")  # it reads the words in their order
         width, heads = full["width"], full["heads"]
         if isinstance(width, int) and isinstance(heads, int) and heads > 0:
             # A fraction, where one does not divide the other, is refused like any wrong value.
@@ -234,12 +286,15 @@ class Model(Section):
 
 
 class Training(Section):
+    start_from: str | None = None
+    """a run folder to take tokenizer and weights from: fine-tuning; tag and classify take its encoder"""
     steps: Annotated[int, Field(ge=1)] = 100_000
     tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
     """source tokens and, counted apart, target tokens of one batch, padding included"""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """batches to a step"""
     optimizer: Optimizer = "adam"
+    """how the weights follow the gradient"""
     rate: Annotated[float, Field(gt=0)]
     """with schedule paper a factor on the paper's rate (1.0); else the highest learning rate"""
     betas: tuple[Probability, Probability] = (0.9, 0.98)
@@ -248,9 +303,12 @@ class Training(Section):
     """of adam and adamw"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     schedule: Schedule = "paper"
+    """how the learning rate goes with the steps"""
     warmup: Annotated[int, Field(ge=0)] = 4000
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     """longest gradient allowed (its norm); null lets all pass, as in the paper"""
+    word_dropout: Probability = 0.0
+    """share of source tokens hidden behind MASK while it learns, each step others; for tag and classify"""
     label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.1
     smoothing_over: Smoothing = "all"
     """epsilon is spread over all classes (torch), or over the others only (the study notes)"""
@@ -298,13 +356,30 @@ class Search(Section):
     """a translation has at most source length + this many tokens"""
     max_length: Annotated[int, Field(ge=1)] | None = None
     """and at most this many, whatever its source; null sets no such limit"""
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 10
+    """of architecture parallel: 1 says all words once, more say the least sure ones again"""
+    candidates: Annotated[int, Field(ge=1, le=1000)] = 5
+    """of architecture parallel: lengths tried side by side"""
 
 
 class Scoring(Section):
     measures: Annotated[tuple[Measure, ...], Field(min_length=1)] = ("bleu", "chrf", "ter")
-    """the first one chooses checkpoints; bleu_lc minds no case; wer and per are for sounds"""
+    """the first one chooses checkpoints; bleu_lc minds no case; wer and per are for sounds, rouge for summaries"""
     tokenize: str = "13a"
     """sacreBLEU's tokenizer for BLEU; zh for Chinese, ja-mecab, char …"""
+
+
+TASKS: dict[Task, dict[str, dict[str, Any]]] = {
+    "translate": {},
+    "tag": {"tokenizer": {"shared": False}, "score": {"measures": ("accuracy", "f1")}},
+    "classify": {"tokenizer": {"shared": False}, "score": {"measures": ("accuracy", "f1")}},
+    "mask": {"training": {"choose_by": "loss", "validate_sentences": 0, "label_smoothing": 0.0}}
+    | {"score": {"measures": ("accuracy", "perplexity")}},
+    "continue": {"training": {"choose_by": "loss", "validate_sentences": 0, "label_smoothing": 0.0}}
+    | {"score": {"measures": ("perplexity", "word_perplexity")}}
+    | {"model": {"architecture": "decoder"}},
+}
+"""what suits each task where the recipe says nothing"""
 
 
 class Recipe(Section):
@@ -325,6 +400,11 @@ class Recipe(Section):
             return given
         empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
         full = empty | {name: {} if section is None else section for name, section in given.items()}
+        task = given.get("task", "translate")
+        for name, suits in TASKS[task].items() if task in get_args(Task) else ():
+            section = full.get(name, {})
+            if isinstance(section, Mapping):
+                full[name] = {**suits, **section}
         model, tokenizer = full["model"], full["tokenizer"]
         if isinstance(model, Mapping) and isinstance(tokenizer, Mapping):
             shared = tokenizer.get("shared", True)
@@ -336,6 +416,11 @@ class Recipe(Section):
         if problems := refused(self):
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the targets are labels, not text."""
+        return self.task in ("tag", "classify")
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,6 +1,6 @@
-"""How good translations are: BLEU, chrF and TER; for sounds, word and phoneme error rate."""
+"""How good answers are: BLEU, chrF and TER; error rates of sounds; ROUGE; accuracy and F1; perplexity."""
 
-from regard.score.measures import compare, score
+from regard.score.measures import NOT_OF_TEXT, compare, score
 from regard.score.result import Comparison, Result
 
-__all__ = ["Comparison", "Result", "compare", "score"]
+__all__ = ["NOT_OF_TEXT", "Comparison", "Result", "compare", "score"]

@@ -6,7 +6,15 @@ from typing import get_args
 from regard.errors import RegardError
 from regard.recipe import Measure, nearest
 from regard.score import sacre, words
+from regard.score.counted import Counted
+from regard.score.labels import LABELS
+from regard.score.likelihood import LIKELIHOODS
 from regard.score.result import Comparison, Result
+from regard.score.rouge import ROUGE
+
+COUNTED: dict[Measure, Counted] = {one.measure: one for one in (*ROUGE, *LABELS)}
+NOT_OF_TEXT = {one.measure for one in LIKELIHOODS}
+"""measures that a model computes by itself"""
 
 
 def score(
@@ -25,7 +33,9 @@ def score(
     lines = {"hypotheses": hypotheses, "references": references, "sources": sources}
     _check(measures, lines)
     return [
-        words.result(measure, hypotheses, references, sources, intervals)
+        COUNTED[measure].result(hypotheses, references, intervals)
+        if measure in COUNTED
+        else words.result(measure, hypotheses, references, sources, intervals)
         if measure in words.NAMES
         else sacre.result(measure, hypotheses, references, tokenize, intervals)
         for measure in measures
@@ -48,7 +58,9 @@ def compare(
     lines = {"system": system, "baseline": baseline}
     _check(measures, {**lines, "references": references, "sources": sources})
     return [
-        words.comparison(measure, system, baseline, references, sources)
+        COUNTED[measure].comparison(system, baseline, references)
+        if measure in COUNTED
+        else words.comparison(measure, system, baseline, references, sources)
         if measure in words.NAMES
         else sacre.comparison(measure, system, baseline, references, tokenize)
         for measure in measures
@@ -59,6 +71,8 @@ def _check(measures: Sequence[Measure], lines: dict[str, Sequence[str]]) -> None
     for measure in measures:
         if measure not in get_args(Measure):
             raise RegardError(f"unknown measure {measure}{nearest(measure, get_args(Measure))}")
+        if measure in NOT_OF_TEXT:
+            raise RegardError(f"{measure} cannot be had of texts, only of a model")
     counts = {name: len(some) for name, some in lines.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -8,19 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from regard.recipe import Measure
+from regard.score.bootstrap import RESAMPLES, SEED, Counts, interval, p_value, percentage
 from regard.score.result import Comparison, Result
 from regard.version import __version__
 
 NAMES: dict[Measure, str] = {"wer": "WER", "per": "PER"}
-RESAMPLES = 1000
-SEED = 12345
-"""sacreBLEU's own"""
-
-Counts = npt.NDArray[np.float64]
-"""one line a word: errors, and out of how many"""
 Symbols = list[str]
 
 
@@ -35,19 +29,17 @@ def result(
     hypotheses: Sequence[str],
     references: Sequence[str],
     sources: Sequence[str],
-    interval: bool,
+    intervals: bool,
 ) -> Result:
     counts = _counts(measure, _words(hypotheses, references, sources))
-    low = high = None
-    if interval:
-        low, high = np.percentile(_resampled([counts])[0], [2.5, 97.5]).tolist()
+    low, high = interval(counts, percentage) if intervals else (None, None)
     return Result(
         measure=measure,
         name=NAMES[measure],
-        value=_rate(counts),
+        value=percentage(counts.sum(axis=0)),
         low=low,
         high=high,
-        signature=_signature(measure, len(counts), interval),
+        signature=_signature(measure, len(counts), intervals),
         higher_is_better=False,
     )
 
@@ -60,13 +52,13 @@ def comparison(
     sources: Sequence[str],
 ) -> Comparison:
     both = [_counts(measure, _words(lines, references, sources)) for lines in (system, baseline)]
-    rates = [_rate(counts) for counts in both]
+    rates = [percentage(counts.sum(axis=0)) for counts in both]
     return Comparison(
         measure=measure,
         name=NAMES[measure],
         system=rates[0],
         baseline=rates[1],
-        p_value=_p_value(abs(rates[0] - rates[1]), *_resampled(both)),
+        p_value=p_value(both[0], both[1], percentage),
         signature=_signature(measure, len(both[0]), resampled=True),
         higher_is_better=False,
     )
@@ -96,6 +88,7 @@ def _words(
 
 
 def _counts(measure: Measure, words: Sequence[Word]) -> Counts:
+    """For each word its errors, and out of how many."""
     errors = _word_errors if measure == "wer" else _phoneme_errors
     return np.array([errors(word) for word in words], dtype=np.float64)
 
@@ -113,31 +106,6 @@ def _phoneme_errors(word: Word) -> tuple[int, int]:
         for reference in word.references
     )
     return distance, -negative_length
-
-
-def _rate(counts: Counts) -> float:
-    errors, total = counts.sum(axis=0).tolist()
-    return float(100 * errors / max(total, 1))
-
-
-def _resampled(systems: Sequence[Counts]) -> list[npt.NDArray[np.float64]]:
-    """The rates of each system on the same random draws of words."""
-    chance = np.random.default_rng(SEED)
-    words = len(systems[0])
-    draws = (chance.integers(words, size=words) for _ in range(RESAMPLES))
-    rates = [[_rate(counts[drawn]) for counts in systems] for drawn in draws]
-    return list(np.array(rates).T)
-
-
-def _p_value(
-    difference: float, system: npt.NDArray[np.float64], baseline: npt.NDArray[np.float64]
-) -> float:
-    """The share of draws that stray from their mean by more than the difference, as sacreBLEU's."""
-    if difference == 0:
-        return 1.0  # no draw differs by less
-    differences = np.abs(system - baseline)
-    strayed = int(np.sum(differences - differences.mean() > difference))
-    return (strayed + 1) / (len(differences) + 1)
 
 
 def _signature(measure: Measure, words: int, resampled: bool) -> str:

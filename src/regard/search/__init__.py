@@ -1,13 +1,14 @@
-"""Search for a good output sequence, given only how probable each next token is.
+"""Search for a good output sequence, given only how probable each token is.
 
 Nothing here knows a model, a text or a file: a ``Step`` turns the last tokens and a ``State`` into
-logits.
+logits; a ``Predict`` the words known into logits of the hidden ones.
 """
 
 from regard.search.beam import beam_search
 from regard.search.hypothesis import Hypothesis, length_penalty
 from regard.search.manners import MANNERS
 from regard.search.one_by_one import greedy, sample
+from regard.search.parallel import Predict, Round, mask_predict
 from regard.search.rules import State, Step
 from regard.search.tree import Node, Tree
 
@@ -15,11 +16,14 @@ __all__ = [
     "MANNERS",
     "Hypothesis",
     "Node",
+    "Predict",
+    "Round",
     "State",
     "Step",
     "Tree",
     "beam_search",
     "greedy",
     "length_penalty",
+    "mask_predict",
     "sample",
 ]

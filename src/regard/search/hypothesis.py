@@ -21,11 +21,11 @@ class Hypothesis:
     log_probability: float
     """of the whole: the sum of ``token_log_probabilities``"""
     score: float
-    """``log_probability`` over the length penalty; what a beam search is best in"""
+    """``log_probability`` over the length penalty, or their mean; what the search is best in"""
     token_log_probabilities: list[float]
-    """of each token, then END's if ``finished``"""
+    """of each token, then END's if it was said, or the length's if it was predicted"""
     finished: bool
-    """END was said; False where the sequence was cut off at its greatest length"""
+    """END was said, or the length was known; False where the sequence was cut off at its greatest length"""
 
     @classmethod
     def of(

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import mimetypes
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -25,6 +26,7 @@ from starlette.requests import ClientDisconnect
 
 from regard.errors import RegardError
 from regard.model import Translator
+from regard.serve.align import align
 from regard.serve.asked import (
     DetectAsked,
     Detected,
@@ -32,24 +34,24 @@ from regard.serve.asked import (
     Problem,
     State,
     StreamAsked,
-    TraceAsked,
     TranslateAsked,
     Translated,
     check_key,
     describe,
     read,
+    while_connected,
 )
 from regard.serve.batching import Refused
+from regard.serve.course import add_course, follow
+from regard.serve.live import add_live
 from regard.serve.metrics import Metrics
 from regard.serve.service import MISTAKE, Served, Service
 from regard.serve.settings import Settings
-from regard.trace import trace
+from regard.serve.traces import add_trace
 from regard.version import __version__
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-T = TypeVar("T")
 
 log = logging.getLogger("regard.serve")
 
@@ -120,26 +122,6 @@ async def _not_translatable(_: Request, error: Exception) -> JSONResponse:
     return _problem(400, str(error))
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work; it is cancelled if the client goes away before."""
-
-    async def leaves() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.create_task(work), asyncio.create_task(leaves())
-    try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-
 def create_app(
     model: Served,
     settings: Settings | None = None,
@@ -147,12 +129,20 @@ def create_app(
     page: Path = PAGE,
 ) -> FastAPI:
     """The application that serves a model. card is told to those who ask what the model is."""
-    service = Service(model, settings or Settings())
+    aligned = partial(align, model) if isinstance(model, Translator) else None
+    service = Service(model, settings or Settings(), aligned)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.batcher.refuses = False
+        following = (
+            asyncio.create_task(follow(service, model)) if isinstance(model, Translator) else None
+        )
         yield
+        if following is not None:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
         await service.batcher.finish()
 
     app = FastAPI(
@@ -176,7 +166,9 @@ def create_app(
     if isinstance(
         model, Translator
     ):  # anything that translates can be served, but only this can be seen into
-        _add_trace(app, service, model)
+        add_trace(app, service, model)
+        add_course(app, service, model)
+        add_live(app, service, model)
     _add_operations(app, service)
     _add_page(app, page)
     return app
@@ -261,27 +253,6 @@ def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
         check_key(request, None, settings)
         languages = [language.model_dump() for language in service.languages()]
         return {"version": __version__, "languages": languages, "card": card}
-
-
-def _add_trace(app: FastAPI, service: Service, model: Translator) -> None:
-    settings, pair = service.settings, (service.source, service.target)
-
-    @app.post("/v1/trace", openapi_extra=describe(TraceAsked, pair, settings))
-    async def trace_text(request: Request) -> dict[str, Any]:
-        """Translate one sentence and tell all: attention of every head, candidates, the beam as a tree."""
-        asked = await read(request, TraceAsked, settings)
-        length = len(asked.q) + len(asked.prefix)
-        if length > settings.trace_characters:
-            most = settings.trace_characters
-            raise Refused(413, f"{length:,} characters: at most {most:,} can be traced at once")
-        if (asked.beam or 1) > settings.beam:
-            raise Refused(400, f"a beam of at most {settings.beam} is allowed")
-
-        def work() -> dict[str, Any]:
-            found = trace(model, asked.q, beam=asked.beam, alpha=asked.alpha, prefix=asked.prefix)
-            return found.to_json()
-
-        return await while_connected(request, service.in_time(service.batcher.call(work)))
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:

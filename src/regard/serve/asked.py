@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from regard.serve.batching import Refused
 from regard.serve.settings import Settings
+
+MOST_FORCED = 2_000
+"""tokens of a translation"""
+MOST_MUTED = 10_000
+"""heads: more than any model has"""
 
 
 class Asked(BaseModel):
@@ -46,6 +52,9 @@ class StreamAsked(TextAsked):
     q: str
 
 
+HeadName = Annotated[str, Field(pattern=r"^(encoder|decoder|cross)[.][0-9]{1,4}[.][0-9]{1,4}$")]
+
+
 class TraceAsked(Asked):
     q: str
     """one sentence"""
@@ -53,6 +62,14 @@ class TraceAsked(Asked):
     """how its translation must begin"""
     beam: Annotated[int, Field(ge=1)] | None = None
     alpha: Annotated[float, Field(ge=0, le=10)] | None = None
+    forced: Annotated[list[int], Field(max_length=MOST_FORCED, fail_fast=True)] = []
+    """ids of the tokens its translation must begin with, before the prefix"""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """above 0: the translation is drawn at random, the more freely the higher"""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """of the drawing"""
+    mute: Annotated[list[HeadName], Field(max_length=MOST_MUTED, fail_fast=True)] = []
+    """heads that shall say nothing, each as place.layer.head, counted from 0: ``cross.0.1``"""
 
 
 class DetectAsked(Asked):
@@ -88,6 +105,7 @@ class State(BaseModel):
 # Reading
 
 AnyAsked = TypeVar("AnyAsked", bound=Asked)
+T = TypeVar("T")
 
 
 async def read(request: Request, shape: type[AnyAsked], settings: Settings) -> AnyAsked:
@@ -129,6 +147,26 @@ def check_key(request: Request, given: str | None, settings: Settings) -> None:
         raise Refused(403, "this server needs an api_key, and this is none of them")
 
 
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work; it is cancelled if the client goes away before."""
+
+    async def leaves() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work), asyncio.create_task(leaves())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
 @asynccontextmanager
 async def time_limit(seconds: float, what: str, start: float | None = None) -> AsyncIterator[None]:
     """Refuse if the block is not done so many seconds after the start, which is now unless given."""
@@ -156,3 +194,8 @@ def describe(shape: type[Asked], pair: tuple[str, str], settings: Settings) -> d
     return {
         "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}
     }
+
+
+def event(name: str, data: Mapping[str, Any]) -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

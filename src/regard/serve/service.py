@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from regard.errors import RegardError
 from regard.serve.asked import (
@@ -16,9 +16,11 @@ from regard.serve.asked import (
     TextAsked,
     TranslateAsked,
     Translated,
+    event,
     time_limit,
 )
 from regard.serve.batching import Batcher, Options, Refused, Translator
+from regard.serve.inline import Floats
 from regard.serve.metrics import Metrics
 from regard.serve.settings import Settings
 from regard.serve.split import Document, split_html, split_text
@@ -50,11 +52,16 @@ class Served(Translator, Protocol):
     def recipe(self) -> Recipe: ...
 
 
+Align = Callable[[str, str], Floats | None]
+"""A sentence and its translation in, their alignment out: see inline.mark"""
+
+
 class Service:
     """A model, the queue before it, and its limits: all that a route needs."""
 
-    def __init__(self, model: Served, settings: Settings) -> None:
+    def __init__(self, model: Served, settings: Settings, align: Align | None = None) -> None:
         self.model = model
+        self.align = align
         self.settings = settings
         self.metrics = Metrics()
         self.batcher = Batcher(model, settings, self.metrics)
@@ -72,16 +79,18 @@ class Service:
         ]
 
     async def translate(self, asked: TranslateAsked) -> Translated:
+        start = asyncio.get_running_loop().time()
         texts = [asked.q] if isinstance(asked.q, str) else asked.q
         options = self.options(asked, asked.alternatives)
         documents = self.documents(texts, asked)
         sentences = [sentence for document in documents for sentence in document.sentences]
         with self.batcher.queued(sentences, options) as answers:
-            found = iter(await self.in_time(asyncio.gather(*answers)))
+            found = iter(await self.in_time(asyncio.gather(*answers), start))
         best, others = [], []
         for document in documents:
             hypotheses = [next(found) for _ in document.sentences]
-            first, *more = [_join(document, hypotheses, rank) for rank in range(options.nbest)]
+            ranks = [_of_rank(hypotheses, rank) for rank in range(options.nbest)]
+            first, *more = [await self.in_time(self.join(document, one), start) for one in ranks]
             best.append(first)
             others.append([text for text in dict.fromkeys(more) if text != first])
         detected = [Detected(confidence=100.0, language=self.source) for _ in texts]
@@ -101,20 +110,38 @@ class Service:
         options = self.options(asked)
         (document,) = self.documents([asked.q], asked)
         with self.batcher.queued(document.sentences, options) as answers:
-            yield _event("start", {"sentences": len(answers)})
+            yield event("start", {"sentences": len(answers)})
             try:
                 for index, answer in enumerate(answers):
                     best, *_ = await self.in_time(answer, start)
-                    text = document.part(index, best.text)
-                    yield _event("part", {"text": text, "source": document.sentences[index]})
+                    alignment = await self.in_time(self.aligned(document, index, best.text), start)
+                    text = document.part(index, best.text, alignment)
+                    yield event("part", {"text": text, "source": document.sentences[index]})
             except (Refused, RegardError) as error:
-                yield _event("error", {"error": str(error)})
+                yield event("error", {"error": str(error)})
             except Exception:
                 log.exception("a stream failed")
-                yield _event("error", {"error": MISTAKE})
+                yield event("error", {"error": MISTAKE})
             else:
-                yield _event("part", {"text": document.between[-1], "source": ""})
-                yield _event("end", {})
+                yield event("part", {"text": document.between[-1], "source": ""})
+                yield event("end", {})
+
+    async def join(self, document: Document, translations: Sequence[str]) -> str:
+        """The document with its translations, tags inside sentences where their words have gone."""
+        alignments = [
+            await self.aligned(document, index, text) for index, text in enumerate(translations)
+        ]
+        return document.join(translations, alignments)
+
+    async def aligned(self, document: Document, index: int, translation: str) -> Floats | None:
+        """Asked of the model only where there are tags to be moved."""
+        sentence = document.sentences[index]
+        if self.align is None or not document.elements[index] or translation == sentence:
+            return None
+        try:
+            return await self.batcher.call(partial(self.align, sentence, translation))
+        except RegardError:  # longer than the model can read
+            return None
 
     async def in_time(self, answer: Awaitable[T], start: float | None = None) -> T:
         async with time_limit(self.settings.seconds, "the translation was not ready", start):
@@ -134,7 +161,7 @@ class Service:
         if (asked.beam or 1) > settings.beam:
             raise Refused(400, f"a beam of at most {settings.beam} is allowed")
         nbest = alternatives + 1
-        beam = max(asked.beam or self.model.recipe.search.beam, nbest)
+        beam = None if asked.beam is None else max(asked.beam, nbest)
         return Options(beam, asked.alpha, nbest)
 
     def documents(self, texts: Sequence[str], asked: TextAsked) -> list[Document]:
@@ -156,10 +183,6 @@ def _like(asked: str | list[str], answers: list[T]) -> T | list[T]:
     return answers[0] if isinstance(asked, str) else answers
 
 
-def _join(document: Document, hypotheses: Sequence[Sequence[Translation]], rank: int) -> str:
-    """The document from the hypotheses of this rank; a sentence that has fewer gives its last."""
-    return document.join([found[min(rank, len(found) - 1)].text for found in hypotheses])
-
-
-def _event(name: str, data: Mapping[str, Any]) -> str:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+def _of_rank(hypotheses: Sequence[Sequence[Translation]], rank: int) -> list[str]:
+    """The hypotheses of this rank; a sentence that has fewer gives its last."""
+    return [found[min(rank, len(found) - 1)].text for found in hypotheses]

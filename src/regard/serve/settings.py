@@ -13,8 +13,14 @@ class Settings:
     """of one request; counted while it is read (413)"""
     characters: int = 100_000
     """of all texts of one request (413)"""
-    trace_characters: int = 1_000
-    """of a text to be traced, whose attention grows with its square (413)"""
+    trace_characters: int = 2_000
+    """of a text to be traced (413)"""
+    trace_tokens: int = 512
+    """of it, and of how its translation must begin: attention grows with the square (413)"""
+    trace_bytes: int = 1 << 20
+    """of attention that go into a trace's answer; where there is more, each layer is asked for"""
+    traces_bytes: int = 256 << 20
+    """of the last traces, kept to be asked for; the newest stays whatever its size"""
     texts: int = 128
     """in one request (413)"""
     alternatives: int = 10

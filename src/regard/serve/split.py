@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import html
 import re
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
+
+from regard.serve.inline import Element, Floats, Span, mark
 
 LONGEST = 600
 """Characters of a sentence. A longer one is cut between two words: models have seen no such sentences."""
@@ -51,20 +56,31 @@ class Document:
 
     sentences: list[str] = field(default_factory=list)
     between: list[str] = field(default_factory=lambda: [""])
+    elements: list[list[Element]] = field(default_factory=list)
+    """of each sentence: those that stand inside it"""
     write: Callable[[str], str] = str
     """how a sentence is written in this kind of document"""
 
-    def join(self, translations: Sequence[str]) -> str:
+    def join(
+        self, translations: Sequence[str], alignments: Sequence[Floats | None] | None = None
+    ) -> str:
         """The document with each sentence exchanged for its translation."""
-        assert len(translations) == len(self.sentences)
-        return "".join([*map(self.part, range(len(translations)), translations), self.between[-1]])
+        known = alignments or [None] * len(translations)
+        assert len(translations) == len(known) == len(self.sentences)
+        parts = map(self.part, range(len(translations)), translations, known)
+        return "".join([*parts, self.between[-1]])
 
-    def part(self, index: int, translation: str) -> str:
-        """One translation, with what stands before it."""
-        return self.between[index] + self.write(translation)
+    def part(self, index: int, translation: str, alignment: Floats | None = None) -> str:
+        """One translation with its elements, and what stands before it. alignment: see inline.mark"""
+        elements = self.elements[index]
+        if not elements:
+            return self.between[index] + self.write(translation)
+        marked = mark(self.sentences[index], translation, elements, alignment, self.write)
+        return self.between[index] + marked
 
-    def add(self, sentence: str) -> None:
+    def add(self, sentence: str, elements: Sequence[Element] = ()) -> None:
         self.sentences.append(sentence)
+        self.elements.append(list(elements))
         self.between.append("")
 
     def keep(self, text: str) -> None:
@@ -171,31 +187,175 @@ _VOID = {
 }
 
 
+_INLINE = """
+a abbr acronym b bdi bdo big cite data del dfn em font i ins mark q s small span strike strong sub sup time tt u
+"""
+INLINE = frozenset(_INLINE.split())
+"""These stand inside a sentence and travel with their words; all others end it."""
+MOST_ELEMENTS = 64
+"""in one sentence; where there are more, each of their tags ends it"""
+
+
 def split_html(source: str, language: str = "") -> Document:
     """The sentences of an HTML document or of a piece of one.
 
-    Each stretch of text between two tags is split by itself: ``a <b>big</b> dog`` is three sentences to the model,
-    so that no tag can be lost or moved. All tags, comments and attributes stay letter by letter. In text that is
-    translated, entities are decoded, and ``& < >`` and the unbreakable space are written as entities again.
+    Inline elements that begin and end in one sentence belong to it, and travel with its words (inline.py). All other
+    tags end a sentence and stay where they are. All tags, comments and attributes stay letter by letter. In text that
+    is translated, entities are decoded, and ``& < >`` and the unbreakable space are written as entities again.
     """
     document = Document(write=_write_html)
+    run: list[Stretch] = []  # text and inline tags, so far
     inside, depth = (
         "",
         0,
     )  # the element entered that is not translated, and how often it holds itself
-    for text, tag, is_prose in _html(source):
-        if is_prose and not depth:
-            _add_html_text(document, text, language)
+    for stretch in parts_of(source):
+        text, tag, is_prose = stretch
+        name = tag["name"].lower() if tag else ""
+        closed = tag is not None and tag["attributes"].endswith("/")
+        untouched = tag is not None and _is_untouched(name, tag["attributes"])
+        inline = name in INLINE and not closed and not untouched
+        if not depth and (inline or (is_prose and _is_decodable(text))):
+            run.append(stretch)
             continue
+        _add_run(document, run, language)
+        run = []
         document.keep(text)
-        if tag is None or tag["attributes"].endswith("/"):
+        if tag is None or closed:
             continue
-        name = tag["name"].lower()
         if depth:
             depth += (-1 if tag["close"] else 1) * (name == inside)
-        elif not tag["close"] and name not in _VOID and _is_untouched(name, tag["attributes"]):
+        elif not tag["close"] and name not in _VOID and untouched:
             inside, depth = name, 1
+    _add_run(document, run, language)
     return document
+
+
+class Tag(NamedTuple):
+    """An inline tag, and where it stands in the text of its run."""
+
+    text: str
+    name: str
+    closes: bool
+    place: int
+
+
+def _add_run(document: Document, run: Sequence[Stretch], language: str) -> None:
+    """Text with inline tags: its sentences with the elements inside them, and what stands between."""
+    tags: list[Tag] = []
+    texts: list[str] = []
+    length = 0
+    for text, tag, _ in run:
+        if tag:
+            tags.append(Tag(text, tag["name"].lower(), bool(tag["close"]), length))
+        else:
+            texts.append(html.unescape(text))
+            length += len(texts[-1])
+    plain = "".join(texts)
+    if not any(map(str.isalnum, plain)):
+        document.keep("".join(stretch.text for stretch in run))
+        return
+    sentences = [Span(*span) for span in _sentences(plain, language)]
+    found = _elements(plain, tags, sentences)
+    travelling = {index for *_, indices in found for index in indices}
+    staying = deque(tag for index, tag in enumerate(tags) if index not in travelling)
+    done = 0
+
+    def keep_until(end: int) -> None:
+        nonlocal done
+        while staying and staying[0].place <= end:
+            tag = staying.popleft()
+            document.keep(document.write(plain[done : tag.place]) + tag.text)
+            done = tag.place
+        document.keep(document.write(plain[done:end]))
+
+    for (start, end), elements, _ in found:
+        keep_until(start)
+        document.add(plain[start:end], elements)
+        done = end
+    keep_until(len(plain))
+
+
+Found = tuple[Span, list[Element], list[int]]
+"""A sentence, the elements inside it, and which tags are theirs."""
+
+
+def _elements(plain: str, tags: Sequence[Tag], sentences: Sequence[Span]) -> list[Found]:
+    """The sentences, cut where a tag stands inside that has no partner in the same one."""
+    pairs = _pairs(tags, sentences)
+    paired = {index for group in pairs.values() for pair in group for index in pair}
+    loose = [tag.place for index, tag in enumerate(tags) if index not in paired]
+    found = []
+    for index, (start, end) in enumerate(sentences):
+        cuts = loose[bisect_right(loose, start) : bisect_left(loose, end)]
+        waiting = pairs.get(index, [])
+        for border in pairwise([start, *dict.fromkeys(cuts), end]):
+            for piece in map(Span._make, _cut(plain, *border)):
+                elements, indices = _inside(piece, tags, waiting)
+                found.append((piece, elements, indices))
+                waiting = [pair for pair in waiting if pair[0] not in indices]
+    return found
+
+
+Pair = tuple[int, int]
+"""The indices of two tags that make an element."""
+
+
+def _pairs(tags: Sequence[Tag], sentences: Sequence[Span]) -> dict[int, list[Pair]]:
+    """By sentence: its elements, in the order in which they begin.
+
+    Where a closing tag is not that of the element begun last, all that are open are given up. So no element holds
+    a tag without a partner.
+    """
+    starts = [sentence.start for sentence in sentences]
+
+    def home(tag: Tag) -> int | None:
+        last = bisect_right(starts, tag.place) - 1
+        for index in (last - 1, last) if tag.closes else (last, last - 1):
+            if index >= 0 and sentences[index].start <= tag.place <= sentences[index].end:
+                return index
+        return None
+
+    pairs: dict[int, list[Pair]] = {}
+    begun: list[int] = []
+    for index, tag in enumerate(tags):
+        if not tag.closes:
+            begun.append(index)
+        elif begun and tags[begun[-1]].name == tag.name:
+            first = begun.pop()
+            sentence = home(tags[first])
+            if sentence is not None and sentence == home(tag):
+                pairs.setdefault(sentence, []).append((first, index))
+        else:
+            begun.clear()
+    return {index: sorted(found) for index, found in pairs.items() if len(found) <= MOST_ELEMENTS}
+
+
+def _inside(
+    piece: Span, tags: Sequence[Tag], pairs: Sequence[Pair]
+) -> tuple[list[Element], list[int]]:
+    """The elements of a sentence as a tree, and the indices of their tags. One around all of it stays outside."""
+    roots: list[Element] = []
+    indices: list[int] = []
+    around: list[
+        tuple[int, Element]
+    ] = []  # those that hold the present one, by the index of their end
+    for first, last in pairs:
+        while around and around[-1][0] < first:
+            around.pop()
+        start, end = tags[first].place, tags[last].place
+        touches = start < piece.end and end > piece.start
+        covers = start <= piece.start and end >= piece.end
+        if not around and (covers or not touches):
+            continue
+        start, end = (
+            min(max(place, piece.start), piece.end) - piece.start for place in (start, end)
+        )
+        element = Element(tags[first].text, tags[last].text, start, end)
+        (around[-1][1].children if around else roots).append(element)
+        around.append((last, element))
+        indices += [first, last]
+    return roots, indices
 
 
 class Stretch(NamedTuple):
@@ -206,7 +366,7 @@ class Stretch(NamedTuple):
     is_prose: bool = False
 
 
-def _html(source: str) -> Iterator[Stretch]:
+def parts_of(source: str) -> Iterator[Stretch]:
     done = 0
     while found := _MARKUP.search(source, done):
         yield Stretch(source[done : found.start()], is_prose=True)
@@ -225,15 +385,12 @@ def _is_untouched(name: str, attributes: str) -> bool:
     return name in UNTOUCHED or _TRANSLATE_NO.search(attributes) is not None
 
 
-def _add_html_text(document: Document, text: str, language: str) -> None:
+def _is_decodable(text: str) -> bool:
     try:
-        decoded = html.unescape(text)
+        html.unescape(text)
     except ValueError:  # a number of thousands of digits
-        decoded = ""
-    if any(map(str.isalnum, decoded)):
-        _add_text(document, decoded, language)
-    else:
-        document.keep(text)
+        return False
+    return True
 
 
 def _write_html(text: str) -> str:

@@ -7,7 +7,9 @@ with other processes beside it, sees the same batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +19,10 @@ from torch import Tensor
 
 from regard.marks import END, PAD, START
 from regard.text.store import Ints, Places, Store
+from regard.text.trees import TokenTree, depth_and_distance
 
 Lengths = npt.NDArray[np.integer]
+TreeTensors = tuple[Int[Tensor, "B S"], Int[Tensor, "B S S"]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Batch:
     """START and text: what the decoder reads"""
     wanted: Int[Tensor, "B T"]
     """text and END: what the decoder must say at each place"""
+    tree: TreeTensors | None = field(default=None, kw_only=True)
+    """depth and distance of the source tokens in their dependency trees"""
 
     @property
     def tokens(self) -> int:
@@ -36,7 +42,9 @@ class Batch:
         return int((self.wanted != PAD).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(part.to(device) for part in (self.source, self.target, self.wanted)))
+        sides = (part.to(device) for part in (self.source, self.target, self.wanted))
+        tree = self.tree and (self.tree[0].to(device), self.tree[1].to(device))
+        return Batch(*sides, tree=tree)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -104,25 +112,69 @@ def collate(store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
     A part for which no row is left gets the first one with nothing wanted of it: its process takes
     the same steps as the others and counts for nothing.
     """
-    mine = rows[part::parts]
-    idle = len(mine) == 0
-    if idle:
-        mine = rows[:1]
-    source = _texts(store.ids, store.source_starts[mine], store.source_lengths[mine])
-    wanted = _texts(store.ids, store.target_starts[mine], store.target_lengths[mine])
+    mine, idle = share(rows, part, parts)
+    source, wanted = sources(store, mine), targets(store, mine)
     target = np.empty_like(wanted)
     target[:, 0] = START
     target[:, 1:] = np.where(wanted[:, :-1] == END, PAD, wanted[:, :-1])
     if idle:
         wanted[:] = PAD
-    return Batch(*map(torch.from_numpy, (source, target, wanted)))
+    tree = _trees(store, mine) if store.trees else None
+    return Batch(*map(torch.from_numpy, (source, target, wanted)), tree=tree)
 
 
-def _texts(ids: Ints, starts: Places, lengths: Ints) -> Places:
+def share(rows: Places, part: int, parts: int) -> tuple[Places, bool]:
+    """The rows of one of the processes; True if none is left for it and it gets one to be idle with."""
+    mine = rows[part::parts]
+    return (mine, False) if len(mine) else (rows[:1], True)
+
+
+def sources(store: Store, rows: Places) -> Places:
+    return _texts(store.ids, store.source_starts[rows], store.source_lengths[rows])
+
+
+def targets(store: Store, rows: Places, end: int = END) -> Places:
+    return _texts(store.ids, store.target_starts[rows], store.target_lengths[rows], end)
+
+
+def _texts(ids: Ints, starts: Places, lengths: Ints, end: int = END) -> Places:
     """Text, END and padding: one row for each start and length."""
+    texts = _rows(ids, starts, lengths, PAD)
+    texts[np.arange(len(lengths)), lengths] = end
+    return texts
+
+
+def _rows(ids: Ints, starts: Places, lengths: Ints, filling: int) -> Places:
+    """One row for each start and length, one place longer than the longest."""
     place = np.arange(lengths.max() + 1)
     inside = place < lengths[:, None]
-    texts = np.full(inside.shape, PAD, dtype=np.int64)
-    texts[inside] = ids[(starts[:, None] + place)[inside]]
-    texts[np.arange(len(lengths)), lengths] = END
-    return texts
+    rows = np.full(inside.shape, filling, dtype=np.int64)
+    rows[inside] = ids[(starts[:, None] + place)[inside]]
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------
+# Trees
+
+
+def _trees(store: Store, rows: Places) -> TreeTensors:
+    words = _rows(store.ids, store.word_starts[rows], store.word_lengths[rows], 0)
+    heads = _rows(store.ids, store.head_starts[rows], store.head_lengths[rows], 0)
+    return _tree_tensors(words, heads)
+
+
+def collate_trees(trees: Sequence[TokenTree]) -> TreeTensors:
+    """Depth and distance of texts that lie in no store."""
+    return _tree_tensors(*(_side_by_side(lists) for lists in zip(*trees, strict=True)))
+
+
+def _side_by_side(lists: Sequence[Sequence[int]]) -> Places:
+    lengths = np.array([len(numbers) for numbers in lists], dtype=np.int32)
+    flat = np.fromiter(chain.from_iterable(lists), dtype=np.int32)
+    return _rows(flat, np.cumsum(lengths) - lengths, lengths, 0)
+
+
+def _tree_tensors(words: Places, heads: Places) -> TreeTensors:
+    """END and padding belong to word 0, the root, with which the heads must begin; at their ends stands a 0."""
+    depth, distance = depth_and_distance(words, np.roll(heads, 1, axis=1))
+    return torch.from_numpy(depth), torch.from_numpy(distance)

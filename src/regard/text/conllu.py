@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from regard.errors import RegardError
-from regard.text.corpus import read_lines
+from regard.text.lines import read_lines
 
 FIELDS = 10
+
+
+class Written(NamedTuple):
+    """Several words written as one, as German writes zu dem: zum."""
+
+    form: str
+    last: int
+    """the number of the last of its words"""
 
 
 class Parsed(NamedTuple):
@@ -18,27 +27,48 @@ class Parsed(NamedTuple):
     """the universal part of speech of each word"""
     heads: list[int]
     """the number of the word each word hangs on, counted from 1; 0 for the root"""
+    written: Mapping[int, Written] = MappingProxyType({})
+    """words written as one, by the number of the first"""
+    line: int = 0
+    """of the file, where the sentence begins"""
 
 
 def read_conllu(path: Path) -> Iterator[Parsed]:
     """The sentences of a file, unpacked if its name ends in ``.gz`` or ``.zst``.
 
-    Only syntactic words count: ranges such as 1-2 and empty words such as 1.1 are passed over.
+    Only syntactic words count: ranges such as 1-2 say how they are written, empty words such as 1.1 are passed over.
     """
-    words: list[tuple[str, str, int]] = []
+    found = _Sentence()
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
-            if words:
-                yield _parsed(words)
-            words = []
+            if found.words:
+                yield found.parsed()
+            found = _Sentence()
         elif not line.startswith("#"):
             fields = line.split("\t")
             if len(fields) != FIELDS:
                 raise RegardError(f"{path}:{number}: {len(fields)} fields, CoNLL-U has {FIELDS}")
-            if fields[0].isdigit():
-                words.append(_word(path, number, fields, len(words) + 1))
-    if words:
-        yield _parsed(words)
+            found.line = found.line or number
+            first, _, last = fields[0].partition("-")
+            if last.isdigit() and first.isdigit():
+                found.written[int(first)] = Written(fields[1], int(last))
+            elif fields[0].isdigit():
+                found.words.append(_word(path, number, fields, len(found.words) + 1))
+    if found.words:
+        yield found.parsed()
+
+
+class _Sentence:
+    """A sentence while its lines go by."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, str, int]] = []
+        self.written: dict[int, Written] = {}
+        self.line = 0
+
+    def parsed(self) -> Parsed:
+        words, tags, heads = (list(column) for column in zip(*self.words, strict=True))
+        return Parsed(words, tags, heads, self.written, self.line)
 
 
 def _word(path: Path, number: int, fields: list[str], expected: int) -> tuple[str, str, int]:
@@ -47,7 +77,3 @@ def _word(path: Path, number: int, fields: list[str], expected: int) -> tuple[st
     if not fields[6].isdigit():
         raise RegardError(f"{path}:{number}: the head of a word is a number, not {fields[6]!r}")
     return fields[1], fields[3], int(fields[6])
-
-
-def _parsed(words: list[tuple[str, str, int]]) -> Parsed:
-    return Parsed(*(list(column) for column in zip(*words, strict=True)))

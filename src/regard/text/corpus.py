@@ -6,27 +6,41 @@ meant stops the reading with its file and number; nothing is repaired or skipped
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import zlib
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from itertools import chain, tee, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-import zstandard
-
 from regard.errors import RegardError
 from regard.recipe import Data, Texts
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-CHUNK = 1 << 20
+from regard.text.conllu import Parsed, read_conllu
+from regard.text.lines import read_lines as read_lines
+from regard.text.lines import unreadable
+from regard.text.trees import check_parse
 
 
 class Pair(NamedTuple):
     source: str
     target: str
+
+
+class ParsedPair(Pair):
+    """A pair whose source comes with its parse; to those who do not ask, a pair like any other."""
+
+    parse: Parsed | None
+    """None only where the source is blank"""
+
+    @classmethod
+    def of(cls, pair: Pair, parse: Parsed | None) -> ParsedPair:
+        made = cls(*pair)
+        made.parse = parse
+        return made
+
+
+def parse_of(pair: Pair) -> Parsed | None:
+    return pair.parse if isinstance(pair, ParsedPair) else None
 
 
 def read_pairs(texts: Texts, data: Data, section: str = "data.train") -> Iterator[Pair]:
@@ -35,31 +49,37 @@ def read_pairs(texts: Texts, data: Data, section: str = "data.train") -> Iterato
     That the files are there is checked now, before the first pair is asked for.
     """
     paths = _paths(texts, data, section)
+    if texts.text is not None:
+        return (Pair(line.strip(), "") for path in paths["text"] for line in read_lines(path))
+    if texts.conllu is not None:
+        return (pair for path in paths["conllu"] for pair in _tagged(path))
+    sources = paths["source" if texts.pairs is None else "pairs"]
     if texts.pairs is None:
-        twos = list(zip(paths["source"], paths["target"], strict=True))
-        return (pair for source, target in twos for pair in _parallel(source, target))
-    return (pair for path in paths["pairs"] for pair in _paired(path))
+        twos = zip(sources, paths["target"], strict=True)
+        files = [_parallel(source, target) for source, target in twos]
+    else:
+        files = [_paired(path) for path in sources]
+    if "parses" in paths:
+        threes = zip(files, sources, paths["parses"], strict=True)
+        files = [_with_parses(*three) for three in threes]
+    return chain.from_iterable(files)
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, unpacked if its name ends in ``.gz`` or ``.zst``.
-
-    Only a line feed ends a line. ``str.splitlines`` also cuts at U+2028, U+0085, form feed …, and
-    two files that were parallel would be so no longer.
-    """
+def read_parses(lines: Iterable[str], path: Path, of: str) -> Iterator[Parsed | None]:
+    """The tree of each line, which it must fit; a blank line has none. ``of`` says where the lines stand."""
+    trees = read_conllu(path)
     number = 0
-    for number, line in enumerate(_split(_chunks(path)), start=1):
-        if number == 1:
-            line = line.removeprefix(BYTE_ORDER_MARK)
-        try:
-            yield line.removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RegardError(
-                f"{path}:{number}: not UTF-8: byte 0x{line[error.start]:02X} "
-                f"after {error.start} good bytes of the line"
-            ) from None
-    if number == 0:
-        raise RegardError(f"{path}: the file is empty")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            yield None
+            continue
+        tree = next(trees, None)
+        if tree is None:
+            raise RegardError(f"{path}: no tree is left for line {number} of {of}")
+        check_parse(line, tree, f"{path}:{tree.line}, line {number} of {of}")
+        yield tree
+    if tree := next(trees, None):
+        raise RegardError(f"{path}:{tree.line}: a tree too many: {of} has only {number} lines")
 
 
 def held_out(source: str, share: float) -> bool:
@@ -81,7 +101,7 @@ def fingerprint(texts: Texts, data: Data) -> str:
                 with path.open("rb") as file:
                     whole.update(hashlib.file_digest(file, "sha256").digest())
             except OSError as error:
-                raise _unreadable(path, error) from None
+                raise unreadable(path, error) from None
     return whole.hexdigest()
 
 
@@ -90,8 +110,9 @@ def fingerprint(texts: Texts, data: Data) -> str:
 
 
 def _paths(texts: Texts, data: Data, section: str) -> dict[str, list[Path]]:
-    """The files by role (source, target or pairs); all of them exist."""
+    """The files by role (source, target, pairs …); all of them exist."""
     roles = {"source": texts.source, "target": texts.target, "pairs": texts.pairs}
+    roles |= {"conllu": texts.conllu, "text": texts.text, "parses": texts.parses}
     paths = {role: [data.path(name) for name in names] for role, names in roles.items() if names}
     for role, files in paths.items():
         for path in files:
@@ -117,6 +138,20 @@ def _parallel(source_path: Path, target_path: Path) -> Iterator[Pair]:
                 "line n of one must translate line n of the other"
             )
         yield Pair(source, target)
+
+
+def _with_parses(pairs: Iterator[Pair], source: Path, parses: Path) -> Iterator[Pair]:
+    ours, theirs = tee(pairs)
+    trees = read_parses((pair.source for pair in theirs), parses, str(source))
+    # The trees first: at the end they are asked once more, and tell if there are too many.
+    return (ParsedPair.of(pair, tree) for tree, pair in zip(trees, ours, strict=True))
+
+
+def _tagged(path: Path) -> Iterator[Pair]:
+    """The words of each sentence and their tags. A blank inside a word, which some languages have, becomes _."""
+    for sentence in read_conllu(path):
+        words = (word.replace(" ", "_") for word in sentence.words)
+        yield Pair(" ".join(words), " ".join(sentence.tags))
 
 
 def _paired(path: Path) -> Iterator[Pair]:
@@ -158,57 +193,3 @@ def _from_json(line: str) -> Pair:
 def _shortened(value: object) -> str:
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-# ---------------------------------------------------------------------------------------------
-# Bytes
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    """The unpacked bytes of a file."""
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as packed:
-                yield from iter(lambda: packed.read(CHUNK), b"")
-        elif path.suffix == ".zst":
-            yield from _unpack_zst(path)
-        else:
-            with path.open("rb") as file:
-                yield from iter(lambda: file.read(CHUNK), b"")
-    except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
-        raise RegardError(f"{path}: damaged, cannot be unpacked: {error}") from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unpack_zst(path: Path) -> Iterator[bytes]:
-    """Frame by frame, because zstandard's own readers take a file cut short for a whole one."""
-    frame = None
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            while chunk:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(chunk)
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("the file ends before its last frame does")
-
-
-def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines at line feeds; what follows the last line feed is a line if there is anything."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
-
-
-def _unreadable(path: Path, error: OSError) -> RegardError:
-    match error:
-        case FileNotFoundError():
-            return RegardError(f"{path}: no such file")
-        case IsADirectoryError():
-            return RegardError(f"{path}: a folder, not a file")
-    return RegardError(f"{path}: cannot be read: {error.strerror or error}")

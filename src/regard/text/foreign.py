@@ -87,7 +87,8 @@ class MarianVocabulary(Vocabulary):
         return {**super().files(stem), f"{stem}.pieces.json": text.encode("utf-8")}
 
 
-def load_marian(folder: Path, section: recipe.Tokenizer) -> Tokenizer:
+def load_marian(folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
+    assert not labels, "only translators are imported"
     source, target = (_load(folder, stem) for stem in side_names(shared=False))
     return Tokenizer(source, target)
 

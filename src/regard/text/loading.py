@@ -9,11 +9,12 @@ from regard import recipe
 from regard.text.foreign import load_marian
 from regard.text.tokenizer import MODEL_TYPES, Tokenizer
 
-TOKENIZERS: dict[recipe.TokenizerKind, Callable[[Path, recipe.Tokenizer], Tokenizer]] = {
+TOKENIZERS: dict[recipe.TokenizerKind, Callable[[Path, recipe.Tokenizer, bool], Tokenizer]] = {
     **dict.fromkeys(MODEL_TYPES, Tokenizer.load),
     "marian": load_marian,
 }
 
 
-def load_tokenizer(folder: Path, section: recipe.Tokenizer) -> Tokenizer:
-    return TOKENIZERS[section.kind](folder, section)
+def load_tokenizer(folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
+    """labels: the targets are labels, each an entry as it stands."""
+    return TOKENIZERS[section.kind](folder, section, labels)

@@ -10,10 +10,10 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +25,15 @@ from regard.errors import RegardError
 from regard.recipe import Clean
 from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
+from regard.text.trees import TokenTree
 
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
 
 ROWS_PER_RECORD_BATCH = 65_536
 PAIRS_PER_ENCODING = 8_192
+TREE = ("words", "heads")
+"""columns of the trees: the word of each piece, the head of each word"""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,44 @@ class Counts:
 class Ids(NamedTuple):
     source: list[int]
     target: list[int]
+    tree: TokenTree | None = None
+    """of the source, where trees are stored"""
 
 
 # ---------------------------------------------------------------------------------------------
 # Writing
+
+
+Encode = Callable[[Sequence[Pair], Tokenizer], Iterable[Ids]]
+"""The ids of some pairs, one row for each."""
+Rows = Callable[[Iterable[Pair], Tokenizer, Clean | None, Counter[str]], Iterator[Ids]]
+"""The rows that pairs become; the tally counts as they go by."""
+
+
+def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[Ids]:
+    sources = tokenizer.source.encode([pair.source for pair in pairs])
+    targets = tokenizer.target.encode([pair.target for pair in pairs])
+    return map(Ids, sources, targets)
+
+
+def cleaned(
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    clean: Clean | None,
+    tally: Counter[str],
+    encode: Encode = encode_pairs,
+) -> Iterator[Ids]:
+    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
+    seen = set[int]()
+    pairs = iter(pairs)
+    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
+        tally["read"] += len(chunk)
+        if clean is not None:
+            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
+        for ids in encode(chunk, tokenizer):
+            if clean is None or _fits(ids, clean, tally):
+                tally["kept"] += 1
+                yield ids
 
 
 def write_store(
@@ -77,18 +114,18 @@ def write_store(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
     clean: Clean | None,
+    rows: Rows = cleaned,
 ) -> Counts:
     """Tokenize the pairs into a file that is there whole or not at all.
 
     With ``clean`` unsuitable pairs are left out; without it every pair stays, even an empty one, so
-    that row n is line n.
+    that row n is line n. ``rows`` makes something else of them, if the task needs it.
     """
     tally = Counter[str]()
-    rows = _cleaned(pairs, tokenizer, clean, tally)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open("wb") as file:
-            _write(file, rows)
+            _write(file, rows(pairs, tokenizer, clean, tally))
             file.flush()
             os.fsync(file.fileno())
         counts = Counts(**tally)
@@ -105,24 +142,6 @@ def write_store(
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
     return counts
-
-
-def _cleaned(
-    pairs: Iterable[Pair], tokenizer: Tokenizer, clean: Clean | None, tally: Counter[str]
-) -> Iterator[Ids]:
-    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
-    seen = set[int]()
-    pairs = iter(pairs)
-    while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
-        tally["read"] += len(chunk)
-        if clean is not None:
-            chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
-        sources = tokenizer.source.encode([pair.source for pair in chunk])
-        targets = tokenizer.target.encode([pair.target for pair in chunk])
-        for ids in map(Ids, sources, targets):
-            if clean is None or _fits(ids, clean, tally):
-                tally["kept"] += 1
-                yield ids
 
 
 def _is_wanted(
@@ -146,7 +165,7 @@ def _is_wanted(
 
 
 def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
-    shorter, longer = sorted(map(len, ids))
+    shorter, longer = sorted((len(ids.source), len(ids.target)))
     if longer > clean.max_tokens:
         tally["too_long"] += 1
         return False
@@ -157,21 +176,24 @@ def _fits(ids: Ids, clean: Clean, tally: Counter[str]) -> bool:
 
 
 def _write(file: object, rows: Iterable[Ids]) -> None:
-    ids = pa.list_(pa.int32())
-    sides = (pa.field(side, ids, nullable=False) for side in ("source", "target"))
-    schema = pa.schema(list(sides))
     rows = iter(rows)
+    first = list(islice(rows, 1))
+    trees = any(row.tree is not None for row in first)  # all rows have one, or none has
+    rows = chain(first, rows)
+    ids = pa.list_(pa.int32())
+    names = ("source", "target", *(TREE if trees else ()))
+    schema = pa.schema([pa.field(name, ids, nullable=False) for name in names])
     with pa.ipc.new_file(file, schema) as writer:
         # Flat arrays from the start: as lists of Python ints the ids take ten times the memory.
         while True:
-            source, target = _Column(), _Column()
+            columns = [_Column() for _ in names]
             for row in islice(rows, ROWS_PER_RECORD_BATCH):
-                source.append(row.source)
-                target.append(row.target)
-            if len(source.ends) == 1:
+                for column, numbers in zip(columns, (*row[:2], *(row.tree or ())), strict=True):
+                    column.append(numbers)
+            if len(columns[0].ends) == 1:
                 return
-            columns = [source.to_arrow(), target.to_arrow()]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+            arrays = [column.to_arrow() for column in columns]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
 
 
 class _Column:
@@ -212,6 +234,11 @@ class Store:
             self.ids: Ints = np.frombuffer(self._buffer, np.int32, self._buffer.size // 4)
             self.source_starts, self.source_lengths = self._column(batches, "source")
             self.target_starts, self.target_lengths = self._column(batches, "target")
+            self.trees = TREE[0] in reader.schema.names
+            """whether each source comes with its tree"""
+            if self.trees:
+                self.word_starts, self.word_lengths = self._column(batches, "words")
+                self.head_starts, self.head_lengths = self._column(batches, "heads")
         except FileNotFoundError:
             raise RegardError(f"{path}: no such file") from None
         except OSError as error:

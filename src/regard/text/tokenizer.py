@@ -12,6 +12,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -95,6 +97,30 @@ class Vocabulary:
         rows = [[i for i in map(int, row) if i not in SILENT] for row in ids]
         return [_unspell(text) for text in self._processor.decode(rows)] if rows else []
 
+    def starts(self, text: str) -> list[int]:
+        """How many letters, white space not counted, stand before each piece of a text."""
+        spelled = _spell(text, self.normalization)
+        before: list[int] = []  # for each byte of the spelled text
+        letters = 0
+        for sign in spelled.decode("utf-8"):
+            before += [letters] * len(sign.encode("utf-8"))
+            letters += not sign.isspace()
+        places = accumulate(self._sizes(spelled), initial=0)
+        return [before[place] for place in places if place < len(before)]
+
+    def _sizes(self, spelled: bytes) -> list[int]:
+        """How many bytes of the spelled text each piece stands for."""
+        ids: list[int] = self._processor.encode(spelled, out_type=int)
+        pieces: list[str] = self._processor.encode(spelled, out_type=str)
+        return [
+            1 if self._processor.is_byte(i) else len(piece.replace("▁", " ").encode("utf-8"))
+            for i, piece in zip(ids, pieces, strict=True)
+        ]
+
+    def letters(self, text: str) -> int:
+        """How many there are as ``starts`` counts them."""
+        return sum(not sign.isspace() for sign in _spell(text, self.normalization).decode("utf-8"))
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
         return [MARKS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
@@ -111,13 +137,20 @@ class Tokenizer:
     """the same object as source when they share one vocabulary"""
 
     @classmethod
-    def train(cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
-        """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept."""
+    def train(
+        cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], labels: bool = False
+    ) -> Tokenizer:
+        """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept.
+
+        labels: the targets are labels, blanks between them; each is an entry as it stands.
+        """
         if section.kind not in MODEL_TYPES:
             raise RegardError(
                 f"tokenizer.kind {section.kind} comes with an imported model and cannot be learned; "
                 f"learned are {', '.join(MODEL_TYPES)}"
             )
+        if labels:
+            return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
         if section.shared:
             both = _learn(section, pairs, ("source", "target"))
             return cls(both, both)
@@ -138,15 +171,33 @@ class Tokenizer:
         return [folder / name for name in files]
 
     @classmethod
-    def load(cls, folder: Path, section: recipe.Tokenizer) -> Tokenizer:
-        stems = side_names(section.shared)
-        found = [_load(folder / f"{stem}.model", section.normalize) for stem in stems]
+    def load(cls, folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
+        forms: list[recipe.Normalization] = [section.normalize] * 2
+        if labels:
+            forms[1] = LABELS.normalize
+        files = [folder / f"{stem}.model" for stem in side_names(section.shared)]
+        found = [_load(path, form) for path, form in zip(files, forms, strict=False)]
         return cls(found[0], found[-1])
 
 
+LABELS = recipe.Tokenizer(kind="words", size=100_000, shared=False, normalize="none")
+
+
+def learn_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
+    """Every label of the targets is an entry."""
+    return _learn(LABELS, pairs, ("target",))
+
+
+NORMALIZATIONS: dict[recipe.Normalization, Callable[[str], str]] = {
+    "nfc": partial(unicodedata.normalize, "NFC"),
+    "nfkc": partial(unicodedata.normalize, "NFKC"),
+    "lower": lambda text: unicodedata.normalize("NFC", text.lower()),
+    "none": lambda text: text,
+}
+
+
 def normalize(text: str, normalization: recipe.Normalization) -> str:
-    forms: dict[recipe.Normalization, Literal["NFC", "NFKC"]] = {"nfc": "NFC", "nfkc": "NFKC"}
-    return unicodedata.normalize(forms[normalization], text) if normalization in forms else text
+    return NORMALIZATIONS[normalization](text)
 
 
 def side_names(shared: bool) -> list[str]:
@@ -206,7 +257,9 @@ def _learn(
     section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], sides: Sequence[Side]
 ) -> Vocabulary:
     """Train one vocabulary of at most ``section.size`` entries on these sides of the pairs."""
-    found = _survey(pairs(), sides, section.normalize)
+    # Words are cut at blanks anyway; of the others long texts are not learned from to their end.
+    most = None if section.kind == "words" else LETTERS_OF_ONE_TEXT
+    found = _survey(pairs(), sides, section.normalize, most)
     if found.letters == 0:
         raise RegardError(
             f"no text to learn a vocabulary from: the {' and '.join(sides)} of "
@@ -218,7 +271,7 @@ def _learn(
     options = _options(section, found.alphabet)
     while True:
         sample = (
-            _spell(getattr(pair, side)[:LETTERS_OF_ONE_TEXT], section.normalize)
+            _spell(getattr(pair, side)[:most], section.normalize)
             for pair in _evenly(pairs(), LETTERS_TO_LEARN_FROM / found.letters)
             for side in sides
         )
@@ -243,7 +296,10 @@ class Survey(NamedTuple):
 
 
 def _survey(
-    pairs: Iterable[Pair], sides: Sequence[Side], normalization: recipe.Normalization
+    pairs: Iterable[Pair],
+    sides: Sequence[Side],
+    normalization: recipe.Normalization,
+    most: int | None,
 ) -> Survey:
     """Count before learning.
 
@@ -254,7 +310,7 @@ def _survey(
     for pair in pairs:
         count += 1
         for side in sides:
-            text = normalize(getattr(pair, side), normalization)[:LETTERS_OF_ONE_TEXT]
+            text = normalize(getattr(pair, side), normalization)[:most]
             letters += len(text)
             alphabet.update(text)
     return Survey(count, letters, len(alphabet))

@@ -80,6 +80,15 @@ function makePixels(scale) {
 
 const PIXELS = { light: makePixels(SCALES.light), dark: makePixels(SCALES.dark) };
 
+/** Numbers with a sign: from the same nothing to blue above zero, to amber below; the ends differ also in hue. */
+const SIGNED = {
+  light: { above: PIXELS.light, below: makePixels(makeScale(["#f3f2ed", "#dd9a52", "#6d2c02"])) },
+  dark: {
+    above: makePixels(makeScale(["#23262d", "#3f6fb8", "#a9c8ff"])),
+    below: makePixels(makeScale(["#23262d", "#a55d1a", "#ffc382"])),
+  },
+};
+
 /** @param {number} weight from 0 to 1 @param {boolean} dark @returns {Three} */
 export function colourOf(weight, dark) {
   return SCALES[dark ? "dark" : "light"][stepOf(weight)];
@@ -131,6 +140,35 @@ export function paint(canvas, weights, width, rows, columns, dark = isDark()) {
   for (const row of rows) {
     const start = row * width;
     for (const column of columns) data[at++] = pixels[stepOf(weights[start + column])];
+  }
+  context.putImageData(image, 0, 0);
+}
+
+/**
+ * The same for numbers with a sign.
+ *
+ * @param {HTMLCanvasElement} canvas
+ * @param {Float32Array} values
+ * @param {number} width
+ * @param {number[]} rows
+ * @param {number[]} columns
+ * @param {number} greatest what gets the strongest colour, above zero and below
+ */
+export function paintSigned(canvas, values, width, rows, columns, greatest, dark = isDark()) {
+  canvas.width = columns.length;
+  canvas.height = rows.length;
+  const context = canvas.getContext("2d");
+  if (!context || !rows.length || !columns.length) return;
+  const image = context.createImageData(columns.length, rows.length);
+  const data = new Uint32Array(image.data.buffer);
+  const { above, below } = SIGNED[dark ? "dark" : "light"];
+  let at = 0;
+  for (const row of rows) {
+    for (const column of columns) {
+      const value = values[row * width + column] / (greatest || 1);
+      // Minus infinity, of a masked score, is no colour at all.
+      data[at++] = value === -Infinity ? 0 : (value < 0 ? below : above)[stepOf(Math.abs(value))];
+    }
   }
   context.putImageData(image, 0, 0);
 }

@@ -8,9 +8,12 @@
 import { recallTheme, toggleTheme } from "./colour.js";
 import { h } from "./dom.js";
 import { render } from "./render.js";
+import { align, ask as server, course, curves, keyForm, layer, live } from "./server.js";
 
 const page = /** @type {HTMLElement} */ (document.getElementById("page"));
 const embedded = document.getElementById("trace");
+/** milliseconds without a key before what was typed is translated */
+const PAUSE = 250;
 
 recallTheme();
 const view = h("main", {});
@@ -19,6 +22,7 @@ page.append(
     h("p", { class: "name" }, "Regard"),
     h("p", { class: "motto" }, "What a translator looks at"),
     h("button", { type: "button", class: "plain theme", onclick: toggleTheme }, "Light / dark")),
+  embedded ? "" : keyForm,
   embedded ? "" : ask(),
   view,
   h("footer", {}, h("p", {},
@@ -41,17 +45,23 @@ function ask() {
   const prefix = h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "anything" });
   const button = h("button", { type: "submit", class: "primary" }, "Translate");
   const status = h("p", { class: "status", role: "status" });
+  const growing = h("p", { class: "growing", dir: "auto", "aria-label": "Translation so far", hidden: true });
   /** @type {(() => void) | undefined} */
   let close;
 
-  /** @param {Event} event */
-  const submit = async (event) => {
-    event.preventDefault();
+  const asking = () => {
     /** @type {Asked} */
     const asked = { q: text.value };
     if (beam.value) asked.beam = beam.valueAsNumber;
     if (alpha.value) asked.alpha = alpha.valueAsNumber;
     if (prefix.value) asked.prefix = prefix.value;
+    return asked;
+  };
+  /** @param {Event} event */
+  const submit = async (event) => {
+    event.preventDefault();
+    const asked = asking();
+    typing.abort();
     button.disabled = true;
     status.className = "status";
     status.textContent = "Translating…";
@@ -59,8 +69,9 @@ function ask() {
       const json = await trace(asked);
       close?.();
       remember(asked);
-      close = render(view, json, { trace });
+      close = render(view, json, { trace, course, curves, align, layer });
       status.textContent = "";
+      growing.hidden = true;
     } catch (error) {
       status.className = "status wrong";
       status.textContent = error instanceof Error ? error.message : String(error);
@@ -68,8 +79,23 @@ function ask() {
       button.disabled = false;
     }
   };
+  // While a person types, the translation is shown as it is made; what was typed before is not waited for.
+  let typing = new AbortController();
+  text.addEventListener("input", () => {
+    typing.abort();
+    typing = new AbortController();
+    const { signal } = typing;
+    setTimeout(() => {
+      if (signal.aborted) return;
+      growing.hidden = !text.value.trim();
+      if (growing.hidden) return;
+      live(text.value, (told) => { growing.textContent = told; }, signal).catch((error) => {
+        if (!signal.aborted) growing.textContent = error instanceof Error ? error.message : String(error);
+      });
+    }, PAUSE);
+  });
   const form = h("form", { class: "ask", onsubmit: submit },
-    h("label", { class: "field wide" }, h("span", {}, "Text"), text),
+    h("label", { class: "field wide" }, h("span", {}, "Text"), text), growing,
     h("div", { class: "row" },
       h("label", { class: "field" }, h("span", {}, "Beam"), beam),
       h("label", { class: "field" }, h("span", {}, "Length penalty"), alpha),
@@ -82,13 +108,18 @@ function ask() {
       form.requestSubmit();
     }
   });
-  // A link brings its sentence along.
-  const linked = new URLSearchParams(location.hash.slice(1));
-  text.value = linked.get("q") ?? "";
-  beam.value = linked.get("beam") ?? "";
-  alpha.value = linked.get("alpha") ?? "";
-  prefix.value = linked.get("prefix") ?? "";
-  if (text.value) setTimeout(() => form.requestSubmit());
+  // A link brings its sentence along, also one that is followed while the page is open.
+  const follow = () => {
+    const linked = new URLSearchParams(location.hash.slice(1));
+    const before = JSON.stringify(asking());
+    text.value = linked.get("q") ?? "";
+    beam.value = linked.get("beam") ?? "";
+    alpha.value = linked.get("alpha") ?? "";
+    prefix.value = linked.get("prefix") ?? "";
+    if (text.value && JSON.stringify(asking()) !== before) form.requestSubmit();
+  };
+  addEventListener("hashchange", follow);
+  setTimeout(follow);
   return form;
 }
 
@@ -103,25 +134,12 @@ function remember(asked) {
   for (const name of ["q", "beam", "alpha", "prefix"]) now.delete(name);
   for (const [name, value] of Object.entries(asked)) now.set(name, String(value));
   if (["q", "beam", "alpha", "prefix"].some((name) => before.get(name) !== now.get(name))) {
-    now.delete("said");
-    now.delete("node");
+    for (const name of ["said", "node", "force", "query", "key"]) now.delete(name);
   }
   history.replaceState(null, "", `#${now}`);
 }
 
 /** @param {Asked} asked @returns {Promise<TraceJson>} */
-async function trace(asked) {
-  let answer;
-  try {
-    answer = await fetch("v1/trace", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(asked),
-    });
-  } catch {
-    throw new Error("The server does not answer.");
-  }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(body.error ?? `The server answered ${answer.status}.`);
-  return body;
+function trace(asked) {
+  return server("v1/trace", asked);
 }

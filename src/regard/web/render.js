@@ -4,8 +4,15 @@
  * A view is one object in VIEWS. It is built when it is first shown.
  *
  * @typedef {import("./trace.js").TraceJson} TraceJson
- * @typedef {{ q: string, beam?: number, alpha?: number, prefix?: string }} Asked
- * @typedef {{ trace(asked: Asked): Promise<TraceJson> }} Api a model that can be asked more
+ * @typedef {{ q: string, beam?: number, alpha?: number, prefix?: string, forced?: number[], temperature?: number,
+ *   seed?: number, mute?: string[] }} Asked
+ * @typedef {import("./trace.js").Source} Source
+ * @typedef {import("./course.js").AlignmentJson} AlignmentJson
+ * @typedef {import("./course.js").CourseJson} CourseJson
+ * @typedef {import("./course.js").CurvesJson} CurvesJson
+ * @typedef {{ trace(asked: Asked): Promise<TraceJson>, course(): Promise<CourseJson>,
+ *   curves(): Promise<{ curves: CurvesJson | null, checkpoints: number[] }>,
+ *   align(q: string, said: number[], step: number): Promise<AlignmentJson> } & Source} Api a model that can be asked more
  * @typedef {{ trace: Trace, state: State, signal: AbortSignal, api?: Api }} Context
  * @typedef {{ id: string, title: string, help: string, build(context: Context): HTMLElement }} View
  */
@@ -15,10 +22,15 @@ import { State } from "./state.js";
 import { Trace } from "./trace.js";
 import { beam } from "./views/beam.js";
 import { heads } from "./views/heads.js";
+import { interfere } from "./views/interfere.js";
+import { learning } from "./views/learning.js";
+import { guide, stepsFor, story } from "./views/story.js";
+import { number } from "./views/number.js";
 import { translate } from "./views/translate.js";
 
 /** @type {View[]} */
-export const VIEWS = [translate, heads, beam];
+export const VIEWS = [translate, heads, beam, interfere, number, learning, story(() => STEPS)];
+const STEPS = stepsFor(VIEWS.map((view) => view.id));
 
 /**
  * Draw a trace into an element, in place of what is there.
@@ -29,7 +41,7 @@ export const VIEWS = [translate, heads, beam];
  * @returns {() => void} takes it away again
  */
 export function render(root, json, api) {
-  const trace = new Trace(json);
+  const trace = new Trace(json, api);
   const ending = new AbortController();
   const { signal } = ending;
   const state = new State({ view: VIEWS[0].id }, signal);
@@ -73,7 +85,7 @@ export function render(root, json, api) {
     }
     rove(tabs, chosen.tab);
   };
-  root.replaceChildren(bar, ...parts.map((part) => part.panel));
+  root.replaceChildren(bar, guide(context, STEPS), ...parts.map((part) => part.panel));
   state.listen(show);
   show();
   return () => {

@@ -44,6 +44,16 @@ export class State {
     this.tell();
   }
 
+  /**
+   * Be where a link leads.
+   *
+   * @param {URLSearchParams} link
+   */
+  go(link) {
+    this.values = {};
+    this.set({ ...this.defaults, ...Object.fromEntries(link) });
+  }
+
   /** @param {() => void} listener */
   listen(listener) {
     this.listeners.add(listener);

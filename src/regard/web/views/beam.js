@@ -10,8 +10,9 @@
  *   parent: Place | null }} Place
  */
 
-import { h, label, percent, rove, signed, svg, tabular, words } from "../dom.js";
-import { textOf } from "../trace.js";
+import { h, label, percent, rove, select, signed, svg, tabular, words } from "../dom.js";
+import { labelledMap } from "../map.js";
+import { textOf, whenThere } from "../trace.js";
 
 const WIDTH = 148;
 const HEIGHT = 58;
@@ -24,12 +25,12 @@ export const beam = {
   id: "beam",
   title: "Beam",
   help: "The search goes from left to right. At each step the best continuations of all live hypotheses stand in a "
-    + "column, the best at the top. Choose one to see what became of it, and why.",
+    + "column, the best at the top. Choose one to see what became of it and why, and where the model looked just then.",
   build,
 };
 
 /** @param {Context} context */
-function build({ trace, state }) {
+function build({ trace, state, signal }) {
   const places = layOut(trace);
   const best = bestWay(trace, places);
   const columns = Math.max(...places.map((place) => place.step)) + 1;
@@ -88,8 +89,8 @@ function build({ trace, state }) {
   let before = "";
   const update = () => {
     const place = chosen();
-    const now = String(place.node.id);
-    if (now === before) return;
+    const now = `${place.node.id} ${state.get("at")}`;
+    if (state.get("view") !== "beam" || now === before) return;
     before = now;
     const way = new Set(wayTo(place));
     places.forEach((one, i) => {
@@ -99,7 +100,9 @@ function build({ trace, state }) {
     });
     rove(nodes, nodes[places.indexOf(place)]);
     detail.replaceChildren(...describe(trace, places, best, place));
+    looked.show(place);
   };
+  const looked = attention(trace, state, signal);
 
   const table = tabular("The search, step by step", () => ({
     head: ["so far", "step", "rank", "token", "probability", "log-probability", "score", "became"],
@@ -111,6 +114,7 @@ function build({ trace, state }) {
     }),
   }));
   state.listen(update);
+  requestAnimationFrame(() => { before = ""; update(); }); // only in the page does the map have a width
   update();
   const tree = h("div", { class: "tree card", tabindex: -1 }, plane);
   // Only in the page can it scroll to what a link chose.
@@ -124,7 +128,7 @@ function build({ trace, state }) {
       h("li", {}, h("span", { class: "sample finished" }), "finished: said the end"),
       h("li", {}, h("span", { class: "sample kept best" }), "the way to the translation"),
       h("li", { class: "quiet" }, "numbers: probability of the token, score of the whole")),
-    tree, detail, table.element);
+    tree, table.element, detail, looked.element);
 }
 
 /** @param {Place} place */
@@ -200,6 +204,7 @@ function describe(trace, places, best, place) {
   return [
     h("h3", {}, words(prefix || "(nothing)"), " ", h("span", { class: `state ${node.state}` }, node.state)),
     h("p", { class: "why" }, why(trace, places, best, place)),
+    h("p", { class: "penalty quiet" }, penaltyOf(trace, places, place)),
     h("dl", {},
       fact("Token", label(place.token)),
       fact("Its probability", percent(Math.exp(node.log_probability))),
@@ -207,6 +212,77 @@ function describe(trace, places, best, place) {
       fact(`Length penalty, ((5 + ${step}) / 6)^${alpha}`, penalty.toFixed(3)),
       fact("Score", `${signed(node.total)} / ${penalty.toFixed(3)} = ${signed(node.score)}`)),
   ];
+}
+
+/**
+ * What the length penalty changed.
+ *
+ * @param {Trace} trace @param {Place[]} places @param {Place} place
+ */
+function penaltyOf(trace, places, { node }) {
+  if (!trace.options.alpha) return "There is no length penalty here (α = 0).";
+  if (node.state !== "finished") {
+    return "All continuations of one step are equally long, so the length penalty changes nothing in their order.";
+  }
+  const finished = places.filter((place) => place.node.state === "finished");
+  const better = finished.filter((place) => place.node.score > node.score).length;
+  const likelier = finished.filter((place) => place.node.total > node.total).length;
+  if (finished.length === 1) return "The length penalty changes nothing: nothing else finished.";
+  if (likelier === better) return "The length penalty changes nothing in its place: by log-probability alone it is the same.";
+  return `Without the length penalty, by log-probability alone, it would be number ${likelier + 1}${
+    likelier ? "" : ", and the translation"}.`;
+}
+
+/**
+ * Where a hypothesis looked in the source while it was given its last token: the average and each head of a layer.
+ *
+ * @param {Trace} trace @param {Context["state"]} state @param {AbortSignal} signal
+ */
+function attention(trace, state, signal) {
+  const { nodes } = trace;
+  const note = h("p", { class: "quiet" });
+  const value = h("p", { class: "value", "aria-live": "polite" });
+  const layers = select("Layer", Array.from({ length: nodes.layers }, (_, i) => [String(i), String(i + 1)]),
+    (layer) => state.set({ at: layer }));
+  const names = ["average", ...Array.from({ length: nodes.heads }, (_, i) => `head ${i + 1}`)];
+  let values = new Float32Array(0);
+  const keys = trace.columns.cross;
+  const map = labelledMap("Attention of this step", signal, {
+    point: (row, column) => value.replaceChildren(h("span", { class: "quiet" }, `${names[row]} looks at `),
+      label(keys[column]), h("strong", {}, values[row * keys.length + column].toFixed(4))),
+    leave: () => value.replaceChildren(),
+  });
+  const table = tabular("Attention of this step: heads on rows, source on columns", () => ({
+    head: ["head", ...keys.map(label)],
+    rows: names.map((name, row) => [name, ...keys.map((_, column) => values[row * keys.length + column].toFixed(4))]),
+  }));
+  const picture = h("div", {}, map.element, value, table.element);
+  const element = h("div", { class: "looked card" },
+    h("div", { class: "controls" }, h("h3", {}, "Where it looked just then"), nodes.layers > 0 && layers.field), note, picture);
+
+  /** @param {Place} place */
+  const show = (place) => {
+    const layer = state.get("at") === "" ? nodes.layers - 1 : state.place("at", nodes.layers);
+    const row = place.parent ? trace.parents.indexOf(place.parent.node.id) : -1;
+    const text = !place.step ? "Nothing is said yet, so nothing was looked at." : nodes.missing
+      ? "There is too much of it for this file; regard serve RUN shows it."
+      : row < 0 ? "This model has no attention to the source." : "";
+    note.textContent = text;
+    note.hidden = !text;
+    picture.hidden = Boolean(text);
+    if (text) return;
+    layers.box.value = String(layer);
+    whenThere([[nodes, layer]], (problem) => {
+      note.textContent = problem;
+      note.hidden = !problem;
+      const maps = [nodes.map(layer, "average"), ...Array.from({ length: nodes.heads }, (_, i) => nodes.head(layer, i))];
+      values = Float32Array.from(maps.flatMap((one) => [...one.subarray(row * nodes.keys, (row + 1) * nodes.keys)]));
+      map.show({ values, rows: names, columns: keys.map(label), corner: ["head", "source"] });
+      value.replaceChildren();
+      table.update();
+    });
+  };
+  return { element, show };
 }
 
 /** @param {string} name @param {Node | string} value */
@@ -226,12 +302,10 @@ function why(trace, places, best, { node, token, step, rank }) {
   if (node.state === "finished") {
     const finished = places.filter((place) => place.node.state === "finished");
     const better = finished.filter((place) => place.node.score > node.score).length;
-    const likelier = finished.filter((place) => place.node.total > node.total).length;
     const place = finished.length === 1
       ? "It is the only finished hypothesis"
       : `It said the end; by score it is number ${better + 1} of the ${finished.length} finished hypotheses`;
-    const without = likelier === better ? "" : ` Without the length penalty it would be number ${likelier + 1}.`;
-    return `${place}${best.has(places[node.id]) ? ", and so the translation" : ""}.${without}`;
+    return `${place}${best.has(places[node.id]) ? ", and so the translation" : ""}.`;
   }
   if (node.state === "kept" && node.id === [...best].at(-1)?.node.id) {
     return "The search came to its greatest length without an end: this was the best so far, and was cut off here.";

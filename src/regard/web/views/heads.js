@@ -15,9 +15,10 @@
 
 import { onTheme, paint, shrink } from "../colour.js";
 import { h, label, rove, segments, share, tabular } from "../dom.js";
+import { whenThere } from "../trace.js";
 
 /** @type {Pane[]} */
-const PANES = [
+export const PANES = [
   { kind: "encoder", title: "Encoder", says: "source looks at source", rows: "source", columns: "source" },
   { kind: "decoder", title: "Decoder", says: "translation looks at itself", rows: "target", columns: "target" },
   { kind: "cross", title: "Cross", says: "translation looks at source", rows: "target", columns: "source" },
@@ -40,8 +41,10 @@ export const heads = {
 
 /** @param {Context} context */
 function build({ trace, state, signal }) {
+  const some = PANES.filter((one) => trace[one.kind].layers);
+  if (!some.length) return h("p", { class: "card" }, "This model has no attention to show.");
   const chosen = () => {
-    const pane = PANES.find((one) => one.kind === state.get("pane")) ?? PANES[2];
+    const pane = some.find((one) => one.kind === state.get("pane")) ?? some[some.length - 1];
     const weights = trace[pane.kind];
     const layer = state.get("layer") === "" ? weights.layers - 1 : state.place("layer", weights.layers);
     const asked = state.get("heads");
@@ -52,6 +55,8 @@ function build({ trace, state, signal }) {
     };
   };
   const hidden = () => state.get("marks") === "hidden";
+  /** @param {Pane} pane @returns {boolean} whether each column is a token, and not a number */
+  const worded = (pane) => trace.columns[pane.kind].length === tokensOf(trace, pane.columns).length;
 
   // ----- thumbnails
   /** @type {Thumb[]} */
@@ -59,9 +64,12 @@ function build({ trace, state, signal }) {
   /** @param {Thumb} thumb */
   const drawThumb = (thumb) => {
     const weights = trace[thumb.pane.kind];
-    const { rows, columns } = places(trace, thumb.pane, hidden());
-    paint(thumb.canvas, ...shrink(weights.head(thumb.layer, thumb.head), weights.keys, rows, columns, THUMB));
     thumb.drawn = true;
+    whenThere([[weights, thumb.layer]], (problem) => {
+      if (problem) return;
+      const { rows, columns } = places(trace, thumb.pane, hidden());
+      paint(thumb.canvas, ...shrink(weights.head(thumb.layer, thumb.head), weights.keys, rows, columns, THUMB));
+    });
   };
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
@@ -92,7 +100,8 @@ function build({ trace, state, signal }) {
       }
     }
     const element = h("section", { class: "pane", "data-kind": pane.kind },
-      h("h3", {}, pane.title, " ", h("span", { class: "quiet" }, pane.says)), grid);
+      h("h3", {}, pane.title, " ", h("span", { class: "quiet" }, pane.says)),
+      weights.layers ? grid : h("p", { class: "quiet" }, "This model has none here."));
     return { pane, element };
   });
 
@@ -124,9 +133,10 @@ function build({ trace, state, signal }) {
   const title = h("h3", { class: "which" });
   const value = h("p", { class: "value", "aria-live": "polite" });
   const shares = h("div", { class: "shares" });
+  const sum = h("span", { class: "quiet" });
   const table = tabular("Attention weights: queries on rows, keys on columns", () => {
     const { columns, rows, pane, weights, values } = large;
-    const keys = tokensOf(trace, pane.columns);
+    const keys = trace.columns[pane.kind];
     return {
       head: ["query", ...columns.map((column) => label(keys[column]))],
       rows: rows.map((row) => [rowName(trace, pane, row),
@@ -147,6 +157,16 @@ function build({ trace, state, signal }) {
   let labelled = "";
 
   const draw = () => {
+    const now = chosen();
+    whenThere([[now.weights, now.layer]], (problem) => {
+      const still = chosen();
+      if (still.weights !== now.weights || still.layer !== now.layer) return;
+      map.hidden = Boolean(problem);
+      drawLarge();
+      if (problem) value.replaceChildren(h("span", { class: "status wrong" }, problem));
+    });
+  };
+  const drawLarge = () => {
     large = measure();
     const { pane, weights, layer, head, way, values, rows, columns, cell } = large;
     for (const one of thumbs) {
@@ -165,10 +185,14 @@ function build({ trace, state, signal }) {
     map.style.setProperty("--cell", `${cell}px`);
     map.style.setProperty("--across", String(columns.length));
     map.style.setProperty("--down", String(rows.length));
-    const now = `${pane.kind} ${hidden()}`;
+    const now = `${pane.kind} ${way} ${hidden()}`;
     if (labelled !== now) {
       labelled = now;
-      const keys = tokensOf(trace, pane.columns);
+      const keys = trace.columns[pane.kind];
+      const row = values.subarray(0, weights.keys).reduce((sum, weight) => sum + weight, 0);
+      const sums = way === "one" && Math.abs(row - 1) < 0.02;
+      sum.textContent = `attention weight${sums ? "; a head's row sums to 1" : ""}${
+        weights.rounded ? "; rounded to 8 bits in this file, within 0.004" : ""}`;
       corner.replaceChildren(h("span", {}, pane.rows === "target" ? "read → said" : "query"), h("span", {}, "key"));
       rowLabels.replaceChildren(...rows.map((row) => h("div", { "data-index": row }, rowName(trace, pane, row))));
       columnLabels.replaceChildren(...columns.map((column) => h("div", { "data-index": column }, label(keys[column]))));
@@ -191,13 +215,13 @@ function build({ trace, state, signal }) {
     /** @type {Lit[]} */
     const lit = [];
     if (at?.row !== undefined) lit.push({ side: pane.rows, index: at.row });
-    else if (at?.column !== undefined) lit.push({ side: pane.columns, index: at.column });
+    else if (at?.column !== undefined && worded(pane)) lit.push({ side: pane.columns, index: at.column });
     for (const one of panes) {
       const shown = places(trace, one.pane, hidden());
       const { rows, columns } = one.pane;
       const index = (/** @type {Side} */ side) => lit.find((each) => each.side === side)?.index;
       mark(one.element, "row", shown.rows, index(rows));
-      mark(one.element, "column", shown.columns, rows === columns ? undefined : index(columns));
+      mark(one.element, "column", shown.columns, rows === columns || !worded(one.pane) ? undefined : index(columns));
     }
     mark(map, "row", large.rows, at?.row);
     mark(map, "column", large.columns, at?.column);
@@ -212,11 +236,12 @@ function build({ trace, state, signal }) {
     const { pane, weights, values, rows, columns } = large;
     if (at?.row === undefined) {
       value.replaceChildren(h("span", { class: "quiet" },
-        "Point at a cell for its value, or at a row for what it looks at most."));
+        "Point at a cell for its value, or at a row for what it looks at most."
+        + (followable() ? " A double click, or Enter, follows the number from query and key on." : "")));
       shares.replaceChildren();
       return;
     }
-    const keys = tokensOf(trace, pane.columns);
+    const keys = trace.columns[pane.kind];
     const row = at.row;
     /** @param {number} column */
     const weight = (column) => values[row * weights.keys + column];
@@ -237,12 +262,24 @@ function build({ trace, state, signal }) {
     const column = large.columns[Math.floor((event.clientX - box.left) / large.cell)];
     if (row !== undefined && column !== undefined) light({ row, column });
   };
+  const followable = () => large.way === "one" && Boolean(trace.parts[large.pane.kind]);
+  /** Go to the view that takes the weight under the light apart. */
+  const follow = () => {
+    const { pane, layer, head, rows, columns } = large;
+    if (!followable()) return;
+    state.set({
+      view: "number", pane: pane.kind, layer: String(layer), head: String(head), query: String(rows[cursor[0]]),
+      key: String(columns[cursor[1]]),
+    });
+  };
+  field.addEventListener("dblclick", follow);
   field.addEventListener("pointermove", point);
   field.addEventListener("pointerdown", point);
   field.addEventListener("keydown", (event) => {
     const step = /** @type {Record<string, [number, number]>} */ ({
       ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
     })[event.key];
+    if (event.key === "Enter") follow();
     if (!step) return;
     event.preventDefault();
     const { rows, columns } = large;
@@ -275,7 +312,7 @@ function build({ trace, state, signal }) {
       for (const one of panes) {
         const shown = places(trace, one.pane, hidden());
         const row = one.pane.rows === thumb.pane.rows;
-        const column = !row && one.pane.columns === thumb.pane.rows;
+        const column = !row && one.pane.columns === thumb.pane.rows && worded(one.pane);
         mark(one.element, "row", shown.rows, row ? index : undefined);
         mark(one.element, "column", shown.columns, column ? index : undefined);
       }
@@ -292,7 +329,7 @@ function build({ trace, state, signal }) {
     h("div", { class: "large card" },
       h("div", { class: "controls" }, title, way,
         h("label", { class: "check" }, marks, "Hide marks such as </s>")),
-      h("div", { class: "beside" }, map, h("aside", { class: "reading" }, legend(signal), value, shares)),
+      h("div", { class: "beside" }, map, h("aside", { class: "reading" }, legend(signal, sum), value, shares)),
       table.element));
 
   let before = "";
@@ -332,7 +369,7 @@ function tokensOf(trace, side) {
  * @param {Pane} pane
  * @param {number} row
  */
-function rowName(trace, pane, row) {
+export function rowName(trace, pane, row) {
   if (pane.rows === "source") return label(trace.source[row]);
   return h("span", { class: "step" }, h("span", { class: "read" }, label(trace.read[row])),
     h("span", { class: "arrow" }, " → "), label(trace.said[row]));
@@ -353,7 +390,7 @@ function places(trace, pane, hide) {
     return some.length ? some : all;
   };
   const rows = shown(pane.rows === "source" ? trace.source : trace.said);
-  return { rows, columns: shown(tokensOf(trace, pane.columns)) };
+  return { rows, columns: shown(trace.columns[pane.kind]) };
 }
 
 /**
@@ -372,13 +409,12 @@ function mark(element, name, shown, index) {
   element.style.setProperty(`--${name}s`, String(shown.length));
 }
 
-/** @param {AbortSignal} signal */
-function legend(signal) {
+/** @param {AbortSignal} signal @param {HTMLElement} says */
+function legend(signal, says) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const steps = Float32Array.from({ length: 64 }, (_, i) => i / 63);
   const draw = () => paint(canvas, steps, 64, [0], Array.from(steps.keys()));
   draw();
   onTheme(draw, signal);
-  return h("div", { class: "legend" }, "0", canvas, "1",
-    h("span", { class: "quiet" }, "attention weight; a head's row sums to 1"));
+  return h("div", { class: "legend" }, "0", canvas, "1", says);
 }

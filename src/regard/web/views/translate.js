@@ -10,8 +10,8 @@
  */
 
 import { onTheme, tint } from "../colour.js";
-import { h, label, percent, rove, select, share, tabular, words } from "../dom.js";
-import { running, textOf, wordsOf } from "../trace.js";
+import { h, label, percent, rove, segments, select, share, signed, tabular, words } from "../dom.js";
+import { running, textOf, whenThere, wordsOf } from "../trace.js";
 
 /** a probability below this is low */
 const UNSURE = 0.3;
@@ -25,19 +25,26 @@ const RATIO = 2;
 const LONG = 80;
 /** words of what was said before, told with the alternatives */
 const BEFORE = 4;
+/** source words told with a chosen word */
+const NEEDED = 6;
 
 /** @type {View} */
 export const translate = {
   id: "translate",
   title: "Translate",
   help: "Point at a word to see where the model looked while it wrote it. Choose a word of the translation to see "
-    + "what else it might have said.",
+    + "what else it might have said, and which source words it needs.",
   build,
 };
 
 /** @param {Context} context */
 function build({ trace, state, signal }) {
-  const { cross } = trace;
+  const { cross, occlusion } = trace;
+  /** whether there is attention to show: from each token said to each of the source */
+  const looks = cross.layers > 0 && cross.keys === trace.source.length;
+  const occluded = () => Boolean(occlusion) && (!looks || state.get("light") === "occlusion");
+  /** the word each source token belongs to; marks belong to none */
+  const wordAt = trace.source.map((_, i) => occlusion?.words.findIndex((word) => word.includes(i)) ?? -1);
   const layer = () => (state.get("at") === "" ? cross.layers - 1 : state.place("at", cross.layers));
   const which = () => {
     const by = state.get("by");
@@ -75,7 +82,17 @@ function build({ trace, state, signal }) {
   const target = line("target");
 
   // ----- light
-  let map = cross.map(layer(), which());
+  let map = new Float32Array(cross.queries * cross.keys);
+  /**
+   * How strongly a pair lights up: the attention, or the fall in probability.
+   *
+   * @param {number} from place in the source
+   * @param {number} said
+   */
+  const strength = (from, said) => {
+    if (occlusion && occluded()) return wordAt[from] < 0 ? 0 : occlusion.fall(wordAt[from], said);
+    return looks ? map[said * cross.keys + from] : 0;
+  };
   /** @type {{ side: Side, index: number } | null} */
   let under = null;
   const selected = () => {
@@ -86,11 +103,11 @@ function build({ trace, state, signal }) {
     const chosen = selected();
     const at = under ?? (chosen === null ? null : { side: /** @type {Side} */ ("target"), index: chosen });
     source.spans.forEach((span, i) => {
-      tint(span, at?.side === "target" ? map[at.index * cross.keys + i] : null);
+      tint(span, at?.side === "target" ? strength(i, at.index) : null);
       span.classList.toggle("lit", at?.side === "source" && at.index === i);
     });
     target.spans.forEach((span, i) => {
-      tint(span, at?.side === "source" ? map[i * cross.keys + at.index] : null);
+      tint(span, at?.side === "source" ? strength(at.index, i) : null);
       span.classList.toggle("lit", at?.side === "target" && at.index === i);
       span.setAttribute("aria-pressed", String(i === chosen));
     });
@@ -163,6 +180,39 @@ function build({ trace, state, signal }) {
         "What was said is not among the most probable here: the beam found it better as a whole."));
   };
 
+  // ----- what a word looked at, and what it needs
+  const needs = h("div", { class: "needs card", "aria-live": "polite" });
+  const compare = () => {
+    const at = selected();
+    const said = at === null ? null : trace.said[at];
+    const told = [h("h3", {}, "Attention is not an explanation by itself")];
+    if (!occlusion) {
+      needs.replaceChildren(...told, h("p", { class: "quiet" },
+        "Occlusion, which leaves out one source word at a time, was not computed: the sentence is too long for a model of "
+        + "this size."));
+      return;
+    }
+    told.push(h("p", { class: "quiet" },
+      "Occlusion asks the model again with one source word left out and the translation given. What becomes less "
+      + "probable needed that word, looked at or not."));
+    if (at === null || !said) {
+      needs.replaceChildren(...told, h("p", {}, "Choose a word of the translation to compare the two."));
+      return;
+    }
+    const rows = occlusion.words.map((places, word) => ({
+      text: textOf(places.map((place) => trace.source[place])).trim(), fall: occlusion.fall(word, at),
+      seen: looks ? places.reduce((sum, place) => sum + map[at * cross.keys + place], 0) : 0,
+    }));
+    const most = rows.sort((a, b) => Math.max(b.seen, Math.abs(b.fall)) - Math.max(a.seen, Math.abs(a.fall)))
+      .slice(0, NEEDED);
+    needs.replaceChildren(...told,
+      h("div", { class: "need heading" }, h("span", {}, "source word"), h("span", {}, "attention"), h("span", {}),
+        h("span", {}, "without it, ", label(said), " is"), h("span", {})),
+      ...most.map((one) => h("div", { class: "need" }, h("span", { class: "token" }, words(one.text)),
+        looks ? bar(one.seen) : h("span", {}), h("span", { class: "number" }, looks ? one.seen.toFixed(2) : "–"),
+        bar(Math.max(one.fall, 0)), h("span", { class: "number" }, change(trace.probabilities[at], one.fall)))));
+  };
+
   // ----- what to attend to
   const last = cross.layers - 1;
   const layers = select("Layer", numbered(cross.layers, (i) => (i === last ? `${i + 1}, the last` : String(i + 1))),
@@ -170,39 +220,70 @@ function build({ trace, state, signal }) {
   const ways = select("Heads", [["", "average"], ["max", "maximum"], ...numbered(cross.heads, (i) => `head ${i + 1}`)],
     (value) => state.set({ by: value }));
 
+  const shown = segments("Light shows", [["", "attention"], ["occlusion", "occlusion"]], "",
+    (value) => state.set({ light: value }));
+
   const table = tabular("The translation, token by token", () => ({
-    head: ["said", "probability", "looked most at", "weight", "also possible"],
+    head: ["said", "probability", "looked most at", "weight", "needs most", "fall", "also possible"],
     rows: trace.said.map((token, i) => {
       const row = map.subarray(i * cross.keys, (i + 1) * cross.keys);
       const most = row.indexOf(Math.max(...row));
       const rest = (trace.candidates[i] ?? []).filter((one) => one.id !== token.id).slice(0, 3);
-      return [label(token), trace.probabilities[i].toFixed(4), label(trace.source[most]), row[most].toFixed(4),
+      const falls = occlusion?.words.map((_, word) => occlusion.fall(word, i)) ?? [];
+      const needed = falls.indexOf(Math.max(...falls));
+      const word = occlusion?.words[needed]?.map((place) => trace.source[place]);
+      return [label(token), trace.probabilities[i].toFixed(4), looks ? label(trace.source[most]) : "–",
+        looks ? row[most].toFixed(4) : "–", word ? words(textOf(word).trim()) : "–", word ? signed(falls[needed]) : "–",
         h("span", {}, ...rest.flatMap((one, j) => [j ? ", " : "", label(one), ` ${percent(one.probability)}`]))];
     }),
   }));
+  const problem = h("p", { class: "status wrong", role: "status", hidden: true });
 
   const element = h("div", { class: "translate" },
     h("div", { class: "lines card" },
       h("h3", {}, "Source"), source.text, h("h3", {}, "Translation"), target.text,
-      h("div", { class: "controls" }, h("span", { class: "quiet" }, "Attention of"), layers.field, ways.field)),
+      h("div", { class: "controls" }, looks && occlusion && h("span", { class: "quiet" }, "Light shows"),
+        looks && occlusion && shown, looks && h("span", { class: "quiet" }, "Attention of"), looks && layers.field,
+        looks && ways.field, !looks && h("span", { class: "quiet" }, "This model has no attention to source words here."),
+        problem)),
     h("div", { class: "under" }, others, riskNotes(trace, risks, (risk) => {
       const spans = risk.side === "source" ? source.spans : target.spans;
       spans[risk.places[0]]?.focus();
     })),
-    table.element);
+    needs, table.element);
 
   const update = () => {
     layers.box.value = String(layer());
     ways.box.value = String(which() === "average" ? "" : which());
-    map = cross.map(layer(), which());
-    light();
+    shown.show(occluded() ? "occlusion" : "");
+    const wanted = layer();
+    whenThere(looks ? [[cross, wanted]] : [], (wrong) => {
+      problem.textContent = wrong;
+      problem.hidden = !wrong;
+      if (layer() !== wanted) return;
+      if (looks) map = cross.map(wanted, which());
+      light();
+      compare();
+      table.update();
+    });
     tell();
-    table.update();
   };
   state.listen(update);
   onTheme(light, signal);
   update();
   return element;
+}
+
+/** @param {number} value from 0 to 1 */
+function bar(value) {
+  const element = h("span", { class: "bar" });
+  element.style.setProperty("--share", String(value));
+  return element;
+}
+
+/** @param {number} before @param {number} fall */
+function change(before, fall) {
+  return `${percent(before)} → ${percent(Math.max(before - fall, 0))}`;
 }
 
 /** @param {Token} token @param {number} probability @param {Risk[]} risks */
@@ -271,17 +352,8 @@ function repeated({ said }) {
  * @param {Trace} trace
  * @returns {Risk[]}
  */
-function unseen({ source, cross }) {
-  if (!cross.queries) return [];
-  const most = new Float32Array(source.length);
-  const whole = new Float32Array(source.length);
-  const maps = Array.from({ length: cross.layers }, (_, layer) => cross.map(layer, "average"));
-  for (let i = 0; i < cross.queries * cross.keys; i++) {
-    const weight = maps.reduce((sum, map) => sum + map[i], 0) / cross.layers;
-    const key = i % cross.keys;
-    most[key] = Math.max(most[key], weight);
-    whole[key] += weight;
-  }
+function unseen({ source, coverage: { most, whole } }) {
+  if (!most.length) return [];
   return wordsOf(source).flatMap((places) => {
     const text = textOf(places.map((place) => source[place]));
     const all = places.reduce((sum, place) => sum + whole[place], 0);

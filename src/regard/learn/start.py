@@ -1,0 +1,86 @@
+"""Where a training begins: at random, or with the tokenizer and the weights of another run (fine-tuning)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.errors import RegardError
+from regard.model import weights_of
+from regard.recipe import Recipe
+from regard.run import Run
+from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer, learn_labels
+
+FREE = {"preset", "dropout", "attention_dropout", "feedforward_dropout"}
+"""keys of the model section that may differ: they shape no weight"""
+FREE_WITH_A_NEW_HEAD = {"decoder_layers", "tie_embeddings", "tie_output"}
+"""further ones, where the encoder alone is taken"""
+
+
+def starting_tokenizer(recipe: Recipe, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
+    """That of the run to start from, or a new one; labels are always new."""
+    if recipe.training.start_from is None:
+        return Tokenizer.train(recipe.tokenizer, pairs, recipe.labelled)
+    run = Run(recipe.training.start_from)
+    before = run.recipe()
+    _agree(run, before, recipe)
+    tokenizer = run.tokenizer(before)
+    if recipe.labelled:
+        return Tokenizer(tokenizer.source, learn_labels(pairs))
+    return tokenizer
+
+
+def take_weights(network: nn.Module, recipe: Recipe) -> str:
+    """Put the weights of the run to start from into the network; what was taken, in words.
+
+    A network with labels takes the encoder, its head stays random; any other takes everything.
+    """
+    assert recipe.training.start_from is not None
+    run = Run(recipe.training.start_from)
+    weights, own = run.weights(), weights_of(network)
+    taken = [name for name in own if not recipe.labelled or name.startswith("encoder.")]
+    for name in taken:
+        if name not in weights:
+            raise RegardError(f"training.start_from: {run} has no weight {name}")
+        if weights[name].shape != own[name].shape:
+            raise RegardError(
+                f"training.start_from: {name} of {run} is {list(weights[name].shape)}, "
+                f"here it is {list(own[name].shape)}"
+            )
+    with torch.no_grad():
+        for name in taken:
+            own[name].copy_(weights[name])
+    new = [name for name in own if name not in taken]
+    rest = f"; new: {', '.join(new)}" if new else ""
+    part = "of the encoder " if recipe.labelled else ""
+    return f"Start: tokenizer and {len(taken)} weights {part}taken from {run}{rest}"
+
+
+def _agree(run: Run, before: Recipe, now: Recipe) -> None:
+    """The tokenizer and whatever shapes a weight must be the same."""
+    free = FREE | (FREE_WITH_A_NEW_HEAD if now.labelled else set())
+    differences = [
+        *_differences("model", before.model.model_dump(), now.model.model_dump(), free),
+        *_differences(
+            "tokenizer",
+            before.tokenizer.model_dump(),
+            now.tokenizer.model_dump(),
+            {"shared"} if now.labelled else set(),
+        ),
+    ]
+    if differences:
+        raise RegardError(
+            f"training.start_from: {run} is of another shape: {'; '.join(differences)}"
+        )
+
+
+def _differences(
+    section: str, before: dict[str, Any], now: dict[str, Any], free: set[str]
+) -> Iterator[str]:
+    for key in now:
+        if key not in free and before[key] != now[key]:
+            yield f"{section}.{key} is {before[key]} there, {now[key]} here"

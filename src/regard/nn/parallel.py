@@ -1,0 +1,171 @@
+"""A Transformer that says all words at once (Gu et al. 2018), or in a few rounds (Ghazvininejad et al. 2019).
+
+    source ids -> encoder -> memory -> how many words?
+    the words known, MASK at the others -> decoder, in which every word sees every other -> logits at each place
+
+The decoder reads at each place what it is to say there: no START, nothing shifted.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import recipe
+from regard.marks import END, PAD
+from regard.nn.layers import initialize
+from regard.nn.transformer import DecoderState, Memory, Transformer
+
+UNLIKELY = 0.01
+"""a length at most so many times as likely as the likeliest is no candidate: words alone would not tell it is wrong"""
+
+
+class Lengths(NamedTuple):
+    """Some lengths for each sentence, likeliest first; 0 where there are no more."""
+
+    words: Int[Tensor, "B candidates"]
+    log_probabilities: Float[Tensor, "B candidates"] | None
+    """None where a length is no guess"""
+
+
+class Length(nn.Module, ABC):
+    """How many places the decoder has for the words of a translation."""
+
+    says_end: bool
+    """whether END is said like a word, and what follows it is cut off"""
+
+    @abstractmethod
+    def places(
+        self, source: Int[Tensor, "B S"], wanted: Int[Tensor, "B T"]
+    ) -> Int[Tensor, "B places"]:
+        """What must be said at each place; wanted is text and END, a row without END stays empty."""
+
+    @abstractmethod
+    def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
+        """To be added to the mean loss of the words."""
+
+    @abstractmethod
+    def choose(self, memory: Memory, limits: Int[Tensor, "B"], count: int) -> Lengths:
+        """The count likeliest lengths up to the limit."""
+
+
+class Predicted(Length):
+    """How many words more or fewer than the source has: a class of its own for each, from the mean encoder state."""
+
+    says_end = False
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__()
+        self.weight = section.parallel.length_weight
+        self.farthest = section.parallel.difference
+        self.classes = nn.Linear(section.width, 2 * self.farthest + 1)
+
+    def forward(self, memory: Memory) -> Float[Tensor, "B classes"]:
+        """Logits; the one in the middle is that of as many words as the source has."""
+        real = memory.real[..., None].to(memory.states.dtype)
+        mean = (memory.states * real).sum(1) / real.sum(1)
+        logits: Float[Tensor, "B classes"] = self.classes(mean)
+        return logits
+
+    def places(
+        self, source: Int[Tensor, "B S"], wanted: Int[Tensor, "B T"]
+    ) -> Int[Tensor, "B places"]:
+        # The last place of the longest row is its END.
+        return wanted.masked_fill(wanted == END, PAD)[:, : max(1, wanted.shape[1] - 1)]
+
+    def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
+        lengths = (words != PAD).sum(1)
+        difference = (lengths - _words(memory.real)).clamp(-self.farthest, self.farthest)
+        each = F.cross_entropy(self(memory), difference + self.farthest, reduction="none")
+        # A row without a word counts for nothing: it stands for a process that has nothing to learn.
+        there = lengths > 0
+        return self.weight * (each * there).sum() / there.sum().clamp(min=1)
+
+    def choose(self, memory: Memory, limits: Int[Tensor, "B"], count: int) -> Lengths:
+        guesses = self(memory).float().log_softmax(-1)
+        difference = torch.arange(-self.farthest, self.farthest + 1, device=guesses.device)
+        lengths = _words(memory.real)[:, None] + difference
+        possible = (lengths >= 1) & (lengths <= limits[:, None])
+        best = guesses.masked_fill(~possible, -torch.inf).topk(min(count, guesses.shape[1]))
+        chosen = lengths.gather(1, best.indices)
+        unlikely = best.values < best.values[:, :1] + math.log(UNLIKELY)
+        return Lengths(chosen.masked_fill(unlikely, 0), best.values)
+
+
+class Cut(Length):
+    """Some more places than the source has words. END fills what the words leave, and all after it is cut."""
+
+    says_end = True
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__()
+        self.spare = section.parallel.spare
+
+    def places(
+        self, source: Int[Tensor, "B S"], wanted: Int[Tensor, "B T"]
+    ) -> Int[Tensor, "B places"]:
+        lengths = (wanted != PAD).sum(1)
+        # A target that finds no room is learned all the same, in as many places as it needs.
+        count = torch.maximum(_words(source != PAD) + self.spare, lengths).masked_fill(
+            lengths == 0, 0
+        )
+        width = max(source.shape[1] - 1 + self.spare, wanted.shape[1])
+        words = F.pad(wanted, (0, width - wanted.shape[1]), value=PAD)
+        left = torch.arange(width, device=words.device) < count[:, None]
+        return words.masked_fill((words == PAD) & left, END)
+
+    def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
+        return memory.states.new_zeros(())
+
+    def choose(self, memory: Memory, limits: Int[Tensor, "B"], count: int) -> Lengths:
+        return Lengths(torch.minimum(_words(memory.real) + self.spare, limits)[:, None], None)
+
+
+def _words(real: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
+    """How many words the source has; its END is none."""
+    return real.sum(1) - 1
+
+
+@dataclass(frozen=True)
+class ParallelState:
+    """What every round needs to know of the sources, computed once."""
+
+    memory: Memory
+    decoder: DecoderState
+
+
+LENGTHS: dict[recipe.Length, Callable[[recipe.Model], Length]] = {
+    "predicted": Predicted,
+    "cut": Cut,
+}
+
+
+class Parallel(Transformer):
+    """Attention in both stacks, and all words of the target said at once."""
+
+    def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
+        super().__init__(section, source_size, target_size)
+        self.length = LENGTHS[section.parallel.length](section)
+        initialize(self.length)
+
+    def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:
+        """The state at each place; MASK stands where the word is not known."""
+        return self.decoder.read(target, self.decoder.start(memory), causal=False)
+
+    def start(self, memory: Memory) -> ParallelState:  # type: ignore[override]
+        return ParallelState(memory, self.decoder.start(memory))
+
+    def fill(
+        self, read: Int[Tensor, "R T"], hidden: Bool[Tensor, "R T"], state: ParallelState
+    ) -> Float[Tensor, "places V"]:
+        """The logits at the hidden places, row after row; the words at the others are known already."""
+        return self.project(self.decoder.read(read, state.decoder, causal=False)[hidden])
+
+    def step(self, tokens: Int[Tensor, "R"], state: ParallelState) -> NoReturn:  # type: ignore[override]
+        raise NotImplementedError("this network says all words at once: fill")

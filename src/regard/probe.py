@@ -1,0 +1,214 @@
+"""To look into a network while a text passes through it, and to interfere: watching, muting, occlusion.
+
+Nothing here outlives its with-block: a network is the same after it as before, whatever happened inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from regard.errors import RegardError
+from regard.marks import PAD
+from regard.model import Translator
+from regard.nn.attention import ScaledDotProduct, Shown
+from regard.nn.heads import MultiHeadAttention
+from regard.search import Tree
+from regard.search.tree import Looked
+
+Place = Literal["encoder", "decoder", "cross"]
+PLACES: tuple[Place, ...] = get_args(Place)
+
+LOGITS_AT_ONCE = 1 << 24
+"""of all rows, when words are left out: 64 MiB in float32"""
+
+Floats = npt.NDArray[np.float32]
+
+
+class Head(NamedTuple):
+    """One head, by where it is; layers and heads count from 0."""
+
+    place: Place
+    layer: int
+    head: int
+
+    @classmethod
+    def named(cls, name: str) -> Head:
+        place, _, numbers = name.partition(".")
+        layer, _, head = numbers.partition(".")
+        if place not in PLACES or not layer.isdecimal() or not head.isdecimal():
+            raise RegardError(f"head {name!r}: not of the form cross.0.1, counted from 0")
+        return cls(place, int(layer), int(head))
+
+    def __str__(self) -> str:
+        return f"{self.place}.{self.layer}.{self.head}"
+
+
+class Parts(NamedTuple):
+    """What the weights of one place were made of, and what became of them: an array for each layer."""
+
+    query: list[Floats]
+    """[head, query, d_k]"""
+    key: list[Floats]
+    """[head, key, d_k]"""
+    value: list[Floats]
+    """[head, key, d_v]"""
+    output: list[Floats]
+    """[head, d_v, d]: the rows of W_O that belong to each head"""
+    scale: float
+    """what a product of query and key is multiplied by"""
+
+
+class Seen(NamedTuple):
+    logits: Tensor
+    """[target, V]"""
+    weights: dict[Place, Floats]
+    """[layer, head, query, key] of each place"""
+    parts: dict[Place, Parts]
+    """of the places whose scores are products of query and key"""
+
+
+def attentions(model: Translator) -> dict[Place, list[MultiHeadAttention]]:
+    """By place, layer by layer; a network may have none somewhere."""
+    found = model.network.attentions()
+    return {place: found.get(place, []) for place in PLACES}
+
+
+@contextmanager
+def watching(parts: Iterable[MultiHeadAttention]) -> Iterator[dict[nn.Module, Shown]]:
+    """Attention goes the shown way for the time of the with-block; what each part showed last, by part."""
+    parts = list(parts)
+    shown: dict[nn.Module, Shown] = {}
+    try:
+        for part in parts:
+            part.watch = lambda seen, part=part: shown.__setitem__(part, seen)
+        yield shown
+    finally:
+        for part in parts:
+            part.watch = None
+
+
+@contextmanager
+def muting(model: Translator, heads: Iterable[Head]) -> Iterator[None]:
+    """These heads say nothing for the time of the with-block: what they found is multiplied by 0."""
+    known = attentions(model)
+    before: dict[MultiHeadAttention, Tensor | None] = {}
+    try:
+        for place, layer, head in heads:
+            layers = known[place]
+            if not 0 <= layer < len(layers):
+                raise RegardError(f"{place} layer {layer}: there are {len(layers)}, from 0")
+            part = layers[layer]
+            if not 0 <= head < part.heads:
+                raise RegardError(f"{place} head {head}: there are {part.heads}, from 0")
+            before.setdefault(part, part.gate)
+            gate = torch.ones(part.heads, device=model.device) if part.gate is None else part.gate
+            part.gate = gate.clone()
+            part.gate[head] = 0
+        yield
+    finally:
+        for part, was in before.items():
+            part.gate = was
+
+
+def observe(model: Translator, source: Sequence[int], read: Sequence[int]) -> Seen:
+    """One pass the shown way: the logits at each row, the weights of all heads, and their parts."""
+    places = attentions(model)
+    ids = (torch.tensor([list(row)], device=model.device) for row in (source, read))
+    with watching(part for layers in places.values() for part in layers) as shown:
+        logits = model.network(*ids)[0]
+    weights = {place: _weights(layers, shown) for place, layers in places.items()}
+    parts = {
+        place: _parts(layers, shown)
+        for place, layers in places.items()
+        if layers and all(isinstance(layer.attention.score, ScaledDotProduct) for layer in layers)
+    }
+    return Seen(logits, weights, parts)
+
+
+def _weights(layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown]) -> Floats:
+    if not layers:
+        return np.zeros((0, 0, 0, 0), dtype=np.float32)
+    return np.stack([_floats(shown[layer].weights[0]) for layer in layers])
+
+
+def _parts(layers: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown]) -> Parts:
+    return Parts(
+        query=[_floats(shown[layer].query[0]) for layer in layers],
+        key=[_floats(shown[layer].key[0]) for layer in layers],
+        value=[_floats(shown[layer].value[0]) for layer in layers],
+        output=[_by_head(layer) for layer in layers],
+        scale=layers[0].attention.score.scale,
+    )
+
+
+def _by_head(layer: MultiHeadAttention) -> Floats:
+    weight = layer.output.weight.detach().clone()  # a network may go on learning
+    return _floats(weight.view(len(weight), layer.heads, -1).permute(1, 2, 0))
+
+
+def _floats(tensor: Tensor) -> Floats:
+    array: Floats = tensor.float().cpu().numpy()
+    return array
+
+
+class Rows:
+    """Watches a beam search: where each hypothesis that was continued looked in the source just then."""
+
+    def __init__(
+        self, tree: Tree, cross: Sequence[MultiHeadAttention], shown: Mapping[nn.Module, Shown]
+    ) -> None:
+        self.tree = tree
+        self.cross = cross
+        self.shown = shown
+        self.rows: dict[int, Floats] = {}
+        """[layer, head, key], by the node that was continued"""
+
+    def __call__(self, looked: Looked) -> None:
+        live, old = list(self.tree.live), len(self.tree.nodes)
+        self.tree(looked)
+        parents = {node.parent for node in self.tree.nodes[old:]}
+        # The beams of a sentence are queries side by side: [layer, head, beam, key].
+        weights = _weights(self.cross, self.shown)
+        if len(weights):
+            self.rows |= {
+                node: weights[:, :, beam] for beam, node in enumerate(live) if node in parents
+            }
+
+
+@torch.inference_mode()
+def occlude(
+    model: Translator,
+    source: Sequence[int],
+    words: Sequence[Sequence[int]],
+    read: Sequence[int],
+    said: Sequence[int],
+) -> Floats:
+    """[word, target]: the probability of each token said when one word of the source is left out.
+
+    The translation is given (teacher forcing), so all words are done side by side in one batch; only where the
+    logits would not fit into memory at once are there several.
+    """
+    network, device = model.network, model.device
+    left = [
+        torch.tensor([token for place, token in enumerate(source) if place not in set(word)])
+        for word in words
+    ]
+    target = torch.tensor([list(read)], device=device)
+    asked = torch.tensor(list(said), device=device)
+    vocabulary = model.tokenizer.target.size
+    at_once = max(1, LOGITS_AT_ONCE // (len(read) * vocabulary))
+    found = []
+    for start in range(0, len(left), at_once):
+        batch = pad_sequence(left[start : start + at_once], batch_first=True, padding_value=PAD)
+        logits = network(batch.to(device), target.expand(len(batch), -1)).float()
+        places = asked.expand(len(batch), -1).unsqueeze(2)
+        found.append(_floats(logits.softmax(-1).gather(2, places).squeeze(2)))
+    return np.concatenate(found) if found else np.zeros((0, len(said)), dtype=np.float32)

@@ -1,0 +1,65 @@
+"""Which word of a translation came from which word of its sentence, as the model's cross attention tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from regard.marks import END, START
+from regard.model import Translator
+from regard.probe import observe
+from regard.serve.inline import Floats, Span, units
+from regard.text.tokenizer import Vocabulary
+
+ROUNDS = 10
+"""of balancing"""
+
+
+@torch.inference_mode()
+def align(model: Translator, sentence: str, translation: str) -> Floats | None:
+    """[unit of the translation, unit of the sentence]; None where the model's attention does not tell."""
+    (source,) = model.tokenizer.source.encode([sentence])
+    (target,) = model.tokenizer.target.encode([translation])
+    cross = observe(model, [*source, END], [START, *target]).weights["cross"]
+    if not cross.size or cross.shape[3] != len(source) + 1:
+        return None
+    weights = cross.mean((0, 1))[: len(target), : len(source)]
+    rows = _shares(units(translation), _spans(model.tokenizer.target, target, translation))
+    columns = _shares(_spans(model.tokenizer.source, source, sentence), units(sentence))
+    return balance(rows @ weights @ columns)
+
+
+def balance(weights: Floats) -> Floats:
+    """Let words compete, so that in the end each has about one of the other side.
+
+    An article looks at its noun to know its gender. Attention alone would say that both come from the noun; but
+    the noun has a better match, and the source's article has no other (docs/decisions.md has the figures).
+    """
+    balanced = weights.astype(np.float64) + 1e-6
+    for _ in range(ROUNDS):
+        balanced /= balanced.sum(0, keepdims=True)
+        balanced /= balanced.sum(1, keepdims=True)
+    return balanced.astype(np.float32)
+
+
+def _spans(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[Span]:
+    """Where each token stands in the text, measured by what the tokens before it spell."""
+    lengths = [
+        len(spelled) for spelled in vocabulary.decode([ids[:i] for i in range(len(ids) + 1)])
+    ]
+    scale = len(text) / max(
+        1, lengths[-1]
+    )  # where letters were normalised, their number may differ
+    places = np.maximum.accumulate(np.array(lengths) * scale).round().astype(int).tolist()
+    return list(map(Span._make, pairwise(places)))
+
+
+def _shares(wholes: Sequence[Span], parts: Sequence[Span]) -> Floats:
+    """[whole, part]: which share of each whole lies in each part."""
+    a, b = (np.array(spans, dtype=np.float32).reshape(-1, 2) for spans in (wholes, parts))
+    common = np.minimum(a[:, None, 1], b[None, :, 1]) - np.maximum(a[:, None, 0], b[None, :, 0])
+    length = np.maximum(a[:, 1:] - a[:, :1], 1)
+    return np.asarray(common.clip(0) / length, dtype=np.float32)

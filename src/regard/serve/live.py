@@ -1,0 +1,127 @@
+"""A translation while it is made: told again with each step of the search, for those who watch it grow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+
+from regard.errors import RegardError
+from regard.marks import START
+from regard.model import Translator
+from regard.search import Tree
+from regard.search.tree import Looked
+from regard.serve.asked import Asked, describe, event, read
+from regard.serve.batching import Refused
+from regard.serve.service import Service
+from regard.serve.split import split_text
+
+
+class LiveAsked(Asked):
+    q: str
+
+
+class Gone(Exception):  # noqa: N818
+    """Nobody watches any more; ends the search."""
+
+
+class Growing(Tree):
+    """Tells the best hypothesis after each step, a finished one or the first of the live."""
+
+    def __init__(self, tell: Callable[[list[int]], None]) -> None:
+        super().__init__(START)
+        self.tell = tell
+
+    def __call__(self, looked: Looked) -> None:
+        super().__call__(looked)
+        finished = [node for node in self.nodes if node.state == "finished"]
+        live = [self.nodes[node] for node in self.live[:1] if node]
+        if not (known := live + finished):
+            return
+        node = max(known, key=lambda node: node.score)
+        tokens = [] if node.state == "finished" else [node.token]  # END is no word
+        while node.parent:
+            node = self.nodes[node.parent]
+            tokens.append(node.token)
+        self.tell(tokens[::-1])
+
+
+def add_live(app: FastAPI, service: Service, model: Translator) -> None:
+    settings, pair = service.settings, (service.source, service.target)
+
+    @app.post(
+        "/v1/live",
+        openapi_extra=describe(LiveAsked, pair, settings),
+        response_class=StreamingResponse,
+        responses={200: {"content": {"text/event-stream": {}}}},
+    )
+    async def live(request: Request) -> StreamingResponse:
+        """Translate a short text and send it again and again while it grows, as server-sent events.
+
+        Each `said` has the whole `text` so far, which may still change; `end` comes last, or an `error`.
+        """
+        asked = await read(request, LiveAsked, settings)
+        if len(asked.q) > settings.trace_characters:
+            most = settings.trace_characters
+            raise Refused(413, f"{len(asked.q):,} characters: at most {most:,} can be watched")
+        return StreamingResponse(
+            growing(service, model, asked.q),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+
+async def growing(service: Service, model: Translator, text: str) -> AsyncGenerator[str, None]:
+    """Sentence by sentence, step by step. A text that nobody waits for any more stops where it is."""
+    document = split_text(text, service.source)
+    done = ""
+    try:
+        for index, sentence in enumerate(document.sentences):
+            before = done + document.between[index]
+            async for said in _sentence(service, model, sentence):
+                done = before + said
+                yield event("said", {"text": done})
+    except (Refused, RegardError) as error:
+        yield event("error", {"error": str(error)})
+    else:
+        yield event("said", {"text": done + document.between[-1]})
+        yield event("end", {})
+
+
+async def _sentence(
+    service: Service, model: Translator, sentence: str
+) -> AsyncGenerator[str, None]:
+    loop = asyncio.get_running_loop()
+    news: asyncio.Queue[str | None] = asyncio.Queue()
+    gone = threading.Event()
+
+    def tell(tokens: list[int]) -> None:
+        if gone.is_set():
+            raise Gone
+        (text,) = model.tokenizer.target.decode([tokens])
+        loop.call_soon_threadsafe(news.put_nowait, text)
+
+    def work() -> None:
+        options = model.recipe.search
+        with suppress(Gone):
+            watch = Growing(tell)
+            best = model.find(sentence, beam=options.beam, alpha=options.alpha, watch=watch)
+            tell(best.tokens)
+
+    searching = asyncio.ensure_future(service.in_time(service.batcher.call(work)))
+    searching.add_done_callback(lambda _: news.put_nowait(None))
+    try:
+        while (text := await news.get()) is not None:
+            while not news.empty() and (newer := news.get_nowait()) is not None:
+                text = newer  # the network was slower than the search
+            yield text
+            if searching.done() and news.empty():
+                break
+        await searching
+    finally:
+        gone.set()
+        searching.cancel()

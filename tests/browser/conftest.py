@@ -1,0 +1,127 @@
+"""A real browser, and the page in it: from a file, and served.
+
+Needs Playwright and a Chromium ($CHROMIUM, or one on the path); skipped, with the reason, where either is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser.pages import Open
+from regard.look import page as page_of
+from regard.model import build, weights_of
+from regard.recipe import Recipe
+from regard.run import Run
+from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer
+from regard.trace import Trace
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="package")  # closed before others run: Playwright holds an event loop
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = [os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome"]
+    found = next(filter(None, map(shutil.which, filter(None, names))), None)
+    if found is None:
+        pytest.skip("no Chromium on the path, and $CHROMIUM names none")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def look(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens the file of a trace. At the end: nothing was complained of, nothing was asked for."""
+    troubles: list[str] = []
+    contexts = []
+
+    def open_page(shown: Trace, where: str = "", **options: Any) -> Page:
+        path = tmp_path / "page.html"
+        path.write_text(page_of(shown), encoding="utf-8")
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        opened = context.new_page()
+        opened.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
+        opened.on("pageerror", lambda error: troubles.append(str(error)))
+        opened.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.split("#")[0] in (path.as_uri(), "data:,")
+                else troubles.append(f"asked for {request.url}")
+            ),
+        )
+        opened.goto(f"{path.as_uri()}{where}")
+        return opened
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+@contextmanager
+def served(run: Path) -> Iterator[str]:
+    sources = str(Path(__file__).parents[2] / "src")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "regard", "serve", str(run), "--port", "0"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sources},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1]
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="package")
+def address(finished_run: Path) -> Iterator[str]:
+    with served(finished_run) as place:
+        yield place
+
+
+@pytest.fixture(scope="package")
+def large_address(
+    small_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A model with as many layers and heads as the paper's, so that there is much attention."""
+    run = Run(tmp_path_factory.mktemp("runs") / "large")
+    run.folder.mkdir()
+    recipe = small_recipe(
+        tokenizer={"kind": "words", "size": 60},
+        model={"encoder_layers": 6, "decoder_layers": 6, "heads": 8},
+        search={"beam": 1, "extra_length": 1},
+    )
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("a b", "c d")] * 5)
+    run.write_recipe(recipe)
+    tokenizer.save(run.folder)
+    run.write_weights(weights_of(build(recipe, tokenizer)))
+    run.write_card({"note": "for tests"})
+    with served(run.folder) as place:
+        yield place

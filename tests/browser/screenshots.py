@@ -1,0 +1,69 @@
+"""The pictures of docs/page.md: every view, by day and by night.
+
+    python -m tests.browser.screenshots runs/demo       # writes docs/images/page-*.png
+
+The run is the demo's: it can translate the sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+TEXT = "The dog didn't cross the street because it was too tired."
+VIEWS = {
+    "translate": "#said=8",
+    "heads": "#view=heads&pane=cross&layer=1&head=2",
+    "beam": "#view=beam",
+    "interfere": "#view=interfere&mute=cross.1.2,cross.1.0",
+    "number": "#view=number&pane=cross&layer=1&head=2&query=8&key=1",
+    "learning": "#view=learning&step=500",
+    "story": "#view=heads&story=10&arrive=1",
+}
+"""where each view is at its best"""
+WIDTH, HEIGHT, TALLEST = 1200, 900, 1500
+COLOURS = 256
+"""few enough for small files, enough for a scale of weights"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    run = parser.parse_args().run
+    sys.path.insert(0, str(ROOT / "tests"))
+    from playwright.sync_api import sync_playwright
+
+    from browser.conftest import FLAGS, served
+
+    with sync_playwright() as running, served(run) as address:
+        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        for scheme in ("light", "dark"):
+            size = {"width": WIDTH, "height": HEIGHT}
+            page = browser.new_context(viewport=size, color_scheme=scheme).new_page()  # type: ignore[arg-type]
+            for name, where in VIEWS.items():
+                page.goto("about:blank")
+                page.goto(f"{address}/{where}&q={TEXT.replace(' ', '+')}")
+                page.locator(".view:not([hidden]) *").first.wait_for()
+                page.wait_for_timeout(2000)  # until layers have come and colours have faded in
+                shown = page.screenshot(full_page=True)
+                top = 0 if name == "translate" else page.locator("main").bounding_box()["y"] - 16  # type: ignore[index]
+                write(shown, int(top), IMAGES / f"page-{name}-{scheme}.png")
+        browser.close()
+
+
+def write(shown: bytes, top: int, path: Path) -> None:
+    picture = Image.open(io.BytesIO(shown)).convert("RGB")
+    picture = picture.crop((0, top, WIDTH, min(picture.height, top + TALLEST)))
+    picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""What the page draws of a model's learning is what training itself would compute."""
+
+import base64
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from regard.course import Checkpoints, course
+from regard.errors import RegardError
+from regard.learn.loss import smoothed_target
+from regard.model import Translator
+from regard.recipe import Smoothing
+
+
+def unpack(packed: dict[str, Any]) -> npt.NDArray[np.float64]:
+    data = base64.b64decode(packed["data"])
+    if packed["format"] == "uint8":
+        roots = np.frombuffer(data, np.uint8).reshape(packed["shape"]) / 255
+        return np.asarray(roots**2 * packed["greatest"])
+    return np.frombuffer(data, "<f4").reshape(packed["shape"]).astype(float)
+
+
+def test_positions_are_those_of_the_paper(finished_run: Path) -> None:
+    told = course(Translator.load(finished_run))["positions"]
+    waves = unpack(told["map"])
+    for position in (0, 1, 40):
+        for i in range(8):
+            angle = position / 10000 ** (2 * i / 16)
+            expected = [math.sin(angle), math.cos(angle)]
+            np.testing.assert_allclose(waves[position, 2 * i : 2 * i + 2], expected, atol=1e-6)
+    for name in ("least", "mean", "most"):
+        products = dict(zip(told["distances"], told[name], strict=True))
+        for distance in (-63, -5, 0, 5):
+            product = sum(math.cos(distance / 10000 ** (2 * i / 16)) for i in range(8))
+            assert products[distance] == pytest.approx(product, abs=1e-5)
+
+
+def test_the_rate_is_that_of_the_recipe(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    told, training = course(model)["schedule"], model.recipe.training
+    assert told["kind"] == training.schedule
+    assert (told["steps"][0], told["steps"][-1]) == (1, training.steps)
+    top = max(zip(told["rates"], told["steps"], strict=True))
+    assert top[1] == training.warmup
+
+
+@pytest.mark.parametrize("classes", [2, 5, 60])
+@pytest.mark.parametrize("over", ["all", "others"])
+def test_a_target_is_what_the_loss_is_least_for(over: Smoothing, classes: int) -> None:
+    right, other = smoothed_target(0.1, classes, over)
+    assert right + (classes - 1) * other == pytest.approx(1)
+    if over == "others":
+        assert right == pytest.approx(0.9)
+    else:  # torch has this convention too: its loss has no slope at its own target
+        target = torch.full((1, classes), other)
+        target[0, 1] = right
+        logits = target.log().requires_grad_()
+        loss: torch.Tensor = cross_entropy(logits, torch.tensor([1]), label_smoothing=0.1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert logits.grad is not None
+        assert logits.grad.abs().max() < 1e-7
+
+
+def test_curves_are_the_log(trained_run: Path) -> None:
+    told = course(Translator.load(trained_run))["curves"]
+    assert told == {
+        "finished": True,
+        "steps": 4,
+        "measure": "bleu",
+        "learned": [
+            {"step": 1, "loss": 9.0, "rate": 0.1},
+            {"step": 2, "loss": 2.0, "rate": 0.2},
+        ],
+        "valid": [
+            {"step": 2, "loss": 2.5, "score": 50.0, "best": True},
+            {"step": 4, "loss": 2.6, "score": 40.0, "best": False},
+        ],
+    }
+
+
+def test_alignment_at_the_last_checkpoint_is_that_of_the_model(trained_run: Path) -> None:
+    model = Translator.load(trained_run)
+    shown = model.trace("ein Hund", checkpoints=True)
+    assert shown.course is not None
+    first, last = shown.course["alignments"]
+    assert (first["step"], last["step"]) == (2, 4)
+    np.testing.assert_allclose(
+        unpack(last["cross"]), shown.cross.mean(1, keepdims=True), atol=0.004
+    )
+    np.testing.assert_allclose(last["probabilities"], shown.probabilities, rtol=1e-5)
+    evenly = 1 / len(shown.source)  # a network of zeros looks at all alike
+    np.testing.assert_allclose(unpack(first["cross"]), evenly, atol=0.004)
+
+
+def test_a_bundle_has_no_past(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    told = course(model)
+    assert told["checkpoints"] == []
+    assert told["curves"]["learned"] == []
+    with pytest.raises(RegardError, match="no checkpoints are kept"):
+        model.trace("ein Hund", checkpoints=True)
+    with pytest.raises(RegardError, match="no checkpoint of step 7"):
+        Checkpoints(model).alignment(7, [5, 2], [5, 2])
+
+
+def test_a_trace_shows_itself(finished_run: Path) -> None:
+    html = Translator.load(finished_run).trace("ein Hund")._repr_html_()
+    assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
+    assert html.count("<") == 2

@@ -1,0 +1,108 @@
+"""The decoder alone: padding changes nothing, a step gives what all at once gives, a word sees no later one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.marks import END, PAD, START
+from regard.nn.decoder_only import DecoderOnly
+from regard.recipe import Recipe
+
+SmallRecipe = Callable[..., Recipe]
+V = 19
+KINDS: dict[str, dict[str, Any]] = {
+    "sinusoidal": {},
+    "none": {"position": "none"},
+    "index": {"position": "index"},
+    "learned": {"position": "learned", "max_length": 1024},
+    "rotary": {"position": "rotary"},
+    "relative": {"position": "relative", "max_distance": 2},
+    "window": {"position": "rotary", "attention": {"decoder": "window", "reach": 2}},
+    "norm before": {"norm_place": "before"},
+    "relu weights": {"attention": {"weighting": "relu"}},
+}
+
+
+def decoder(small_recipe: SmallRecipe, section: dict[str, Any]) -> DecoderOnly:
+    torch.manual_seed(1)
+    sizes = {"encoder_layers": 6}  # the preset's: a decoder alone has no use for another number
+    recipe = small_recipe(model={"architecture": "decoder", **sizes, **section})
+    return DecoderOnly(recipe.model, V, V).double().eval()
+
+
+def batch() -> tuple[list[list[int]], Tensor, Tensor]:
+    """Three sources of different lengths, as a batch has them, and targets."""
+    rows = [[7, 8, 9, 10, 11, END], [5, END], [6, 12, END]]
+    source = torch.tensor([[*row, *[PAD] * (6 - len(row))] for row in rows])
+    target = torch.tensor([[START, 5, 6, 7], [START, 8, 9, 10], [START, 9, 11, 5]])
+    return rows, source, target
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_is_the_same_alone_and_among_longer_ones(
+    kind: str, small_recipe: SmallRecipe
+) -> None:
+    network = decoder(small_recipe, KINDS[kind])
+    rows, source, target = batch()
+    together = network(source, target)
+    for row, ids in enumerate(rows):
+        alone = network(torch.tensor([ids]), target[row : row + 1])
+        torch.testing.assert_close(together[row], alone[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_word_by_word_is_all_at_once(kind: str, small_recipe: SmallRecipe) -> None:
+    network = decoder(small_recipe, KINDS[kind])
+    _, source, target = batch()
+    wanted = network(source, target)
+    state = network.start(network.encode(source))
+    for place in range(target.shape[1]):
+        logits, state = network.step(target[:, place], state)
+        torch.testing.assert_close(logits, wanted[:, place])
+
+
+def test_rows_of_a_state_can_be_chosen(small_recipe: SmallRecipe) -> None:
+    network = decoder(small_recipe, {})
+    _, source, target = batch()
+    _, state = network.step(target[:, 0], network.start(network.encode(source)))
+    rows = torch.tensor([[0, 0], [2, 2]])  # two beams for each of two sentences
+    chosen, _ = network.step(target[[0, 0, 2, 2], 1], state.select(rows))
+    torch.testing.assert_close(chosen, network(source, target)[[0, 0, 2, 2], 1])
+
+
+def test_without_a_source_it_is_a_language_model(small_recipe: SmallRecipe) -> None:
+    network = decoder(small_recipe, {})
+    _, source, target = batch()
+    nothing = target[:, :0]
+    wanted = network(nothing, target)
+    state = network.start(network.encode(nothing))
+    for place in range(target.shape[1]):
+        logits, state = network.step(target[:, place], state)
+        torch.testing.assert_close(logits, wanted[:, place])
+    # What is read as a source or as a target is read the same.
+    whole = torch.cat([source[:1], target[:1]], dim=1)
+    torch.testing.assert_close(
+        network(source[:1], target[:1])[0], network(whole[:, :0], whole)[0, source.shape[1] :]
+    )
+
+
+def test_no_word_sees_a_later_one(small_recipe: SmallRecipe) -> None:
+    network = decoder(small_recipe, {})
+    _, source, target = batch()
+    other = target.clone()
+    other[:, 2] = 13
+    before, after = network(source, target), network(source, other)
+    assert torch.equal(before[:, :2], after[:, :2])
+    assert not torch.equal(before[:, 2:], after[:, 2:])
+
+
+def test_it_has_no_encoder_to_look_at(small_recipe: SmallRecipe) -> None:
+    found = decoder(small_recipe, {}).attentions()
+    assert {place: len(some) for place, some in found.items()} == {
+        "encoder": 0,
+        "decoder": 2,
+        "cross": 0,
+    }

@@ -1,0 +1,108 @@
+"""A training that starts from another run takes its tokenizer and every weight that fits, or says what does not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.errors import RegardError
+from regard.learn.start import starting_tokenizer, take_weights
+from regard.model import build, weights_of
+from regard.recipe import Recipe, Task, make_recipe
+from regard.run import Run
+from regard.text.corpus import Pair
+
+MODEL = {"width": 16, "heads": 2, "feedforward": 32, "decoder_layers": 1}
+PAIRS = [Pair("a b c", "X Y X")] * 3
+
+
+def recipe_of(task: Task, start: Path | None = None, **sections: dict[str, Any]) -> Recipe:
+    alone = task in ("mask", "continue")
+    values: dict[str, Any] = {
+        "task": task,
+        "data": {"train": {"text": "t"} if alone else {"pairs": "p.tsv"}},
+        "training": {"start_from": None if start is None else str(start)},
+    }
+    values["model"] = {**MODEL, **sections.get("model", {})}
+    values["tokenizer"] = {"kind": "words", "size": 60, **sections.get("tokenizer", {})}
+    return make_recipe(values, "test")
+
+
+def run_of(recipe: Recipe, folder: Path) -> Path:
+    """A run as training leaves it, its weights random."""
+    folder.mkdir()
+    run = Run(folder)
+    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    run.write_recipe(recipe)
+    tokenizer.save(folder)
+    run.write_weights(weights_of(build(recipe, tokenizer)))
+    return folder
+
+
+@pytest.mark.parametrize("before", ["mask", "translate"])
+@pytest.mark.parametrize("task", ["tag", "classify"])
+def test_labels_take_the_encoder_and_begin_with_a_new_head(
+    before: Task, task: Task, tmp_path: Path
+) -> None:
+    start = run_of(recipe_of(before), tmp_path / "before")
+    recipe = recipe_of(task, start, model={"dropout": 0.4, "decoder_layers": 3})
+    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    assert tokenizer.source.model == (start / "tokenizer.model").read_bytes()
+    assert tokenizer.target.decode([[5], [6]]) == ["X", "Y"]
+    network = build(recipe, tokenizer)
+    head = weights_of(network)["projection.weight"].clone()
+    said = take_weights(network, recipe)
+    own, theirs = weights_of(network), Run(start).weights()
+    taken = [name for name in own if name.startswith("encoder.")]
+    assert all(torch.equal(own[name], theirs[name]) for name in taken)
+    assert torch.equal(own["projection.weight"], head)
+    assert f"{len(taken)} weights of the encoder taken from {start}; new: projection" in said
+
+
+@pytest.mark.parametrize(("before", "task"), [("continue", "translate"), ("mask", "mask")])
+def test_other_tasks_take_everything(before: Task, task: Task, tmp_path: Path) -> None:
+    model = {"architecture": "decoder"} if before == "continue" else {}
+    start = run_of(recipe_of(before, model=model), tmp_path / "before")
+    recipe = recipe_of(task, start, model=model)
+    network = build(recipe, starting_tokenizer(recipe, lambda: PAIRS))
+    said = take_weights(network, recipe)
+    theirs = Run(start).weights()
+    assert weights_of(network).keys() == theirs.keys()
+    assert all(torch.equal(own, theirs[name]) for name, own in weights_of(network).items())
+    assert "new" not in said
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"width": 32}}, "model.width is 16 there, 32 here"),
+        ({"model": {"norm": "rms"}}, "model.norm is layer there, rms here"),
+        ({"tokenizer": {"normalize": "lower"}}, "tokenizer.normalize is nfc there, lower here"),
+    ],
+)
+def test_another_shape_is_refused_with_what_differs(
+    sections: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    start = run_of(recipe_of("mask"), tmp_path / "before")
+    with pytest.raises(RegardError, match=f"of another shape: .*{message}"):
+        starting_tokenizer(recipe_of("tag", start, **sections), lambda: PAIRS)
+
+
+def test_the_first_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    start = run_of(recipe_of("mask"), tmp_path / "before")
+    recipe = recipe_of("tag", start)
+    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    deeper = build(recipe_of("tag", model={"encoder_layers": 7}), tokenizer)
+    with pytest.raises(RegardError, match=r"has no weight encoder.layers.6.attention.query"):
+        take_weights(deeper, recipe)
+    wider = build(recipe_of("tag", model={"width": 32}), tokenizer)
+    with pytest.raises(
+        RegardError, match=r"encoder.embedding.weight .* is \[\d+, 16\], here .*32\]"
+    ):
+        take_weights(wider, recipe)
+
+
+def test_a_run_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match="no such folder"):
+        starting_tokenizer(recipe_of("tag", tmp_path / "absent"), lambda: PAIRS)
