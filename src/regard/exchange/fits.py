@@ -54,7 +54,7 @@ def other_search(recipe: Recipe, manner: Manner) -> list[str]:
     if search.manner == manner or search.beam == 1 or search.alpha == 0:
         return []
     return [
-        f"its beam search divides by length ** alpha: regard translate --manner {manner} gives the same"
+        f"its beam search divides by length ** alpha: regard translate --manner {manner} searches so too"
     ]
 
 

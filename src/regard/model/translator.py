@@ -115,7 +115,7 @@ class Translator(Model):
         """
         options = self.recipe.search
         if isinstance(self.network, Parallel):
-            refuse(AT_ONCE, beam=beam, alpha=alpha, prefixes=prefixes)
+            refuse(AT_ONCE, beam=beam, alpha=alpha, manner=manner, prefixes=prefixes)
             filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
             return self._run(texts, None, parses, filling, WIDTH * filling.candidates)
         refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
