@@ -23,6 +23,7 @@ The package reads from top to bottom; a module imports only from those above it:
     course      what a model is built on and how it learned, for the page
     distill     a teacher's translations, for a student to learn from
     look        a trace as one HTML file to send around; the page itself is in web/
+    exchange/   models come and go: Hugging Face, CTranslate2, ONNX, torch, bundles; each proves itself
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
     demo        the main job in three minutes, with nothing to download
     cli         the commands, thin

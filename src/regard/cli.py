@@ -16,7 +16,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.model import Model, Translation, Translator
-    from regard.recipe import Recipe, Texts
+    from regard.recipe import Manner, Recipe, Texts
     from regard.text.conllu import Parsed
     from regard.text.corpus import Pair
 
@@ -129,6 +129,12 @@ def translate(
     output: Output = None,
     beam: Beam = None,
     alpha: Alpha = None,
+    manner: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose beam search: paper, transformers, ctranslate2 (default: the recipe's)."
+        ),
+    ] = None,
     rounds: Rounds = None,
     candidates: Candidates = None,
     length: Annotated[
@@ -145,7 +151,7 @@ def translate(
 
     _one_way_in(texts, input)
     model = Translator.load(run)
-    options = {"beam": beam, "alpha": alpha, "nbest": nbest}
+    options = {"beam": beam, "alpha": alpha, "manner": _manner(manner), "nbest": nbest}
     options |= {"rounds": rounds, "candidates": candidates, "length": length}
     lines = _with_trees(_lines(texts, input), parses, str(input or "the texts"))
     _tell(_translated(model, lines, options, as_json), output)
@@ -169,6 +175,16 @@ def _tell(lines: Iterator[str], output: Path | None) -> None:
             file.writelines(line + "\n" for line in lines)
 
     write_whole(output, write)
+
+
+def _manner(name: str | None) -> Manner | None:
+    from regard.recipe import nearest
+    from regard.search import MANNERS
+
+    found = [manner for manner in MANNERS if manner == name]
+    if name is not None and not found:
+        raise RegardError(f"--manner {name}: no such manner{nearest(name, list(MANNERS))}")
+    return found[0] if found else None
 
 
 def _lines(texts: list[str] | None, input: Path | None) -> Iterator[list[str]]:
@@ -496,6 +512,41 @@ def average(
 
     steps = average_run(run, out, last)
     print(f"{out}: the average of {len(steps)} checkpoints (steps {', '.join(map(str, steps))})")
+
+
+@app.command("import")
+def import_(
+    what: Annotated[Path, typer.Argument(metavar="FOLDER | FILE", help="A model from elsewhere.")],
+    kind: Annotated[str, typer.Option("--from", help="huggingface (MarianMT, OPUS-MT) or torch.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="For torch: where recipe and tokenizer are taken from."),
+    ] = None,
+) -> None:
+    """Make a run folder of a model from elsewhere, after proving that it is the same function."""
+    from regard.exchange.convert import import_model
+
+    for line in import_model(what, kind, out, like):
+        print(line)
+
+
+@app.command()
+def export(
+    run: RunFolder,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--to", help="huggingface, ctranslate2, ctranslate2-int8, onnx, torch or bundle."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Write a model for others to open, after proving that it is the same function there."""
+    from regard.exchange.convert import export_model
+
+    for line in export_model(run, kind, out):
+        print(line)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """A run folder is the unit of everything: what a model is, where it came from, how good it is.
 
     recipe.yaml         complete, all defaults written out
-    tokenizer*.model    one file, or one for each side
+    tokenizer*.model    one file, or one for each side; an imported one has its pieces beside it, in JSON
     model.safetensors   the weights; its header names the recipe and the tokenizer by hash
     card.json           scores, data, sizes, versions, times, and every file above by hash; written last
     log.jsonl, events/  what happened while it learned
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 from regard.recipe import Recipe, load_recipe
 from regard.score.result import Result
+from regard.text.loading import load_tokenizer
 from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -149,8 +150,9 @@ class Run:
             f"task         {recipe.task}",
         ]
         if "steps" not in card:
-            source = card.get("averaged_from")
-            state = f"averaged from {source}" if source else "not finished; train goes on with it"
+            made = {"averaged from": "averaged_from", "imported from": "imported_from"}
+            states = [f"{words} {card[key]}" for words, key in made.items() if key in card]
+            state = states[0] if states else "not finished; train goes on with it"
             return [*lines, f"state        {state}"]
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
         lines += [
@@ -167,7 +169,7 @@ class Run:
     # Weights, which name what they belong to
 
     def tokenizer_files(self) -> list[Path]:
-        return sorted(self.folder.glob("tokenizer*.model"))
+        return sorted(self.folder.glob("tokenizer*"))
 
     def _belongings(self) -> dict[str, str]:
         """What weights fit: the sections of the recipe that shape them, and the tokenizer."""
@@ -218,4 +220,4 @@ class Run:
             )
 
     def tokenizer(self, recipe: Recipe) -> Tokenizer:
-        return Tokenizer.load(self.folder, recipe.tokenizer, recipe.labelled)
+        return load_tokenizer(self.folder, recipe.tokenizer, recipe.labelled)

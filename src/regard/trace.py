@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Literal, NamedTuple
@@ -35,7 +35,7 @@ from regard.probe import (
     occlude,
     watching,
 )
-from regard.search import Hypothesis, Node, Tree, length_penalty
+from regard.search import MANNERS, Hypothesis, Node, Tree
 from regard.text.tokenizer import SILENT, Vocabulary
 
 CANDIDATES = 8
@@ -332,12 +332,13 @@ def _search(
     model: Translator, text: str, search: Search
 ) -> tuple[Hypothesis, Tree, dict[int, Floats]]:
     """What was found, the way there as a tree, and where its nodes looked."""
-    tree = Tree(START, search.alpha)
+    tree = Tree(START)
     if search.temperature:
         if search.temperature < COLDEST:
             raise RegardError(f"temperature {search.temperature}: must be 0, or at least {COLDEST}")
         hypothesis = model.find(text, **search._asdict())
-        _add_way(tree, hypothesis)
+        penalty = MANNERS[model.recipe.search.manner].penalty
+        _add_way(tree, hypothesis, lambda length: penalty(length, search.alpha))
         return hypothesis, tree, {}
     cross = attentions(model)["cross"]
     with watching(cross) as shown:
@@ -346,14 +347,14 @@ def _search(
     return hypothesis, tree, rows.rows
 
 
-def _add_way(tree: Tree, hypothesis: Hypothesis) -> None:
+def _add_way(tree: Tree, hypothesis: Hypothesis, penalty: Callable[[int], float]) -> None:
     """A drawn hypothesis is a tree of one branch."""
     tokens = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
     total = 0.0
     for step, part in enumerate(hypothesis.token_log_probabilities, 1):
         total += part
         state: Literal["finished", "kept"] = "finished" if tokens[step - 1] == END else "kept"
-        score = total / length_penalty(step, tree.alpha)
+        score = total / penalty(step)
         tree.nodes.append(Node(step, step - 1, tokens[step - 1], part, total, score, state))
 
 

@@ -167,9 +167,12 @@ def test_norm_before_is_its_formula(small_recipe: SmallRecipe) -> None:
 
 
 def test_only_norm_before_needs_a_norm_at_the_end(small_recipe: SmallRecipe) -> None:
-    section = small_recipe().model
-    assert isinstance(NormAfter.last(section), NORMS["none"])
-    assert isinstance(NormBefore.last(section), NORMS["layer"])
+    """Unless it is given: torch's Transformer has one after norms, too."""
+    before = small_recipe(model={"norm_place": "before"}).model
+    given = small_recipe(model={"closing_norm": True}).model
+    assert isinstance(NormAfter.last(small_recipe().model), NORMS["none"])
+    assert isinstance(NormBefore.last(before), NORMS["layer"])
+    assert isinstance(NormAfter.last(given), NORMS["layer"])
 
 
 # Dropout

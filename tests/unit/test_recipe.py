@@ -220,8 +220,8 @@ def test_unknown_key_in_any_depth(text: str, key: str, near: str) -> None:
 def test_unknown_key_like_no_other_lists_all() -> None:
     message = refusal(DATA + "search: {zzz: 1}\n")
     assert (
-        message == "mine.yaml: line 2: unknown key search.zzz; allowed: beam, alpha, extra_length, "
-        "rounds, candidates"
+        message == "mine.yaml: line 2: unknown key search.zzz; allowed: beam, alpha, manner, "
+        "extra_length, max_length, rounds, candidates"
     )
 
 

@@ -50,7 +50,8 @@ class Objective(nn.Module):
     ) -> Float[Tensor, ""]:
         states = self.network.decode(target, self.remember(source, tree))
         smoothing = self.smoothing if self.training else 0.0
-        return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
+        weight, bias = self.network.projection.weight, self.network.projection.bias
+        return cross_entropy(states, weight, wanted, smoothing, self.over, bias)
 
     def remember(self, source: Int[Tensor, "B S"], tree: TreeTensors | None) -> Any:
         """What the network remembers of the source."""
@@ -119,10 +120,10 @@ class HiddenWords(Objective):
         hidden = hide_words(words != PAD, self._chance(words.device))
         memory = self.remember(source, tree)
         states = self.network.decode(words.masked_fill(hidden, MASK), memory)
-        projection = self.network.projection.weight
+        weight, bias = self.network.projection.weight, self.network.projection.bias
         smoothing = self.smoothing if self.training else 0.0
         guessed, right = states[hidden][None], words[hidden][None]
-        total = cross_entropy(guessed, projection, right, smoothing, self.over)
+        total = cross_entropy(guessed, weight, right, smoothing, self.over, bias)
         mean = total / max(1, right.numel())
         if self.training:
             mean = mean + length.loss(memory, words)
@@ -165,23 +166,25 @@ def cross_entropy(
     wanted: Int[Tensor, "B T"],
     smoothing: float = 0.0,
     over: recipe.Smoothing = "all",
+    bias: Float[Tensor, " V"] | None = None,
 ) -> Float[Tensor, ""]:
     """The sum over all real tokens; divide by their number for the mean. Padding counts nothing."""
     epsilon = SMOOTHINGS[over](smoothing, len(projection))
     loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states.flatten(0, 1), projection, wanted.flatten(), epsilon, torch.is_grad_enabled()
+        states.flatten(0, 1), projection, bias, wanted.flatten(), epsilon, torch.is_grad_enabled()
     )
     return loss
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Loss and gradient of softmax(states projection^T), portion by portion."""
+    """Loss and gradient of softmax(states projection^T + bias), portion by portion."""
 
     @staticmethod
     def forward(
         context: Any,
         states: Float[Tensor, "N d"],
         projection: Float[Tensor, "V d"],
+        bias: Float[Tensor, " V"] | None,
         wanted: Int[Tensor, "N"],
         epsilon: float,
         learning: bool,
@@ -191,21 +194,27 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=_sum_format(states), device=states.device)
         state_gradient = torch.empty_like(states if learning else states[:0])
         weight_gradient = torch.zeros_like(projection if learning else projection[:0])
+        bias_gradient = None if bias is None else torch.zeros_like(bias)
         for part in _portions(len(states), len(projection), states.device):
             logits = (rows[part] @ weight.T).to(_sum_format(states))
+            if bias is not None:
+                logits += bias
             total, gradient = smoothed_loss(logits, wanted[part], epsilon, learning)
             loss += total
             if learning:
+                if bias_gradient is not None:
+                    bias_gradient += gradient.sum(0)
                 gradient = gradient.to(kind)
                 state_gradient[part] = (gradient @ weight).to(states.dtype)
                 weight_gradient += (gradient.T @ rows[part]).to(projection.dtype)
-        context.save_for_backward(state_gradient, weight_gradient)
+        context.save_for_backward(state_gradient, weight_gradient, bias_gradient)
         return loss
 
     @staticmethod
-    def backward(context: Any, *above: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        state_gradient, weight_gradient = context.saved_tensors
-        return state_gradient * above[0], weight_gradient * above[0], None, None, None
+    def backward(context: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
+        of_states, of_weight, of_bias = context.saved_tensors
+        of_bias = None if of_bias is None else of_bias * above[0]
+        return of_states * above[0], of_weight * above[0], of_bias, None, None, None
 
 
 def smoothed_loss(

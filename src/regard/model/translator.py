@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.marks import END, MASK, PAD, START, UNKNOWN
+from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.parallel import AT_ONCE, ONE_BY_ONE, WIDTH, Filling, in_rounds, refuse, told
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.nn.parallel import Parallel
 from regard.nn.positions import Tree
-from regard.recipe import Recipe
-from regard.search import Hypothesis, Round, beam_search, greedy, sample
+from regard.recipe import Manner, Recipe
+from regard.search import MANNERS, Hypothesis, Round, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.batches import collate_trees
 from regard.text.conllu import Parsed
@@ -99,6 +99,7 @@ class Translator(Model):
         *,
         beam: int | None = None,
         alpha: float | None = None,
+        manner: Manner | None = None,
         nbest: int = 1,
         prefixes: Sequence[str] | None = None,
         rounds: int | None = None,
@@ -114,7 +115,7 @@ class Translator(Model):
         """
         options = self.recipe.search
         if isinstance(self.network, Parallel):
-            refuse(AT_ONCE, beam=beam, alpha=alpha, prefixes=prefixes)
+            refuse(AT_ONCE, beam=beam, alpha=alpha, manner=manner, prefixes=prefixes)
             filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
             return self._run(texts, None, parses, filling, WIDTH * filling.candidates)
         refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
@@ -125,9 +126,10 @@ class Translator(Model):
                 f"beam {beam}, alpha {alpha}, nbest {nbest}: beam must be at least 1, "
                 "alpha at least 0, nbest between 1 and beam"
             )
-        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest)
+        kind = MANNERS[manner or options.manner]
+        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=kind)
         if beam == 1:
-            way = partial(_greedy, alpha=alpha)
+            way = partial(_greedy, alpha=alpha, penalty=kind.penalty)
         return self._run(texts, prefixes, parses, way, beam)
 
     @torch.inference_mode()
@@ -150,7 +152,8 @@ class Translator(Model):
         if isinstance(self.network, Parallel):
             raise RegardError("this model says all words at once: it has no beam to be seen")
         (source,) = self.encode([text])
-        way: Way = partial(beam_search, beam=beam, alpha=alpha, watch=watch)
+        manner = MANNERS[self.recipe.search.manner]
+        way: Way = partial(beam_search, beam=beam, alpha=alpha, watch=watch, manner=manner)
         if temperature:
             way = partial(_sample, temperature=temperature, seed=seed)
         trees = self._trees([text], [source], None if parse is None else [parse])
@@ -269,6 +272,8 @@ class Translator(Model):
     ) -> list[list[Hypothesis]]:
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
+        if options.max_length is not None:
+            limits = [min(limit, options.max_length) for limit in limits]
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
         batch = self.padded([[*source, END] for source in sources])
@@ -283,7 +288,7 @@ class Translator(Model):
                 start=START,
                 end=END,
                 prefixes=prefixes,
-                banned=(PAD, START, UNKNOWN, MASK, *self.tokenizer.target.line_breaks),
+                banned=self.tokenizer.target.never_said,
                 device=self.device,
             )
 

@@ -32,8 +32,9 @@ class NormAfter(nn.Module):
 
     @staticmethod
     def last(section: recipe.Model) -> nn.Module:
-        """What closes a stack: nothing, each layer ends in a norm already."""
-        return NORMS["none"](section.width)
+        """What closes a stack: nothing after post-norm layers, each of which ends in a norm already; one norm
+        after pre-norm layers, since the sum that leaves the last of them has none."""
+        return NORMS[section.norm if section.closing_norm else "none"](section.width)
 
 
 class NormBefore(NormAfter):
@@ -44,11 +45,6 @@ class NormBefore(NormAfter):
     ) -> Float[Tensor, "B T d"]:
         y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x, real)))
         return y
-
-    @staticmethod
-    def last(section: recipe.Model) -> nn.Module:
-        """What closes a stack: one norm, since the sum that leaves the last layer has none."""
-        return NORMS[section.norm](section.width)
 
 
 RESIDUALS: dict[recipe.NormPlace, type[NormAfter]] = {"after": NormAfter, "before": NormBefore}
@@ -137,7 +133,8 @@ def looking_at(memory: KeysValues, mask: Mask, attention: MultiHeadAttention) ->
     def attend(y: Tensor) -> Tensor:
         # In search several rows, the beams, share one sentence: they are queries side by side,
         # so that its keys and values are held and read once.
-        queries = y.reshape(len(memory.key), -1, y.shape[-1])
+        # (A size of a graph to export is no int: no len().)
+        queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
         attended: Tensor = attention(queries, memory, mask)
         return attended.reshape(y.shape)
 

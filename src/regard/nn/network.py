@@ -33,7 +33,7 @@ class Network(nn.Module, ABC):
         return self.project(self.decode(target, self.encode(source, tree)))
 
     def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
-        return F.linear(states, self.projection.weight)
+        return F.linear(states, self.projection.weight, self.projection.bias)
 
     @abstractmethod
     def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Any:

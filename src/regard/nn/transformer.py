@@ -164,11 +164,12 @@ class EncoderDecoder(Network):
 
     def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
         super().__init__()
-        target = Embedding(target_size, section.width)
+        tied, bias = section.tie_output, section.output_bias
+        target = Embedding(target_size, section.width, bias and tied)
         source = target if section.tie_embeddings else Embedding(source_size, section.width)
         self.encoder = self.encoder_stack(section, source)
         self.decoder = self.decoder_stack(section, target)
-        self.projection = target if section.tie_output else Embedding(target_size, section.width)
+        self.projection = target if tied else Embedding(target_size, section.width, bias)
         initialize(self)
 
     @property

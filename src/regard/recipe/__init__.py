@@ -28,6 +28,9 @@ from regard.recipe.names import (
     Likelihood as Likelihood,
 )
 from regard.recipe.names import (
+    Manner as Manner,
+)
+from regard.recipe.names import (
     Measure as Measure,
 )
 from regard.recipe.names import (

@@ -24,7 +24,7 @@ _SELF_ATTENTION = ("attention.encoder", "attention.decoder")
 _FEEDFORWARD = ("feedforward", "activation", "feedforward_dropout")
 UNUSED: dict[Architecture, tuple[str, ...]] = {
     "transformer": ("kernel",),
-    "decoder": ("kernel", "encoder_layers", "attention.encoder", "attention.memory"),
+    "decoder": ("kernel", "encoder_layers", "attention.encoder", "attention.memory", "output_bias"),
     "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
     "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
 }
@@ -100,6 +100,8 @@ def _texts(recipe: Recipe) -> Iterator[str]:
 
 
 def _embeddings(recipe: Recipe) -> Iterator[str]:
+    if recipe.model.output_bias and recipe.task != "translate":
+        yield f"model.output_bias: true is for task: translate, not {recipe.task}; leave it out"
     if recipe.model.tie_embeddings and not recipe.tokenizer.shared:
         yield "model.tie_embeddings: true needs tokenizer.shared: true"
 

@@ -23,6 +23,7 @@ from regard.recipe.names import (
     Device,
     EncoderPattern,
     Length,
+    Manner,
     Measure,
     MemoryPattern,
     Norm,
@@ -139,7 +140,7 @@ def _language(name: str) -> str | None:
 
 class Tokenizer(Section):
     kind: TokenizerKind = "unigram"
-    """unigram and bpe lose no text (unknown characters become bytes); characters; words"""
+    """unigram and bpe lose no text (unknown characters become bytes); characters; words; marian: of an import"""
     size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000
     """entries of the vocabulary, at most; small data give fewer"""
     shared: StrictBool = True
@@ -162,7 +163,10 @@ PRESETS: dict[Preset, dict[str, Any]] = {
 """base and big are the paper's (table 3); a preset only fills what the recipe leaves out."""
 
 
-DERIVED = [("key_width",), ("value_width",), ("attention_dropout",), ("feedforward_dropout",)]
+DERIVED = [
+    *(("key_width",), ("value_width",), ("closing_norm",)),
+    *(("attention_dropout",), ("feedforward_dropout",)),
+]
 """Keys that follow from others unless they are given."""
 
 
@@ -236,6 +240,8 @@ class Model(Section):
     """what keeps the features of the words at one size"""
     norm_place: NormPlace = "after"
     """after: LayerNorm(x + Sublayer(x)), the paper; before: x + Sublayer(LayerNorm(x))"""
+    closing_norm: bool
+    """one more norm after the last layer; with norm_place before, unless given (torch always has it)"""
     position: Position = "sinusoidal"
     """how the model knows the order of the words; tree needs ``data.train.parses``"""
     max_length: Annotated[int, Field(ge=1)] = 1024
@@ -248,6 +254,8 @@ class Model(Section):
     """one embedding for source and target (needs a shared vocabulary)"""
     tie_output: bool = True
     """the projection before the softmax is the target embedding"""
+    output_bias: bool = False
+    """a bias in the projection before the softmax; the paper has none, Marian does"""
 
     @property
     def longest(self) -> int | None:
@@ -271,6 +279,7 @@ class Model(Section):
             # A fraction, where one does not divide the other, is refused like any wrong value.
             full.setdefault("key_width", width / heads)
             full.setdefault("value_width", width / heads)
+        full.setdefault("closing_norm", full.get("norm_place", "after") == "before")
         full.setdefault("attention_dropout", full["dropout"])
         full.setdefault("feedforward_dropout", full["dropout"])
         return full
@@ -341,8 +350,12 @@ class Search(Section):
     beam: Annotated[int, Field(ge=1, le=1000)] = 5
     alpha: Annotated[float, Field(ge=0)] = 0.6
     """length penalty ((5 + length) / 6) ** alpha, as in the paper"""
+    manner: Manner = "paper"
+    """transformers, ctranslate2: with the penalty length ** alpha and the stop of those engines"""
     extra_length: Annotated[int, Field(ge=1)] = 50
     """a translation has at most source length + this many tokens"""
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    """and at most this many, whatever its source; null sets no such limit"""
     rounds: Annotated[int, Field(ge=1, le=1000)] = 10
     """of architecture parallel: 1 says all words once, more say the least sure ones again"""
     candidates: Annotated[int, Field(ge=1, le=1000)] = 5

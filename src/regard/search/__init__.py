@@ -6,12 +6,14 @@ logits; a ``Predict`` the words known into logits of the hidden ones.
 
 from regard.search.beam import beam_search
 from regard.search.hypothesis import Hypothesis, length_penalty
+from regard.search.manners import MANNERS
 from regard.search.one_by_one import greedy, sample
 from regard.search.parallel import Predict, Round, mask_predict
 from regard.search.rules import State, Step
 from regard.search.tree import Node, Tree
 
 __all__ = [
+    "MANNERS",
     "Hypothesis",
     "Node",
     "Predict",

@@ -4,8 +4,8 @@ At each step the ``2 * beam`` best continuations of a sentence are looked at. EN
 ``beam`` of them finishes a hypothesis; the first ``beam`` that are not END go on (each hypothesis
 has one END, so there are that many). A sentence is done
 
-- when it has ``beam`` finished hypotheses and no live one is ahead of the ``nbest``, or
-- when no live hypothesis can come to a better score than the ``nbest`` it has, or
+- when its manner says so: in the paper's, when it has ``beam`` finished hypotheses and no live one is ahead of the
+  ``nbest``, or no live one can come to a better score than the ``nbest`` it has; or
 - at its limit: after ``limit`` tokens END may still come, by the same rule, but nothing else.
 
 Its finished hypotheses are the result. Only where there is none are the live ones given, cut off.
@@ -18,8 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.search.hypothesis import Hypothesis, length_penalty
+from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
+from regard.search.manners import Paper, Standing
 from regard.search.rules import NEVER, Rules, S, Step
 from regard.search.tree import Looked
 
@@ -34,6 +35,7 @@ def beam_search(
     end: int,
     beam: int,
     alpha: float,
+    manner: type[Paper] = Paper,
     nbest: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
     banned: Sequence[int] = (),
@@ -48,9 +50,9 @@ def beam_search(
     assert alpha >= 0
     if not 1 <= nbest <= beam:
         raise RegardError(f"nbest {nbest}: must be from 1 to the beam, {beam}")
-    rules = Rules.of(limits, start, end, prefixes, banned, device)
+    rules = Rules.of(limits, start, end, prefixes, banned, device, manner.forces_end)
     # The score still to be had is greatest for the longest sequence, END counted.
-    longest = [length_penalty(limit + 1, alpha) for limit in rules.limits.tolist()]
+    longest = [manner.penalty(limit + 1, alpha) for limit in rules.limits.tolist()]
     penalties = torch.tensor(longest, dtype=torch.float64, device=device)
     scores = torch.full((len(limits), beam), NEVER, dtype=torch.float64, device=device)
     found: list[list[Hypothesis]] = [[] for _ in limits]
@@ -62,22 +64,21 @@ def beam_search(
         ended = _ended(best, rules.end, beam)
         going = _not_ended(best, rules.end, beam)
 
-        added = (best.totals / length_penalty(live.length + 1, alpha)).masked_fill(~ended, NEVER)
+        penalty = manner.penalty(live.length + 1, alpha)
+        added = (best.totals / penalty).masked_fill(~ended, NEVER)
         own = torch.cat([scores[live.sentences], added], dim=1).topk(beam).values
         scores[live.sentences] = own
-        # This also ends a sentence with nothing to go on with: NEVER is no better than NEVER.
-        hopeless = going.totals[:, 0] / penalties[live.sentences] <= own[:, nbest - 1]
+        # A sentence with nothing to go on with is done too: NEVER is no better than NEVER.
+        now = Standing(going.totals[:, 0], own, live.length + 1, penalties[live.sentences])
         at_limit = live.length >= rules.limits[live.sentences]
-        # With a small beam, poor hypotheses can fill it while the best one is still on its way.
-        leading = going.totals[:, 0] / length_penalty(live.length + 1, alpha) > own[:, nbest - 1]
-        done = hopeless | at_limit | ((own[:, -1] > NEVER) & ~leading)
+        done = at_limit | manner.done(now, alpha, nbest)
 
         if watch is not None:
-            watch(Looked(live.length, best, ended, going, done))
+            watch(Looked(live.length, best, ended, going, done, penalty))
         if ended.any():
-            _add(found, live.finish(ended, best, alpha))
+            _add(found, live.finish(ended, best, alpha, manner.penalty))
         if done.any():
-            _add(found, live.cut(done & (own[:, 0] == NEVER), alpha))
+            _add(found, live.cut(done & (own[:, 0] == NEVER), alpha, manner.penalty))
         live = live.go_on(~done, going)
     return [sorted(some, key=lambda one: one.score, reverse=True)[:nbest] for some in found]
 

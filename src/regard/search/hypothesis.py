@@ -1,6 +1,10 @@
 """What a search gives back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+Penalty = Callable[[int, float], float]
+"""length, END counted, and alpha to what a log-probability is divided by"""
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -24,12 +28,18 @@ class Hypothesis:
     """END was said, or the length was known; False where the sequence was cut off at its greatest length"""
 
     @classmethod
-    def of(cls, tokens: list[int], log_probabilities: list[float], alpha: float) -> "Hypothesis":
+    def of(
+        cls,
+        tokens: list[int],
+        log_probabilities: list[float],
+        alpha: float,
+        penalty: Penalty = length_penalty,
+    ) -> "Hypothesis":
         total = sum(log_probabilities, 0.0)
         return cls(
             tokens=tokens,
             log_probability=total,
-            score=total / length_penalty(len(log_probabilities), alpha),
+            score=total / penalty(max(1, len(log_probabilities)), alpha),
             token_log_probabilities=log_probabilities,
             finished=len(log_probabilities) > len(tokens),
         )

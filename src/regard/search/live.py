@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.search.hypothesis import Hypothesis
+from regard.search.hypothesis import Hypothesis, Penalty, length_penalty
 from regard.search.rules import Rules, S, Step
 
 
@@ -98,22 +98,30 @@ class Live(Generic[S]):
         )
 
     def finish(
-        self, which: Bool[Tensor, "sentences count"], chosen: Continuations, alpha: float = 0.0
+        self,
+        which: Bool[Tensor, "sentences count"],
+        chosen: Continuations,
+        alpha: float = 0.0,
+        penalty: Penalty = length_penalty,
     ) -> list[tuple[int, Hypothesis]]:
         """The hypotheses these continuations, all END, finish; each with its sentence's number."""
         sentences, places = which.nonzero(as_tuple=True)
         beams = chosen.beams[sentences, places]
         ends = chosen.log_probabilities[sentences, places].unsqueeze(1)
         past = self.log_probabilities[sentences, beams]
-        return self._written(sentences, beams, torch.cat([past, ends], dim=1), alpha)
+        return self._written(sentences, beams, torch.cat([past, ends], dim=1), alpha, penalty)
 
     def cut(
-        self, which: Bool[Tensor, "sentences"], alpha: float = 0.0
+        self,
+        which: Bool[Tensor, "sentences"],
+        alpha: float = 0.0,
+        penalty: Penalty = length_penalty,
     ) -> list[tuple[int, Hypothesis]]:
         """The hypotheses of these sentences as they stand, without END."""
         real = which.unsqueeze(1) & self.totals.isfinite()
         sentences, beams = real.nonzero(as_tuple=True)
-        return self._written(sentences, beams, self.log_probabilities[sentences, beams], alpha)
+        past = self.log_probabilities[sentences, beams]
+        return self._written(sentences, beams, past, alpha, penalty)
 
     def _written(
         self,
@@ -121,11 +129,12 @@ class Live(Generic[S]):
         beams: Int[Tensor, "count"],
         log_probabilities: Float[Tensor, "count length"],
         alpha: float,
+        penalty: Penalty,
     ) -> list[tuple[int, Hypothesis]]:
         numbers: list[int] = self.sentences[sentences].tolist()
         tokens: list[list[int]] = self.tokens[sentences, beams, 1:].tolist()
         each: list[list[float]] = log_probabilities.tolist()
         return [
-            (number, Hypothesis.of(sequence, parts, alpha))
+            (number, Hypothesis.of(sequence, parts, alpha, penalty))
             for number, sequence, parts in zip(numbers, tokens, each, strict=True)
         ]

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.search.hypothesis import Hypothesis
+from regard.search.hypothesis import Hypothesis, Penalty, length_penalty
 from regard.search.live import Continuations, Live
 from regard.search.rules import NEVER, Rules, S, Step
 
@@ -24,16 +24,17 @@ def greedy(
     start: int,
     end: int,
     alpha: float = 0.0,
+    penalty: Penalty = length_penalty,
     prefixes: Sequence[Sequence[int]] | None = None,
     banned: Sequence[int] = (),
     device: torch.device | str = "cpu",
 ) -> list[Hypothesis]:
     """Take the most probable token, again and again, until END or the sentence's limit.
 
-    ``alpha`` changes no token, only the score: as a beam of one would tell it.
+    ``alpha`` and ``penalty`` change no token, only the score: as a beam of one would tell it.
     """
     rules = Rules.of(limits, start, end, prefixes, banned, device)
-    return _one_by_one(step, state, rules, _most_probable, alpha)
+    return _one_by_one(step, state, rules, _most_probable, alpha, penalty)
 
 
 @torch.no_grad()
@@ -77,7 +78,12 @@ def sample(
 
 
 def _one_by_one(
-    step: Step[S], state: S, rules: Rules, choose: Choose, alpha: float = 0.0
+    step: Step[S],
+    state: S,
+    rules: Rules,
+    choose: Choose,
+    alpha: float = 0.0,
+    penalty: Penalty = length_penalty,
 ) -> list[Hypothesis]:
     live = Live.begin(state, rules)
     written: dict[int, Hypothesis] = {}
@@ -90,8 +96,8 @@ def _one_by_one(
         stuck = ~ended & (at_limit | ~possible)
         done = (ended | stuck).squeeze(1)
         if done.any():
-            written.update(live.finish(ended, chosen, alpha))
-            written.update(live.cut(stuck.squeeze(1), alpha))
+            written.update(live.finish(ended, chosen, alpha, penalty))
+            written.update(live.cut(stuck.squeeze(1), alpha, penalty))
         live = live.go_on(~done, chosen)
     return [written[number] for number in range(len(rules.limits))]
 

@@ -52,6 +52,8 @@ class Rules:
     """the tokens each sentence must begin with, ``FREE`` after them"""
     banned: Int[Tensor, "banned"]
     """tokens that never come, unless a prefix says so"""
+    forces_end: bool = False
+    """at the limit END comes, at no cost, and nothing else"""
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class Rules:
         prefixes: Sequence[Sequence[int]] | None,
         banned: Sequence[int],
         device: torch.device | str,
+        forces_end: bool = False,
     ) -> "Rules":
         prefixes = prefixes if prefixes is not None else [()] * len(limits)
         assert len(prefixes) == len(limits), "one prefix a sentence (it may be empty)"
@@ -79,6 +82,7 @@ class Rules:
                 len(limits), longest
             ),
             banned=torch.tensor(banned, dtype=torch.long, device=device),
+            forces_end=forces_end,
         )
 
     def log_probabilities(
@@ -92,6 +96,11 @@ class Rules:
         What is left is not normalised again: a forced token costs what the model says it costs.
         """
         everything = logits.float().log_softmax(-1)
+        if self.forces_end:
+            closing = torch.full_like(everything, NEVER)
+            closing[:, self.end] = 0.0
+            at_limit = (position >= self.limits[sentences]).unsqueeze(1)
+            everything = torch.where(at_limit, closing, everything)
         if position >= self.prefixes.shape[1]:
             return everything.index_fill_(1, self.banned, NEVER)
         prefix = self.prefixes[sentences, position].unsqueeze(1)

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from regard.search.hypothesis import length_penalty
 from regard.search.live import Continuations
 
 State = Literal["kept", "pruned", "finished"]
@@ -26,6 +25,8 @@ class Looked(NamedTuple):
     """those that go on"""
     done: Bool[Tensor, "sentences"]
     """which sentences end here"""
+    penalty: float
+    """what a hypothesis of the new length is divided by"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,6 @@ class Tree:
     """Watches the search of a single sentence."""
 
     start: int
-    alpha: float
     nodes: list[Node] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
     """the node at which each live hypothesis stands"""
@@ -62,7 +62,6 @@ class Tree:
         assert len(looked.done) == 1, "a tree is of one sentence"
         places = _places(looked.going)
         going = set() if bool(looked.done[0]) else set(places)
-        penalty = length_penalty(looked.length + 1, self.alpha)
         parts, totals = looked.best.log_probabilities[0].tolist(), looked.best.totals[0].tolist()
         ended = looked.ended[0].tolist()
         ids: dict[Place, int] = {}
@@ -73,7 +72,7 @@ class Tree:
             beam, token = place
             ids[place] = len(self.nodes)
             self.nodes.append(
-                Node(ids[place], self.live[beam], token, part, total, total / penalty, state)
+                Node(ids[place], self.live[beam], token, part, total, total / looked.penalty, state)
             )
         # A place without a hypothesis keeps the root: nothing real will ever stand there.
         self.live = [ids.get(place, 0) for place in places]

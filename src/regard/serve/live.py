@@ -32,8 +32,8 @@ class Gone(Exception):  # noqa: N818
 class Growing(Tree):
     """Tells the best hypothesis after each step, a finished one or the first of the live."""
 
-    def __init__(self, alpha: float, tell: Callable[[list[int]], None]) -> None:
-        super().__init__(START, alpha)
+    def __init__(self, tell: Callable[[list[int]], None]) -> None:
+        super().__init__(START)
         self.tell = tell
 
     def __call__(self, looked: Looked) -> None:
@@ -108,7 +108,7 @@ async def _sentence(
     def work() -> None:
         options = model.recipe.search
         with suppress(Gone):
-            watch = Growing(options.alpha, tell)
+            watch = Growing(tell)
             best = model.find(sentence, beam=options.beam, alpha=options.alpha, watch=watch)
             tell(best.tokens)
 

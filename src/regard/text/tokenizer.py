@@ -78,6 +78,11 @@ class Vocabulary:
         found = (self._processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>"))
         return [int(i) for i in found if i != UNKNOWN]
 
+    @property
+    def never_said(self) -> tuple[int, ...]:
+        """What search may not put into a text."""
+        return (PAD, START, UNKNOWN, MASK, *self.line_breaks)
+
     def normalize(self, text: str) -> str:
         return normalize(text, self.normalization)
 
@@ -120,6 +125,10 @@ class Vocabulary:
         """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
         return [MARKS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
 
+    def files(self, stem: str) -> dict[str, bytes]:
+        """All that must be kept of it, by file name."""
+        return {f"{stem}.model": self.model}
+
 
 @dataclass(frozen=True)
 class Tokenizer:
@@ -135,6 +144,11 @@ class Tokenizer:
 
         labels: the targets are labels, blanks between them; each is an entry as it stands.
         """
+        if section.kind not in MODEL_TYPES:
+            raise RegardError(
+                f"tokenizer.kind {section.kind} comes with an imported model and cannot be learned; "
+                f"learned are {', '.join(MODEL_TYPES)}"
+            )
         if labels:
             return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
         if section.shared:
@@ -147,19 +161,21 @@ class Tokenizer:
         return self.source is self.target
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the model file(s) and say which."""
+        """Write the file(s) and say which."""
         vocabularies = [self.source] if self.shared else [self.source, self.target]
-        paths = _files(folder, self.shared)
-        for path, vocabulary in zip(paths, vocabularies, strict=True):
-            path.write_bytes(vocabulary.model)
-        return paths
+        files: dict[str, bytes] = {}
+        for stem, vocabulary in zip(side_names(self.shared), vocabularies, strict=True):
+            files |= vocabulary.files(stem)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return [folder / name for name in files]
 
     @classmethod
     def load(cls, folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
         forms: list[recipe.Normalization] = [section.normalize] * 2
         if labels:
             forms[1] = LABELS.normalize
-        files = _files(folder, section.shared)
+        files = [folder / f"{stem}.model" for stem in side_names(section.shared)]
         found = [_load(path, form) for path, form in zip(files, forms, strict=False)]
         return cls(found[0], found[-1])
 
@@ -184,18 +200,22 @@ def normalize(text: str, normalization: recipe.Normalization) -> str:
     return NORMALIZATIONS[normalization](text)
 
 
-def _files(folder: Path, shared: bool) -> list[Path]:
-    names = ["tokenizer.model"] if shared else ["tokenizer.source.model", "tokenizer.target.model"]
-    return [folder / name for name in names]
+def side_names(shared: bool) -> list[str]:
+    """How the names of a tokenizer's files begin."""
+    return ["tokenizer"] if shared else ["tokenizer.source", "tokenizer.target"]
 
 
-def _load(path: Path, normalization: recipe.Normalization) -> Vocabulary:
+def read_model(path: Path) -> bytes:
     try:
-        model = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         raise RegardError(f"{path}: no such file; the tokenizer is missing") from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _load(path: Path, normalization: recipe.Normalization) -> Vocabulary:
+    model = read_model(path)
     try:
         vocabulary = Vocabulary(model, normalization)
         marks = [vocabulary._processor.id_to_piece(mark) for mark in MARKS]
