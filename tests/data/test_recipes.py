@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from system.commands import Done, regard, together
+from system.commands import Done, in_workers, inside
 
 from regard.demo import write_pairs
 from regard.recipe import Texts, load_recipe, shipped_recipes
@@ -25,7 +25,7 @@ QUICK = {
     "search.extra_length": "5",
 }
 USE: dict[str, list[object]] = {
-    "translate": ["translate", "run", "a dog", "--beam", 1],
+    "translate": ["translate", "run", "a dog"],
     "tag": ["tag", "run", "a dog"],
     "classify": ["classify", "run", "a dog"],
     "mask": ["fill", "run", "a [MASK]", "--best", 1],
@@ -87,8 +87,8 @@ def use(recipe: str, folder: Path) -> tuple[Done, Done]:
     command = USE[load_recipe(recipe).task]
     changes = {**QUICK, "data.root": str(folder), "tokenizer.size": str(size)}
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    trained = regard("train", recipe, "--out", "run", *sets, cwd=folder)
-    return trained, regard(*command, cwd=folder)
+    trained = inside("train", recipe, "--out", "run", *sets, cwd=folder)
+    return trained, inside(*command, cwd=folder)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def used(
             found[recipe] = reason
         else:
             jobs[recipe] = partial(use, recipe, folder)
-    return {**found, **together(jobs)}
+    return {**found, **in_workers(jobs)}
 
 
 @pytest.mark.parametrize("recipe", shipped_recipes())

@@ -1,12 +1,13 @@
 """Regard as a person uses it: through its command line, in a process of its own."""
 
 import io
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,6 +87,19 @@ def together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     with ThreadPoolExecutor(2) as pool:
         running = {name: pool.submit(job) for name, job in jobs.items()}
         return {name: job.result() for name, job in running.items()}
+
+
+def in_workers(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """The same for jobs that run their commands ``inside``: two processes that import torch once for all."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, context, _settle) as pool:
+        running = {name: pool.submit(job) for name, job in jobs.items()}
+        return {name: job.result() for name, job in running.items()}
+
+
+def _settle() -> None:
+    os.environ.clear()
+    os.environ.update(environment())
 
 
 def write(path: Path, lines: Iterable[str]) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from regard import recipe as recipes
-from system.commands import Done, regard, sequences, together, write, write_recipe
+from system.commands import Done, in_workers, inside, sequences, write, write_recipe
 
 CHOICES: dict[str, Any] = {
     "model.attention.score": recipes.Score,
@@ -103,7 +103,7 @@ def learn(folder: Path, case: str) -> tuple[Done, float]:
     """Train, and the share of unseen sequences that came out wrong."""
     recipe = write_data(folder, sorted if case in BLIND else list)
     sets = [word for change in CASES[case] for word in ("--set", change)]
-    done = regard("train", recipe, *sets, "--out", "run", cwd=folder)
+    done = inside("train", recipe, *sets, "--out", "run", cwd=folder)
     if done.returncode:
         return done, 100.0
     (wrong,) = json.loads((folder / "run" / "card.json").read_text())["test"]
@@ -112,7 +112,7 @@ def learn(folder: Path, case: str) -> tuple[Done, float]:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, float]]:
-    return together(
+    return in_workers(
         {case: partial(learn, tmp_path_factory.mktemp("choice"), case) for case in CASES}
     )
 

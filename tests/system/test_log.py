@@ -61,7 +61,7 @@ def test_the_card_tells_all_it_takes_to_judge_and_to_repeat_the_run(workshop: Pa
     assert card["steps"] == 300
     assert card["reason_stopped"] == "all 300 steps are done"
     assert card["data"]["train"]["kept"] == 3000
-    assert card["vocabulary"] == {"source": 12, "target": 12}
+    assert card["vocabulary"] == {"source": 13, "target": 13}
     assert [result["measure"] for result in card["test"]] == ["bleu", "chrf", "ter"]
     assert all(result["signature"] and result["low"] is not None for result in card["test"])
     assert card["valid"]["best_loss"] < 0.5
