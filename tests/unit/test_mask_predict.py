@@ -50,9 +50,7 @@ class Mock:
         return torch.tensor(logits)
 
 
-def by_hand(
-    model: Model, sentence: int, length: int, guess: float, rounds: int, banned: list[int]
-) -> Hypothesis:
+def by_hand(model: Model, sentence: int, length: int, rounds: int, banned: list[int]) -> Hypothesis:
     """One candidate, word by word."""
     words, sureness = [MASK] * length, [0.0] * length
     for number in range(rounds):
@@ -66,13 +64,13 @@ def by_hand(
             sureness[place] = logits[words[place]]
     kept = words.index(END) + 1 if END in words else length
     tokens = [word for word in words[:kept] if word != END]
-    each = [*sureness[:kept], guess]
+    total = sum(sureness[:kept])
     finished = END in banned or END in words
-    return Hypothesis(tokens, sum(each), sum(each) / len(each), each, finished)
+    return Hypothesis(tokens, total, total / kept, sureness[:kept], finished)
 
 
 def search(
-    model: Model, lengths: list[list[int]], rounds: int, banned: list[int]
+    model: Model, lengths: list[list[int]], rounds: int, banned: list[int], nbest: int = 1
 ) -> list[list[Hypothesis]]:
     return mask_predict(
         Mock(model, len(lengths[0])),
@@ -81,6 +79,7 @@ def search(
         mask=MASK,
         pad=PAD,
         end=END,
+        nbest=nbest,
         banned=banned,
     )
 
@@ -97,25 +96,9 @@ def test_it_is_the_loop_over_single_candidates(
 ) -> None:
     model = hashed(seed, V=6)
     banned = [PAD, MASK] if cut else [PAD, MASK, END]
-    chance = random.Random(seed)
-    guesses = [[chance.uniform(-3, 0) for _ in some] for some in lengths]
-    found = mask_predict(
-        Mock(model, 3),
-        torch.tensor(lengths),
-        length_log_probabilities=torch.tensor(guesses),
-        rounds=rounds,
-        mask=MASK,
-        pad=PAD,
-        end=END,
-        nbest=3,
-        banned=banned,
-    )
+    found = search(model, lengths, rounds, banned, nbest=3)
     for sentence, (some, mine) in enumerate(zip(lengths, found, strict=True)):
-        wanted = [
-            by_hand(model, sentence, length, guess, rounds, banned)
-            for length, guess in zip(some, guesses[sentence], strict=True)
-            if length
-        ]
+        wanted = [by_hand(model, sentence, length, rounds, banned) for length in some if length]
         wanted.sort(key=lambda one: one.score, reverse=True)
         assert [one.tokens for one in mine] == [one.tokens for one in wanted]
         assert [one.finished for one in mine] == [one.finished for one in wanted]

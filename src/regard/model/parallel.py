@@ -11,7 +11,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD
-from regard.nn.parallel import Lengths, Parallel, ParallelState
+from regard.nn.parallel import Parallel, ParallelState
 from regard.recipe import Search
 from regard.search import Hypothesis, Round, mask_predict
 
@@ -57,11 +57,10 @@ class Rounds:
             most = torch.tensor(limits, device=device)
             lengths = network.length.choose(state.memory, most, self.candidates)
         else:
-            lengths = Lengths(torch.full((len(limits), 1), self.length, device=device), None)
+            lengths = torch.full((len(limits), 1), self.length, device=device)
         return mask_predict(
             partial(network.fill, state=state),
-            lengths.words,
-            length_log_probabilities=lengths.log_probabilities,
+            lengths,
             rounds=self.rounds,
             mask=MASK,
             pad=PAD,

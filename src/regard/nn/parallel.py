@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,14 +24,6 @@ from regard.nn.transformer import DecoderState, Memory, Transformer
 
 UNLIKELY = 0.01
 """a length at most so many times as likely as the likeliest is no candidate: words alone would not tell it is wrong"""
-
-
-class Lengths(NamedTuple):
-    """Some lengths for each sentence, likeliest first; 0 where there are no more."""
-
-    words: Int[Tensor, "B candidates"]
-    log_probabilities: Float[Tensor, "B candidates"] | None
-    """None where a length is no guess"""
 
 
 class Length(nn.Module, ABC):
@@ -51,8 +43,10 @@ class Length(nn.Module, ABC):
         """To be added to the mean loss of the words."""
 
     @abstractmethod
-    def choose(self, memory: Memory, limits: Int[Tensor, "B"], count: int) -> Lengths:
-        """The count likeliest lengths up to the limit."""
+    def choose(
+        self, memory: Memory, limits: Int[Tensor, "B"], count: int
+    ) -> Int[Tensor, "B candidates"]:
+        """The count likeliest lengths up to the limit, likeliest first; 0 where there are fewer."""
 
 
 class Predicted(Length):
@@ -87,15 +81,16 @@ class Predicted(Length):
         there = lengths > 0
         return self.weight * (each * there).sum() / there.sum().clamp(min=1)
 
-    def choose(self, memory: Memory, limits: Int[Tensor, "B"], count: int) -> Lengths:
-        guesses = self(memory).float().log_softmax(-1)
-        difference = torch.arange(-self.farthest, self.farthest + 1, device=guesses.device)
+    def choose(
+        self, memory: Memory, limits: Int[Tensor, "B"], count: int
+    ) -> Int[Tensor, "B candidates"]:
+        logits = self(memory).float()
+        difference = torch.arange(-self.farthest, self.farthest + 1, device=logits.device)
         lengths = _words(memory.real)[:, None] + difference
         possible = (lengths >= 1) & (lengths <= limits[:, None])
-        best = guesses.masked_fill(~possible, -torch.inf).topk(min(count, guesses.shape[1]))
+        best = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
         chosen = lengths.gather(1, best.indices)
-        unlikely = best.values < best.values[:, :1] + math.log(UNLIKELY)
-        return Lengths(chosen.masked_fill(unlikely, 0), best.values)
+        return chosen.masked_fill(best.values < best.values[:, :1] + math.log(UNLIKELY), 0)
 
 
 class Cut(Length):
@@ -123,8 +118,10 @@ class Cut(Length):
     def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
         return memory.states.new_zeros(())
 
-    def choose(self, memory: Memory, limits: Int[Tensor, "B"], count: int) -> Lengths:
-        return Lengths(torch.minimum(_words(memory.real) + self.spare, limits)[:, None], None)
+    def choose(
+        self, memory: Memory, limits: Int[Tensor, "B"], count: int
+    ) -> Int[Tensor, "B candidates"]:
+        return torch.minimum(_words(memory.real) + self.spare, limits)[:, None]
 
 
 def _words(real: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:

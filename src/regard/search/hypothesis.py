@@ -23,7 +23,7 @@ class Hypothesis:
     score: float
     """``log_probability`` over the length penalty, or their mean; what the search is best in"""
     token_log_probabilities: list[float]
-    """of each token, then END's if it was said, or the length's if it was predicted"""
+    """of each token, then END's if it was said"""
     finished: bool
     """END was said, or the length was known; False where the sequence was cut off at its greatest length"""
 

@@ -3,7 +3,7 @@
 In the first round every place is hidden. In round r of R, T (R - r + 1) / R of the T words, rounded down, are hidden
 again: those the model was least sure of when it said them. It guesses them from the others. One round is plain
 non-autoregressive translation. Several lengths of one sentence go side by side, and the translation with the highest
-mean log-probability is the best; a predicted length counts like one more word, as END does where it is said.
+mean log-probability is the best.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,6 @@ def mask_predict(
     mask: int,
     pad: int,
     end: int,
-    length_log_probabilities: Float[Tensor, "sentences candidates"] | None = None,
     nbest: int = 1,
     banned: Sequence[int] = (),
     watch: Callable[[Round], None] | None = None,
@@ -68,7 +67,7 @@ def mask_predict(
         sureness = sureness.masked_scatter(hidden, values)
         if watch is not None:
             watch(Round(read, said, sureness))
-    found = _read(said, sureness, lengths, length_log_probabilities, end, end in banned)
+    found = _read(said, sureness, lengths, end, always_ends=end in banned)
     return [sorted(some, key=lambda one: one.score, reverse=True)[:nbest] for some in found]
 
 
@@ -96,37 +95,29 @@ def _read(
     said: Int[Tensor, "rows T"],
     log_probabilities: Float[Tensor, "rows T"],
     lengths: Int[Tensor, "sentences candidates"],
-    of_lengths: Float[Tensor, "sentences candidates"] | None,
     end: int,
     always_ends: bool,
 ) -> list[list[Hypothesis]]:
     """All candidates of each sentence."""
-    guesses: list[list[list[float]]] = (
-        lengths.new_zeros(*lengths.shape, 0) if of_lengths is None else of_lengths.unsqueeze(2)
-    ).tolist()
     shape = (*lengths.shape, said.shape[1])
     tokens: list[list[list[int]]] = said.view(shape).tolist()
     values: list[list[list[float]]] = log_probabilities.view(shape).tolist()
     return [
         [
-            _cut(words[:length], each[:length], guess, end, always_ends)
-            for words, each, guess, length in zip(*candidates, strict=True)
+            _cut(words[:length], each[:length], end, always_ends)
+            for words, each, length in zip(*candidates, strict=True)
             if length
         ]
-        for candidates in zip(tokens, values, guesses, lengths.tolist(), strict=True)
+        for candidates in zip(tokens, values, lengths.tolist(), strict=True)
     ]
 
 
 def _cut(
-    words: list[int],
-    log_probabilities: list[float],
-    guess: list[float],
-    end: int,
-    always_ends: bool,
+    words: list[int], log_probabilities: list[float], end: int, always_ends: bool
 ) -> Hypothesis:
-    """One candidate up to its first END; its score is the mean, END or the guess of the length counted."""
+    """One candidate up to its first END; its score is the mean, END counted."""
     length = words.index(end) if end in words else len(words)
-    kept = [*log_probabilities[: length + 1], *guess]
+    kept = log_probabilities[: length + 1]
     return Hypothesis(
         tokens=words[:length],
         log_probability=sum(kept),
