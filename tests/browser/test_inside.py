@@ -196,9 +196,8 @@ def test_any_node_shows_where_it_looked(look: Open, traced: Trace) -> None:
 
 def test_a_place_without_attention_and_keys_that_are_no_words(look: Open) -> None:
     shown = synthetic()
-    other = replace(
-        shown, encoder=np.zeros((0, 0, 0, 0), dtype=np.float32), cross=shown.cross[..., :3]
-    )
+    none = np.zeros((0, 0, 0, 0), dtype=np.float32)
+    other = replace(shown, encoder=none, cross=shown.cross[..., :3], mixed={"cross"})
     page = look(other, "#view=heads&pane=cross&layer=0&head=0")
     until(page, "document.querySelector('#map').width === 3")
     assert texts(page, ".pane .quiet")[1] == "This model has none here."
