@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from system.commands import Done, regard, together, write_task
+from system.commands import Done, in_workers, inside, write_task
 
 Task = Callable[[list[str]], Iterable[str]]
 
@@ -15,8 +15,6 @@ CASES: dict[str, tuple[Task, list[str]]] = {
     "copy": (list, []),
     "reverse": (reversed, []),
     "sort": (sorted, []),
-    "norms after": (reversed, ["model.norm_place=after", "training.rate=0.003"]),
-    "learned positions": (reversed, ["model.position=learned"]),
     "bpe, not shared": (
         list,
         ["tokenizer.kind=bpe", "tokenizer.size=300", "tokenizer.shared=false"],
@@ -38,9 +36,9 @@ class Learned(NamedTuple):
 def learn(folder: Path, name: str, task: Task, changes: list[str]) -> Learned:
     recipe = write_task(folder, task, count=4000)
     sets = [word for change in changes for word in ("--set", change)]
-    training = regard("train", recipe, *sets, "--out", "run", cwd=folder)
+    training = inside("train", recipe, *sets, "--out", "run", cwd=folder)
     translating = {
-        beam: regard("translate", "run", "--input", "test.src", "--beam", beam, cwd=folder)
+        beam: inside("translate", "run", "--input", "test.src", "--beam", beam, cwd=folder)
         for beam in BEAMS.get(name, [5])
     }
     return Learned(training, translating, (folder / "test.tgt").read_text().splitlines())
@@ -48,7 +46,7 @@ def learn(folder: Path, name: str, task: Task, changes: list[str]) -> Learned:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Learned]:
-    return together(
+    return in_workers(
         {
             name: partial(learn, tmp_path_factory.mktemp("learn"), name, *case)
             for name, case in CASES.items()
