@@ -17,10 +17,10 @@ install: .venv/installed
 demo: install
 	$(BIN)/regard demo --out runs/demo
 
-# Unit tests share the cores; the others start processes of their own.
+# Unit and browser tests share the cores; the others start processes of their own.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile tests/unit
-	$(BIN)/pytest tests/browser tests/system tests/data
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile tests/unit tests/browser
+	$(BIN)/pytest tests/system tests/data
 
 check: install
 	$(BIN)/ruff check .

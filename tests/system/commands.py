@@ -52,6 +52,7 @@ def inside(*arguments: object, cwd: Path) -> Done:
     words = ["regard", *map(str, arguments)]
     code: object = 0
     before, sys.argv = sys.argv, words
+    corpora = os.environ.pop("REGARD_DATA", None)
     try:
         with chdir(cwd), redirect_stdout(said), redirect_stderr(told):
             main()
@@ -59,6 +60,8 @@ def inside(*arguments: object, cwd: Path) -> Done:
         code = exit.code
     finally:
         sys.argv = before
+        if corpora is not None:
+            os.environ["REGARD_DATA"] = corpora
     status = code if isinstance(code, int) else 0
     return subprocess.CompletedProcess(words, status, said.getvalue(), told.getvalue())
 
