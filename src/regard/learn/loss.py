@@ -32,14 +32,25 @@ LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """numbers, on each kind of device; small enough for the processor's cache, large enough to fill a GPU"""
 
 
-class Objective(nn.Module):
-    """A network with what is wanted of it: source, target and wanted tokens in, the summed loss out."""
+class Goal(nn.Module):
+    """A network with what is wanted of it: a batch in, the summed loss out."""
 
-    def __init__(self, network: Network, training: recipe.Training) -> None:
+    def __init__(self, network: nn.Module, training: recipe.Training) -> None:
         super().__init__()
-        self.network = network
-        self.smoothing = training.label_smoothing
-        self.over: recipe.Smoothing = training.smoothing_over
+        self.network: Any = network
+        self.settings = training
+
+    def loss(self, states: Float[Tensor, "B T d"], wanted: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        """Cross-entropy of what the states are projected to; labels are smoothed in training only."""
+        smoothing = self.settings.label_smoothing if self.training else 0.0
+        projection, over = self.network.projection, self.settings.smoothing_over
+        return cross_entropy(states, projection.weight, wanted, smoothing, over, projection.bias)
+
+
+class Objective(Goal):
+    """Source, target and wanted tokens in: the next word at each place."""
+
+    network: Network
 
     def forward(
         self,
@@ -48,10 +59,7 @@ class Objective(nn.Module):
         wanted: Int[Tensor, "B T"],
         tree: TreeTensors | None = None,
     ) -> Float[Tensor, ""]:
-        states = self.network.decode(target, self.remember(source, tree))
-        smoothing = self.smoothing if self.training else 0.0
-        weight, bias = self.network.projection.weight, self.network.projection.bias
-        return cross_entropy(states, weight, wanted, smoothing, self.over, bias)
+        return self.loss(self.network.decode(target, self.remember(source, tree)), wanted)
 
     def remember(self, source: Int[Tensor, "B S"], tree: TreeTensors | None) -> Any:
         """What the network remembers of the source."""
@@ -59,44 +67,31 @@ class Objective(nn.Module):
         return self.network.encode(source, places)
 
 
-class LabelObjective(nn.Module):
+class LabelObjective(Goal):
     """A labeller or classifier: the wanted labels, PAD where there is none."""
 
-    def __init__(self, network: Labeller, training: recipe.Training) -> None:
-        super().__init__()
-        self.network = network
-        self.smoothing = training.label_smoothing
-        self.over: recipe.Smoothing = training.smoothing_over
-        self.dropped = training.word_dropout
+    network: Labeller
 
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B P"]
     ) -> Float[Tensor, ""]:
-        shown = drop_words(source, self.dropped) if self.training and self.dropped else source
-        states = self.network.states(shown)
-        smoothing = self.smoothing if self.training else 0.0
-        return cross_entropy(states, self.network.projection.weight, wanted, smoothing, self.over)
+        dropped = self.settings.word_dropout if self.training else 0.0
+        shown = drop_words(source, dropped) if dropped else source
+        return self.loss(self.network.states(shown), wanted)
 
 
-class MaskObjective(nn.Module):
+class MaskObjective(Goal):
     """BERT's masked words: other ones each step, but in validation always the same."""
 
-    def __init__(self, network: Guesser, training: recipe.Training) -> None:
-        super().__init__()
-        self.network = network
-        self.smoothing = training.label_smoothing
-        self.over: recipe.Smoothing = training.smoothing_over
+    network: Guesser
 
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B S"]
     ) -> Float[Tensor, ""]:
-        projection = self.network.projection.weight
         fixed = None if self.training else torch.Generator().manual_seed(0)
-        shown, hidden = hide(source, wanted, len(projection), fixed)
+        shown, hidden = hide(source, wanted, len(self.network.projection.weight), fixed)
         there = hidden != PAD  # one in seven: the others need no logits
-        states = self.network.states(shown)[there]
-        smoothing = self.smoothing if self.training else 0.0
-        return cross_entropy(states[None], projection, hidden[there][None], smoothing, self.over)
+        return self.loss(self.network.states(shown)[there][None], hidden[there][None])
 
 
 class HiddenWords(Objective):
@@ -120,11 +115,8 @@ class HiddenWords(Objective):
         hidden = hide_words(words != PAD, self._chance(words.device))
         memory = self.remember(source, tree)
         states = self.network.decode(words.masked_fill(hidden, MASK), memory)
-        weight, bias = self.network.projection.weight, self.network.projection.bias
-        smoothing = self.smoothing if self.training else 0.0
         guessed, right = states[hidden][None], words[hidden][None]
-        total = cross_entropy(guessed, weight, right, smoothing, self.over, bias)
-        mean = total / max(1, right.numel())
+        mean = self.loss(guessed, right) / max(1, right.numel())
         if self.training:
             mean = mean + length.loss(memory, words)
         return mean * (wanted != PAD).sum()
