@@ -237,12 +237,12 @@ def test_trees_rest_in_the_store_and_come_back_in_batches(
     write_store(tmp_path / "a", pairs, tokenizer, None, Parallel(recipe).rows)
     batch = collate(Store(tmp_path / "a"), np.arange(3))
     wanted = collate_trees([token_tree(p.source, parse_of(p), tokenizer.source) for p in pairs])
-    assert batch.tree is not None
-    for found, right in zip(batch.tree, wanted, strict=True):
+    assert batch.places is not None
+    for found, right in zip(batch.places, wanted, strict=True):
         assert torch.equal(found, right)
-    assert batch.tree[0].shape == batch.source.shape
+    assert batch.places[0].shape == batch.source.shape
     write_store(tmp_path / "b", pairs, tokenizer, None)
-    assert collate(Store(tmp_path / "b"), np.arange(3)).tree is None
+    assert collate(Store(tmp_path / "b"), np.arange(3)).places is None
 
 
 # The model

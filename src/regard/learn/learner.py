@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -31,12 +32,22 @@ from regard.learn.loss import OBJECTIVES
 from regard.learn.optimizers import OPTIMIZERS, learning_rate
 from regard.learn.prepare import Prepared, valid_pairs
 from regard.learn.start import take_weights
-from regard.model import MODELS, arithmetic, build, put_weights, weights_of
+from regard.learn.update import Numbers, Recorded, Update
+from regard.model import MODELS, build, put_weights, weights_of
 from regard.run import Run
 from regard.score import Result
-from regard.text.batches import Batch, plan_batches, plan_in_order
+from regard.text.batches import (
+    Batch,
+    Room,
+    pack,
+    plan_batches,
+    plan_in_order,
+    plan_mixed,
+    room,
+)
 from regard.text.corpus import Pair
 from regard.text.forms import FORMS
+from regard.text.store import Places
 
 
 class Place(NamedTuple):
@@ -49,7 +60,8 @@ class Place(NamedTuple):
 class Drawn(NamedTuple):
     """One batch as it comes from the data."""
 
-    batch: Batch
+    parts: list[Batch]
+    """worked on one after the other"""
     tokens: int
     """target tokens of the whole batch, over all processes"""
     after: Place
@@ -92,9 +104,6 @@ class Learner:
         self.optimizer = OPTIMIZERS[self.training.optimizer](
             self.network.parameters(), self.training
         )
-        self.moving: dict[str, Tensor] | None = None
-        if self.training.ema:
-            self.moving = {name: w.clone() for name, w in weights_of(self.network).items()}
         self.progress = Progress()
         self.validation_seconds = 0.0
         """what the last one took, or a guess before the first"""
@@ -103,6 +112,11 @@ class Learner:
         if group.size > 1:
             ids = [group.device.index] if group.device.type == "cuda" else None
             self.shared = DistributedDataParallel(self.objective, ids)
+        self.update = Update(self.shared, self.optimizer, self.training, group.device)
+        self.recorded = Recorded(self.update, self.network) if records(recipe, group) else None
+        self.moving: dict[str, Tensor] | None = None
+        if self.training.ema:
+            self.follow({name: w.clone() for name, w in weights_of(self.network).items()})
         self.model = MODELS[recipe.task](
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
@@ -111,74 +125,64 @@ class Learner:
     # One step
 
     def step(self, drawn: list[Drawn]) -> Tensor:
-        """Learn from some batches at once; the summed loss over this process's tokens."""
+        """Learn from some batches at once; the mean loss of this process's tokens."""
         self.progress.step += 1
         step, training = self.progress.step, self.training
-        _seed(training.seed, step, self.group.rank)
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = learning_rate(step, training, self.recipe.model.width)
-        tokens = sum(part.tokens for part in drawn)
-        total = torch.zeros((), device=self.group.device)
-        for number, part in enumerate(drawn, 1):
-            with self._in_step_with_others(number == len(drawn)):
-                loss = self.loss(self.shared, part.batch)
-                # Other processes add their share: DistributedDataParallel takes the mean.
-                torch.autograd.backward(loss * (self.group.size / tokens))
-            total += loss.detach()
-        if training.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), training.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._move_average()
+        _seed(training.seed, step, self.group)
+        tokens = sum(one.tokens for one in drawn)
+        # In the first steps the average follows closely, so that it forgets the random start.
+        drift = 1 - min(training.ema, (1 + step) / (10 + step))
+        # Other processes add their share: DistributedDataParallel takes the mean.
+        share = self.group.size / tokens
+        rate = learning_rate(step, training, self.recipe.model.width)
+        parts = [part for one in drawn for part in one.parts]
+        loss = (self.recorded or self.update)(parts, Numbers(share, rate, drift))
         self.progress.tokens += tokens
         self.progress.epoch, self.progress.batch = drawn[-1].after
-        return total * (self.group.size / tokens)
-
-    def loss(self, objective: nn.Module, batch: Batch) -> Tensor:
-        """Summed over the tokens of the batch."""
-        batch = batch.to(self.group.device)
-        with arithmetic(self.training.precision, self.group.device):
-            trees = () if batch.tree is None else (batch.tree,)
-            loss: Tensor = objective(batch.source, batch.target, batch.wanted, *trees)
         return loss
 
-    def _in_step_with_others(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients are shared among processes once a step, with its last batch."""
-        if isinstance(self.shared, DistributedDataParallel) and not last:
-            return self.shared.no_sync()
-        return nullcontext()
-
-    @torch.no_grad()
-    def _move_average(self) -> None:
-        if self.moving is None:
-            return
-        # In the first steps the average follows closely, so that it forgets the random start.
-        step = self.progress.step
-        decay = min(self.training.ema, (1 + step) / (10 + step))
-        weights = weights_of(self.network)
-        for name, mean in self.moving.items():
-            mean.lerp_(weights[name].to(mean.dtype), 1 - decay)
+    def follow(self, means: dict[str, Tensor]) -> None:
+        """Let these be the moving average of the weights."""
+        self.moving, weights = means, weights_of(self.network)
+        self.update.moving = list(means.values()), [weights[name] for name in means]
 
     # The data
 
     def batches(self) -> Iterator[Drawn]:
         """Batches without end, from where the progress stands."""
-        store, training = self.prepared.train, self.training
         epoch, batch = self.progress.epoch, self.progress.batch
         while True:
-            plan = plan_batches(
-                store.source_lengths,
-                store.target_lengths,
-                training.tokens_per_batch,
-                training.seed,
-                epoch,
-            )
+            plan = self.planned(epoch)
             for number in range(batch, len(plan)):
                 rows = plan[number]
-                tokens = self.form.tokens(store, rows)
-                ours = self.form.collate(store, rows, self.group.rank, self.group.size)
-                yield Drawn(ours, tokens, Place(epoch, number + 1))
+                tokens = self.form.tokens(self.prepared.train, rows)
+                yield Drawn(self.tensors(rows), tokens, Place(epoch, number + 1))
             epoch, batch = epoch + 1, 0
+
+    def planned(self, epoch: int) -> list[Places]:
+        """The rows of each batch of an epoch."""
+        store, training = self.prepared.train, self.training
+        lengths = store.source_lengths, store.target_lengths
+        if training.batches == "packed":
+            return plan_mixed(*lengths, self.room, training.seed, epoch)
+        return plan_batches(*lengths, training.tokens_per_batch, training.seed, epoch)
+
+    @cached_property
+    def room(self) -> Room:
+        store = self.prepared.train
+        return room(store.source_lengths, store.target_lengths, self.training.tokens_per_batch)
+
+    def tensors(self, rows: Places) -> list[Batch]:
+        """A batch as it is worked on: packed into one row, in a few parts of like length, or whole."""
+        store, group = self.prepared.train, self.group
+        if self.recorded is not None:
+            return [pack(store, rows, self.room).map(torch.Tensor.pin_memory)]
+        parts = [rows]
+        if self.training.batches == "packed":
+            lengths = store.source_lengths[rows], store.target_lengths[rows]
+            most = -(-self.training.tokens_per_batch // PARTS)
+            parts = [rows[part] for part in plan_in_order(*lengths, most)]
+        return [self.form.collate(store, part, group.rank, group.size) for part in parts]
 
     # Validation
 
@@ -230,7 +234,8 @@ class Learner:
         lengths = store.source_lengths, store.target_lengths
         total, tokens = 0.0, 0
         for rows in plan_in_order(*lengths, self.training.tokens_per_batch):
-            total += float(self.loss(self.objective, self.form.collate(store, rows)))
+            batch = self.form.collate(store, rows).to(self.group.device)
+            total += float(self.update.loss(self.objective, batch))
             tokens += self.form.tokens(store, rows)
         return total / tokens
 
@@ -264,7 +269,7 @@ class Learner:
         self.progress, groups = load_checkpoint(files[-1])
         put_weights(self.network, groups["model"], str(files[-1]))
         if self.moving is not None:
-            self.moving = {n: t.to(self.group.device) for n, t in groups["average"].items()}
+            self.follow({n: t.to(self.group.device) for n, t in groups["average"].items()})
         put_moments(self.optimizer, self.names, groups["optimizer"])
 
     def chosen(self) -> list[Path]:
@@ -278,9 +283,20 @@ class Learner:
         return best[: self.training.keep if self.training.average == "best" else 1]
 
 
-def _seed(seed: int, step: int, rank: int) -> None:
+PARTS = 4
+"""in which a batch of mixed lengths is worked on where it cannot be packed: each has less padding than the whole"""
+
+
+def records(recipe: recipes.Recipe, group: Group) -> bool:
+    """Whether an update is always the same work, on a GPU, with an optimizer whose state can lie there."""
+    alone = group.size == 1 and group.device.type == "cuda"
+    packed = recipe.training.batches == "packed"
+    return alone and packed and recipe.training.optimizer in ("adam", "adamw")
+
+
+def _seed(seed: int, step: int, group: Group) -> None:
     """Dropout of this step in this process depends on nothing that came before."""
-    (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
+    (state,) = np.random.SeedSequence([seed, step, group.rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(state >> 1))
 
 

@@ -18,8 +18,8 @@ from regard.nn.encoder_only import Guesser, Labeller
 from regard.nn.masking import drop_words, hide
 from regard.nn.network import Network
 from regard.nn.parallel import Parallel
-from regard.nn.positions import Tree
-from regard.text.batches import TreeTensors
+from regard.nn.positions import Packing, Span, Tree
+from regard.text.batches import PackingTensors, TreeTensors
 
 SMOOTHINGS: dict[recipe.Smoothing, Callable[[float, int], float]] = {
     # Over all K classes, the right one too: it keeps 1 - eps + eps/K. This is torch's convention.
@@ -32,6 +32,12 @@ LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """numbers, on each kind of device; small enough for the processor's cache, large enough to fill a GPU"""
 
 
+Portion = Callable[
+    [Float[Tensor, "n V"], Int[Tensor, "n"], float, bool], tuple[Tensor, Float[Tensor, "n V"]]
+]
+"""The loss of some logits, and its gradient."""
+
+
 class Goal(nn.Module):
     """A network with what is wanted of it: a batch in, the summed loss out."""
 
@@ -39,12 +45,15 @@ class Goal(nn.Module):
         super().__init__()
         self.network: Any = network
         self.settings = training
+        self.of_portion: Portion = smoothed_loss
 
     def loss(self, states: Float[Tensor, "B T d"], wanted: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Cross-entropy of what the states are projected to; labels are smoothed in training only."""
         smoothing = self.settings.label_smoothing if self.training else 0.0
         projection, over = self.network.projection, self.settings.smoothing_over
-        return cross_entropy(states, projection.weight, wanted, smoothing, over, projection.bias)
+        return cross_entropy(
+            *(states, projection.weight, wanted, smoothing, over, projection.bias, self.of_portion)
+        )
 
 
 class Objective(Goal):
@@ -57,14 +66,22 @@ class Objective(Goal):
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
         wanted: Int[Tensor, "B T"],
-        tree: TreeTensors | None = None,
+        places: TreeTensors | PackingTensors | None = None,
     ) -> Float[Tensor, ""]:
-        return self.loss(self.network.decode(target, self.remember(source, tree)), wanted)
+        return self.loss(self.network.decode(target, self.remember(source, places)), wanted)
 
-    def remember(self, source: Int[Tensor, "B S"], tree: TreeTensors | None) -> Any:
+    def remember(
+        self, source: Int[Tensor, "B S"], places: TreeTensors | PackingTensors | None
+    ) -> Any:
         """What the network remembers of the source."""
-        places = None if tree is None else Tree(*(part.long() for part in tree))
-        return self.network.encode(source, places)
+        return self.network.encode(source, None if places is None else where(places))
+
+
+def where(places: TreeTensors | PackingTensors) -> Tree | Packing:
+    """Trees are two tensors, packed rows four pairs of them."""
+    if len(places) == 2:
+        return Tree(*(part.long() for part in places))
+    return Packing(*(Span(*places[first : first + 2]) for first in range(0, 8, 2)))
 
 
 class LabelObjective(Goal):
@@ -108,12 +125,12 @@ class HiddenWords(Objective):
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
         wanted: Int[Tensor, "B T"],
-        tree: TreeTensors | None = None,
+        places: TreeTensors | PackingTensors | None = None,
     ) -> Float[Tensor, ""]:
         length = self.network.length
         words = length.places(source, wanted)
         hidden = hide_words(words != PAD, self._chance(words.device))
-        memory = self.remember(source, tree)
+        memory = self.remember(source, places)
         states = self.network.decode(words.masked_fill(hidden, MASK), memory)
         guessed, right = states[hidden][None], words[hidden][None]
         mean = self.loss(guessed, right) / max(1, right.numel())
@@ -159,11 +176,13 @@ def cross_entropy(
     smoothing: float = 0.0,
     over: recipe.Smoothing = "all",
     bias: Float[Tensor, " V"] | None = None,
+    of_portion: Portion | None = None,
 ) -> Float[Tensor, ""]:
     """The sum over all real tokens; divide by their number for the mean. Padding counts nothing."""
     epsilon = SMOOTHINGS[over](smoothing, len(projection))
     loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        states.flatten(0, 1), projection, bias, wanted.flatten(), epsilon, torch.is_grad_enabled()
+        *(states.flatten(0, 1), projection, bias, wanted.flatten(), epsilon),
+        *(of_portion or smoothed_loss, torch.is_grad_enabled()),
     )
     return loss
 
@@ -179,6 +198,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         bias: Float[Tensor, " V"] | None,
         wanted: Int[Tensor, "N"],
         epsilon: float,
+        of_portion: Portion,
         learning: bool,
     ) -> Float[Tensor, ""]:
         kind = _number_format(states)
@@ -188,15 +208,14 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         weight_gradient = torch.zeros_like(projection if learning else projection[:0])
         bias_gradient = None if bias is None else torch.zeros_like(bias)
         for part in _portions(len(states), len(projection), states.device):
-            logits = (rows[part] @ weight.T).to(_sum_format(states))
+            logits = rows[part] @ weight.T
             if bias is not None:
                 logits += bias
-            total, gradient = smoothed_loss(logits, wanted[part], epsilon, learning)
+            total, gradient = of_portion(logits, wanted[part], epsilon, learning)
             loss += total
             if learning:
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
-                gradient = gradient.to(kind)
                 state_gradient[part] = (gradient @ weight).to(states.dtype)
                 weight_gradient += (gradient.T @ rows[part]).to(projection.dtype)
         context.save_for_backward(state_gradient, weight_gradient, bias_gradient)
@@ -206,7 +225,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def backward(context: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
         of_states, of_weight, of_bias = context.saved_tensors
         of_bias = None if of_bias is None else of_bias * above[0]
-        return of_states * above[0], of_weight * above[0], of_bias, None, None, None
+        return of_states * above[0], of_weight * above[0], of_bias, None, None, None, None
 
 
 def smoothed_loss(
@@ -214,9 +233,9 @@ def smoothed_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
     """The loss of a portion, and its gradient: softmax minus the smoothed target, nothing at padding."""
     classes = logits.shape[1]
-    real = (wanted != PAD).to(logits.dtype)
+    real = (wanted != PAD).to(_sum_format(logits))
     index = wanted[:, None]
-    log_probabilities = logits.log_softmax(-1)
+    log_probabilities = logits.to(_sum_format(logits)).log_softmax(-1)
     right = log_probabilities.gather(1, index)[:, 0]
     spread = log_probabilities.mean(-1) if epsilon else right
     loss = -(((1 - epsilon) * right + epsilon * spread) * real).sum()
@@ -225,7 +244,23 @@ def smoothed_loss(
     gradient = log_probabilities.exp_()
     gradient -= epsilon / classes
     gradient.scatter_add_(1, index, gradient.new_full(index.shape, epsilon - 1))
-    return loss, gradient.mul_(real[:, None])
+    return loss, gradient.mul_(real[:, None]).to(logits.dtype)
+
+
+def fused_loss(
+    logits: Float[Tensor, "n V"], wanted: Int[Tensor, "n"], epsilon: float, learning: bool
+) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
+    """The same, written for a compiler: two passes over the logits, and none in a wider format through memory."""
+    assert learning
+    numbers = logits.float()
+    real = wanted != PAD
+    log_sum = numbers.logsumexp(-1)
+    right = numbers.gather(1, wanted[:, None])[:, 0]
+    loss = log_sum - (1 - epsilon) * right - epsilon * numbers.mean(-1)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    target = epsilon / logits.shape[1] + (1 - epsilon) * (classes == wanted[:, None])
+    gradient = ((numbers - log_sum[:, None]).exp() - target) * real[:, None]
+    return (loss * real).sum(), gradient.to(logits.dtype)
 
 
 def smoothed_target(epsilon: float, classes: int, over: recipe.Smoothing) -> tuple[float, float]:
@@ -239,7 +274,9 @@ def smoothed_target(epsilon: float, classes: int, over: recipe.Smoothing) -> tup
 
 
 def _portions(rows: int, classes: int, device: torch.device) -> Iterator[slice]:
-    step = max(1, LOGITS_AT_ONCE[device.type] // classes)
+    """Equal ones as far as they can be: for each size the loss may have to be compiled."""
+    count = -(-rows * classes // LOGITS_AT_ONCE[device.type])
+    step = max(1, -(-rows // max(1, count)))
     return (slice(start, start + step) for start in range(0, rows, step))
 
 

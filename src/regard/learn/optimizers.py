@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from torch import nn, optim
+import torch
+from torch import Tensor, nn, optim
 
 from regard import recipe
 
@@ -14,9 +15,13 @@ Build = Callable[[Iterable[nn.Parameter], recipe.Training], optim.Optimizer]
 def _adam(
     kind: type[optim.Adam], parameters: Iterable[nn.Parameter], training: recipe.Training
 ) -> optim.Optimizer:
-    # fused: one kernel for all weights, the same arithmetic.
+    parameters = list(parameters)
+    gpu = parameters[0].is_cuda
+    # fused: one kernel for all weights, the same arithmetic. On a GPU the rate lies there too, for a recorded update.
     return kind(
         parameters,
+        lr=torch.tensor(training.rate, device=parameters[0].device) if gpu else training.rate,
+        capturable=gpu,
         betas=training.betas,
         eps=training.epsilon,
         weight_decay=training.weight_decay,
@@ -46,6 +51,14 @@ OPTIMIZERS: dict[recipe.Optimizer, Build] = {
     "adagrad": _adagrad,
     "rmsprop": _rmsprop,
 }
+
+
+def set_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
+    for settings in optimizer.param_groups:
+        if isinstance(settings["lr"], Tensor):
+            settings["lr"].copy_(rate) if isinstance(rate, Tensor) else settings["lr"].fill_(rate)
+        else:
+            settings["lr"] = rate
 
 
 def warming(step: int, warmup: int) -> float:

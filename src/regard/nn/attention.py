@@ -25,6 +25,25 @@ from regard.nn.positions import Relation
 
 
 @dataclass(frozen=True)
+class Spans:
+    """Texts that stand end to end in one row: a query sees the keys of one span, a key is seen by one span of queries.
+
+    Each end is one past the last; a place that is no word has an empty span.
+    """
+
+    low: Int[Tensor, "B Q"]
+    high: Int[Tensor, "B Q"]
+    """first and end of the keys that each query sees"""
+    first: Int[Tensor, "B K"]
+    last: Int[Tensor, "B K"]
+    """first and end of the queries that see each key"""
+
+    def matrix(self) -> Bool[Tensor, "B 1 Q K"]:
+        key = torch.arange(self.first.shape[1], device=self.first.device)
+        return ((key >= self.low[:, :, None]) & (key < self.high[:, :, None]))[:, None]
+
+
+@dataclass(frozen=True)
 class Mask:
     """Who may look at whom. True means *may look*, as in torch's attention and unlike torch's Transformer."""
 
@@ -34,11 +53,16 @@ class Mask:
     """position i sees j <= i only; the queries are the last positions of the keys"""
     tree: Int[Tensor, "B K K"] | None = None
     """distance along the dependency tree, where positions are those of a tree"""
+    spans: Spans | None = None
+    """in a packed row: all there is to say, causality included"""
 
     def matrix(
         self, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
         """The mask as the kernels want it; None when everybody sees everything."""
+        if self.spans is not None:
+            inside = self.spans.matrix()
+            return inside | ~inside.any(-1, keepdim=True)  # as below: nobody looks at padding
         allowed = None if self.real is None else self.real[:, None, None, :]
         if not self.causal or queries == 1:
             return allowed
@@ -187,6 +211,24 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(
             query, key, value, allowed, dropout_p=dropout, is_causal=causal, scale=self.score.scale
         )
+
+    def within(
+        self,
+        query: Float[Tensor, "B h Q dk"],
+        key: Float[Tensor, "B g K dk"],
+        value: Float[Tensor, "B g K dv"],
+        spans: Spans,
+    ) -> Float[Tensor, "B h Q dv"]:
+        """The fast way through a packed row, on a GPU."""
+        from regard.nn.kernel import attend_in_texts  # Triton comes with torch for CUDA only
+
+        key, value = for_each(query, key), for_each(query, value)
+        seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)
+        output: Tensor = attend_in_texts(
+            *(query, key, value, spans.low, spans.high, spans.first, spans.last, seed),
+            *(self.score.scale, self.dropout if self.training else 0.0),
+        )[0]
+        return output
 
     def show(
         self,

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from regard import recipe
 from regard.marks import PAD
 from regard.nn.attention import Mask
+from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.layers import RESIDUALS, Cache, EncoderLayer, initialize
 from regard.nn.network import Network
-from regard.nn.positions import POSITIONS, Tree
+from regard.nn.positions import POSITIONS, Places
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class DecoderOnly(Network):
         assert source_size == target_size, "one vocabulary for both sides"
         self.embedding = Embedding(target_size, section.width)
         self.position = POSITIONS[section.position].on("decoder").embedding(section)
-        self.dropout = nn.Dropout(section.dropout)
+        self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(section, "decoder") for _ in range(section.decoder_layers)
         )
@@ -83,9 +84,9 @@ class DecoderOnly(Network):
         longest = self.position.longest
         return None if longest is None else longest // 2
 
-    def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Prompt:
+    def encode(self, source: Int[Tensor, "B S"], places: Places = None) -> Prompt:
         """Only the padding goes to the front; what the words mean is found out with the target."""
-        assert tree is None, "a decoder knows no trees"
+        assert places is None, "a decoder knows neither trees nor packed rows"
         order = (source != PAD).int().argsort(dim=1, stable=True)
         return Prompt(source.gather(1, order))
 

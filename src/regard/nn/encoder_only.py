@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
+from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding
 from regard.nn.layers import initialize
 from regard.nn.transformer import Encoder, Memory
@@ -41,7 +42,7 @@ class Labeller(nn.Module):
     def __init__(self, section: recipe.Model, size: int, labels: int) -> None:
         super().__init__()
         self.encoder = Encoder(section, Embedding(size, section.width))
-        self.dropout = nn.Dropout(section.dropout)
+        self.dropout = Dropout(section.dropout)
         self.projection = Embedding(labels, section.width)
         initialize(self)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
+from regard.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -18,7 +19,7 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(section.width, section.feedforward)
         self.outer = nn.Linear(section.feedforward, section.width)
         self.activation = activation
-        self.dropout = nn.Dropout(section.feedforward_dropout)
+        self.dropout = Dropout(section.feedforward_dropout)
 
     def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
         y: Float[Tensor, "B T d"] = self.outer(self.dropout(self.activation(self.inner(x))))
@@ -34,7 +35,7 @@ class Gated(nn.Module):
         self.gate = nn.Linear(section.width, inner, bias=False)
         self.inner = nn.Linear(section.width, inner, bias=False)
         self.outer = nn.Linear(inner, section.width, bias=False)
-        self.dropout = nn.Dropout(section.feedforward_dropout)
+        self.dropout = Dropout(section.feedforward_dropout)
 
     def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
         y: Float[Tensor, "B T d"] = self.outer(self.dropout(F.silu(self.gate(x)) * self.inner(x)))

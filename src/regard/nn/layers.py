@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.nn.attention import KeysValues, Mask
+from regard.nn.dropout import Dropout
 from regard.nn.feedforward import ACTIVATIONS
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.norms import NORMS, Real
@@ -22,12 +23,14 @@ class NormAfter(nn.Module):
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
         self.norm = NORMS[section.norm](section.width)
-        self.dropout = nn.Dropout(section.dropout)
+        self.dropout = Dropout(section.dropout)
 
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, real: Real
     ) -> Float[Tensor, "B T d"]:
-        y: Float[Tensor, "B T d"] = self.norm(x + self.dropout(sublayer(x)), real)
+        added = self.dropout(sublayer(x))
+        # A norm works in float32; what leaves it goes on in the number format of the sub-layers.
+        y: Float[Tensor, "B T d"] = self.norm(x + added, real).to(added.dtype)
         return y
 
     @staticmethod
@@ -90,6 +93,8 @@ class EncoderLayer(nn.Module):
         """All positions look at one another; with a cache, the newest ones look at those before too."""
 
         def attend(y: Tensor) -> Tensor:
+            if mask.spans is not None:
+                return self.attention.among(y, mask)
             new = self.attention.keys_values(y, real, 0 if cache is None else cache.length)
             attended: Tensor = self.attention(y, new if cache is None else cache.append(new), mask)
             return attended

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from regard.nn.embedding import Embedding
 from regard.nn.heads import MultiHeadAttention
-from regard.nn.positions import Tree
+from regard.nn.positions import Places
 
 
 class Network(nn.Module, ABC):
@@ -27,16 +27,16 @@ class Network(nn.Module, ABC):
         """The longest text it can read, marks counted; None: there is none."""
 
     def forward(
-        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], tree: Tree | None = None
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], places: Places = None
     ) -> Float[Tensor, "B T V"]:
         """Teacher forcing: the logits after each target word."""
-        return self.project(self.decode(target, self.encode(source, tree)))
+        return self.project(self.decode(target, self.encode(source, places)))
 
     def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
         return F.linear(states, self.projection.weight, self.projection.bias)
 
     @abstractmethod
-    def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Any:
+    def encode(self, source: Int[Tensor, "B S"], places: Places = None) -> Any:
         """What is remembered of the source; END closes each row, padding follows."""
 
     @abstractmethod

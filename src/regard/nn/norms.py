@@ -24,7 +24,8 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(width, eps=1e-6)
 
     def forward(self, x: Float[Tensor, "B T d"], real: Real = None) -> Float[Tensor, "B T d"]:
-        return super().forward(x)
+        assert self.weight is not None
+        return super().forward(x.to(self.weight.dtype))  # autocast, which knows LayerNorm, leaves it to us
 
 
 class BatchNorm(nn.Module):

@@ -45,6 +45,8 @@ class Full(nn.Module):
     def forward(
         self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeysValues, mask: Mask
     ) -> Float[Tensor, "B h Q dv"]:
+        if mask.spans is not None and query.is_cuda:
+            return attend.within(query, *seen, mask.spans)
         sizes = query.shape[2], seen.key.shape[2]
         # A purely causal square goes by flag: the kernel then skips what lies above the diagonal.
         if attend.fused and mask.causal and mask.real is None and sizes[0] == sizes[1]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard import recipe
 from regard.errors import RegardError
 
-Start = int | Int[Tensor, "B 1"]
-"""the position of the first word: one for all rows, or one for each"""
+Start = int | Int[Tensor, "B 1"] | Int[Tensor, "B T"]
+"""the position of the first word: one for all rows, or one for each; or what each word adds to its place in the row"""
 
 
 class Tree(NamedTuple):
@@ -26,6 +26,33 @@ class Tree(NamedTuple):
     distance: Int[Tensor, "B S S"]
     """branches between query and key; positive where the key hangs below the query, negative where it stands above,
     else by the order of the text"""
+
+
+class Span(NamedTuple):
+    """For each place of a row where a text begins, and one past where it ends."""
+
+    start: Int[Tensor, "B T"]
+    end: Int[Tensor, "B T"]
+
+
+class Packing(NamedTuple):
+    """Where the texts of packed rows stand: end to end, without padding between them.
+
+    At a place after the last text, a span begins and ends right there: it is empty.
+    """
+
+    source: Span
+    """for each source token its own text"""
+    target: Span
+    """for each target token its own text"""
+    read: Span
+    """for each target token the source of its text"""
+    written: Span
+    """for each source token the target of its text"""
+
+
+Places = Tree | Packing | None
+"""where the words of a batch stand, if not simply one text to a row"""
 
 
 # On the embeddings
@@ -151,8 +178,11 @@ def places(x: Float[Tensor, "B T *d"], start: Start) -> Int[Tensor, "#B T"]:
 
 
 def end(x: Float[Tensor, "B T *d"], start: Start) -> int:
-    """One past the last position."""
-    return x.shape[1] + (start if isinstance(start, int) else int(start.max()))
+    """One past the last position, or a bound on it."""
+    if isinstance(start, int):
+        return x.shape[1] + start
+    packed = start.shape[1] > 1  # no text is longer than its row
+    return x.shape[1] + (0 if packed else int(start.max()))
 
 
 # Inside self-attention

@@ -27,7 +27,7 @@ from regard.nn.attention import KeysValues, Mask
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.layers import RESIDUALS, looking_at
 from regard.nn.norms import Real
-from regard.nn.positions import Tree
+from regard.nn.positions import Places
 from regard.nn.transformer import Decoder, Encoder, EncoderDecoder, Memory
 
 
@@ -121,10 +121,11 @@ class RecurrentEncoder(Encoder):
 
     layer = BothWays
 
-    def forward(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
+    def forward(self, source: Int[Tensor, "B S"], places: Places = None) -> Memory:
         real = source != PAD
         lengths = real.sum(1).cpu()  # once for all layers: a GPU has to wait for it
-        x = self.dropout(self.position(self.embedding(source), tree=tree))
+        assert places is None
+        x = self.dropout(self.position(self.embedding(source)))
         for layer in self.layers:
             x = layer(x, lengths, real)
         return Memory(self.norm(x, real), real)

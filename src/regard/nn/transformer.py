@@ -12,17 +12,19 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
 from regard.marks import PAD
-from regard.nn.attention import KeysValues, Mask
+from regard.nn.attention import KeysValues, Mask, Spans
+from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding
-from regard.nn.heads import MultiHeadAttention
+from regard.nn.heads import MultiHeadAttention, at_once, split
 from regard.nn.layers import RESIDUALS, Cache, DecoderLayer, EncoderLayer, initialize
 from regard.nn.network import Network
-from regard.nn.positions import POSITIONS, Tree
+from regard.nn.positions import POSITIONS, Packing, Places, Span, Start, Tree
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Memory:
     states: Float[Tensor, "B S d"]
     real: Bool[Tensor, "B S"]
     """False at padding"""
+    packing: Packing | None = None
+    """of packed rows"""
 
 
 class Encoder(nn.Module):
@@ -43,17 +47,24 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding = embedding
         self.position = POSITIONS[section.position].on("encoder").embedding(section)
-        self.dropout = nn.Dropout(section.dropout)
+        self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.encoder_layers))
         self.norm = RESIDUALS[section.norm_place].last(section)
 
-    def forward(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
+    def forward(self, source: Int[Tensor, "B S"], places: Places = None) -> Memory:
         real = source != PAD
+        packing = places if isinstance(places, Packing) else None
+        tree = places if isinstance(places, Tree) else None
         mask = Mask(real, tree=None if tree is None else tree.distance)
-        x = self.dropout(self.position(self.embedding(source), tree=tree))
+        start: Start = 0
+        if packing is not None:
+            mask = Mask(spans=Spans(*packing.source, *packing.source))
+            start = -packing.source.start
+        x = self.position(self.embedding(source), start, tree)
+        x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, mask, real)
-        return Memory(self.norm(x, real), real)
+        return Memory(self.norm(x, real), real, packing)
 
     def attentions(self) -> list[MultiHeadAttention]:
         return [layer.attention for layer in cast(Iterable[EncoderLayer], self.layers)]
@@ -107,13 +118,16 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = embedding
         self.position = POSITIONS[section.position].on("decoder").embedding(section)
-        self.dropout = nn.Dropout(section.dropout)
+        self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.decoder_layers))
         self.norm = RESIDUALS[section.norm_place].last(section)
 
     def forward(
         self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True
     ) -> Float[Tensor, "B T d"]:
+        if memory.packing is not None:
+            assert causal
+            return self.read_packed(target, memory, memory.packing)
         return self.read(target, self.start(memory), causal)
 
     def read(
@@ -123,7 +137,23 @@ class Decoder(nn.Module):
         real = target != PAD
         # Padding stands at the end of a target, where the causal mask hides it from every word.
         mask = Mask(causal=True) if causal else Mask(real)
-        x = self.dropout(self.position(self.embedding(target)))
+        return self.rise(self.position(self.embedding(target)), mask, state, real)
+
+    def read_packed(
+        self, target: Int[Tensor, "B T"], memory: Memory, packing: Packing
+    ) -> Float[Tensor, "B T d"]:
+        """All words of many sentences in each row."""
+        x = self.position(self.embedding(target), -packing.target.start)
+        mask = Mask(spans=earlier_in_text(packing.target))
+        memory_mask = Mask(spans=Spans(*packing.read, *packing.written))
+        state = replace(self.start(memory), memory_mask=memory_mask)
+        return self.rise(x, mask, state, target != PAD)
+
+    def rise(
+        self, x: Float[Tensor, "R T d"], mask: Mask, state: DecoderState, real: Bool[Tensor, "R T"]
+    ) -> Float[Tensor, "R T d"]:
+        """Through all layers."""
+        x = self.dropout(x)
         for layer, seen in zip(self.layers, state.memory, strict=True):
             x = layer(x, mask, seen, state.memory_mask, real)
         y: Float[Tensor, "R T d"] = self.norm(x, real)
@@ -131,7 +161,14 @@ class Decoder(nn.Module):
 
     def look_up(self, memory: Memory) -> list[KeysValues]:
         """The keys and values every layer sees of the source."""
-        return [part.keys_values(memory.states, memory.real) for part in self.attentions()["cross"]]
+        parts = self.attentions()["cross"]
+        if memory.packing is not None:  # many words, of which all layers together make one product
+            made = at_once(
+                [each for part in parts for each in (part.key, part.value)], memory.states
+            )
+            heads = [split(one, parts[0].groups) for one in made]
+            return [KeysValues(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
+        return [part.keys_values(memory.states, memory.real) for part in parts]
 
     def start(self, memory: Memory) -> DecoderState:
         """The state before the first word: encoder-decoder keys and values are computed here, once."""
@@ -156,6 +193,13 @@ class Decoder(nn.Module):
         }
 
 
+def earlier_in_text(own: Span) -> Spans:
+    """Each word sees those before it in its own text, and itself."""
+    place = torch.arange(own.end.shape[1], dtype=own.end.dtype, device=own.end.device)
+    place = place.expand_as(own.end)
+    return Spans(own.start, torch.minimum(place + 1, own.end), place, own.end)
+
+
 class EncoderDecoder(Network):
     """Two stacks of layers and what joins them. Of what the layers are made, each kind of network says itself."""
 
@@ -178,8 +222,8 @@ class EncoderDecoder(Network):
         limits = [self.encoder.position.longest, *(part.pattern.longest for part in parts)]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def encode(self, source: Int[Tensor, "B S"], tree: Tree | None = None) -> Memory:
-        memory: Memory = self.encoder(source, tree)
+    def encode(self, source: Int[Tensor, "B S"], places: Places = None) -> Memory:
+        memory: Memory = self.encoder(source, places)
         return memory
 
     def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:

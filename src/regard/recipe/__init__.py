@@ -10,6 +10,9 @@ from regard.recipe.names import (
     Average as Average,
 )
 from regard.recipe.names import (
+    Batches as Batches,
+)
+from regard.recipe.names import (
     DecoderPattern as DecoderPattern,
 )
 from regard.recipe.names import (

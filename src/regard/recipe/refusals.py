@@ -41,6 +41,7 @@ def refused(recipe: Recipe) -> list[str]:
         *_norms(recipe),
         *_architecture(recipe.model),
         *_parallel(recipe),
+        *_packed(recipe),
     ]
 
 
@@ -201,3 +202,30 @@ def _parallel(recipe: Recipe) -> Iterator[str]:
             f"model.max_length {model.max_length} is shorter than the places of length: cut: {places} "
             "(data.clean.max_tokens and model.parallel.spare)"
         )
+
+
+PACKED = {
+    "architecture": ("transformer",),
+    "position": ("none", "index", "sinusoidal"),
+    "norm": ("layer", "rms", "none"),
+    "attention.score": ("scaled", "unscaled"),
+    "attention.weighting": ("softmax",),
+    "attention.encoder": ("full",),
+    "attention.decoder": ("full",),
+    "attention.memory": ("full",),
+}
+"""what reads several texts in one row"""
+
+
+def _packed(recipe: Recipe) -> Iterator[str]:
+    if recipe.training.batches != "packed":
+        return
+    if recipe.task != "translate":
+        yield f"training.batches: packed is for task: translate, not {recipe.task}"
+    for key, allowed in PACKED.items():
+        given = attrgetter(key)(recipe.model)
+        if given not in allowed:
+            yield (
+                f"training.batches: packed cannot go with model.{key}: {given}; allowed: "
+                f"{', '.join(allowed)}; or take batches: padded"
+            )

@@ -19,6 +19,7 @@ from regard.recipe.names import (
     Activation,
     Architecture,
     Average,
+    Batches,
     DecoderPattern,
     Device,
     EncoderPattern,
@@ -291,6 +292,9 @@ class Training(Section):
     steps: Annotated[int, Field(ge=1)] = 100_000
     tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
     """source tokens and, counted apart, target tokens of one batch, padding included"""
+    batches: Batches = "padded"
+    """padded: texts of like length side by side; packed: texts of all lengths end to end, which a GPU works on without
+    padding, compiled and as one recorded graph"""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """batches to a step"""
     optimizer: Optimizer = "adam"

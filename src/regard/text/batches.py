@@ -7,9 +7,10 @@ with other processes beside it, sees the same batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,13 @@ from regard.text.store import Ints, Places, Store
 from regard.text.trees import TokenTree, depth_and_distance
 
 Lengths = npt.NDArray[np.integer]
+TILE = 128
+"""rows of matrices that a GPU works on at once"""
 TreeTensors = tuple[Int[Tensor, "B S"], Int[Tensor, "B S S"]]
+"""depth and distance of the source tokens in their dependency trees"""
+PackingTensors = tuple[Int[Tensor, "1 T"], ...]
+"""four times where a text begins and one past where it ends: the own text of each source and of each target token, the
+source of each target token, the target of each source token"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Batch:
     """START and text: what the decoder reads"""
     wanted: Int[Tensor, "B T"]
     """text and END: what the decoder must say at each place"""
-    tree: TreeTensors | None = field(default=None, kw_only=True)
-    """depth and distance of the source tokens in their dependency trees"""
+    places: TreeTensors | PackingTensors | None = None
+    """where the words stand, if not simply one text to a row"""
 
     @property
     def tokens(self) -> int:
@@ -42,9 +49,20 @@ class Batch:
         return int((self.wanted != PAD).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        sides = (part.to(device) for part in (self.source, self.target, self.wanted))
-        tree = self.tree and (self.tree[0].to(device), self.tree[1].to(device))
-        return Batch(*sides, tree=tree)
+        return self.map(lambda part: part.to(device, non_blocking=part.is_pinned()))
+
+    def fill(self, other: Batch) -> None:
+        """Take the numbers of another batch of the same shape."""
+        for own, others in zip(self.tensors(), other.tensors(), strict=True):
+            own.copy_(others, non_blocking=True)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.source, self.target, self.wanted, *(self.places or ())
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same for every tensor."""
+        source, target, wanted, *places = map(change, self.tensors())
+        return Batch(source, target, wanted, tuple(places) or None)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,6 +91,44 @@ def plan_in_order(
     """The same without chance, shortest first: for validation."""
     order = _by_length(source_lengths, target_lengths)
     return _cut(order, source_lengths, target_lengths, tokens_per_batch)
+
+
+class Room(NamedTuple):
+    """Tokens that a packed row has room for, the mark of each text counted."""
+
+    source: int
+    target: int
+
+
+def room(source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int) -> Room:
+    """The side with more tokens gets all the room; the other as much less as it has fewer, so that both fill up.
+
+    A text longer than all of it would be lost: it makes room for itself.
+    """
+    totals = np.array([source_lengths.sum(), target_lengths.sum()]) + len(source_lengths)
+    # Two standard deviations of how much a batch of a few hundred texts differs from the mean.
+    shares = np.minimum(1.0, 1.01 * totals / totals.max())
+    longest = [lengths.max() + 1 for lengths in (source_lengths, target_lengths)]
+    tokens = np.maximum(shares * tokens_per_batch, longest)
+    return Room(*(int(-(-count // TILE) * TILE) for count in tokens))
+
+
+def plan_mixed(
+    source_lengths: Lengths, target_lengths: Lengths, room: Room, seed: int, epoch: int
+) -> list[Places]:
+    """Rows of all lengths in each batch, as many as there is room for; every row once."""
+    order = np.random.default_rng([seed, epoch]).permutation(len(source_lengths))
+    ends = [np.cumsum(lengths[order] + 1) for lengths in (source_lengths, target_lengths)]
+    batches, start = [], 0
+    while start < len(order):
+        before = [end[start - 1] if start else 0 for end in ends]
+        stop = min(
+            int(np.searchsorted(end, so_far + space, side="right"))
+            for end, so_far, space in zip(ends, before, room, strict=True)
+        )
+        batches.append(order[start:stop])
+        start = stop
+    return batches
 
 
 def _by_length(source_lengths: Lengths, target_lengths: Lengths) -> Places:
@@ -120,7 +176,53 @@ def collate(store: Store, rows: Places, part: int = 0, parts: int = 1) -> Batch:
     if idle:
         wanted[:] = PAD
     tree = _trees(store, mine) if store.trees else None
-    return Batch(*map(torch.from_numpy, (source, target, wanted)), tree=tree)
+    return Batch(*of_numpy(source, target, wanted), tree)
+
+
+def pack(store: Store, rows: Places, room: Room) -> Batch:
+    """The texts of a batch end to end in one row, padding after the last."""
+    of_source, of_target = store.source_lengths[rows] + 1, store.target_lengths[rows] + 1
+    source = _end_to_end(store.ids, store.source_starts[rows], of_source, room.source)
+    wanted = _end_to_end(store.ids, store.target_starts[rows], of_target, room.target)
+    target = np.roll(wanted, 1)
+    target[np.cumsum(of_target) - of_target] = START
+    target[of_target.sum() :] = PAD
+    spans = (
+        *_spans(of_source, of_source, room.source),
+        *_spans(of_target, of_target, room.target),
+        *_spans(of_source, of_target, room.target),
+        *_spans(of_target, of_source, room.source),
+    )
+    return Batch(*of_numpy(source[None], target[None], wanted[None]), spans)
+
+
+def _end_to_end(ids: Ints, starts: Places, lengths: Ints, room: int) -> Places:
+    """Each text and END, then padding; the lengths count END."""
+    row = np.full(room, PAD, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    row[: ends[-1]] = ids[_inside(starts, lengths)]
+    row[ends - 1] = END
+    return row
+
+
+def _inside(starts: Places, lengths: Ints) -> Places:
+    """The places of all tokens; END, which is not stored, has that of the token before it."""
+    ends = np.cumsum(lengths)
+    places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    places[ends - 1] = starts  # any place will do
+    return cast(Places, places)
+
+
+def _spans(lengths: Ints, at: Ints, room: int) -> PackingTensors:
+    """Where texts of these lengths begin and end, said at each token of texts of the lengths ``at``."""
+    ends, count = np.cumsum(lengths), int(at.sum())
+    start, end = (np.arange(room, dtype=np.int32) for _ in range(2))  # empty, right there
+    start[:count], end[:count] = np.repeat(ends - lengths, at), np.repeat(ends, at)
+    return torch.from_numpy(start)[None], torch.from_numpy(end)[None]
+
+
+def of_numpy(source: Places, target: Places, wanted: Places) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(wanted)
 
 
 def share(rows: Places, part: int, parts: int) -> tuple[Places, bool]:

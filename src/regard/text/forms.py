@@ -17,13 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
-import torch
 
 from regard import recipe as recipes
 from regard.errors import RegardError
 from regard.marks import END, MARKS, PAD, UNKNOWN
 from regard.recipe import Clean, Recipe
-from regard.text.batches import Batch, collate, share, sources, targets
+from regard.text.batches import Batch, collate, of_numpy, share, sources, targets
 from regard.text.corpus import Pair, parse_of
 from regard.text.store import Ids, Places, Store, cleaned, encode_pairs
 from regard.text.tokenizer import Tokenizer, Vocabulary
@@ -163,7 +162,7 @@ class Stream(Parallel):
         read = np.where(wanted == PAD, PAD, blocks[:, :-1])
         if idle:
             wanted[:] = PAD
-        return Batch(*map(torch.from_numpy, (read[:, :0], read, wanted)))
+        return Batch(*of_numpy(read[:, :0], read, wanted))
 
     def tokens(self, store: Store, rows: Places) -> int:
         return int(store.target_lengths[rows].sum()) - len(rows)
@@ -181,7 +180,7 @@ FORMS: dict[recipes.Task, type[Parallel]] = {
 def labelled(source: Places, wanted: Places, idle: bool) -> Batch:
     """A batch without a decoder: nothing but the source is read."""
     wanted = np.full_like(wanted, PAD) if idle else wanted
-    return Batch(*map(torch.from_numpy, (source, wanted[:, :0], wanted)))
+    return Batch(*of_numpy(source, wanted[:, :0], wanted))
 
 
 def label_ids(labels: list[str], vocabulary: Vocabulary, where: str) -> list[int]:
