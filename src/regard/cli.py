@@ -45,6 +45,9 @@ Candidates = Annotated[
     int | None,
     typer.Option(help="Of a parallel model: lengths to try (default: the recipe's)."),
 ]
+To = Annotated[
+    str | None, typer.Option(metavar="LANGUAGE", help="Of a model that knows several: which.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Given = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
@@ -144,13 +147,14 @@ def translate(
         int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
     ] = 1,
     parses: Trees = None,
+    to: To = None,
     as_json: AsJson = False,
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in order."""
     from regard.model import Translator
 
     _one_way_in(texts, input)
-    model = Translator.load(run)
+    model = Translator.load(run).into(to)
     options = {"beam": beam, "alpha": alpha, "manner": _manner(manner), "nbest": nbest}
     options |= {"rounds": rounds, "candidates": candidates, "length": length}
     lines = _with_trees(_lines(texts, input), parses, str(input or "the texts"))
@@ -365,15 +369,21 @@ def distill(
     ] = Path("distilled.tsv"),
     beam: Beam = None,
     alpha: Alpha = None,
+    to: To = None,
+    turned: Annotated[
+        bool,
+        typer.Option("--turned", help="Write each pair turned round: a back-translation."),
+    ] = False,
 ) -> None:
-    """Let a model translate its training sources: pairs for a student to learn from."""
+    """Let a model translate its training sources, or other texts: pairs to learn from."""
     from functools import partial
 
     from regard.distill import distill as write
     from regard.model import Translator
 
-    model = Translator.load(run)
-    count = write(model, output, input, partial(typer.echo, err=True), beam=beam, alpha=alpha)
+    model = Translator.load(run).into(to)
+    tell = partial(typer.echo, err=True)
+    count = write(model, output, input, tell, turned, beam=beam, alpha=alpha)
     print(f"{output}: {count:,} pairs; a student learns from them with  regard train")
 
 
@@ -393,6 +403,7 @@ def evaluate(
     rounds: Rounds = None,
     candidates: Candidates = None,
     parses: Trees = None,
+    to: To = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model on the files given, or on its recipe's data.test: each figure with its 95% interval."""
@@ -401,9 +412,10 @@ def evaluate(
     files = {"source": source, "target": reference, "pairs": pairs, "conllu": conllu, "text": text}
     files["parses"] = parses
     model = Model.load(run)
+    named = {role: str(file) for role, file in files.items() if file}
     ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
     _search_by(model, ways)
-    scored = _scored_on(model, {role: str(file) for role, file in files.items() if file})
+    scored = _scored_on(model, named, to)
     comparisons: list[Any] = []
     if against is None:
         results = model.evaluate(scored)
@@ -433,21 +445,24 @@ def _search_by(model: Model, ways: dict[str, Any]) -> None:
     model.search_by(**asked)
 
 
-def _scored_on(model: Model, files: dict[str, str]) -> list[Pair]:
-    """The pairs of the files named, or of the recipe's test."""
+def _scored_on(model: Model, files: dict[str, str], to: str | None) -> list[Pair]:
+    """The pairs of the files named, or of the recipe's test, or those of one language."""
     from pydantic import ValidationError
 
     from regard.recipe import Data, Texts
-    from regard.text.corpus import read_pairs
+    from regard.text.corpus import language_of, read_pairs
 
     data = model.recipe.data
+    if to and files:
+        files["to"] = to
     if not files:
         if data.test is None:
             raise RegardError(
                 "nothing to score: the recipe has no data.test; give --source and --reference, "
                 "--pairs, --conllu or --text"
             )
-        return list(read_pairs(data.test, data, "data.test"))
+        pairs = read_pairs(data.test, data, "data.test")
+        return [pair for pair in pairs if to is None or language_of(pair) == to]
     try:
         texts: Texts = Texts.model_validate(files)
     except ValidationError:
@@ -468,13 +483,16 @@ def look(
         bool,
         typer.Option("--checkpoints", help="Show also how the alignment formed while it learned."),
     ] = False,
+    to: To = None,
 ) -> None:
     """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
     from regard.look import page
     from regard.model import Translator
     from regard.run import write_text
 
-    found = Translator.load(run).trace(text, beam=beam, alpha=alpha, checkpoints=checkpoints)
+    found = (
+        Translator.load(run).into(to).trace(text, beam=beam, alpha=alpha, checkpoints=checkpoints)
+    )
     write_text(out, page(found))
     print(f"{out}: open it in a browser")
 

@@ -2,6 +2,9 @@
 
 A student that says all words at once, or a small one, learns far better from the translations of a teacher than from
 those of people: they are less varied, so there is less to choose between (Kim and Rush 2016).
+
+Turned round, the pairs of a model of the other direction are back-translations: what a model wrote is the source, what
+people wrote is the target (Sennrich et al. 2016).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 from regard.errors import RegardError
 from regard.model import Translator
 from regard.run import write_whole
-from regard.text.corpus import read_lines, read_pairs
+from regard.text.corpus import language_of, read_lines, read_pairs
 
 PAIRS_AT_ONCE = 4096
 """sources in memory at a time: enough to find neighbours of like length"""
@@ -26,6 +29,8 @@ QUIET_SECONDS = 20.0
 
 Source = tuple[str, str]
 """where it stands, and the text"""
+Shape = Callable[[str, str, str], str]
+"""where it stands, source and target in, a line out"""
 
 
 def distill(
@@ -33,16 +38,19 @@ def distill(
     output: Path,
     sources: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    turned: bool = False,
     **options: Any,
 ) -> int:
     """Write pairs of source and translation; how many. Sources: the lines of a file, or those the model learned from.
 
-    Every source gives one pair, in order, repeats too. options are those of ``Translator.search``.
+    Every source gives one pair, in order, repeats too; turned: the translation is its source, the text its target.
+    options are those of ``Translator.search``.
     """
     shape = _shape(output)
     total = sum(1 for _ in _sources(model, sources))
     tell(f"{total:,} sources to translate")
-    lines = _distilled(model, _sources(model, sources), shape, _progress(total, tell), options)
+    progress = _progress(total, tell)
+    lines = _distilled(model, _sources(model, sources), shape, turned, progress, options)
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -57,43 +65,48 @@ def _sources(model: Translator, file: Path | None) -> Iterator[Source]:
         return ((f"{file}:{number}", text) for number, text in enumerate(read_lines(file), 1))
     data = model.recipe.data
     pairs = read_pairs(data.train, data, "data.train")
-    return ((f"data.train, pair {number}", pair.source) for number, pair in enumerate(pairs, 1))
+    return (
+        (f"data.train, pair {number}", pair.source)
+        for number, pair in enumerate(pairs, 1)
+        if model.language in (None, language_of(pair))
+    )
 
 
 def _distilled(
     model: Translator,
     sources: Iterator[Source],
-    shape: Callable[[Source, str], str],
+    shape: Shape,
+    turned: bool,
     progress: Callable[[int], None],
     options: dict[str, Any],
 ) -> Iterator[str]:
     while portion := list(islice(sources, PAIRS_AT_ONCE)):
         translations = model.translate([text for _, text in portion], **options)
-        yield from map(shape, portion, translations)
+        for (where, text), translation in zip(portion, translations, strict=True):
+            yield shape(where, translation, text) if turned else shape(where, text, translation)
         progress(len(portion))
 
 
 # How a pair is written
 
 
-def _as_tsv(source: Source, translation: str) -> str:
-    where, text = source
-    if "\t" in text or "\t" in translation:
+def _as_tsv(where: str, source: str, target: str) -> str:
+    if "\t" in source or "\t" in target:
         raise RegardError(
             f"{where}: a tab in the text, which would end it in a .tsv file; "
             "write a .jsonl file with --output"
         )
-    return f"{text}\t{translation}\n"
+    return f"{source}\t{target}\n"
 
 
-def _as_json(source: Source, translation: str) -> str:
-    return json.dumps({"source": source[1], "target": translation}, ensure_ascii=False) + "\n"
+def _as_json(where: str, source: str, target: str) -> str:
+    return json.dumps({"source": source, "target": target}, ensure_ascii=False) + "\n"
 
 
-SHAPES = {".tsv": _as_tsv, ".jsonl": _as_json}
+SHAPES: dict[str, Shape] = {".tsv": _as_tsv, ".jsonl": _as_json}
 
 
-def _shape(output: Path) -> Callable[[Source, str], str]:
+def _shape(output: Path) -> Shape:
     if output.suffix not in SHAPES:
         raise RegardError(f"{output}: pairs are written to a file that ends in .tsv or .jsonl")
     return SHAPES[output.suffix]

@@ -20,6 +20,7 @@ QUICK = {
     "training.validate_sentences": "4",
     "training.device": "cpu",
     "training.start_from": "null",
+    "training.copies": "2",
     "data.test": "null",
     "data.clean.max_tokens": "40",
     "search.extra_length": "5",
@@ -49,6 +50,8 @@ def head(source: Path, copy: Path) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
     # In CoNLL-U a line is a word, and every tag must come.
     count = 40 * LINES if "train.conllu" in copy.name else LINES
+    if copy.name.startswith("valid") and "conllu" not in copy.name:
+        count = LINES // 10
     text = "".join(f"{line}\n" for line in islice(read_lines(source), count)).encode()
     copy.write_bytes(gzip.compress(text) if copy.suffix == ".gz" else text)
 
@@ -83,8 +86,9 @@ def write_student(recipe: str, data_folder: Path, folder: Path) -> str:
 def use(recipe: str, folder: Path) -> tuple[Done, Done]:
     """Train, and use it for one line."""
     # The texts are too short for the vocabulary of the whole corpus.
-    size = min(load_recipe(recipe).tokenizer.size, 1000)
-    command = USE[load_recipe(recipe).task]
+    size = min(load_recipe(recipe).tokenizer.size, 3000)
+    language = load_recipe(recipe).data.targets[:1]
+    command = [*USE[load_recipe(recipe).task], *(("--to", *language) if language else ())]
     changes = {**QUICK, "data.root": str(folder), "tokenizer.size": str(size)}
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     trained = inside("train", recipe, "--out", "run", *sets, cwd=folder)

@@ -120,7 +120,7 @@ def test_options_reach_the_model(model: Capitals) -> None:
     translate(app, "a", beam=3, alpha=0.5)
     translate(app, "a", beam=1, alternatives=6)
     translate(app, "a")
-    assert model.options == [(3, 0.5, 1), (7, None, 7), (None, None, 1)]
+    assert model.options == [(3, 0.5, 1, None), (7, None, 7, None), (None, None, 1, None)]
 
 
 def test_languages_and_settings(model: Capitals) -> None:

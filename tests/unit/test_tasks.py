@@ -313,7 +313,11 @@ def test_what_suits_a_task_is_filled_in() -> None:
         ("classify", {"tokenizer": {"shared": True}}, "needs tokenizer.shared: false"),
         ("mask", {"tokenizer": {"shared": False}}, "needs tokenizer.shared: true"),
         ("mask", {"training": {"choose_by": "score", "validate_sentences": 9}}, "choose_by: loss"),
-        ("mask", {"training": {"word_dropout": 0.1}}, "word_dropout is for the tasks tag and"),
+        (
+            "mask",
+            {"training": {"word_dropout": 0.1}},
+            "word_dropout is for the tasks tag, classify and",
+        ),
         ("mask", {"data": {"train": {"pairs": "p"}}}, "data.train: task mask needs text"),
         ("tag", {"data": {"train": {"text": "t"}}}, "needs a target for each text"),
         ("classify", {"data": {"train": {"conllu": "t"}}}, "conllu is for task tag"),

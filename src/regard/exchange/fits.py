@@ -40,6 +40,8 @@ class Format:
     def _problems(self, recipe: Recipe) -> Iterator[str]:
         if recipe.task != "translate":
             yield f"task: {recipe.task} (only translate)"
+        if recipe.data.targets:
+            yield f"data.train.to: {', '.join(recipe.data.targets)} (only one language, without to)"
         for key, held in {**ANY_LINEAR, **self.holds}.items():
             value = attrgetter(key)(recipe.model)
             if value not in held:

@@ -30,7 +30,7 @@ from regard.learn.checkpoint import (
 from regard.learn.distributed import Group
 from regard.learn.loss import OBJECTIVES
 from regard.learn.optimizers import OPTIMIZERS, learning_rate
-from regard.learn.prepare import Prepared, valid_pairs
+from regard.learn.prepare import Prepared
 from regard.learn.start import take_weights
 from regard.learn.update import Numbers, Recorded, Update
 from regard.model import MODELS, build, put_weights, weights_of
@@ -45,9 +45,9 @@ from regard.text.batches import (
     plan_mixed,
     room,
 )
-from regard.text.corpus import Pair
+from regard.text.corpus import Pair, valid_pairs
 from regard.text.forms import FORMS
-from regard.text.store import Places
+from regard.text.store import Places, Store
 
 
 class Place(NamedTuple):
@@ -107,7 +107,8 @@ class Learner:
         self.progress = Progress()
         self.validation_seconds = 0.0
         """what the last one took, or a guess before the first"""
-        self.objective = OBJECTIVES[recipe.task](self.network, self.training)
+        marks = prepared.tokenizer.source.marks
+        self.objective = OBJECTIVES[recipe.task](self.network, self.training, marks)
         self.shared: nn.Module = self.objective
         if group.size > 1:
             ids = [group.device.index] if group.device.type == "cuda" else None
@@ -120,7 +121,7 @@ class Learner:
         self.model = MODELS[recipe.task](
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
-        self.examples = _spread(valid_pairs(recipe), len(prepared.valid), self.training)
+        self.examples = _spread(valid_pairs(recipe.data), len(prepared.valid), self.training)
 
     # One step
 
@@ -152,16 +153,17 @@ class Learner:
         """Batches without end, from where the progress stands."""
         epoch, batch = self.progress.epoch, self.progress.batch
         while True:
-            plan = self.planned(epoch)
+            store = self.prepared.of_epoch(epoch)
+            plan = self.planned(store, epoch)
             for number in range(batch, len(plan)):
                 rows = plan[number]
-                tokens = self.form.tokens(self.prepared.train, rows)
-                yield Drawn(self.tensors(rows), tokens, Place(epoch, number + 1))
+                tokens = self.form.tokens(store, rows)
+                yield Drawn(self.tensors(store, rows), tokens, Place(epoch, number + 1))
             epoch, batch = epoch + 1, 0
 
-    def planned(self, epoch: int) -> list[Places]:
+    def planned(self, store: Store, epoch: int) -> list[Places]:
         """The rows of each batch of an epoch."""
-        store, training = self.prepared.train, self.training
+        training = self.training
         lengths = store.source_lengths, store.target_lengths
         if training.batches == "packed":
             return plan_mixed(*lengths, self.room, training.seed, epoch)
@@ -169,12 +171,15 @@ class Learner:
 
     @cached_property
     def room(self) -> Room:
-        store = self.prepared.train
-        return room(store.source_lengths, store.target_lengths, self.training.tokens_per_batch)
+        """Of every packed batch, whichever copy of the text it comes from."""
+        stores = self.prepared.copies or [self.prepared.train]
+        source = np.concatenate([store.source_lengths for store in stores])
+        target = np.concatenate([store.target_lengths for store in stores])
+        return room(source, target, self.training.tokens_per_batch)
 
-    def tensors(self, rows: Places) -> list[Batch]:
+    def tensors(self, store: Store, rows: Places) -> list[Batch]:
         """A batch as it is worked on: packed into one row, in a few parts of like length, or whole."""
-        store, group = self.prepared.train, self.group
+        group = self.group
         if self.recorded is not None:
             return [pack(store, rows, self.room).map(torch.Tensor.pin_memory)]
         parts = [rows]

@@ -1,4 +1,4 @@
-"""What is made small: cross-entropy with smoothed labels (section 5.4 of the paper).
+"""What is made small: cross-entropy with smoothed labels (section 5.4 of the paper), and R-Drop on top of it.
 
 The logits of a batch are by far its largest tensor: 8,192 tokens times 32,000 entries are a gigabyte, and torch would
 keep several copies. So projection and loss are one function here that goes through the tokens in portions and computes
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.marks import MASK, PAD
+from regard.marks import MARKS, MASK, PAD
 from regard.nn.encoder_only import Guesser, Labeller
 from regard.nn.masking import drop_words, hide
 from regard.nn.network import Network
@@ -32,28 +32,47 @@ LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
 """numbers, on each kind of device; small enough for the processor's cache, large enough to fill a GPU"""
 
 
-Portion = Callable[
-    [Float[Tensor, "n V"], Int[Tensor, "n"], float, bool], tuple[Tensor, Float[Tensor, "n V"]]
-]
-"""The loss of some logits, and its gradient."""
+Portion = Callable[[Tensor, Tensor, float, float, bool], tuple[Tensor, Tensor]]
+"""``portion_loss``, or a compilation of it"""
 
 
 class Goal(nn.Module):
     """A network with what is wanted of it: a batch in, the summed loss out."""
 
-    def __init__(self, network: nn.Module, training: recipe.Training) -> None:
+    def __init__(
+        self, network: nn.Module, training: recipe.Training, marks: int = len(MARKS)
+    ) -> None:
         super().__init__()
         self.network: Any = network
         self.settings = training
-        self.of_portion: Portion = smoothed_loss
+        self.of_portion: Portion = portion_loss
+        self.marks = marks
+        """ids of the source below this stand for no text and are never hidden"""
 
-    def loss(self, states: Float[Tensor, "B T d"], wanted: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        """Cross-entropy of what the states are projected to; labels are smoothed in training only."""
-        smoothing = self.settings.label_smoothing if self.training else 0.0
-        projection, over = self.network.projection, self.settings.smoothing_over
+    def loss(self, states: Float[Tensor, "R T d"], wanted: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        """Cross-entropy of what the states are projected to; smoothing and R-Drop are for training only."""
+        settings, projection = self.settings, self.network.projection
+        smoothing = settings.label_smoothing if self.training else 0.0
         return cross_entropy(
-            *(states, projection.weight, wanted, smoothing, over, projection.bias, self.of_portion)
+            states,
+            projection.weight,
+            wanted,
+            smoothing,
+            settings.smoothing_over,
+            projection.bias,
+            settings.rdrop if self.training else 0.0,
+            self.of_portion,
         )
+
+    def passes(self, rows: Tensor) -> Tensor:
+        """The rows as they go through the network: with R-Drop each twice, all of them and then all again."""
+        twice = self.training and self.settings.rdrop
+        return torch.cat([rows, rows]) if twice else rows
+
+    def shown(self, source: Int[Tensor, "R S"]) -> Int[Tensor, "R S"]:
+        """The source with some words hidden, in training."""
+        share = self.settings.word_dropout if self.training else 0.0
+        return drop_words(source, share, self.marks) if share else source
 
 
 class Objective(Goal):
@@ -68,7 +87,12 @@ class Objective(Goal):
         wanted: Int[Tensor, "B T"],
         places: TreeTensors | PackingTensors | None = None,
     ) -> Float[Tensor, ""]:
-        return self.loss(self.network.decode(target, self.remember(source, places)), wanted)
+        places = places and tuple(map(self.passes, places))
+        memory = self.remember(self.shown(self.passes(source)), places)
+        read = self.passes(target)
+        if self.training and self.settings.target_word_dropout:
+            read = drop_words(read, self.settings.target_word_dropout)
+        return self.loss(self.network.decode(read, memory), wanted)
 
     def remember(
         self, source: Int[Tensor, "B S"], places: TreeTensors | PackingTensors | None
@@ -92,9 +116,7 @@ class LabelObjective(Goal):
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], wanted: Int[Tensor, "B P"]
     ) -> Float[Tensor, ""]:
-        dropped = self.settings.word_dropout if self.training else 0.0
-        shown = drop_words(source, dropped) if dropped else source
-        return self.loss(self.network.states(shown), wanted)
+        return self.loss(self.network.states(self.shown(self.passes(source))), wanted)
 
 
 class MaskObjective(Goal):
@@ -154,13 +176,13 @@ def hide_words(
     return (rank < count[:, None]) & real
 
 
-def translation(network: Network, training: recipe.Training) -> nn.Module:
+def translation(network: Network, training: recipe.Training, marks: int = len(MARKS)) -> nn.Module:
     """What is wanted of a translator: the next word, or, if it says all at once, the hidden ones."""
     kind = HiddenWords if isinstance(network, Parallel) else Objective
-    return kind(network, training)
+    return kind(network, training, marks)
 
 
-OBJECTIVES: dict[recipe.Task, Callable[[Any, recipe.Training], nn.Module]] = {
+OBJECTIVES: dict[recipe.Task, Callable[..., nn.Module]] = {
     "translate": translation,
     "tag": LabelObjective,
     "classify": LabelObjective,
@@ -170,54 +192,77 @@ OBJECTIVES: dict[recipe.Task, Callable[[Any, recipe.Training], nn.Module]] = {
 
 
 def cross_entropy(
-    states: Float[Tensor, "B T d"],
+    states: Float[Tensor, "R T d"],
     projection: Float[Tensor, "V d"],
     wanted: Int[Tensor, "B T"],
     smoothing: float = 0.0,
     over: recipe.Smoothing = "all",
     bias: Float[Tensor, " V"] | None = None,
+    rdrop: float = 0.0,
     of_portion: Portion | None = None,
 ) -> Float[Tensor, ""]:
-    """The sum over all real tokens; divide by their number for the mean. Padding counts nothing."""
+    """The sum over all real tokens; divide by their number for the mean. Padding counts nothing.
+
+    With rdrop the states are those of two passes, the one after the other, and the loss of a token is
+
+        1/2 (CE(p) + CE(q)) + rdrop/4 (KL(p|q) + KL(q|p)),
+
+    half of what Liang et al. (2021) have, so that it is as large as without: rdrop is their alpha.
+    """
     epsilon = SMOOTHINGS[over](smoothing, len(projection))
+    passes = 2 if rdrop else 1
+    assert len(states) == passes * len(wanted)
     loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        *(states.flatten(0, 1), projection, bias, wanted.flatten(), epsilon),
-        *(of_portion or smoothed_loss, torch.is_grad_enabled()),
+        states.reshape(passes, -1, states.shape[-1]),
+        projection,
+        bias,
+        wanted.flatten(),
+        epsilon,
+        rdrop,
+        of_portion or portion_loss,
+        torch.is_grad_enabled(),
     )
     return loss
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Loss and gradient of softmax(states projection^T + bias), portion by portion."""
+    """Loss and gradient of softmax(states projection^T + bias), portion by portion.
+
+    A portion holds the same tokens of every pass, so that what the passes say of them is at hand together.
+    """
 
     @staticmethod
     def forward(
         context: Any,
-        states: Float[Tensor, "N d"],
+        states: Float[Tensor, "P N d"],
         projection: Float[Tensor, "V d"],
         bias: Float[Tensor, " V"] | None,
         wanted: Int[Tensor, "N"],
         epsilon: float,
+        rdrop: float,
         of_portion: Portion,
         learning: bool,
     ) -> Float[Tensor, ""]:
         kind = _number_format(states)
         rows, weight = states.to(kind), projection.to(kind)
         loss = torch.zeros((), dtype=_sum_format(states), device=states.device)
+        passes, tokens, _ = states.shape
         state_gradient = torch.empty_like(states if learning else states[:0])
         weight_gradient = torch.zeros_like(projection if learning else projection[:0])
         bias_gradient = None if bias is None else torch.zeros_like(bias)
-        for part in _portions(len(states), len(projection), states.device):
-            logits = rows[part] @ weight.T
+        for part in _portions(tokens, passes * len(projection), states.device):
+            some = rows[:, part].flatten(0, 1)
+            logits = some @ weight.T
             if bias is not None:
                 logits += bias
-            total, gradient = of_portion(logits, wanted[part], epsilon, learning)
+            total, gradient = of_portion(logits, wanted[part], epsilon, rdrop, learning)
             loss += total
             if learning:
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
-                state_gradient[part] = (gradient @ weight).to(states.dtype)
-                weight_gradient += (gradient.T @ rows[part]).to(projection.dtype)
+                below = (gradient @ weight).to(states.dtype)
+                state_gradient[:, part] = below.view(passes, -1, states.shape[-1])
+                weight_gradient += (gradient.T @ some).to(projection.dtype)
         context.save_for_backward(state_gradient, weight_gradient, bias_gradient)
         return loss
 
@@ -225,42 +270,68 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     def backward(context: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
         of_states, of_weight, of_bias = context.saved_tensors
         of_bias = None if of_bias is None else of_bias * above[0]
-        return of_states * above[0], of_weight * above[0], of_bias, None, None, None, None
+        return of_states * above[0], of_weight * above[0], of_bias, *[None] * 5
+
+
+def portion_loss(
+    logits: Float[Tensor, "m V"],
+    wanted: Int[Tensor, "n"],
+    epsilon: float,
+    rdrop: float,
+    learning: bool,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "m V"]]:
+    """The loss of a portion, and its gradient in the format of the logits. With rdrop there are two passes, m = 2n."""
+    logs = logits.to(_sum_format(logits)).log_softmax(-1)
+    if not rdrop:
+        loss, gradient = smoothed_loss(logs, wanted, epsilon, learning)
+    else:
+        differ, away = difference(logs, wanted)
+        loss, gradient = smoothed_loss(logs, wanted.repeat(2), epsilon, learning)
+        loss = 0.5 * loss + 0.25 * rdrop * differ
+        gradient = 0.5 * gradient + 0.25 * rdrop * away if learning else gradient
+    return loss, gradient.to(logits.dtype)
+
+
+def difference(
+    logs: Float[Tensor, "m V"], wanted: Int[Tensor, "n"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, "m V"]]:
+    """How far two passes differ, summed over the real tokens, and its gradient.
+
+    With r = log p - log q, and with a and b the logits behind p and q, D = KL(p|q) + KL(q|p) = sum (p - q) r has
+
+        dD/da = p (r - KL(p|q)) + p - q,    dD/db = q (-r - KL(q|p)) + q - p.
+    """
+    first, second = logs.chunk(2)
+    ratio = first - second
+    real = (wanted != PAD).to(logs.dtype)[:, None]
+    p, q = first.exp(), second.exp()
+    apart, back = (p * ratio).sum(-1, keepdim=True), -(q * ratio).sum(-1, keepdim=True)
+    between = p - q
+    gradient = torch.cat([p * (ratio - apart) + between, -q * (ratio + back) - between])
+    return ((apart + back) * real).sum(), gradient * real.repeat(2, 1)
 
 
 def smoothed_loss(
-    logits: Float[Tensor, "n V"], wanted: Int[Tensor, "n"], epsilon: float, learning: bool
+    logs: Float[Tensor, "n V"], wanted: Int[Tensor, "n"], epsilon: float, learning: bool
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
-    """The loss of a portion, and its gradient: softmax minus the smoothed target, nothing at padding."""
-    classes = logits.shape[1]
-    real = (wanted != PAD).to(_sum_format(logits))
+    """From log-probabilities, which it may overwrite: softmax minus the smoothed target, nothing at padding."""
+    classes = logs.shape[1]
+    real = (wanted != PAD).to(logs.dtype)
     index = wanted[:, None]
-    log_probabilities = logits.to(_sum_format(logits)).log_softmax(-1)
-    right = log_probabilities.gather(1, index)[:, 0]
-    spread = log_probabilities.mean(-1) if epsilon else right
+    right = logs.gather(1, index)[:, 0]
+    spread = logs.mean(-1) if epsilon else right
     loss = -(((1 - epsilon) * right + epsilon * spread) * real).sum()
     if not learning:
-        return loss, logits
-    gradient = log_probabilities.exp_()
+        return loss, logs
+    if (
+        torch.compiler.is_compiling()
+    ):  # a comparison melts into the pass over the logits, a scatter would not
+        is_right = torch.arange(classes, device=logs.device) == index
+        return loss, (logs.exp() - epsilon / classes - (1 - epsilon) * is_right) * real[:, None]
+    gradient = logs.exp_()
     gradient -= epsilon / classes
     gradient.scatter_add_(1, index, gradient.new_full(index.shape, epsilon - 1))
-    return loss, gradient.mul_(real[:, None]).to(logits.dtype)
-
-
-def fused_loss(
-    logits: Float[Tensor, "n V"], wanted: Int[Tensor, "n"], epsilon: float, learning: bool
-) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
-    """The same, written for a compiler: two passes over the logits, and none in a wider format through memory."""
-    assert learning
-    numbers = logits.float()
-    real = wanted != PAD
-    log_sum = numbers.logsumexp(-1)
-    right = numbers.gather(1, wanted[:, None])[:, 0]
-    loss = log_sum - (1 - epsilon) * right - epsilon * numbers.mean(-1)
-    classes = torch.arange(logits.shape[1], device=logits.device)
-    target = epsilon / logits.shape[1] + (1 - epsilon) * (classes == wanted[:, None])
-    gradient = ((numbers - log_sum[:, None]).exp() - target) * real[:, None]
-    return (loss * real).sum(), gradient.to(logits.dtype)
+    return loss, gradient.mul_(real[:, None])
 
 
 def smoothed_target(epsilon: float, classes: int, over: recipe.Smoothing) -> tuple[float, float]:
@@ -268,7 +339,7 @@ def smoothed_target(epsilon: float, classes: int, over: recipe.Smoothing) -> tup
     logits = torch.zeros(1, classes, dtype=torch.float64)
     wanted = torch.tensor([classes - 1])
     kept = SMOOTHINGS[over](epsilon, classes)
-    _, gradient = smoothed_loss(logits.clone(), wanted, kept, learning=True)
+    _, gradient = portion_loss(logits, wanted, kept, 0.0, learning=True)
     target = logits.softmax(-1) - gradient
     return float(target[0, -1]), float(target[0, 0])
 

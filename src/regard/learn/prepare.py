@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from regard.errors import RegardError
 from regard.learn.checkpoint import checkpoint_files
+from regard.learn.copies import copy_files, write_copies
 from regard.learn.report import Report
 from regard.learn.start import starting_tokenizer
 from regard.marks import MARKS
 from regard.recipe import Recipe
 from regard.run import Run, sha256, write_text
 from regard.score import NOT_OF_TEXT, score
-from regard.text.corpus import Pair, fingerprint, held_out, read_pairs
+from regard.text.corpus import fingerprint, read_pairs, train_pairs, valid_pairs
 from regard.text.forms import FORMS
 from regard.text.store import Counts, Store, write_store
 from regard.text.tokenizer import Tokenizer
@@ -29,20 +30,12 @@ class Prepared:
     valid: Store
     facts: dict[str, Any]
     """data fingerprints and counts, for the card"""
+    copies: Sequence[Store] = ()
+    """the training text cut at random, several times; the same pairs in the same order"""
 
-
-def train_pairs(recipe: Recipe) -> Iterator[Pair]:
-    pairs = read_pairs(recipe.data.train, recipe.data, "data.train")
-    if recipe.data.valid is not None:
-        return pairs
-    return (pair for pair in pairs if not held_out(pair.source, recipe.data.hold_out))
-
-
-def valid_pairs(recipe: Recipe) -> Iterator[Pair]:
-    if recipe.data.valid is not None:
-        return read_pairs(recipe.data.valid, recipe.data, "data.valid")
-    pairs = read_pairs(recipe.data.train, recipe.data, "data.train")
-    return (pair for pair in pairs if held_out(pair.source, recipe.data.hold_out))
+    def of_epoch(self, epoch: int) -> Store:
+        """What an epoch learns from."""
+        return self.copies[epoch % len(self.copies)] if self.copies else self.train
 
 
 def prepare(run: Run, recipe: Recipe, report: Report) -> None:
@@ -58,20 +51,23 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
         )
     run.data.mkdir(parents=True, exist_ok=True)
     report.say(f"Reading {', '.join(_names(recipe))}")
-    tokenizer = starting_tokenizer(recipe, lambda: train_pairs(recipe))
+    tokenizer = starting_tokenizer(recipe, lambda: train_pairs(recipe.data))
     tokenizer.save(run.folder)
     report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
     rows = FORMS[recipe.task](recipe).rows
     train = write_store(
-        run.data / "train.arrow", train_pairs(recipe), tokenizer, recipe.data.clean, rows
+        run.data / "train.arrow", train_pairs(recipe.data), tokenizer, recipe.data.clean, rows
     )
     report.say(f"Training pairs: {train.sentence}")
-    if next(valid_pairs(recipe), None) is None:
+    if recipe.training.sampling:
+        write_copies(run, recipe, train.read)
+        report.say(f"Cut at random {recipe.training.copies} times")
+    if next(valid_pairs(recipe.data), None) is None:
         raise RegardError(
             "no pair was held out for validation, because there are too few different sources; "
             "give data.valid, or a greater data.hold_out"
         )
-    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe), tokenizer, None, rows)
+    valid = write_store(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
     report.say(f"Validation pairs: {valid.read:,}")
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
     _write_facts(run, identity, train, valid)
@@ -102,7 +98,8 @@ def _check_lengths(recipe: Recipe, valid: Store) -> None:
 
 def open_prepared(run: Run, recipe: Recipe) -> Prepared:
     train, valid = Store(run.data / "train.arrow"), Store(run.data / "valid.arrow")
-    return Prepared(run.tokenizer(recipe), train, valid, _read_facts(run))
+    copies = [Store(path) for path in copy_files(run, recipe)]
+    return Prepared(run.tokenizer(recipe), train, valid, _read_facts(run), copies)
 
 
 def _identity(recipe: Recipe) -> dict[str, str]:
@@ -112,6 +109,8 @@ def _identity(recipe: Recipe) -> dict[str, str]:
     choices.append(str(recipe.training.start_from))
     if data.valid is None:
         choices.append(str(data.hold_out))
+    if recipe.training.sampling:
+        choices.append(recipe.training.model_dump_json(include={"sampling", "copies", "seed"}))
     found = {"train": fingerprint(data.train, data)}
     if data.valid is not None:
         found["valid"] = fingerprint(data.valid, data)

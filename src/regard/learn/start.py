@@ -24,7 +24,7 @@ FREE_WITH_A_NEW_HEAD = {"decoder_layers", "tie_embeddings", "tie_output"}
 def starting_tokenizer(recipe: Recipe, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
     """That of the run to start from, or a new one; labels are always new."""
     if recipe.training.start_from is None:
-        return Tokenizer.train(recipe.tokenizer, pairs, recipe.labelled)
+        return Tokenizer.train(recipe.tokenizer, pairs, recipe.labelled, recipe.data.tags)
     run = Run(recipe.training.start_from)
     before = run.recipe()
     _agree(run, before, recipe)

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from regard import recipe as recipes
-from regard.learn.loss import Goal, fused_loss, smoothed_loss
+from regard.learn.loss import Goal, portion_loss
 from regard.learn.optimizers import set_rate
 from regard.model import arithmetic
 from regard.nn.dropout import seeded
@@ -148,13 +148,13 @@ def compiled(network: Any, objective: nn.Module) -> Iterator[None]:
     layers = layers_of(network)
     for layer in layers:
         layer.forward = MethodType(_compiled(type(layer).forward), layer)
-    objective.of_portion = _compiled(fused_loss)
+    objective.of_portion = _compiled(portion_loss)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-        objective.of_portion = smoothed_loss
+        objective.of_portion = portion_loss
 
 
 _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {}

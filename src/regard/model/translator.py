@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,11 +19,12 @@ from regard.nn.networks import NETWORKS
 from regard.nn.parallel import Parallel
 from regard.nn.positions import Tree
 from regard.recipe import Manner, Recipe
+from regard.score import Result
 from regard.search import MANNERS, Hypothesis, Round, beam_search, greedy, sample
 from regard.search.tree import Looked
 from regard.text.batches import collate_trees
 from regard.text.conllu import Parsed
-from regard.text.corpus import Pair, parse_of
+from regard.text.corpus import Pair, by_language, language_of, language_tag, parse_of
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree
 
@@ -49,6 +51,9 @@ EMPTY = Translation("", 0.0, 0.0, [], [], True)
 Parses = Sequence[Parsed | None] | None
 """the tree of each text; a blank one has none"""
 
+Languages = str | Sequence[str | None] | None
+"""the language wanted: of all texts, or of each"""
+
 Way = Callable[..., list[list[Hypothesis]]]
 """A search: step function, state and limits in, hypotheses for each sentence out."""
 
@@ -59,20 +64,32 @@ class Translator(Model):
     task = "translate"
     command = "translate"
     network: Network
+    language: str | None = None
+    """the one to translate to, of those it can, where nothing else is said"""
+
+    def into(self, language: str | None) -> Translator:
+        """The same model, to translate to this language."""
+        self._tags(0, language)
+        other = copy(self)
+        other.language = language
+        return other
 
     @staticmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
         section = recipe.model
         return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
-    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+    def answer(
+        self, sources: Sequence[str], *, quick: bool = False, to: Languages = None
+    ) -> list[str]:
         one = "candidates" if isinstance(self.network, Parallel) else "beam"
-        return self.translate(sources, **({one: 1} if quick else {}))
+        return self.translate(sources, to=to, **({one: 1} if quick else {}))
 
     def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
         # Of two models that are compared perhaps only one asks for trees.
         if not self.asks_for_trees:
-            return super().answer_to(pairs, quick=quick)
+            to = [language_of(pair) for pair in pairs]
+            return self.answer([pair.source for pair in pairs], quick=quick, to=to)
         parses = [parse_of(pair) for pair in pairs]
         return self.translate(
             [pair.source for pair in pairs],
@@ -80,12 +97,50 @@ class Translator(Model):
             parses=parses if any(parses) else None,
         )
 
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """As of any model; where several languages are asked for, each is scored apart, but not for validation."""
+        parts = by_language(pairs)
+        whole = super().evaluate
+        if quick or len(parts) == 1:
+            return whole(pairs, quick=quick)
+        return [
+            replace(result, name=f"{result.name} to {language}")
+            for language, some in parts.items()
+            for result in whole(some)
+        ]
+
     def search_by(self, **options: float) -> None:
         if isinstance(self.network, Parallel):
             refuse(AT_ONCE, beam=options.get("beam"), alpha=options.get("alpha"))
         else:
             refuse(ONE_BY_ONE, rounds=options.get("rounds"), candidates=options.get("candidates"))
         super().search_by(**options)
+
+    def encode(self, texts: Sequence[str], to: Languages = None) -> list[list[int]]:
+        """Source ids of texts, with the language wanted in front where the model knows several."""
+        clean = self.recipe.data.clean
+        longest = clean.max_tokens if clean.cut else None
+        tagged = map(
+            self.tokenizer.source.tagged, super().encode(texts), self._tags(len(texts), to)
+        )
+        return [ids[:longest] for ids in tagged]
+
+    def _tags(self, count: int, to: Languages) -> list[tuple[str, ...]]:
+        """What stands before each of so many texts."""
+        known = self.recipe.data.targets
+        allowed: list[str | None] = [*known] or [None]
+        given = [to] * count if to is None or isinstance(to, str) else to
+        usual = self.language or (known[0] if len(known) == 1 else None)
+        wanted = [code or usual for code in given]
+        if isinstance(to, str):
+            wanted.append(to)  # looked at even where there is no text
+        if wrong := [code for code in wanted if code not in allowed]:
+            can = f"translates to {', '.join(known)}" if known else "knows one language only"
+            said = f"language {wrong[0]}" if wrong[0] else "no language is asked for"
+            raise RegardError(
+                f"{said}: this model {can} (--to on the command line, to=… in Python)"
+            )
+        return [(language_tag(code),) if code else () for code in wanted[:count]]
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text; options as in ``search``."""
@@ -106,18 +161,20 @@ class Translator(Model):
         candidates: int | None = None,
         length: int | None = None,
         parses: Parses = None,
+        to: Languages = None,
     ) -> list[list[Translation]]:
         """The nbest translations of each text, best first.
 
         A model that says one word after another takes beam, alpha, and prefixes: how each translation must begin. One
         that says all at once takes rounds, candidates (how many lengths are tried), or length: how many tokens each
-        translation has. parses are the trees of the texts, for ``position: tree``.
+        translation has. parses are the trees of the texts, for ``position: tree``; to is the language wanted of a model
+        that knows several, for all texts or for each.
         """
         options = self.recipe.search
         if isinstance(self.network, Parallel):
             refuse(AT_ONCE, beam=beam, alpha=alpha, manner=manner, prefixes=prefixes)
             filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
-            return self._run(texts, None, parses, filling, WIDTH * filling.candidates)
+            return self._run(texts, None, parses, filling, WIDTH * filling.candidates, to)
         refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
         beam = max(options.beam, nbest) if beam is None else beam
         alpha = options.alpha if alpha is None else alpha
@@ -130,7 +187,7 @@ class Translator(Model):
         way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=kind)
         if beam == 1:
             way = partial(_greedy, alpha=alpha, penalty=kind.penalty)
-        return self._run(texts, prefixes, parses, way, beam)
+        return self._run(texts, prefixes, parses, way, beam, to)
 
     @torch.inference_mode()
     def find(
@@ -174,7 +231,7 @@ class Translator(Model):
             raise RegardError("this model says one word after another: it has no rounds to be seen")
         seen: list[Round] = []
         way = in_rounds(self.network, self.recipe.search, rounds, candidates, length)
-        (source,) = self.tokenizer.source.encode([text])
+        (source,) = self.encode([text])
         ((best,),) = self._search([source], [[]], None, replace(way, watch=seen.append))
         return told(best, seen)
 
@@ -209,11 +266,12 @@ class Translator(Model):
         parses: Parses,
         way: Way,
         beam: int,
+        to: Languages = None,
     ) -> list[list[Translation]]:
         """Batches of like length through the network; results in the order of the texts."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
-        sources = self.encode(texts)
+        sources = self.encode(texts, to)
         forced = self.tokenizer.target.encode(prefixes or [""] * len(texts))
         trees = self._trees(texts, sources, parses)
         results = [[EMPTY] for _ in texts]

@@ -223,6 +223,7 @@ def attend_in_texts(
     query: Tensor, key: Tensor, value: Tensor, low: Tensor, high: Tensor, first: Tensor, last: Tensor,
     seed: Tensor, scale: float, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    assert all(spans.is_contiguous() for spans in (low, high, first, last))
     output = side_by_side(query.new_empty(1).expand(*query.shape[:3], value.shape[3]))
     summed = query.new_empty(query.shape[:3], dtype=torch.float32)
     forward_kernel[tiles(query)](

@@ -37,7 +37,9 @@ def hide(
     return shown, words.masked_fill(~chosen, PAD)
 
 
-def drop_words(source: Int[Tensor, "B S"], share: float) -> Int[Tensor, "B S"]:
-    """Each word shows MASK with this probability; marks stay."""
-    dropped = (torch.rand(source.shape, device=source.device) < share) & (source >= len(MARKS))
+def drop_words(
+    source: Int[Tensor, "B S"], share: float, marks: int = len(MARKS)
+) -> Int[Tensor, "B S"]:
+    """Each word shows MASK with this probability; ids below ``marks`` stay."""
+    dropped = (torch.rand(source.shape, device=source.device) < share) & (source >= marks)
     return source.masked_fill(dropped, MASK)

@@ -196,7 +196,7 @@ class Decoder(nn.Module):
 def earlier_in_text(own: Span) -> Spans:
     """Each word sees those before it in its own text, and itself."""
     place = torch.arange(own.end.shape[1], dtype=own.end.dtype, device=own.end.device)
-    place = place.expand_as(own.end)
+    place = place.expand_as(own.end).contiguous()
     return Spans(own.start, torch.minimum(place + 1, own.end), place, own.end)
 
 

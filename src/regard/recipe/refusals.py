@@ -14,6 +14,7 @@ from regard.recipe.names import (
     Overlap,
     Position,
     Task,
+    TokenizerKind,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ UNUSED: dict[Architecture, tuple[str, ...]] = {
 def refused(recipe: Recipe) -> list[str]:
     return [
         *_task(recipe),
+        *_chance(recipe),
+        *_tags(recipe),
         *_embeddings(recipe),
         *_positions(recipe),
         *_trees(recipe),
@@ -78,11 +81,48 @@ def _task(recipe: Recipe) -> Iterator[str]:
         yield "task mask has one side only and needs tokenizer.shared: true"
     if task in ("mask", "continue") and recipe.training.choose_by == "score":
         yield f"task {task} is validated by its loss: training.choose_by: loss"
-    if recipe.training.word_dropout and not recipe.labelled:
-        yield "training.word_dropout is for the tasks tag and classify; here it must be 0"
     if recipe.data.clean.cut and task == "tag":
         yield "data.clean.cut: true would leave words without a tag; task tag needs cut: false"
     yield from _texts(recipe)
+
+
+CAN_SAMPLE: tuple[TokenizerKind, ...] = ("unigram", "bpe")
+"""tokenizers that know more than one way to cut a text"""
+
+
+def _chance(recipe: Recipe) -> Iterator[str]:
+    """What is drawn at random while it learns."""
+    training, task, kind = recipe.training, recipe.task, recipe.tokenizer.kind
+    whole = task == "translate" and recipe.model.architecture != "parallel"
+    if training.word_dropout and not (recipe.labelled or whole):
+        yield (
+            "training.word_dropout is for the tasks tag, classify and translate (but not for "
+            "architecture: parallel); here it must be 0"
+        )
+    if training.target_word_dropout and not whole:
+        yield (
+            "training.target_word_dropout is for task translate (but not for architecture: parallel); "
+            "here it must be 0"
+        )
+    if training.sampling and kind not in CAN_SAMPLE:
+        yield (
+            f"training.sampling: tokenizer.kind {kind} knows one way only to cut a text; "
+            f"allowed: {', '.join(CAN_SAMPLE)}"
+        )
+    if training.sampling and task in ("mask", "continue"):
+        yield f"training.sampling is for the tasks translate, tag and classify, not for {task}"
+    if training.sampling and recipe.model.position == "tree":
+        yield "training.sampling cuts across the words of a tree: model.position must not be tree"
+    if training.rdrop and (task == "mask" or recipe.model.architecture == "parallel"):
+        yield (
+            "training.rdrop compares two answers to one question; task mask and architecture: parallel "
+            "ask another one each time, so here it must be 0"
+        )
+    model = recipe.model
+    dropouts = (model.dropout, model.attention_dropout, model.feedforward_dropout)
+    words = (training.word_dropout, training.target_word_dropout)
+    if training.rdrop and not any((*dropouts, *words)):
+        yield "training.rdrop without any dropout compares a pass with itself: give model.dropout"
 
 
 def _texts(recipe: Recipe) -> Iterator[str]:
@@ -98,6 +138,26 @@ def _texts(recipe: Recipe) -> Iterator[str]:
             yield f"data.{name}: task {recipe.task} needs a target for each text: source and target, or pairs"
         if texts.conllu is not None and recipe.task != "tag":
             yield f"data.{name}.conllu is for task tag, not for {recipe.task}"
+
+
+def _tags(recipe: Recipe) -> Iterator[str]:
+    """What stands before sources must have been learned, and there is no source where there is no translation."""
+    data = recipe.data
+    sections = {"train": data.train, "valid": data.valid, "test": data.test}
+    for name, texts in sections.items():
+        if texts is None:
+            continue
+        keys = [key for key in ("to", "tag") if getattr(texts, key)]
+        if keys and recipe.task != "translate":
+            yield f"data.{name}.{keys[0]} is for task translate, not for {recipe.task}"
+        if keys and recipe.model.position == "tree":
+            yield f"data.{name}.{keys[0]}: model.position: tree has no place for it; leave it out"
+        if data.targets and not texts.to:
+            yield f"data.{name}.to is missing: one of {', '.join(data.targets)}"
+        unknown = sorted({tag for tags in texts.tags for tag in tags} - {*data.tags})
+        if unknown:
+            learned = ", ".join(f"<{tag}>" for tag in data.tags) or "none"
+            yield f"data.{name}: <{unknown[0]}> does not occur in data.train; what occurs there: {learned}"
 
 
 def _embeddings(recipe: Recipe) -> Iterator[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
+from regard.marks import MARKS
 from regard.recipe.names import (
     Activation,
     Architecture,
@@ -44,12 +45,10 @@ from regard.recipe.names import (
 from regard.recipe.refusals import refused
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-Files = Annotated[
-    tuple[str, ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-    Field(min_length=1),
-]
+_ONE_OR_MORE = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+Files = Annotated[tuple[str, ...], _ONE_OR_MORE, Field(min_length=1)]
 """One file name or a list of them, read one after the other."""
+Tag = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
 class Section(BaseModel):
@@ -73,6 +72,18 @@ class Texts(Section):
     """text file(s) without a target, for the tasks mask and continue"""
     parses: Files | None = None
     """CoNLL-U file(s), a tree for each source line, for ``model.position: tree``"""
+    to: Annotated[tuple[Tag, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
+    """the language wanted, for all files or for each of them: the entry <2de> before a source asks for de"""
+    tag: Annotated[tuple[Tag | None, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
+    """one more entry before each source, for all files or for each: <bt> where it is bt, none where it is null"""
+
+    @property
+    def tags(self) -> list[tuple[str, ...]]:
+        """What stands before the sources of each file."""
+        count = len(self.source or self.pairs or self.conllu or self.text or ())
+        languages = [f"2{code}" for code in self.to or ()]  # as ``language_tag`` has it
+        each = [_for_each(languages, count), _for_each(self.tag or (), count)]
+        return [tuple(tag for tag in some if tag) for some in zip(*each, strict=True)]
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -90,7 +101,21 @@ class Texts(Section):
             raise ValueError(
                 f"parses names {len(self.parses)} file(s), the texts {len(sources)}: one for each"
             )
+        if taken := {f"<{tag}>" for tag in self.tag or ()} & {*MARKS.values()}:
+            raise ValueError(f"tag: the vocabulary has its own {min(taken)}; take another name")
+        for name, given in (("to", self.to), ("tag", self.tag)):
+            if given and not sources:
+                raise ValueError(f"{name} goes with source and target, or pairs")
+            if given and len(given) not in (1, len(sources)):
+                raise ValueError(
+                    f"{name} has {len(given)} entries for {len(sources)} file(s): give one, or one for each"
+                )
         return self
+
+
+def _for_each(given: Sequence[str | None], count: int) -> list[str | None]:
+    """One entry for each of so many files: none, the same for all, or as they stand."""
+    return list(given) if len(given) == count else [*given, None][:1] * count
 
 
 class Clean(Section):
@@ -121,6 +146,16 @@ class Data(Section):
     clean: Clean = Clean()
 
     @property
+    def tags(self) -> list[str]:
+        """Everything that stands before a source of the training."""
+        return sorted({tag for tags in self.train.tags for tag in tags})
+
+    @property
+    def targets(self) -> list[str]:
+        """The languages that can be asked for, if there is a choice."""
+        return list(dict.fromkeys(self.train.to or ()))
+
+    @property
     def language_pair(self) -> tuple[str, str]:
         """What the two sides are called, by a server for example."""
         if self.languages is not None:
@@ -128,6 +163,19 @@ class Data(Section):
         source, target = self.train.source or (), self.train.target or ()
         codes = [_language(names[0]) if names else None for names in (source, target)]
         return codes[0] or "source", codes[1] or "target"
+
+    @property
+    def language_pairs(self) -> list[tuple[str, str]]:
+        """Every pair of languages that can be translated, the first ones first."""
+        source, target = self.language_pair
+        if not self.train.to:
+            return [(source, target)]
+        names = self.train.source or self.train.pairs or ()
+        codes = [_language(name) or source for name in names]
+        languages = (
+            self.train.to if len(self.train.to) == len(names) else self.train.to * len(names)
+        )
+        return list(dict.fromkeys(zip(codes, languages, strict=True)))
 
     def path(self, name: str) -> Path:
         return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
@@ -311,8 +359,17 @@ class Training(Section):
     warmup: Annotated[int, Field(ge=0)] = 4000
     clip: Annotated[float, Field(gt=0)] | None = 1.0
     """longest gradient allowed (its norm); null lets all pass, as in the paper"""
+    sampling: Probability = 0.0
+    """texts are cut into pieces at random while it learns: of bpe the share of joins left out, of unigram the
+    sharpness alpha, where less is wilder; 0 always cuts the same way"""
+    copies: Annotated[int, Field(ge=1, le=999)] = 16
+    """of sampling: how often the training text is cut, beforehand; epoch n learns from copy n modulo this"""
+    rdrop: Annotated[float, Field(ge=0)] = 0.0
+    """weight of R-Drop: every batch passes twice, each time with other dropout, and the two answers shall agree"""
     word_dropout: Probability = 0.0
-    """share of source tokens hidden behind MASK while it learns, each step others; for tag and classify"""
+    """share of source tokens hidden behind MASK while it learns, each step others"""
+    target_word_dropout: Probability = 0.0
+    """the same of the target words that the decoder reads; for translate"""
     label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.1
     smoothing_over: Smoothing = "all"
     """epsilon is spread over all classes (torch), or over the others only (the study notes)"""

@@ -19,14 +19,18 @@ ROUNDS = 10
 
 
 @torch.inference_mode()
-def align(model: Translator, sentence: str, translation: str) -> Floats | None:
+def align(
+    model: Translator, sentence: str, translation: str, to: str | None = None
+) -> Floats | None:
     """[unit of the translation, unit of the sentence]; None where the model's attention does not tell."""
-    (source,) = model.tokenizer.source.encode([sentence])
+    (source,) = model.encode([sentence], to)
     (target,) = model.tokenizer.target.encode([translation])
     cross = observe(model, [*source, END], [START, *target]).weights["cross"]
     if not cross.size or cross.shape[3] != len(source) + 1:
         return None
-    weights = cross.mean((0, 1))[: len(target), : len(source)]
+    tags = sum(i < model.tokenizer.source.marks for i in source[:1])  # the language asked for
+    weights = cross.mean((0, 1))[: len(target), tags : len(source)]
+    source = source[tags:]
     rows = _shares(units(translation), _spans(model.tokenizer.target, target, translation))
     columns = _shares(_spans(model.tokenizer.source, source, sentence), units(sentence))
     return balance(rows @ weights @ columns)

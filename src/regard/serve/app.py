@@ -163,24 +163,24 @@ def create_app(
     app.add_middleware(Guard, metrics=service.metrics)
     _add_libretranslate(app, service)
     _add_own(app, service, card or {})
-    if isinstance(
-        model, Translator
-    ):  # anything that translates can be served, but only this can be seen into
-        add_trace(app, service, model)
-        add_course(app, service, model)
-        add_live(app, service, model)
+    if isinstance(model, Translator):
+        # Anything that translates can be served, but only this can be seen into: of several languages, the first.
+        seen = model.into(service.language(service.target))
+        add_trace(app, service, seen)
+        add_course(app, service, seen)
+        add_live(app, service, seen)
     _add_operations(app, service)
     _add_page(app, page)
     return app
 
 
 def _add_libretranslate(app: FastAPI, service: Service) -> None:
-    settings, pair = service.settings, (service.source, service.target)
+    settings, pairs = service.settings, service.pairs
 
     @app.post(
         "/translate",
         response_model_exclude_none=True,
-        openapi_extra=describe(TranslateAsked, pair, settings),
+        openapi_extra=describe(TranslateAsked, pairs, settings),
     )
     async def translate(request: Request) -> Translated:
         """Translate a text of any length, or several."""
@@ -192,12 +192,12 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
         """The languages of this server, and into which each is translated."""
         return service.languages()
 
-    @app.post("/detect", openapi_extra=describe(DetectAsked, pair, settings))
+    @app.post("/detect", openapi_extra=describe(DetectAsked, pairs, settings))
     async def detect(request: Request) -> list[Detected]:
-        """The languages a text may have, of those this server translates from: there is one."""
+        """The languages a text may have: those this server translates from. Which it is, is not looked at."""
         asked = await read(request, DetectAsked, settings)
         service.check_texts([asked.q] if isinstance(asked.q, str) else asked.q)
-        return [Detected(confidence=100.0, language=service.source)]
+        return service.detected(service.sources)
 
     @app.post("/frontend/settings", include_in_schema=False)
     @app.get("/frontend/settings")
@@ -221,11 +221,11 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
 
 
 def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
-    settings, pair = service.settings, (service.source, service.target)
+    settings, pairs = service.settings, service.pairs
 
     @app.post(
         "/v1/translate/stream",
-        openapi_extra=describe(StreamAsked, pair, settings),
+        openapi_extra=describe(StreamAsked, pairs, settings),
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {}}}},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qs
@@ -178,13 +178,15 @@ async def time_limit(seconds: float, what: str, start: float | None = None) -> A
         raise Refused(503, f"{what} within {seconds:g} seconds") from None
 
 
-def describe(shape: type[Asked], pair: tuple[str, str], settings: Settings) -> dict[str, Any]:
+def describe(
+    shape: type[Asked], pairs: Sequence[tuple[str, str]], settings: Settings
+) -> dict[str, Any]:
     """How a body is described in the OpenAPI document. It is read by hand, to stop at the limit."""
     schema = shape.model_json_schema()
-    source, target = pair
+    sources, targets = (list(dict.fromkeys(codes)) for codes in zip(*pairs, strict=True))
     known: dict[str, dict[str, Any]] = {
-        "source": {"enum": [source, "auto"]},
-        "target": {"enum": [target]},
+        "source": {"enum": [*sources, "auto"]},
+        "target": {"enum": targets},
         "alternatives": {"maximum": settings.alternatives},
         "beam": {"maximum": settings.beam},
     }

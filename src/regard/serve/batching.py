@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from regard.serve.metrics import Metrics
 from regard.serve.settings import Settings
@@ -48,6 +48,12 @@ class Options(NamedTuple):
     beam: int | None = None
     alpha: float | None = None
     nbest: int = 1
+    to: str | None = None
+    """the language wanted of a model that knows several"""
+
+    def asked(self) -> dict[str, Any]:
+        """What the model is told; one that knows a single language is not told which."""
+        return {name: value for name, value in self._asdict().items() if name != "to" or value}
 
 
 Answer = asyncio.Future[list["Translation"]]
@@ -183,7 +189,7 @@ class Batcher:
         """In the thread. An error is the answer of the sentence that caused it, not of its neighbours."""
         start = time.monotonic()
         try:
-            found = self._model.search(texts, **options._asdict())
+            found = self._model.search(texts, **options.asked())
         except Exception as error:
             if len(texts) == 1:
                 return [error]

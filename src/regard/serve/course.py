@@ -35,7 +35,7 @@ class AlignAsked(Asked):
 
 
 def add_course(app: FastAPI, service: Service, model: Translator) -> None:
-    settings, pair = service.settings, (service.source, service.target)
+    settings, pairs = service.settings, service.pairs
     checkpoints = Checkpoints(model)
 
     @app.get("/v1/run")
@@ -51,7 +51,7 @@ def add_course(app: FastAPI, service: Service, model: Translator) -> None:
         found = await asyncio.to_thread(curves, model.run) if model.run else None
         return {"curves": found, "checkpoints": checkpoints.steps()}
 
-    @app.post("/v1/align", openapi_extra=describe(AlignAsked, pair, settings))
+    @app.post("/v1/align", openapi_extra=describe(AlignAsked, pairs, settings))
     async def align(request: Request) -> dict[str, Any]:
         """Where the model looked at an earlier checkpoint, had it said the same."""
         asked = await read(request, AlignAsked, settings)
@@ -61,7 +61,7 @@ def add_course(app: FastAPI, service: Service, model: Translator) -> None:
             raise Refused(400, "said: no tokens of this model")
 
         def work() -> dict[str, Any]:
-            (source,) = model.tokenizer.source.encode([asked.q])
+            (source,) = model.encode([asked.q])
             return checkpoints.alignment(asked.step, [*source, END], asked.said)
 
         return await service.in_time(service.batcher.call(work))

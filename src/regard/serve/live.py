@@ -51,11 +51,11 @@ class Growing(Tree):
 
 
 def add_live(app: FastAPI, service: Service, model: Translator) -> None:
-    settings, pair = service.settings, (service.source, service.target)
+    settings, pairs = service.settings, service.pairs
 
     @app.post(
         "/v1/live",
-        openapi_extra=describe(LiveAsked, pair, settings),
+        openapi_extra=describe(LiveAsked, pairs, settings),
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {}}}},
     )

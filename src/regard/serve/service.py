@@ -52,8 +52,8 @@ class Served(Translator, Protocol):
     def recipe(self) -> Recipe: ...
 
 
-Align = Callable[[str, str], Floats | None]
-"""A sentence and its translation in, their alignment out: see inline.mark"""
+Align = Callable[[str, str, str | None], Floats | None]
+"""A sentence, its translation and the language asked for in, their alignment out: see inline.mark"""
 
 
 class Service:
@@ -65,17 +65,40 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self.batcher = Batcher(model, settings, self.metrics)
-        self.source, self.target = model.recipe.data.language_pair
+        self.pairs = model.recipe.data.language_pairs
+        self.source, self.target = self.pairs[0]
+        self.asks = bool(model.recipe.data.targets)
+        """whether the model must be told which language is wanted"""
+
+    @property
+    def sources(self) -> list[str]:
+        return list(dict.fromkeys(source for source, _ in self.pairs))
+
+    def language(self, target: str) -> str | None:
+        """What the model is told of the language wanted."""
+        return target if self.asks else None
 
     def languages(self) -> list[Language]:
-        codes = dict.fromkeys([self.source, self.target])
+        codes = dict.fromkeys(code for pair in self.pairs for code in pair)
         return [
             Language(
                 code=code,
                 name=NAMES.get(code.split("-")[0], code),
-                targets=[self.target] if code == self.source else [],
+                targets=[target for source, target in self.pairs if source == code],
             )
             for code in codes
+        ]
+
+    def detected(self, sources: Sequence[str]) -> list[Detected]:
+        """The text is not looked at: each language it may have is as likely."""
+        return [Detected(confidence=100 / len(sources), language=code) for code in sources]
+
+    def possible(self, asked: TextAsked) -> list[str]:
+        """The languages that the text may have; none where there is no such pair."""
+        return [
+            source
+            for source, target in self.pairs
+            if asked.source in (source, "auto") and target == asked.target
         ]
 
     async def translate(self, asked: TranslateAsked) -> Translated:
@@ -90,10 +113,12 @@ class Service:
         for document in documents:
             hypotheses = [next(found) for _ in document.sentences]
             ranks = [_of_rank(hypotheses, rank) for rank in range(options.nbest)]
-            first, *more = [await self.in_time(self.join(document, one), start) for one in ranks]
+            first, *more = [
+                await self.in_time(self.join(document, one, options.to), start) for one in ranks
+            ]
             best.append(first)
             others.append([text for text in dict.fromkeys(more) if text != first])
-        detected = [Detected(confidence=100.0, language=self.source) for _ in texts]
+        detected = self.detected(self.possible(asked))[:1] * len(texts)
         alternatives = _like(asked.q, others)
         return Translated(
             translatedText=_like(asked.q, best),
@@ -114,7 +139,8 @@ class Service:
             try:
                 for index, answer in enumerate(answers):
                     best, *_ = await self.in_time(answer, start)
-                    alignment = await self.in_time(self.aligned(document, index, best.text), start)
+                    aligning = self.aligned(document, index, best.text, options.to)
+                    alignment = await self.in_time(aligning, start)
                     text = document.part(index, best.text, alignment)
                     yield event("part", {"text": text, "source": document.sentences[index]})
             except (Refused, RegardError) as error:
@@ -126,20 +152,22 @@ class Service:
                 yield event("part", {"text": document.between[-1], "source": ""})
                 yield event("end", {})
 
-    async def join(self, document: Document, translations: Sequence[str]) -> str:
+    async def join(self, document: Document, translations: Sequence[str], to: str | None) -> str:
         """The document with its translations, tags inside sentences where their words have gone."""
         alignments = [
-            await self.aligned(document, index, text) for index, text in enumerate(translations)
+            await self.aligned(document, index, text, to) for index, text in enumerate(translations)
         ]
         return document.join(translations, alignments)
 
-    async def aligned(self, document: Document, index: int, translation: str) -> Floats | None:
+    async def aligned(
+        self, document: Document, index: int, translation: str, to: str | None
+    ) -> Floats | None:
         """Asked of the model only where there are tags to be moved."""
         sentence = document.sentences[index]
         if self.align is None or not document.elements[index] or translation == sentence:
             return None
         try:
-            return await self.batcher.call(partial(self.align, sentence, translation))
+            return await self.batcher.call(partial(self.align, sentence, translation, to))
         except RegardError:  # longer than the model can read
             return None
 
@@ -150,11 +178,11 @@ class Service:
     def options(self, asked: TextAsked, alternatives: int = 0) -> Options:
         """How to search, if the request may ask for this."""
         settings = self.settings
-        if asked.source not in (self.source, "auto") or asked.target != self.target:
+        if not self.possible(asked):
+            known = ", ".join(f"{source} to {target}" for source, target in self.pairs)
             raise Refused(
                 400,
-                f"{asked.source} to {asked.target} is not supported: "
-                f"this server translates {self.source} to {self.target}",
+                f"{asked.source} to {asked.target} is not supported: this server translates {known}",
             )
         if alternatives > settings.alternatives:
             raise Refused(400, f"at most {settings.alternatives} alternatives are allowed")
@@ -162,12 +190,13 @@ class Service:
             raise Refused(400, f"a beam of at most {settings.beam} is allowed")
         nbest = alternatives + 1
         beam = None if asked.beam is None else max(asked.beam, nbest)
-        return Options(beam, asked.alpha, nbest)
+        return Options(beam, asked.alpha, nbest, self.language(asked.target))
 
     def documents(self, texts: Sequence[str], asked: TextAsked) -> list[Document]:
         self.check_texts(texts)
         split = split_html if asked.format == "html" else split_text
-        return [split(text, self.source) for text in texts]
+        source = self.possible(asked)[0]
+        return [split(text, source) for text in texts]
 
     def check_texts(self, texts: Sequence[str]) -> None:
         settings = self.settings

@@ -65,10 +65,10 @@ def _layers(found: Trace, place: str, part: str | None) -> Floats | list[Floats]
 
 
 def add_trace(app: FastAPI, service: Service, model: Translator) -> None:
-    settings, pair = service.settings, (service.source, service.target)
+    settings, pairs = service.settings, service.pairs
     kept = Kept(settings.traces_bytes)
 
-    @app.post("/v1/trace", openapi_extra=describe(TraceAsked, pair, settings))
+    @app.post("/v1/trace", openapi_extra=describe(TraceAsked, pairs, settings))
     async def trace_text(request: Request) -> dict[str, Any]:
         """Translate one sentence and tell all: attention of every head, candidates, the beam as a tree.
 

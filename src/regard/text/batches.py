@@ -27,7 +27,7 @@ TILE = 128
 """rows of matrices that a GPU works on at once"""
 TreeTensors = tuple[Int[Tensor, "B S"], Int[Tensor, "B S S"]]
 """depth and distance of the source tokens in their dependency trees"""
-PackingTensors = tuple[Int[Tensor, "1 T"], ...]
+PackingTensors = tuple[Int[Tensor, "_ _"], ...]
 """four times where a text begins and one past where it ends: the own text of each source and of each target token, the
 source of each target token, the target of each source token"""
 

@@ -39,6 +39,40 @@ class ParsedPair(Pair):
         return made
 
 
+class TaggedPair(Pair):
+    """A pair with what stands before its source: the language wanted, or where it comes from."""
+
+    tags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pair: Pair, tags: tuple[str, ...]) -> TaggedPair:
+        made = cls(*pair)
+        made.tags = tags
+        return made
+
+
+def tags_of(pair: Pair) -> tuple[str, ...]:
+    return pair.tags if isinstance(pair, TaggedPair) else ()
+
+
+def language_tag(code: str) -> str:
+    """What stands before a source to ask for this language."""
+    return f"2{code}"
+
+
+def language_of(pair: Pair) -> str | None:
+    """The language asked for, if one is."""
+    return next((tag[1:] for tag in tags_of(pair) if tag.startswith("2")), None)
+
+
+def by_language(pairs: Iterable[Pair]) -> dict[str | None, list[Pair]]:
+    """The pairs of each language asked for, each in its order."""
+    found: dict[str | None, list[Pair]] = {}
+    for pair in pairs:
+        found.setdefault(language_of(pair), []).append(pair)
+    return found
+
+
 def parse_of(pair: Pair) -> Parsed | None:
     return pair.parse if isinstance(pair, ParsedPair) else None
 
@@ -62,7 +96,24 @@ def read_pairs(texts: Texts, data: Data, section: str = "data.train") -> Iterato
     if "parses" in paths:
         threes = zip(files, sources, paths["parses"], strict=True)
         files = [_with_parses(*three) for three in threes]
-    return chain.from_iterable(files)
+    tagged = map(_with_tags, files, texts.tags)
+    return chain.from_iterable(tagged)
+
+
+def train_pairs(data: Data) -> Iterator[Pair]:
+    """The pairs to learn from; without ``data.valid`` a share of them is held out."""
+    pairs = read_pairs(data.train, data, "data.train")
+    if data.valid is not None:
+        return pairs
+    return (pair for pair in pairs if not held_out(pair.source, data.hold_out))
+
+
+def valid_pairs(data: Data) -> Iterator[Pair]:
+    """The pairs to validate by: ``data.valid``, or what is held out."""
+    if data.valid is not None:
+        return read_pairs(data.valid, data, "data.valid")
+    pairs = read_pairs(data.train, data, "data.train")
+    return (pair for pair in pairs if held_out(pair.source, data.hold_out))
 
 
 def read_parses(lines: Iterable[str], path: Path, of: str) -> Iterator[Parsed | None]:
@@ -92,8 +143,10 @@ def held_out(source: str, share: float) -> bool:
 
 
 def fingerprint(texts: Texts, data: Data) -> str:
-    """SHA-256 over the files as they lie on disk, their order and their roles; not their names."""
+    """SHA-256 over the files as they lie on disk, their order, roles and tags; not their names."""
     whole = hashlib.sha256()
+    for tags in texts.tags if any(texts.tags) else ():
+        whole.update(" ".join(tags).encode() + b"\0")
     for role, paths in _paths(texts, data, "data").items():
         for path in paths:
             whole.update(role.encode() + b"\0")
@@ -145,6 +198,10 @@ def _with_parses(pairs: Iterator[Pair], source: Path, parses: Path) -> Iterator[
     trees = read_parses((pair.source for pair in theirs), parses, str(source))
     # The trees first: at the end they are asked once more, and tell if there are too many.
     return (ParsedPair.of(pair, tree) for tree, pair in zip(trees, ours, strict=True))
+
+
+def _with_tags(pairs: Iterator[Pair], tags: tuple[str, ...]) -> Iterator[Pair]:
+    return (TaggedPair.of(pair, tags) for pair in pairs) if tags else pairs
 
 
 def _tagged(path: Path) -> Iterator[Pair]:

@@ -32,6 +32,7 @@ class MarianVocabulary(Vocabulary):
 
     def __init__(self, model: bytes, entries: Sequence[str], banned: Sequence[int] = ()) -> None:
         super().__init__(model, "none")
+        self.tags = {}  # theirs stand in the text
         assert list(entries[: len(MARKS)]) == list(MARKS.values()), "our marks come first"
         self.entries = list(entries)
         """every piece, by id"""

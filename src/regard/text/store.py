@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from regard.errors import RegardError
 from regard.recipe import Clean
-from regard.text.corpus import Pair
+from regard.text.corpus import Pair, tags_of
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree
 
@@ -85,8 +85,9 @@ Rows = Callable[[Iterable[Pair], Tokenizer, Clean | None, Counter[str]], Iterato
 
 def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[Ids]:
     sources = tokenizer.source.encode([pair.source for pair in pairs])
+    tagged = map(tokenizer.source.tagged, sources, map(tags_of, pairs))
     targets = tokenizer.target.encode([pair.target for pair in pairs])
-    return map(Ids, sources, targets)
+    return map(Ids, tagged, targets)
 
 
 def cleaned(
@@ -96,17 +97,31 @@ def cleaned(
     tally: Counter[str],
     encode: Encode = encode_pairs,
 ) -> Iterator[Ids]:
-    """The ids of the pairs to keep; ``tally`` counts as the pairs go by."""
+    """The ids of the pairs to keep; ``tally`` counts as the pairs go by.
+
+    Where pieces are drawn at random, the plain ones decide what is kept, so that it is the same in every copy; and
+    they stand in where drawn ones are too many.
+    """
     seen = set[int]()
     pairs = iter(pairs)
     while chunk := list(islice(pairs, PAIRS_PER_ENCODING)):
         tally["read"] += len(chunk)
         if clean is not None:
             chunk = [pair for pair in chunk if _is_wanted(pair, tokenizer, clean, seen, tally)]
-        for ids in encode(chunk, tokenizer):
+        for ids, drawn in _plain_and_drawn(chunk, tokenizer, encode):
             if clean is None or _fits(ids, clean, tally):
                 tally["kept"] += 1
-                yield ids
+                too_long = clean is not None and max(map(len, drawn[:2])) > clean.max_tokens
+                yield ids if too_long else drawn
+
+
+def _plain_and_drawn(
+    pairs: Sequence[Pair], tokenizer: Tokenizer, encode: Encode
+) -> Iterator[tuple[Ids, Ids]]:
+    plain = encode(pairs, tokenizer.plain)
+    if tokenizer.plain is tokenizer:
+        return ((ids, ids) for ids in plain)
+    return zip(plain, encode(pairs, tokenizer), strict=True)
 
 
 def write_store(
@@ -154,8 +169,9 @@ def _is_wanted(
     if clean.keep_duplicates:
         return True
     # Eight bytes stand for the pair: among a million, two meet by chance once in 10^7 corpora.
-    pair = Pair(tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target))
-    digest = hashlib.blake2b("\n".join(pair).encode("utf-8"), digest_size=8).digest()
+    sides = tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target)
+    text = "\n".join((*sides, *tags_of(pair)))
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
     key = int.from_bytes(digest, "big")
     if key in seen:
         tally["duplicates"] += 1

@@ -26,6 +26,7 @@ from regard.text.corpus import Pair
 
 UNKNOWN_SIGN = "⁇"
 SILENT = {PAD, START, END, MASK}
+"""tags are silent too, without our doing: SentencePiece calls them control symbols"""
 
 Side = Literal["source", "target"]
 
@@ -66,11 +67,26 @@ class Vocabulary:
         self.normalization = normalization
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
+        self.tags = self._find_tags()
+        """what can stand before a source, and its id"""
+
+    def _find_tags(self) -> dict[str, int]:
+        found = {}
+        for i in range(len(MARKS), self._processor.get_piece_size()):
+            if not self._processor.is_control(i):
+                break
+            found[self._processor.id_to_piece(i).strip("<>")] = i
+        return found
 
     @property
     def size(self) -> int:
         """Entries, the marks among them."""
         return int(self._processor.get_piece_size())
+
+    @property
+    def marks(self) -> int:
+        """How many ids, the first ones, stand for no text: those all vocabularies have, and tags."""
+        return len(MARKS) + len(self.tags)
 
     @property
     def line_breaks(self) -> list[int]:
@@ -81,7 +97,7 @@ class Vocabulary:
     @property
     def never_said(self) -> tuple[int, ...]:
         """What search may not put into a text."""
-        return (PAD, START, UNKNOWN, MASK, *self.line_breaks)
+        return (PAD, START, UNKNOWN, MASK, *self.tags.values(), *self.line_breaks)
 
     def normalize(self, text: str) -> str:
         return normalize(text, self.normalization)
@@ -91,6 +107,31 @@ class Vocabulary:
         assert not isinstance(texts, str), "a list of texts"
         spelled = [_spell(text, self.normalization) for text in texts]
         return list(self._processor.encode(spelled, out_type=int)) if spelled else []
+
+    def tagged(self, ids: list[int], tags: Iterable[str]) -> list[int]:
+        """The ids of a source with those of its tags in front."""
+        for tag in tags:
+            if tag not in self.tags:
+                known = ", ".join(f"<{name}>" for name in self.tags) or "none"
+                raise RegardError(
+                    f"the vocabulary has no entry <{tag}>; of this kind it has: {known}"
+                )
+        return [*(self.tags[tag] for tag in tags), *ids]
+
+    def spelled(self, text: str) -> str:
+        """The text as SentencePiece cuts it, with its sign for blanks."""
+        return _spell(text, self.normalization).decode("utf-8").replace(" ", "\u2581")
+
+    def scores(self) -> dict[str, tuple[int, float]]:
+        """Every piece of text with its id and score; marks and bytes are none."""
+        known = self._processor
+        texts = (i for i in range(self.marks, known.get_piece_size()) if not known.is_byte(i))
+        return {known.id_to_piece(i): (i, known.get_score(i)) for i in texts}
+
+    @property
+    def byte_ids(self) -> list[int]:
+        """The id of each byte; UNKNOWN where it has none."""
+        return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(BYTES)]
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row of ids; marks are silent, but UNKNOWN shows as ⁇."""
@@ -138,11 +179,16 @@ class Tokenizer:
 
     @classmethod
     def train(
-        cls, section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], labels: bool = False
+        cls,
+        section: recipe.Tokenizer,
+        pairs: Callable[[], Iterable[Pair]],
+        labels: bool = False,
+        tags: Sequence[str] = (),
     ) -> Tokenizer:
         """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept.
 
-        labels: the targets are labels, blanks between them; each is an entry as it stands.
+        labels: the targets are labels, blanks between them; each is an entry as it stands. tags: what can stand before
+        a source, each an entry that no text is ever cut into.
         """
         if section.kind not in MODEL_TYPES:
             raise RegardError(
@@ -152,13 +198,19 @@ class Tokenizer:
         if labels:
             return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
         if section.shared:
-            both = _learn(section, pairs, ("source", "target"))
+            both = _learn(section, pairs, ("source", "target"), tags)
             return cls(both, both)
-        return cls(_learn(section, pairs, ("source",)), _learn(section, pairs, ("target",)))
+        source = _learn(section, pairs, ("source",), tags)
+        return cls(source, _learn(section, pairs, ("target",)))
 
     @property
     def shared(self) -> bool:
         return self.source is self.target
+
+    @property
+    def plain(self) -> Tokenizer:
+        """The one that leaves nothing to chance."""
+        return self
 
     def save(self, folder: Path) -> list[Path]:
         """Write the file(s) and say which."""
@@ -254,7 +306,10 @@ def _unspell(spelled: str) -> str:
 
 
 def _learn(
-    section: recipe.Tokenizer, pairs: Callable[[], Iterable[Pair]], sides: Sequence[Side]
+    section: recipe.Tokenizer,
+    pairs: Callable[[], Iterable[Pair]],
+    sides: Sequence[Side],
+    tags: Sequence[str] = (),
 ) -> Vocabulary:
     """Train one vocabulary of at most ``section.size`` entries on these sides of the pairs."""
     # Words are cut at blanks anyway; of the others long texts are not learned from to their end.
@@ -266,9 +321,10 @@ def _learn(
             f"all {found.pairs:,} pairs are empty"
         )
     size = section.size
-    if section.kind == "characters" and size < len(MARKS) + BYTES:
-        raise _too_small(section, sides, len(MARKS) + BYTES)
+    if section.kind == "characters" and size < len(MARKS) + len(tags) + BYTES:
+        raise _too_small(section, sides, len(MARKS) + len(tags) + BYTES)
     options = _options(section, found.alphabet)
+    options["control_symbols"] = [MARKS[MASK], *(f"<{tag}>" for tag in tags)]
     while True:
         sample = (
             _spell(getattr(pair, side)[:most], section.normalize)
@@ -356,7 +412,6 @@ def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
         bos_piece=MARKS[START],
         eos_piece=MARKS[END],
         unk_piece=MARKS[UNKNOWN],
-        control_symbols=[MARKS[MASK]],
         unk_surface=f" {UNKNOWN_SIGN}",
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
