@@ -13,9 +13,9 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+from regard import align
 from regard.model import Translator
-from regard.serve import align
-from regard.serve.inline import Floats
+from regard.probe import Floats
 from regard.serve.split import split_html
 from regard.text.grammar import generate
 from regard.text.lexicon import NOUNS

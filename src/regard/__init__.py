@@ -16,9 +16,11 @@ The package reads from top to bottom; a module imports only from those above it:
     search/     greedy, beam, sampling: ids and a step function, no model
     score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
     run         the run folder: files that name each other by hash
+    journal     files that grow a portion at a time and lose nothing when their writer is killed
     model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
     probe       to look into a network while a text passes, and to interfere: watch, mute, leave out a word
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
+    align       which word of a translation came from which word of its sentence, as attention tells
     learn/      loss, optimizers, checkpoints, several processes, the loop
     course      what a model is built on and how it learned, for the page
     distill     a teacher's translations, for a student to learn from
@@ -26,7 +28,8 @@ The package reads from top to bottom; a module imports only from those above it:
     exchange/   models come and go: Hugging Face, CTranslate2, ONNX, torch, bundles; each proves itself
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
     demo        the main job in three minutes, with nothing to download
-    cli         the commands, thin
+    commands/   the commands by kind, thin
+    cli         which commands there are
 """
 
 from __future__ import annotations

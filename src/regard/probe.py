@@ -20,6 +20,7 @@ from regard.marks import PAD
 from regard.model import Translator
 from regard.nn.attention import Shown
 from regard.nn.heads import MultiHeadAttention
+from regard.nn.heads import watching as watching
 from regard.search import Tree
 from regard.search.tree import Looked
 
@@ -83,20 +84,6 @@ def attentions(model: Translator) -> dict[Place, list[MultiHeadAttention]]:
     """By place, layer by layer; a network may have none somewhere."""
     found = model.network.attentions()
     return {place: found.get(place, []) for place in PLACES}
-
-
-@contextmanager
-def watching(parts: Iterable[MultiHeadAttention]) -> Iterator[dict[nn.Module, Shown]]:
-    """Attention goes the shown way for the time of the with-block; what each part showed last, by part."""
-    parts = list(parts)
-    shown: dict[nn.Module, Shown] = {}
-    try:
-        for part in parts:
-            part.watch = lambda seen, part=part: shown.__setitem__(part, seen)
-        yield shown
-    finally:
-        for part in parts:
-            part.watch = None
 
 
 @contextmanager

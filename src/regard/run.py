@@ -178,6 +178,12 @@ class Run:
         digest = hashlib.sha256(shape.encode()).hexdigest()
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
+    def fingerprint(self) -> str:
+        """Of all that makes the model what it is."""
+        files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
+        whole = "".join(sha256(path) for path in files)
+        return hashlib.sha256(whole.encode()).hexdigest()
+
     def write_weights(self, weights: Mapping[str, Tensor]) -> None:
         # A card belongs to finished weights; it must never stand beside others, not even after a crash.
         self.card_file.unlink(missing_ok=True)

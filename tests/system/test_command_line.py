@@ -59,7 +59,7 @@ ERRORS: dict[str, tuple[str, str]] = {
     "bad value": ("train recipe.yaml --set training.steps=-1", r"training.steps: -1 must be"),
     "no run": ("translate absent abc", r"absent: no such folder"),
     "no run folder": ("translate nothing abc", r"nothing: not a run folder"),
-    "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, .* nbest 3"),
+    "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, nbest 3"),
     "missing input": ("translate run --input absent", r"absent: no such file"),
     "unequal files": ("evaluate run --source test.src --reference train.tgt", r"has 150 lines but"),
     "changed tokenizer": ("translate changed abc", r"changed/tokenizer.model: not the file that"),

@@ -307,10 +307,7 @@ def test_a_model_that_goes_by_steps_refuses_rounds(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"rounds": 0},
-            "rounds 0, candidates 5, nbest 1: rounds and candidates must be at least 1",
-        ),
+        ({"rounds": 0}, "search.rounds: 0 must be greater than or equal to 1"),
         ({"candidates": 2, "nbest": 3}, "nbest between 1 and candidates"),
         ({"length": 0}, "length 0, candidates 1: a length must be at least 1"),
         ({"length": 4, "candidates": 2}, "with a length given there is one candidate"),

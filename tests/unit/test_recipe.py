@@ -221,7 +221,8 @@ def test_unknown_key_like_no_other_lists_all() -> None:
     message = refusal(DATA + "search: {zzz: 1}\n")
     assert (
         message == "mine.yaml: line 2: unknown key search.zzz; allowed: beam, alpha, manner, "
-        "extra_length, max_length, rounds, candidates"
+        "extra_length, max_length, rounds, candidates, no_repeat, coverage, groups, diversity, mbr, "
+        "temperature, keep, constrained_beam"
     )
 
 

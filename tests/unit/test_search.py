@@ -277,7 +277,8 @@ def test_the_search_ends_when_nothing_better_can_come() -> None:
 def test_at_the_limit_a_hypothesis_without_end_is_cut_off() -> None:
     endless = table({(2,) * n: {2: 0.75, 3: 0.25} for n in range(9)} | {(3,): {3: 1.0}}, V=4)
     [one] = greedy(Mock(endless), begin(1), limits=[3], start=START, end=END)
-    assert one == Hypothesis.of([2, 2, 2], one.token_log_probabilities, alpha=0.0)
+    total = one.log_probability
+    assert one == Hypothesis.of([2, 2, 2], one.token_log_probabilities, total, alpha=0.0)
     assert not one.finished
     assert one.log_probability == pytest.approx(3 * math.log(0.75))
     [two] = greedy(Mock(endless), begin(1), limits=[0], start=START, end=END)

@@ -18,11 +18,11 @@ from schemathesis import BaseSchema, GenerationMode
 from schemathesis.checks import not_a_server_error
 from test_serve_batching import Upper, until
 
+from regard.align import align
 from regard.course import Checkpoints, course
 from regard.model import Translator, weights_of
 from regard.recipe import Recipe
 from regard.run import Run
-from regard.serve.align import align
 from regard.serve.app import HEADERS, create_app
 from regard.serve.course import follow
 from regard.serve.live import growing

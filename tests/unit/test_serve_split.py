@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.serve.inline import units
 from regard.serve.split import LONGEST, Document, parts_of, split_html, split_text
+from regard.text.words import units
 
 LANGUAGES = st.sampled_from(["", "en", "de", "zh-CN"])
 PIECES = [

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.errors import RegardError
 from regard.marks import PAD
 from regard.model.weights import put_weights
-from regard.recipe import Device, Precision, Recipe, Task
+from regard.recipe import Device, Precision, Recipe, Task, change_search
 from regard.run import Run
 from regard.score import NOT_OF_TEXT, Comparison, Result, compare, score
 from regard.text.batches import plan_in_order
@@ -154,9 +154,9 @@ class Model(ABC):
         both = answers, references, sources
         return score(measures, *both, tokenize=scoring.tokenize, intervals=not quick)
 
-    def search_by(self, **options: float) -> None:
+    def search_by(self, **options: Any) -> None:
         """Search in another way than the recipe says."""
-        search = self.recipe.search.model_copy(update=options)
+        search = change_search(self.recipe.search, options)
         self.recipe = self.recipe.model_copy(update={"search": search})
 
 

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from regard.errors import RegardError
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
+from regard.model.guiding import Guiding, borders, phrases_of
 from regard.model.parallel import AT_ONCE, ONE_BY_ONE, WIDTH, Filling, in_rounds, refuse, told
 from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.nn.parallel import Parallel
 from regard.nn.positions import Tree
-from regard.recipe import Manner, Recipe
+from regard.recipe import Recipe, Search, change_search
 from regard.score import Result
-from regard.search import MANNERS, Hypothesis, Round, beam_search, greedy, sample
+from regard.score.alike import most_alike
+from regard.search import (
+    MANNERS,
+    Guide,
+    Hypothesis,
+    Phrase,
+    Round,
+    beam_search,
+    greedy,
+    needs,
+    sample,
+)
 from regard.search.tree import Looked
 from regard.text.batches import collate_trees
 from regard.text.conllu import Parsed
 from regard.text.corpus import Pair, by_language, language_of, language_tag, parse_of
+from regard.text.kept import Kept
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree
 
@@ -44,6 +58,14 @@ class Translation(NamedTuple):
     finished: bool
     """False: cut at the greatest length before the end was said"""
 
+
+QUICK = {"beam": 1, "groups": 1, "coverage": 0.0, "mbr": 0, "keep": ()}
+"""a search that is fast, for validation"""
+IN_ROUNDS = {"rounds", "candidates"}
+ALONG = {*Search.model_fields} - {*IN_ROUNDS, "extra_length", "max_length"}
+OTHERS = IN_ROUNDS | ALONG
+"""options of search that are for one kind of network only: one that says all at once, or one word after another"""
+T = TypeVar("T")
 
 EMPTY = Translation("", 0.0, 0.0, [], [], True)
 """A blank line has a blank translation."""
@@ -82,8 +104,8 @@ class Translator(Model):
     def answer(
         self, sources: Sequence[str], *, quick: bool = False, to: Languages = None
     ) -> list[str]:
-        one = "candidates" if isinstance(self.network, Parallel) else "beam"
-        return self.translate(sources, to=to, **({one: 1} if quick else {}))
+        fastest = {"candidates": 1} if isinstance(self.network, Parallel) else QUICK
+        return self.translate(sources, to=to, **(fastest if quick else {}))
 
     def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
         # Of two models that are compared perhaps only one asks for trees.
@@ -93,7 +115,7 @@ class Translator(Model):
         parses = [parse_of(pair) for pair in pairs]
         return self.translate(
             [pair.source for pair in pairs],
-            beam=1 if quick else None,
+            **(QUICK if quick else {}),
             parses=parses if any(parses) else None,
         )
 
@@ -109,12 +131,21 @@ class Translator(Model):
             for result in whole(some)
         ]
 
-    def search_by(self, **options: float) -> None:
-        if isinstance(self.network, Parallel):
-            refuse(AT_ONCE, beam=options.get("beam"), alpha=options.get("alpha"))
-        else:
-            refuse(ONE_BY_ONE, rounds=options.get("rounds"), candidates=options.get("candidates"))
+    def search_by(self, **options: Any) -> None:
+        self._options(options)
         super().search_by(**options)
+
+    def _options(self, given: Mapping[str, Any]) -> Search:
+        """How to search: as the recipe says, but for what is given. Refused is what this kind of network cannot do."""
+        given = {name: value for name, value in given.items() if value is not None}
+        ours = IN_ROUNDS if isinstance(self.network, Parallel) else ALONG
+        why = AT_ONCE if isinstance(self.network, Parallel) else ONE_BY_ONE
+        refuse(why, **{name: value for name, value in given.items() if name in OTHERS - ours})
+        if given.get("mbr") and "beam" in given:
+            raise RegardError(
+                f"beam {given['beam']}, mbr {given['mbr']}: mbr draws samples; give one"
+            )
+        return change_search(self.recipe.search, given)
 
     def encode(self, texts: Sequence[str], to: Languages = None) -> list[list[int]]:
         """Source ids of texts, with the language wanted in front where the model knows several."""
@@ -152,42 +183,113 @@ class Translator(Model):
         self,
         texts: Sequence[str],
         *,
-        beam: int | None = None,
-        alpha: float | None = None,
-        manner: Manner | None = None,
         nbest: int = 1,
         prefixes: Sequence[str] | None = None,
-        rounds: int | None = None,
-        candidates: int | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        **options: Any,
     ) -> list[list[Translation]]:
         """The nbest translations of each text, best first.
 
-        A model that says one word after another takes beam, alpha, and prefixes: how each translation must begin. One
-        that says all at once takes rounds, candidates (how many lengths are tried), or length: how many tokens each
-        translation has. parses are the trees of the texts, for ``position: tree``; to is the language wanted of a model
-        that knows several, for all texts or for each.
+        options are any of the recipe's section ``search``, for this call. A model that says one word after another
+        takes prefixes, how each translation must begin, and constraints, what each must contain. One that says all at
+        once takes length, how many tokens each translation has. parses are the trees, for ``position: tree``; to is the
+        language wanted of a model that knows several, for all texts or for each.
         """
-        options = self.recipe.search
+        if options.get("beam") is None and nbest > self.recipe.search.beam:
+            options["beam"] = None if isinstance(self.network, Parallel) else nbest
+        search = self._options(options)
         if isinstance(self.network, Parallel):
-            refuse(AT_ONCE, beam=beam, alpha=alpha, manner=manner, prefixes=prefixes)
-            filling = in_rounds(self.network, options, rounds, candidates, length, nbest)
-            return self._run(texts, None, parses, filling, WIDTH * filling.candidates, to)
-        refuse(ONE_BY_ONE, rounds=rounds, candidates=candidates, length=length)
-        beam = max(options.beam, nbest) if beam is None else beam
-        alpha = options.alpha if alpha is None else alpha
-        if beam < 1 or alpha < 0 or not 1 <= nbest <= beam:
+            refuse(AT_ONCE, prefixes=prefixes, constraints=constraints)
+            rounds, candidates = options.get("rounds"), options.get("candidates")
+            filling = in_rounds(self.network, search, rounds, candidates, length, nbest)
+            return self._run(texts, None, parses, filling, WIDTH * filling.candidates, to=to)
+        refuse(ONE_BY_ONE, length=length)
+        if search.mbr:
+            refuse("mbr draws samples, which cannot be made to say them", constraints=constraints)
+            return self._least_risk(texts, search, nbest, prefixes, parses, to)
+        if not 1 <= nbest <= search.beam:
             raise RegardError(
-                f"beam {beam}, alpha {alpha}, nbest {nbest}: beam must be at least 1, "
-                "alpha at least 0, nbest between 1 and beam"
+                f"beam {search.beam}, nbest {nbest}: nbest must be between 1 and beam"
             )
-        kind = MANNERS[manner or options.manner]
-        way = partial(beam_search, beam=beam, alpha=alpha, nbest=nbest, manner=kind)
-        if beam == 1:
-            way = partial(_greedy, alpha=alpha, penalty=kind.penalty)
-        return self._run(texts, prefixes, parses, way, beam, to)
+        phrases = self._phrases(texts, constraints, search)
+        if search.groups > 1 and any(phrases):
+            raise RegardError(
+                f"groups {search.groups}: with constraints there are no groups; both say what goes on"
+            )
+        wide = max(search.beam, search.constrained_beam)
+        bound = [row for row, some in enumerate(phrases) if some]
+        free = [row for row, some in enumerate(phrases) if not some]
+        found: dict[int, list[Translation]] = {}
+        for rows, beam in ((free, search.beam), (bound, wide)):
+            kind = MANNERS[search.manner]
+            way = partial(beam_search, beam=beam, alpha=search.alpha, nbest=nbest, manner=kind)
+            if beam == 1 and rows is free:
+                way = partial(_greedy, alpha=search.alpha, penalty=kind.penalty)
+            some = self._run(
+                [texts[row] for row in rows],
+                None if prefixes is None else [prefixes[row] for row in rows],
+                None if parses is None else [parses[row] for row in rows],
+                way,
+                beam,
+                [phrases[row] for row in rows],
+                search,
+                to if to is None or isinstance(to, str) else [to[row] for row in rows],
+            )
+            found |= dict(zip(rows, some, strict=True))
+        return [found[row] for row in range(len(texts))]
+
+    def _phrases(
+        self,
+        texts: Sequence[str],
+        constraints: Sequence[Sequence[str]] | None,
+        search: Search,
+    ) -> list[list[Phrase]]:
+        """What the translation of each text must say."""
+        if constraints is None:
+            constraints = [()] * len(texts)
+        if len(constraints) != len(texts) or any(isinstance(some, str) for some in constraints):
+            raise RegardError(
+                f"{len(constraints)} constraints for {len(texts)} texts: give a list of terms for each"
+            )
+        kept, vocabulary = Kept(search.keep), self.tokenizer.target
+        return [
+            phrases_of(text, some, kept, vocabulary) if text.strip() else []
+            for text, some in zip(texts, constraints, strict=True)
+        ]
+
+    def _least_risk(
+        self,
+        texts: Sequence[str],
+        search: Search,
+        nbest: int,
+        prefixes: Sequence[str] | None,
+        parses: Parses,
+        to: Languages,
+    ) -> list[list[Translation]]:
+        """Of many samples those most like the others; the score is the mean chrF."""
+
+        def times(items: Sequence[T]) -> list[T]:
+            return [item for item in items for _ in range(search.mbr)]
+
+        way = partial(_sample, temperature=search.temperature, seed=1)
+        drawn = self._run(
+            times(texts),
+            prefixes and times(prefixes),
+            parses and times(parses),
+            way,
+            1,
+            search=search,
+            to=to if to is None or isinstance(to, str) else times(to),
+        )
+        found = []
+        for row in range(len(texts)):
+            (samples,) = zip(*drawn[row * search.mbr : (row + 1) * search.mbr], strict=True)
+            best = most_alike([sample.text for sample in samples])[:nbest]
+            found.append([samples[place]._replace(score=mean) for place, mean in best])
+        return found
 
     @torch.inference_mode()
     def find(
@@ -214,7 +316,10 @@ class Translator(Model):
         if temperature:
             way = partial(_sample, temperature=temperature, seed=seed)
         trees = self._trees([text], [source], None if parse is None else [parse])
-        ((best, *_),) = self._search([source], [list(forced)], trees, way)
+        # What is watched is one beam, whose attention others watch: no groups, no coverage.
+        watched = self.recipe.search.model_copy(update={"groups": 1, "coverage": 0.0})
+        guiding = Guiding(watched, self.network)
+        ((best, *_),) = self._search([source], [list(forced)], trees, way, guiding=guiding)
         return best
 
     @torch.inference_mode()
@@ -266,6 +371,8 @@ class Translator(Model):
         parses: Parses,
         way: Way,
         beam: int,
+        phrases: Sequence[Sequence[Phrase]] | None = None,
+        search: Search | None = None,
         to: Languages = None,
     ) -> list[list[Translation]]:
         """Batches of like length through the network; results in the order of the texts."""
@@ -274,6 +381,9 @@ class Translator(Model):
         sources = self.encode(texts, to)
         forced = self.tokenizer.target.encode(prefixes or [""] * len(texts))
         trees = self._trees(texts, sources, parses)
+        said = phrases if phrases is not None else [()] * len(texts)
+        marks = borders(self.tokenizer.target, self.device) if any(said) else None
+        guiding = None if search is None else Guiding(search, self.network, marks)
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
         for part in self.in_batches([len(sources[row]) for row in filled], beam):
@@ -283,6 +393,8 @@ class Translator(Model):
                 [forced[row] for row in rows],
                 trees and [trees[row] for row in rows],
                 way,
+                [said[row] for row in rows],
+                guiding,
             )
             for row, hypotheses in zip(rows, found, strict=True):
                 results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
@@ -327,18 +439,25 @@ class Translator(Model):
         prefixes: Sequence[list[int]],
         trees: Sequence[TokenTree] | None,
         way: Way,
+        phrases: Sequence[Sequence[Phrase]] = (),
+        guiding: Guiding | None = None,
     ) -> list[list[Hypothesis]]:
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
         if options.max_length is not None:
             limits = [min(limit, options.max_length) for limit in limits]
+        if any(phrases):  # what must be said comes whole
+            least = [len(p) + needs(some) for p, some in zip(prefixes, phrases, strict=True)]
+            limits = list(map(max, limits, least))
         if self.network.longest is not None:
             limits = [min(limit, self.network.longest - 1) for limit in limits]
         batch = self.padded([[*source, END] for source in sources])
         tree = None
         if trees is not None:
             tree = Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
-        with arithmetic(self.precision, self.device):
+        none: AbstractContextManager[list[Guide]] = nullcontext([])
+        guides = none if guiding is None else guiding.of(batch, phrases)
+        with arithmetic(self.precision, self.device), guides as each:
             return way(
                 self.network.step,
                 self.network.start(self.network.encode(batch, tree)),
@@ -348,6 +467,7 @@ class Translator(Model):
                 prefixes=prefixes,
                 banned=self.tokenizer.target.never_said,
                 device=self.device,
+                guides=each,
             )
 
     def _read(self, hypothesis: Hypothesis) -> Translation:

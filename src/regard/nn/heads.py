@@ -5,7 +5,8 @@ One form serves all three uses. A sub-layer asks ``keys_values(x)`` of whatever 
 encoder-decoder attention it is computed once for each source sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float
@@ -78,6 +79,20 @@ class MultiHeadAttention(nn.Module):
             heads = heads * self.gate[:, None, None]
         joined: Float[Tensor, "B Q d"] = self.output(join(heads))
         return joined
+
+
+@contextmanager
+def watching(parts: Iterable[MultiHeadAttention]) -> Iterator[dict[nn.Module, Shown]]:
+    """Attention goes the shown way for the time of the with-block; what each part showed last, by part."""
+    parts = list(parts)
+    shown: dict[nn.Module, Shown] = {}
+    try:
+        for part in parts:
+            part.watch = lambda seen, part=part: shown.__setitem__(part, seen)
+        yield shown
+    finally:
+        for part in parts:
+            part.watch = None
 
 
 def at_once(maps: Sequence[nn.Linear], x: Float[Tensor, "B T d"]) -> Sequence[Tensor]:

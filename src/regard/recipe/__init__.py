@@ -22,6 +22,9 @@ from regard.recipe.names import (
     EncoderPattern as EncoderPattern,
 )
 from regard.recipe.names import (
+    Keep as Keep,
+)
+from regard.recipe.names import (
     LabelMeasure as LabelMeasure,
 )
 from regard.recipe.names import (
@@ -88,6 +91,9 @@ from regard.recipe.names import (
     Weighting as Weighting,
 )
 from regard.recipe.reading import (
+    change_search as change_search,
+)
+from regard.recipe.reading import (
     load_recipe as load_recipe,
 )
 from regard.recipe.reading import (
@@ -98,6 +104,9 @@ from regard.recipe.reading import (
 )
 from regard.recipe.reading import (
     parse_recipe as parse_recipe,
+)
+from regard.recipe.reading import (
+    search_changes as search_changes,
 )
 from regard.recipe.reading import (
     shipped_recipes as shipped_recipes,

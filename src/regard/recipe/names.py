@@ -27,6 +27,8 @@ Schedule = Literal["paper", "constant", "cosine"]
 Smoothing = Literal["all", "others"]
 Manner = Literal["paper", "transformers", "ctranslate2"]
 Batches = Literal["padded", "packed"]
+Keep = Literal["placeholders", "numbers"]
+"""what passes through a translation untouched"""
 Average = Literal["best", "last", "none"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
-from regard.recipe.sections import DERIVED, Recipe, Section
+from regard.recipe.sections import DERIVED, Recipe, Search, Section
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -95,6 +95,23 @@ def make_recipe(
         raise RegardError(f"{where}: {problems[0]}")
     listing = "".join(f"\n  {problem}" for problem in problems)
     raise RegardError(f"{where}: {len(problems)} problems:{listing}")
+
+
+def change_search(search: Search, changes: Mapping[str, Any]) -> Search:
+    """The section with some values changed, checked as a recipe's."""
+    try:
+        return Search.model_validate({**search.model_dump(), **changes})
+    except ValidationError as error:
+        problems = [_explain({**one, "loc": ("search", *one["loc"])}, {}) for one in error.errors()]
+        raise RegardError("; ".join(problems)) from None
+
+
+def search_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` of the section search, as they are given to a command."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        _apply(values, f"search.{change}")
+    return dict(values.get("search", {}))
 
 
 def _causes(found: list[ErrorDetails]) -> list[ErrorDetails]:

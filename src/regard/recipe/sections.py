@@ -24,6 +24,7 @@ from regard.recipe.names import (
     DecoderPattern,
     Device,
     EncoderPattern,
+    Keep,
     Length,
     Manner,
     Measure,
@@ -421,6 +422,33 @@ class Search(Section):
     """of architecture parallel: 1 says all words once, more say the least sure ones again"""
     candidates: Annotated[int, Field(ge=1, le=1000)] = 5
     """of architecture parallel: lengths tried side by side"""
+    no_repeat: Annotated[int, Field(ge=0)] = 0
+    """no so many tokens in a row come twice in one translation; 0 lets them"""
+    coverage: Annotated[float, Field(ge=0)] = 0.0
+    """weight of the coverage penalty (Wu et al. 2016): what was not looked at was not translated; 0 is off"""
+    groups: Annotated[int, Field(ge=1)] = 1
+    """diverse beam search: so many groups, of beam / groups hypotheses each, that avoid each other's words"""
+    diversity: Annotated[float, Field(ge=0)] = 0.5
+    """of groups: what a token costs if a group before says it in the same step"""
+    mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """minimum Bayes risk: of so many samples the one most like the others, by chrF; 0 is beam search"""
+    temperature: Annotated[float, Field(gt=0)] = 0.7
+    """of mbr: how its samples are drawn; 1 as the model thinks, below 1 safer"""
+    keep: tuple[Keep, ...] = ()
+    """what is guaranteed to pass untouched, placeholders ({name}, %s, <b>, addresses), numbers"""
+    constrained_beam: Annotated[int, Field(ge=1, le=1000)] = 10
+    """at least so wide is the beam for a text with something to keep, or to say"""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.beam % self.groups:
+            raise ValueError(f"groups {self.groups} must divide beam {self.beam}")
+        guided = {"groups": self.groups > 1, "coverage": self.coverage > 0, "keep": bool(self.keep)}
+        if self.mbr and (unfit := [name for name, on in guided.items() if on]):
+            raise ValueError(f"mbr draws samples; it does not go with {' and '.join(unfit)}")
+        if self.keep and self.groups > 1:
+            raise ValueError("keep does not go with groups: both say which hypotheses go on")
+        return self
 
 
 class Scoring(Section):

@@ -11,6 +11,7 @@ has one END, so there are that many). A sentence is done
 Its finished hypotheses are the result. Only where there is none are the live ones given, cut off.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.search.guides import Choice, Guide, Guides
 from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
 from regard.search.manners import Paper, Standing
@@ -41,10 +43,12 @@ def beam_search(
     banned: Sequence[int] = (),
     device: torch.device | str = "cpu",
     watch: Callable[[Looked], None] | None = None,
+    guides: Sequence[Guide] = (),
 ) -> list[list[Hypothesis]]:
     """The ``nbest`` best hypotheses of each sentence by score, best first; fewer if so few are.
 
-    ``watch`` is shown every step: what was looked at, and what became of it.
+    ``watch`` is shown every step: what was looked at, and what became of it. With ``guides`` that make the beam of
+    several groups, each group finishes for itself, and the best of each come before the second best.
     """
     assert beam >= 1
     assert alpha >= 0
@@ -54,33 +58,55 @@ def beam_search(
     # The score still to be had is greatest for the longest sequence, END counted.
     longest = [manner.penalty(limit + 1, alpha) for limit in rules.limits.tolist()]
     penalties = torch.tensor(longest, dtype=torch.float64, device=device)
-    scores = torch.full((len(limits), beam), NEVER, dtype=torch.float64, device=device)
-    found: list[list[Hypothesis]] = [[] for _ in limits]
+    guide = Guides(guides)
+    groups, each = guide.groups, beam // guide.groups
+    wanted = -(-nbest // groups)
+    shape = (len(limits), groups, each)
+    scores = torch.full(shape, NEVER, dtype=torch.float64, device=device)
+    found: list[Found] = [[] for _ in limits]
 
     live = Live.begin(state, rules)
     while len(live.sentences):
         live, log_probabilities = live.look_ahead(step, rules)
-        best = _best(live, log_probabilities, 2 * beam)
-        ended = _ended(best, rules.end, beam)
-        going = _not_ended(best, rules.end, beam)
+        log_probabilities = guide.allow(live, log_probabilities)
+        choice = guide.choose(live, log_probabilities, beam, rules.end)
+        best, ended, going = choice or _choose(live, log_probabilities, beam, rules.end)
 
         penalty = manner.penalty(live.length + 1, alpha)
-        added = (best.totals / penalty).masked_fill(~ended, NEVER)
-        own = torch.cat([scores[live.sentences], added], dim=1).topk(beam).values
+        bonus = guide.bonus(live)
+        ends = best.totals / penalty
+        ends = ends if bonus is None else ends + bonus.gather(1, best.beams)
+        added = ends.masked_fill(~ended, NEVER).view(-1, groups, best.tokens.shape[1] // groups)
+        own = torch.cat([scores[live.sentences], added], dim=2).topk(each).values
         scores[live.sentences] = own
         # A sentence with nothing to go on with is done too: NEVER is no better than NEVER.
-        now = Standing(going.totals[:, 0], own, live.length + 1, penalties[live.sentences])
+        ahead = going.totals.view(-1, groups, going.tokens.shape[1] // groups).amax(2).flatten()
+        longest_of = penalties[live.sentences].repeat_interleave(groups)
+        now = Standing(ahead, own.flatten(0, 1), live.length + 1, longest_of)
         at_limit = live.length >= rules.limits[live.sentences]
-        done = at_limit | manner.done(now, alpha, nbest)
+        done = at_limit | manner.done(now, alpha, wanted).view(-1, groups).all(1)
 
         if watch is not None:
             watch(Looked(live.length, best, ended, going, done, penalty))
         if ended.any():
-            _add(found, live.finish(ended, best, alpha, manner.penalty))
+            of = ended.nonzero()[:, 1] // (ended.shape[1] // groups)
+            finished = live.finish(ended, best, alpha, manner.penalty, bonus)
+            _add(found, finished, of.tolist())
         if done.any():
-            _add(found, live.cut(done & (own[:, 0] == NEVER), alpha, manner.penalty))
+            nothing = done & (own[:, :, 0] == NEVER).all(1)
+            whole = guide.complete(live)
+            cut = live.cut(nothing, alpha, manner.penalty, bonus, whole)
+            _add(found, cut, [0] * len(cut))
         live = live.go_on(~done, going)
-    return [sorted(some, key=lambda one: one.score, reverse=True)[:nbest] for some in found]
+        guide.go_on((~done).nonzero().squeeze(1), going)
+    return [_ranked(some, nbest) for some in found]
+
+
+def _choose(
+    live: Live[S], log_probabilities: Float[Tensor, "sentences beams V"], beam: int, end: int
+) -> Choice:
+    best = _best(live, log_probabilities, 2 * beam)
+    return Choice(best, _ended(best, end, beam), _not_ended(best, end, beam))
 
 
 def _best(
@@ -119,6 +145,22 @@ def _not_ended(best: Continuations, end: int, beam: int) -> Continuations:
     return Continuations(going.beams, going.tokens, going.log_probabilities, totals)
 
 
-def _add(found: list[list[Hypothesis]], some: list[tuple[int, Hypothesis]]) -> None:
-    for number, hypothesis in some:
-        found[number].append(hypothesis)
+Found = list[tuple[int, Hypothesis]]
+"""hypotheses, each with the number of its group"""
+
+
+def _add(found: list[Found], some: list[tuple[int, Hypothesis]], groups: list[int]) -> None:
+    for (number, hypothesis), group in zip(some, groups, strict=True):
+        found[number].append((group, hypothesis))
+
+
+def _ranked(found: Found, nbest: int) -> list[Hypothesis]:
+    """The best of each group before the second best of any; of those that stay, the best first."""
+    order = sorted(found, key=lambda one: one[1].score, reverse=True)
+    seen: Counter[int] = Counter()
+    ranks = []
+    for group, hypothesis in order:
+        ranks.append((seen[group], hypothesis))
+        seen[group] += 1
+    best = sorted(ranks, key=lambda one: one[0])[:nbest]
+    return sorted((one for _, one in best), key=lambda one: one.score, reverse=True)

@@ -21,7 +21,7 @@ class Hypothesis:
     log_probability: float
     """of the whole: the sum of ``token_log_probabilities``"""
     score: float
-    """``log_probability`` over the length penalty, or their mean; what the search is best in"""
+    """``log_probability`` over the length penalty, and a guide's bonus; or their mean: what the search is best in"""
     token_log_probabilities: list[float]
     """of each token, then END's if it was said"""
     finished: bool
@@ -32,14 +32,16 @@ class Hypothesis:
         cls,
         tokens: list[int],
         log_probabilities: list[float],
+        ranked_by: float,
         alpha: float,
         penalty: Penalty = length_penalty,
+        bonus: float = 0.0,
     ) -> "Hypothesis":
-        total = sum(log_probabilities, 0.0)
+        """ranked_by is the total that the search ranks by: the sum, unless a guide lets it off some of it."""
         return cls(
             tokens=tokens,
-            log_probability=total,
-            score=total / penalty(max(1, len(log_probabilities)), alpha),
+            log_probability=sum(log_probabilities, 0.0),
+            score=ranked_by / penalty(max(1, len(log_probabilities)), alpha) + bonus,
             token_log_probabilities=log_probabilities,
             finished=len(log_probabilities) > len(tokens),
         )

@@ -103,38 +103,52 @@ class Live(Generic[S]):
         chosen: Continuations,
         alpha: float = 0.0,
         penalty: Penalty = length_penalty,
+        bonus: Float[Tensor, "sentences beams"] | None = None,
     ) -> list[tuple[int, Hypothesis]]:
         """The hypotheses these continuations, all END, finish; each with its sentence's number."""
         sentences, places = which.nonzero(as_tuple=True)
         beams = chosen.beams[sentences, places]
         ends = chosen.log_probabilities[sentences, places].unsqueeze(1)
-        past = self.log_probabilities[sentences, beams]
-        return self._written(sentences, beams, torch.cat([past, ends], dim=1), alpha, penalty)
+        whole = torch.cat([self.log_probabilities[sentences, beams], ends], dim=1)
+        totals = chosen.totals[sentences, places]
+        return self._written(sentences, beams, whole, totals, alpha, penalty, bonus)
 
     def cut(
         self,
         which: Bool[Tensor, "sentences"],
         alpha: float = 0.0,
         penalty: Penalty = length_penalty,
+        bonus: Float[Tensor, "sentences beams"] | None = None,
+        complete: Bool[Tensor, "sentences beams"] | None = None,
     ) -> list[tuple[int, Hypothesis]]:
-        """The hypotheses of these sentences as they stand, without END."""
+        """The hypotheses of these sentences as they stand, without END; the complete ones, if any is."""
         real = which.unsqueeze(1) & self.totals.isfinite()
+        if complete is not None:
+            whole = real & complete
+            real = torch.where(whole.any(1, keepdim=True), whole, real)
         sentences, beams = real.nonzero(as_tuple=True)
         past = self.log_probabilities[sentences, beams]
-        return self._written(sentences, beams, past, alpha, penalty)
+        totals = self.totals[sentences, beams]
+        return self._written(sentences, beams, past, totals, alpha, penalty, bonus)
 
     def _written(
         self,
         sentences: Int[Tensor, "count"],
         beams: Int[Tensor, "count"],
         log_probabilities: Float[Tensor, "count length"],
+        totals: Float[Tensor, "count"],
         alpha: float,
         penalty: Penalty,
+        bonus: Float[Tensor, "sentences beams"] | None,
     ) -> list[tuple[int, Hypothesis]]:
         numbers: list[int] = self.sentences[sentences].tolist()
         tokens: list[list[int]] = self.tokens[sentences, beams, 1:].tolist()
         each: list[list[float]] = log_probabilities.tolist()
+        more = [0.0] * len(numbers) if bonus is None else bonus[sentences, beams].tolist()
+        ranked: list[float] = totals.tolist()
         return [
-            (number, Hypothesis.of(sequence, parts, alpha, penalty))
-            for number, sequence, parts in zip(numbers, tokens, each, strict=True)
+            (number, Hypothesis.of(sequence, parts, total, alpha, penalty, extra))
+            for number, sequence, parts, total, extra in zip(
+                numbers, tokens, each, ranked, more, strict=True
+            )
         ]

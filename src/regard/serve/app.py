@@ -24,9 +24,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from regard.align import align
 from regard.errors import RegardError
 from regard.model import Translator
-from regard.serve.align import align
 from regard.serve.asked import (
     DetectAsked,
     Detected,

@@ -7,24 +7,15 @@ were: an element gets one stretch of its parent's stretch, and those of its brot
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from regard.text.words import Span, units
+
 Floats = npt.NDArray[np.float32]
-
-# Scripts that set no spaces: a sign is a unit of its own.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f"
-_UNIT = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
-
-
-class Span(NamedTuple):
-    start: int
-    end: int
 
 
 @dataclass
@@ -36,11 +27,6 @@ class Element:
     start: int
     end: int
     children: list[Element] = field(default_factory=list)
-
-
-def units(text: str) -> list[Span]:
-    """What a tag may stand around: words, and signs by themselves."""
-    return [Span(*found.span()) for found in _UNIT.finditer(text)]
 
 
 def diagonal(sentence: str, translation: str) -> Floats:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from regard.serve.inline import Element, Floats, Span, mark
+from regard.serve.inline import Element, Floats, mark
+from regard.text.words import Span
 
 LONGEST = 600
 """Characters of a sentence. A longer one is cut between two words: models have seen no such sentences."""

@@ -60,6 +60,11 @@ class MarianVocabulary(Vocabulary):
         assert not isinstance(texts, str), "a list of texts"
         return [[self._ids.get(piece, UNKNOWN) for piece in self._cut(text)] for text in texts]
 
+    def inside(self, text: str) -> list[int]:
+        first, *rest = self._cut(text) or [""]
+        pieces = filter(None, [first.removeprefix("▁"), *rest])
+        return [self._ids.get(piece, UNKNOWN) for piece in pieces]
+
     def _cut(self, text: str) -> list[str]:
         language = _LANGUAGE.match(text)
         code = [] if language is None else [language[0]]

@@ -23,6 +23,7 @@ from regard import recipe
 from regard.errors import RegardError
 from regard.marks import END, MARKS, MASK, PAD, START, UNKNOWN
 from regard.text.corpus import Pair
+from regard.text.words import joins
 
 UNKNOWN_SIGN = "⁇"
 SILENT = {PAD, START, END, MASK}
@@ -56,6 +57,8 @@ _SPELLINGS = {_ESCAPE: _ESCAPE + "0", "\u2581": _ESCAPE + "1", "\u2585": _ESCAPE
 _MEANINGS = {spelling: sign for sign, spelling in _SPELLINGS.items()}
 _SIGN = re.compile("[" + "".join(_SPELLINGS) + "]")
 _SPELLING = re.compile(_ESCAPE + "[012]")
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""may be part of a letter"""
 
 
 class Vocabulary:
@@ -133,6 +136,11 @@ class Vocabulary:
         """The id of each byte; UNKNOWN where it has none."""
         return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(BYTES)]
 
+    def inside(self, text: str) -> list[int]:
+        """The ids of a text that follows on another with no blank between."""
+        spelled = _spell(text, self.normalization).removeprefix(b" ")
+        return list(self._processor.encode(spelled, out_type=int))
+
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row of ids; marks are silent, but UNKNOWN shows as ⁇."""
         rows = [[i for i in map(int, row) if i not in SILENT] for row in ids]
@@ -165,6 +173,14 @@ class Vocabulary:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
         return [MARKS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
+
+    def borders(self) -> tuple[list[bool], list[bool]]:
+        """Which pieces open a word, so that the one before has ended, and which close one."""
+        pieces = self.pieces(range(self.size))
+        plain = [piece if _BYTE.fullmatch(piece) is None else "x" for piece in pieces]
+        opens = [not piece[:1] or not joins(piece[0]) for piece in plain]
+        closes = [not piece[:1] or not joins(piece[-1]) for piece in plain]
+        return opens, closes
 
     def files(self, stem: str) -> dict[str, bytes]:
         """All that must be kept of it, by file name."""

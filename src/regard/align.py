@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 
+from regard.errors import RegardError
 from regard.marks import END, START
 from regard.model import Translator
-from regard.probe import observe
-from regard.serve.inline import Floats, Span, units
+from regard.probe import Floats, observe
 from regard.text.tokenizer import Vocabulary
+from regard.text.words import Span, units, words
 
 ROUNDS = 10
 """of balancing"""
@@ -20,9 +21,16 @@ ROUNDS = 10
 
 @torch.inference_mode()
 def align(
-    model: Translator, sentence: str, translation: str, to: str | None = None
+    model: Translator,
+    sentence: str,
+    translation: str,
+    to: str | None = None,
+    cut: Callable[[str], list[Span]] = units,
 ) -> Floats | None:
-    """[unit of the translation, unit of the sentence]; None where the model's attention does not tell."""
+    """[unit of the translation, unit of the sentence]; None where the model's attention does not tell.
+
+    cut says what the units of a text are; to is the language, of a model that knows several.
+    """
     (source,) = model.encode([sentence], to)
     (target,) = model.tokenizer.target.encode([translation])
     cross = observe(model, [*source, END], [START, *target]).weights["cross"]
@@ -31,9 +39,21 @@ def align(
     tags = sum(i < model.tokenizer.source.marks for i in source[:1])  # the language asked for
     weights = cross.mean((0, 1))[: len(target), tags : len(source)]
     source = source[tags:]
-    rows = _shares(units(translation), _spans(model.tokenizer.target, target, translation))
-    columns = _shares(_spans(model.tokenizer.source, source, sentence), units(sentence))
+    rows = _shares(cut(translation), _spans(model.tokenizer.target, target, translation))
+    columns = _shares(_spans(model.tokenizer.source, source, sentence), cut(sentence))
     return balance(rows @ weights @ columns)
+
+
+def pharaoh(model: Translator, sentence: str, translation: str) -> str:
+    """The source word of each target word, as ``0-0 1-2``: source-target, words between blanks, counted from 0."""
+    if not sentence.strip() or not translation.strip():
+        return ""
+    if model.asks_for_trees or (found := align(model, sentence, translation, cut=words)) is None:
+        raise RegardError(
+            "no alignment: this model's attention does not tell where words come from"
+        )
+    links = sorted((int(row.argmax()), place) for place, row in enumerate(found))
+    return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def balance(weights: Floats) -> Floats:

@@ -1,0 +1,63 @@
+"""To give a model to others: serve, import, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.commands.arguments import RunFolder
+from regard.errors import RegardError
+
+
+def serve(
+    run: RunFolder,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    api_keys: Annotated[
+        str,
+        typer.Option(envvar="REGARD_API_KEYS", help="Keys that may use it, with commas between."),
+    ] = "",
+) -> None:
+    """Serve a model over HTTP; clients of LibreTranslate work unchanged."""
+    try:
+        from regard.serve.run import serve as listen
+        from regard.serve.settings import Settings
+    except ModuleNotFoundError as error:
+        raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
+    keys = tuple(filter(None, map(str.strip, api_keys.split(","))))
+    listen(run, host, port, Settings(api_keys=keys))
+
+
+def import_(
+    what: Annotated[Path, typer.Argument(metavar="FOLDER | FILE", help="A model from elsewhere.")],
+    kind: Annotated[str, typer.Option("--from", help="huggingface (MarianMT, OPUS-MT) or torch.")],
+    out: Annotated[Path, typer.Option(help="Run folder to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="For torch: where recipe and tokenizer are taken from."),
+    ] = None,
+) -> None:
+    """Make a run folder of a model from elsewhere, after proving that it is the same function."""
+    from regard.exchange.convert import import_model
+
+    for line in import_model(what, kind, out, like):
+        print(line)
+
+
+def export(
+    run: RunFolder,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--to", help="huggingface, ctranslate2, ctranslate2-int8, onnx, torch or bundle."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+) -> None:
+    """Write a model for others to open, after proving that it is the same function there."""
+    from regard.exchange.convert import export_model
+
+    for line in export_model(run, kind, out):
+        print(line)

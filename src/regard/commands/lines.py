@@ -1,0 +1,77 @@
+"""Lines in, in portions, and lines out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from regard.errors import RegardError
+
+Item = TypeVar("Item")
+
+LINES_AT_ONCE = 1024
+
+
+def one_way_in(texts: list[str] | None, input: Path | None) -> None:
+    if texts and input:
+        raise RegardError("give either texts or --input, not both")
+
+
+def tell(lines: Iterator[str], output: Path | None) -> None:
+    """To standard output as they come, or to a file that is there whole or not at all."""
+    if output is None:
+        for line in lines:
+            print(line, flush=True)
+        return
+    from regard.run import write_whole
+
+    def write(path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in lines)
+
+    write_whole(output, write)
+
+
+def given_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
+    """What to work on: the texts of the command line, a file, or standard input."""
+    from regard.text.corpus import read_lines
+
+    if texts:
+        return iter(texts)
+    return read_lines(input) if input else _standard_input()
+
+
+def portions_of(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
+    """In portions of one size; streamed: as much as is there, so that a person at a terminal never waits."""
+    from regard.background import portions
+
+    if streamed:
+        return portions(items, LINES_AT_ONCE)
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, LINES_AT_ONCE)), [])
+
+
+def _standard_input() -> Iterator[str]:
+    if sys.stdin.isatty():
+        typer.echo("Type a line and Enter; Ctrl-D ends.", err=True)
+    for number, line in enumerate(_raw_lines(), 1):
+        try:
+            yield line.decode("utf-8").rstrip("\r")
+        except UnicodeDecodeError:
+            raise RegardError(f"standard input, line {number}: not UTF-8 text") from None
+
+
+def _raw_lines() -> Iterator[bytes]:
+    """Read from the descriptor: a thread that waits inside sys.stdin cannot be ended cleanly."""
+    rest = b""
+    while block := os.read(0, 65536):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

@@ -1,0 +1,44 @@
+"""Minimum Bayes risk: chrF of each with each against sacreBLEU, and what is chosen."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics.chrf import CHRF
+
+from regard.model import Translator
+from regard.score.alike import chrf_of_each, most_alike
+
+TEXTS = st.lists(st.text("ab c.ä", max_size=12), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(texts=TEXTS)
+def test_chrf_of_each_with_each_is_sacrebleus(texts: list[str]) -> None:
+    theirs = CHRF()
+    wanted = [[theirs.sentence_score(one, [other]).score for other in texts] for one in texts]
+    assert chrf_of_each(texts) * 100 == pytest.approx(np.array(wanted), abs=1e-9)
+
+
+def test_what_comes_often_counts_often() -> None:
+    samples = ["a dog", "a dog", "a dot", "the cat", "a dog"]
+    (best, mean), *others = most_alike(samples)
+    assert (best, len(others)) == (0, 2)
+    each = chrf_of_each(samples)
+    assert mean == pytest.approx(each[0].mean())
+    assert [place for place, _ in others] == [2, 3]
+
+
+def test_the_sample_with_the_least_risk_is_given(make_run: Callable[..., Path]) -> None:
+    model = Translator.load(make_run(), device="cpu")
+    texts = ["the dog sees a cat", "", "no"]
+    found = model.search(texts, mbr=8, nbest=3, temperature=2.0)
+    samples = model.sample([text for text in texts for _ in range(8)], temperature=2.0)
+    first = [one.text for one in samples[:8]]
+    best = most_alike(first)[:3]
+    assert [(one.text, one.score) for one in found[0]] == [(first[i], mean) for i, mean in best]
+    assert found[1][0].text == ""
+    assert model.search(texts, mbr=8, nbest=3, temperature=2.0) == found
