@@ -14,6 +14,7 @@ The package reads from top to bottom; a module imports only from those above it:
     text/       read pairs, tokenize, store ids, make batches; the built-in grammar
     nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
     search/     greedy, beam, sampling: ids and a step function, no model
+    fast/       a trained network made ready for search: packed weights, fp32, bf16 or int8
     score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
     run         the run folder: files that name each other by hash
     journal     files that grow a portion at a time and lose nothing when their writer is killed
@@ -27,6 +28,7 @@ The package reads from top to bottom; a module imports only from those above it:
     look        a trace as one HTML file to send around; the page itself is in web/
     exchange/   models come and go: Hugging Face, CTranslate2, ONNX, torch, bundles; each proves itself
     serve/      a model behind HTTP: LibreTranslate's API, batches, limits
+    bench/      how fast it is, beside others, in one run
     demo        the main job in three minutes, with nothing to download
     commands/   the commands by kind, thin
     cli         which commands there are
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
     from regard.errors import RegardError as RegardError
     from regard.model import Model as Model
-    from regard.recipe import Device
+    from regard.recipe import Device, Precision
     from regard.recipe import Recipe as Recipe
 
 _HOMES = {"RegardError": "errors", "Recipe": "recipe", "Model": "model"}
@@ -59,11 +61,20 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"regard.{_HOMES[name]}"), name)
 
 
-def load(run: str | Path, device: Device = "auto") -> Any:
-    """Open a run folder: a Translator, a Tagger …, whatever its task is."""
+def load(
+    run: str | Path,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: int | None = None,
+) -> Any:
+    """Open a run folder: a Translator, a Tagger …, whatever its task is.
+
+    precision: the numbers to compute in, fp32, bf16, int8, or auto, the fastest the machine has.
+    threads: batches worked on at a time, on a CPU (all cores, unless given).
+    """
     from regard.model import Model
 
-    return Model.load(run, device)
+    return Model.load(run, device, precision, threads)
 
 
 def train(

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from regard.bench.commands import app as bench
 from regard.commands import exchange, learn, use
 from regard.commands.translate import translate
 from regard.errors import RegardError
@@ -34,6 +35,7 @@ app.command("import")(exchange.import_)
 app.command()(exchange.export)
 app.command()(learn.recipes)
 app.command()(learn.info)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

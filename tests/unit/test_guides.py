@@ -88,7 +88,7 @@ def constrained(draw: st.DrawFn) -> tuple[int, Borders, list[list[Phrase]]]:
     return V, Borders(torch.tensor(opens), torch.tensor(closes)), batch
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 10**6),
     case=constrained(),
@@ -132,7 +132,7 @@ def test_every_phrase_is_said_as_often_as_asked_whatever_the_model(
             )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), beam=st.integers(1, 4), manner=st.sampled_from(sorted(MANNERS)))
 def test_without_phrases_it_is_plain_beam_search(seed: int, beam: int, manner: str) -> None:
     anywhere = torch.ones(6, dtype=torch.bool)
@@ -143,7 +143,7 @@ def test_without_phrases_it_is_plain_beam_search(seed: int, beam: int, manner: s
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 10**6),
     tokens=st.lists(st.integers(2, 3), min_size=1, max_size=2),
@@ -164,7 +164,7 @@ def test_a_beam_as_large_as_the_space_finds_the_best_that_says_the_phrase(
     assert best.score == pytest.approx(score, abs=1e-5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), tokens=st.lists(st.integers(2, 5), min_size=1, max_size=2))
 def test_what_is_free_counts_as_the_likeliest_and_log_probabilities_stay_the_models(
     seed: int, tokens: list[int]
@@ -195,7 +195,7 @@ def repeats(tokens: Sequence[int], n: int) -> bool:
     return len(set(grams)) < len(grams)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 3))
 def test_no_n_tokens_come_twice(seed: int, n: int) -> None:
     model = hashed(seed, 4, spread=3.0)
@@ -254,7 +254,7 @@ def test_coverage_is_added_to_the_score_as_in_the_paper(beta: float) -> None:
 # Diversity
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6), groups=st.integers(1, 4), penalty=st.sampled_from([0.0, 0.7, 50.0])
 )
@@ -291,7 +291,7 @@ def test_groups_of_one_avoid_what_the_groups_before_them_said(
         )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 10**6), beam=st.integers(1, 4))
 def test_one_group_is_plain_beam_search(seed: int, beam: int) -> None:
     plain = search(hashed(seed, 7), [], 2, beam=beam, nbest=beam)

@@ -78,8 +78,8 @@ def test_presets(
     assert model.dropout == model.attention_dropout == model.feedforward_dropout == dropout
 
 
-def test_there_are_four_presets() -> None:
-    assert list(PRESETS) == ["tiny", "small", "base", "big"]
+def test_there_are_five_presets() -> None:
+    assert list(PRESETS) == ["tiny", "small", "fast", "base", "big"]
 
 
 def test_what_is_given_wins_over_the_preset() -> None:

@@ -89,7 +89,7 @@ TERM = st.lists(WORD, min_size=1, max_size=2).map(" ".join) | st.sampled_from(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     terms=st.lists(st.lists(TERM, max_size=3), min_size=1, max_size=3),
     options=st.sampled_from(
@@ -105,7 +105,7 @@ def test_every_term_stands_in_the_translation_as_words(
             assert all(as_words(term).search(one.text) for term in wanted), (one.text, wanted)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     parts=st.lists(
         st.sampled_from(["{n}", "%s", "%(a)d", "<b>", "</b>", "https://a.b/c", "the dog", "12"]),

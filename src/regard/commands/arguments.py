@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
+
+if TYPE_CHECKING:
+    from regard.recipe import Precision
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
@@ -34,9 +37,24 @@ Changes = Annotated[
 To = Annotated[
     str | None, typer.Option(metavar="LANGUAGE", help="Of a model that knows several: which.")
 ]
+PrecisionName = Annotated[
+    str,
+    typer.Option(help="Numbers to compute in: fp32, bf16, int8, or auto, the fastest there is."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="Batches worked on at a time, on a CPU (default: all cores)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Given = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
 ]
 Input = Annotated[Path | None, typer.Option(help="Take the lines of this file.")]
 Output = Annotated[Path | None, typer.Option(help="Write to this file.")]
+
+
+def precision_of(name: str) -> Precision:
+    from regard.recipe import Precision, one_of
+
+    found: Precision = one_of(get_args(Precision), name, "--precision")
+    return found

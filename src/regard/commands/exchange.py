@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.commands.arguments import RunFolder
+from regard.commands.arguments import PrecisionName, RunFolder, Threads, precision_of
 from regard.errors import RegardError
 
 
@@ -19,6 +19,8 @@ def serve(
         str,
         typer.Option(envvar="REGARD_API_KEYS", help="Keys that may use it, with commas between."),
     ] = "",
+    precision: PrecisionName = "auto",
+    threads: Threads = None,
 ) -> None:
     """Serve a model over HTTP; clients of LibreTranslate work unchanged."""
     try:
@@ -27,7 +29,8 @@ def serve(
     except ModuleNotFoundError as error:
         raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
     keys = tuple(filter(None, map(str.strip, api_keys.split(","))))
-    listen(run, host, port, Settings(api_keys=keys))
+    settings = Settings(api_keys=keys)
+    listen(run, host, port, settings, precision=precision_of(precision), threads=threads)
 
 
 def import_(

@@ -20,10 +20,13 @@ from regard.commands.arguments import (
     Given,
     Input,
     Output,
+    PrecisionName,
     Rounds,
     RunFolder,
+    Threads,
     To,
     Trees,
+    precision_of,
 )
 from regard.commands.lines import given_lines, one_way_in, portions_of
 from regard.errors import RegardError
@@ -78,6 +81,8 @@ def translate(
     alignment: Annotated[
         Path | None, typer.Option(help="Write which word came from which, as 0-0 1-2 (Pharaoh).")
     ] = None,
+    precision: PrecisionName = "auto",
+    threads: Threads = None,
     as_json: AsJson = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew where another translation was begun.")
@@ -100,7 +105,8 @@ def translate(
     options = {name: value for name, value in given.items() if value is not None}
     options |= search_changes(changes or [])
     terms = Glossary.read(glossary) if glossary else None
-    model = Translator.load(run).into(to)
+    model = Translator.load(run, precision=precision_of(precision), threads=threads).into(to)
+    typer.echo(f"Computing in {model.picked}.", err=True)
     others = {"nbest": nbest, "length": length}
     job = Job(model, options, others, terms, as_json, bool(alignment), parses is not None)
     files = [path for path in (output, alignment) if path]
@@ -178,6 +184,7 @@ class Job:
                 "aligned": self.aligned,
             },
             "to": self.model.language,
+            "precision": self.model.precision,
             "glossary": self.glossary and self.glossary.terms,
             "version of regard": __version__,
         }

@@ -18,10 +18,13 @@ from regard.commands.arguments import (
     Given,
     Input,
     Output,
+    PrecisionName,
     Rounds,
     RunFolder,
+    Threads,
     To,
     Trees,
+    precision_of,
 )
 from regard.commands.lines import given_lines, one_way_in, portions_of, tell
 from regard.errors import RegardError
@@ -135,6 +138,8 @@ def evaluate(
     changes: Changes = None,
     parses: Trees = None,
     to: To = None,
+    precision: PrecisionName = "fp32",
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Score a model on the files given, or on its recipe's data.test: each figure with its 95% interval."""
@@ -143,7 +148,7 @@ def evaluate(
 
     files = {"source": source, "target": reference, "pairs": pairs, "conllu": conllu, "text": text}
     files["parses"] = parses
-    model = Model.load(run)
+    model = Model.load(run, precision=precision_of(precision), threads=threads)
     ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
     ways |= search_changes(changes or [])
     _search_by(model, ways)
@@ -152,7 +157,7 @@ def evaluate(
     if against is None:
         results = model.evaluate(scored)
     else:
-        other = type(model).load(against)
+        other = type(model).load(against, precision=precision_of(precision), threads=threads)
         _search_by(other, ways)
         results, comparisons = model.compare(other, scored)
     if as_json:

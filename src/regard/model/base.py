@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
+from regard.fast import cores
 from regard.marks import PAD
 from regard.model.weights import put_weights
 from regard.recipe import Device, Precision, Recipe, Task, change_search
@@ -43,7 +45,9 @@ def arithmetic(precision: Precision, device: torch.device) -> AbstractContextMan
     return nullcontext()
 
 
-TOKENS_AT_ONCE = {"cpu": 8_192, "cuda": 131_072}
+SLACK = 1.05
+"""rows of a batch differ in length; without some room more, a small batch would be left over"""
+TOKENS_AT_ONCE = {"cpu": 4_096, "cuda": 131_072}
 """source tokens, padding included, times beam: what is worked on in one batch"""
 
 MODELS: dict[Task, type[Model]] = {}
@@ -68,6 +72,7 @@ class Model(ABC):
         device: torch.device,
         precision: Precision = "fp32",
         run: Run | None = None,
+        threads: int | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
@@ -76,10 +81,16 @@ class Model(ABC):
         self.precision = precision
         self.run = run
         """the folder it was opened from, if it was"""
+        self.threads = threads or cores()
+        """batches worked on at a time, on a CPU"""
 
     @classmethod
     def load(
-        cls, folder: str | os.PathLike[str], device: Device = "auto", precision: Precision = "fp32"
+        cls,
+        folder: str | os.PathLike[str],
+        device: Device = "auto",
+        precision: Precision = "fp32",
+        threads: int | None = None,
     ) -> Self:
         """Open a run. ``Model.load`` takes a run of any task and gives the kind of model it is."""
         run = Run(Path(folder))
@@ -94,12 +105,18 @@ class Model(ABC):
         network = kind.build(recipe, tokenizer)
         put_weights(network, weights, str(run.weights_file))
         place = choose_device(device)
-        return kind(recipe, tokenizer, network.to(place).eval(), place, precision, run)
+        network = network.to(place).eval()
+        model = kind(recipe, tokenizer, network, place, precision, run, threads)
+        model.freeze()
+        return model
 
     @staticmethod
     @abstractmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
         """The network of a recipe, its weights still random."""
+
+    def freeze(self) -> None:  # noqa: B027
+        """The weights are what they will be: whatever can be made ready for use is."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Source ids of texts, cut where those of the training were."""
@@ -111,10 +128,17 @@ class Model(ABC):
         ids = [torch.tensor(row, dtype=torch.long) for row in rows]
         return pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
 
-    def in_batches(self, lengths: Sequence[int], beam: int = 1) -> Iterator[list[int]]:
-        """The numbers of rows that go through the network together: such of like length."""
+    def in_batches(
+        self, lengths: Sequence[int], beam: int = 1, batches: int = 1
+    ) -> Iterator[list[int]]:
+        """The numbers of rows that go through the network together: such of like length.
+
+        There are at least about so many batches, if there are so many rows.
+        """
         sizes = np.array(lengths, dtype=np.int64)
         room = TOKENS_AT_ONCE[self.device.type] // beam
+        if batches > 1:
+            room = min(room, ceil(SLACK * float((sizes + 1).sum()) / batches))
         return (part.tolist() for part in plan_in_order(sizes, sizes, room))
 
     @abstractmethod

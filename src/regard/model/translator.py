@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 
 from regard.errors import RegardError
+from regard.fast import Fast, at_once, pick, prepare, unfit
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.guiding import Guiding, borders, phrases_of
@@ -20,6 +21,7 @@ from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.nn.parallel import Parallel
 from regard.nn.positions import Tree
+from regard.nn.transformer import Transformer
 from regard.recipe import Recipe, Search, change_search
 from regard.score import Result
 from regard.score.alike import most_alike
@@ -95,6 +97,26 @@ class Translator(Model):
         other = copy(self)
         other.language = language
         return other
+
+    ready: Fast | None = None
+    """the network prepared for search, where it can be"""
+
+    def freeze(self) -> None:
+        if unfit(self.network) is None:
+            self.precision = pick(self.precision, self.device)
+            assert isinstance(self.network, Transformer)
+            self.ready = prepare(self.network, self.precision)
+        elif self.precision == "int8":
+            self.precision = "fp32"
+
+    @property
+    def picked(self) -> str:
+        """The numbers it computes in, and where, in words."""
+        if self.ready is None:
+            why = unfit(self.network) or "its weights may still change"
+            return f"{self.precision} on {self.device.type}, in the ordinary way ({why})"
+        many = f", {self.threads} at a time" if self.device.type == "cpu" else ""
+        return f"{self.precision} on {self.device.type}{many}, weights of {self.ready.bytes / 1e6:.1f} MB"
 
     @staticmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
@@ -386,19 +408,59 @@ class Translator(Model):
         guiding = None if search is None else Guiding(search, self.network, marks)
         results = [[EMPTY] for _ in texts]
         filled = [row for row, text in enumerate(texts) if text.strip()]
-        for part in self.in_batches([len(sources[row]) for row in filled], beam):
-            rows = [filled[index] for index in part]
-            found = self._search(
+        found = self.search_ids(
+            [sources[row] for row in filled],
+            way,
+            beam,
+            [forced[row] for row in filled],
+            trees and [trees[row] for row in filled],
+            [said[row] for row in filled],
+            guiding,
+        )
+        for row, hypotheses in zip(filled, found, strict=True):
+            results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
+        return results
+
+    @torch.inference_mode()
+    def search_ids(
+        self,
+        sources: Sequence[list[int]],
+        way: Way,
+        beam: int,
+        prefixes: Sequence[list[int]] | None = None,
+        trees: Sequence[TokenTree] | None = None,
+        phrases: Sequence[Sequence[Phrase]] | None = None,
+        guiding: Guiding | None = None,
+    ) -> list[list[Hypothesis]]:
+        """The same below the level of text: source ids in, hypotheses out."""
+        prefixes = prefixes if prefixes is not None else [[] for _ in sources]
+        phrases = phrases if phrases is not None else [()] * len(sources)
+        # Who looks where is seen in the plain network only.
+        ready = None if guiding is not None and guiding.options.coverage else self.ready
+        network = ready or self.network
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+
+        def work(rows: list[int]) -> None:
+            some = self._search(
                 [sources[row] for row in rows],
-                [forced[row] for row in rows],
+                [prefixes[row] for row in rows],
                 trees and [trees[row] for row in rows],
                 way,
-                [said[row] for row in rows],
+                [phrases[row] for row in rows],
                 guiding,
+                network,
             )
-            for row, hypotheses in zip(rows, found, strict=True):
-                results[row] = [self._read(hypothesis) for hypothesis in hypotheses]
-        return results
+            for row, hypotheses in zip(rows, some, strict=True):
+                found[row] = hypotheses
+
+        lengths = [len(source) for source in sources]
+        if ready is not None and self.device.type == "cpu":
+            # The longest first: what is left at the end, when not all have work, is short.
+            at_once(work, [*self.in_batches(lengths, beam, self.threads)][::-1], self.threads)
+        else:
+            for rows in self.in_batches(lengths, beam):
+                work(rows)
+        return found
 
     @property
     def asks_for_trees(self) -> bool:
@@ -441,7 +503,9 @@ class Translator(Model):
         way: Way,
         phrases: Sequence[Sequence[Phrase]] = (),
         guiding: Guiding | None = None,
+        network: Network | Fast | None = None,
     ) -> list[list[Hypothesis]]:
+        network = network or self.network
         options = self.recipe.search
         limits = [len(source) + options.extra_length for source in sources]
         if options.max_length is not None:
@@ -449,18 +513,19 @@ class Translator(Model):
         if any(phrases):  # what must be said comes whole
             least = [len(p) + needs(some) for p, some in zip(prefixes, phrases, strict=True)]
             limits = list(map(max, limits, least))
-        if self.network.longest is not None:
-            limits = [min(limit, self.network.longest - 1) for limit in limits]
+        if network.longest is not None:
+            limits = [min(limit, network.longest - 1) for limit in limits]
         batch = self.padded([[*source, END] for source in sources])
         tree = None
         if trees is not None:
             tree = Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
         none: AbstractContextManager[list[Guide]] = nullcontext([])
         guides = none if guiding is None else guiding.of(batch, phrases)
-        with arithmetic(self.precision, self.device), guides as each:
+        plain = isinstance(network, Network)
+        with arithmetic(self.precision, self.device) if plain else nullcontext(), guides as each:
             return way(
-                self.network.step,
-                self.network.start(self.network.encode(batch, tree)),
+                network.step,
+                network.start(network.encode(batch, tree)),
                 limits=limits,
                 start=START,
                 end=END,

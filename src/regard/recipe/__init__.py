@@ -28,6 +28,9 @@ from regard.recipe.names import (
     LabelMeasure as LabelMeasure,
 )
 from regard.recipe.names import (
+    LearningPrecision as LearningPrecision,
+)
+from regard.recipe.names import (
     Length as Length,
 )
 from regard.recipe.names import (
@@ -101,6 +104,9 @@ from regard.recipe.reading import (
 )
 from regard.recipe.reading import (
     nearest as nearest,
+)
+from regard.recipe.reading import (
+    one_of as one_of,
 )
 from regard.recipe.reading import (
     parse_recipe as parse_recipe,

@@ -9,7 +9,7 @@ Length = Literal["predicted", "cut"]
 """how a network that says all words at once knows how many they are"""
 TokenizerKind = Literal["unigram", "bpe", "characters", "words", "marian"]
 Normalization = Literal["nfc", "nfkc", "lower", "none"]
-Preset = Literal["tiny", "small", "base", "big"]
+Preset = Literal["tiny", "small", "fast", "base", "big"]
 Place = Literal["encoder", "decoder", "memory"]
 """where attention stands: encoder and decoder look at themselves, memory is encoder-decoder attention"""
 Score = Literal["scaled", "unscaled", "additive"]
@@ -31,7 +31,8 @@ Keep = Literal["placeholders", "numbers"]
 """what passes through a translation untouched"""
 Average = Literal["best", "last", "none"]
 Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "fp32", "bf16"]
+LearningPrecision = Literal["auto", "fp32", "bf16"]
+Precision = Literal[LearningPrecision, "int8"]
 Overlap = Literal["bleu", "bleu_lc", "chrf", "ter", "wer", "per", "rouge1", "rouge2", "rougeL"]
 """measures of texts against texts"""
 LabelMeasure = Literal["accuracy", "f1"]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -18,6 +18,8 @@ from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
 from regard.recipe.sections import DERIVED, Recipe, Search, Section
+
+Name = TypeVar("Name", bound=str)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -213,6 +215,14 @@ def _keys(location: tuple[str, ...]) -> Sequence[str]:
             if isinstance(part, type) and issubclass(part, Section)
         )
     return list(section.model_fields)
+
+
+def one_of(names: Iterable[Name], value: str, option: str) -> Name:
+    """The name that was given, if it is one of these."""
+    known = {str(name): name for name in names}
+    if value not in known:
+        raise RegardError(f"{option} {value}: no such name{nearest(value, known)}")
+    return known[value]
 
 
 def nearest(word: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
 from regard.search.manners import Paper, Standing
 from regard.search.rules import NEVER, Rules, S, Step
+from regard.search.top import top
 from regard.search.tree import Looked
 
 
@@ -114,7 +115,7 @@ def _best(
 ) -> Continuations:
     """The best continuations of each sentence, best first."""
     # The best of a sentence are among the best of its hypotheses: few are left to add and sort.
-    added, tokens = log_probabilities.topk(min(count, log_probabilities.shape[2]))
+    added, tokens = top(log_probabilities, count)
     added = added.masked_fill(added.isnan(), NEVER)  # the model says nothing: no way leads on
     each = added.shape[2]
     totals = (live.totals.unsqueeze(2) + added).flatten(1)

@@ -11,6 +11,7 @@ from regard.search.guides import Guide, Guides
 from regard.search.hypothesis import Hypothesis, Penalty, length_penalty
 from regard.search.live import Continuations, Live
 from regard.search.rules import NEVER, Rules, S, Step
+from regard.search.top import top
 
 Choose = Callable[[Float[Tensor, "sentences V"]], Int[Tensor, "sentences"]]
 """Log-probabilities of the next token to the token taken."""
@@ -122,7 +123,7 @@ def _continue(
 
 def _most_probable(log_probabilities: Float[Tensor, "sentences V"]) -> Int[Tensor, "sentences"]:
     # The first of the best two, as a beam of one takes it: of equal tokens both then take the same.
-    return log_probabilities.topk(min(2, log_probabilities.shape[1])).indices[:, 0]
+    return top(log_probabilities, 2)[1][:, 0]
 
 
 def _truncated(

@@ -76,6 +76,7 @@ async def follow(service: Service, model: Translator) -> None:
 
     def take() -> None:
         put_weights(model.network, run.weights(), str(run.weights_file))
+        model.freeze()
 
     finished = run.card_file.is_file()
     while not finished:

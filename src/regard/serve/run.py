@@ -13,7 +13,7 @@ import uvicorn
 
 from regard.errors import RegardError
 from regard.model import Translator
-from regard.recipe import Device
+from regard.recipe import Device, Precision
 from regard.run import Run
 from regard.serve.app import create_app
 from regard.serve.service import Service
@@ -31,10 +31,12 @@ def serve(
     port: int = 8000,
     settings: Settings | None = None,
     device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: int | None = None,
 ) -> None:
     """Serve the model of a run until a signal ends it. Port 0 takes one that is free."""
     settings = settings or Settings()
-    model = Translator.load(run, device)
+    model = Translator.load(run, device, precision, threads)
     choose_threads(model)
     app = create_app(model, settings, Run(run).card())
     config = uvicorn.Config(

@@ -1,0 +1,247 @@
+"""Sentences a second, beside other engines with the same weights, in one run.
+
+All sides are given ids or pieces, so that none is timed cutting text, and stop by the same rule. They take turns, so
+that whatever else the machine does meanwhile meets all of them alike; each figure is a median. CTranslate2 gets the
+better of its two settings: threads inside one batch, or a batch for each thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from regard.bench.subject import Subject
+from regard.errors import RegardError
+from regard.exchange.convert import export_model
+from regard.exchange.huggingface import quiet
+from regard.exchange.needs import need
+from regard.marks import END, PAD, START
+from regard.model import Translator
+from regard.recipe import Device, Precision, nearest
+from regard.run import Run
+from regard.search import MANNERS, beam_search, greedy
+
+Ids = list[list[int]]
+ALPHA = 0.0
+"""no length penalty: its form differs between the engines"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all sides are to do."""
+
+    subject: Subject
+    precision: Precision
+    beam: int
+    threads: int
+    device: Device
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine's figures."""
+
+    name: str
+    precision: str
+    beam: int
+    batch: int
+    threads: int
+    sentences_per_second: float
+    """by the clock"""
+    sentences_per_cpu_second: float
+    """by the time the process had a core: other work on the machine changes it less"""
+    agreement: float
+    """share of the translations that are, token for token, those of the plain network in float32"""
+    settings: str
+    """in words"""
+
+
+class Engine(ABC):
+    name: str
+    precision: str
+    settings: str
+
+    @abstractmethod
+    def translate(self, sources: Ids) -> Ids: ...
+
+
+class Ours(Engine):
+    name = "regard"
+
+    def __init__(self, setting: Setting, prepared: bool = True) -> None:
+        self.beam = setting.beam
+        self.model = Translator.load(
+            setting.subject.run, setting.device, setting.precision, setting.threads
+        )
+        if not prepared:
+            self.model.ready = None
+        self.precision, self.settings = self.model.precision, self.model.picked
+        manner = MANNERS["ctranslate2"]  # which stops first, and so has least to do
+        self.way: Any = partial(beam_search, beam=self.beam, alpha=ALPHA, manner=manner)
+        if self.beam == 1:
+            self.way = lambda *given, **more: [[one] for one in greedy(*given, **more)]
+
+    def translate(self, sources: Ids) -> Ids:
+        found = self.model.search_ids(sources, self.way, self.beam)
+        return [best.tokens for best, *_ in found]
+
+
+class CTranslate2(Engine):
+    name = "ctranslate2"
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        engine = need("ctranslate2")
+        eight = setting.precision == "int8"
+        self.precision = "int8" if eight else "fp32"
+        out = folder / f"ctranslate2-{self.precision}"
+        if not out.exists():
+            export_model(setting.subject.run, "ctranslate2-int8" if eight else "ctranslate2", out)
+        run = Run(setting.subject.run)
+        tokenizer = run.tokenizer(run.recipe())
+        self.pieces = tokenizer.source.pieces
+        target = tokenizer.target
+        self.ids = {piece: i for i, piece in enumerate(target.pieces(range(target.size)))}
+        options = json.loads((out / "translate.json").read_text())
+        if setting.subject.longest is not None:  # such a model never says what is suppressed
+            options = {"max_decoding_length": setting.subject.longest}
+        self.options = {**options, "beam_size": setting.beam, "length_penalty": ALPHA}
+        open_ = partial(
+            engine.Translator,
+            str(out),
+            device="cuda" if setting.device == "cuda" else "cpu",
+            compute_type="int8" if eight else "float32",
+        )
+        threads = setting.threads
+        self.ways = {
+            (inter, intra): open_(inter_threads=inter, intra_threads=intra)
+            for inter, intra in {(1, threads), (threads, 1)}
+        }
+        self.way = min(self.ways, key=lambda way: self._tried(way, setting.subject.sources))
+        self.settings = f"inter_threads {self.way[0]}, intra_threads {self.way[1]}"
+
+    def _tried(self, way: tuple[int, int], sources: Ids) -> float:
+        self.way = way
+        return min(timed(self, sources).seconds for _ in range(3))
+
+    def translate(self, sources: Ids) -> Ids:
+        found = self.ways[self.way].translate_batch(
+            [self.pieces(row) for row in sources],
+            max_batch_size=-(-len(sources) // self.way[0]),
+            **self.options,
+        )
+        return [[self.ids[piece] for piece in one.hypotheses[0]] for one in found]
+
+
+class Marian(Engine):
+    name = "marian"
+    precision = "fp32"
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        transformers = need("transformers")
+        out = folder / "huggingface"
+        if not out.exists():
+            export_model(setting.subject.run, "huggingface", out)
+        self.device = "cuda" if setting.device == "cuda" else "cpu"
+        with quiet(transformers):
+            self.model = transformers.MarianMTModel.from_pretrained(out).eval().to(self.device)
+        self.options: dict[str, Any] = {"num_beams": setting.beam, "length_penalty": ALPHA}
+        if setting.subject.longest is not None:
+            exact = {"max_new_tokens": setting.subject.longest, "max_length": None}
+            self.options |= {**exact, "bad_words_ids": None}
+        self.threads = setting.threads
+        self.settings = f"generate, torch on {self.threads} threads"
+
+    @torch.inference_mode()
+    def translate(self, sources: Ids) -> Ids:
+        longest = max(map(len, sources))
+        rows = [[*row, END, *[PAD] * (longest - len(row))] for row in sources]
+        ids = torch.tensor(rows, device=self.device)
+        usual = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        mask = (ids != PAD).long()
+        said = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
+        torch.set_num_threads(usual)
+        return [[i for i in row if i not in (PAD, START, END)] for row in said.tolist()]
+
+
+PEERS: dict[str, Callable[[Setting, Path], Engine]] = {
+    "ctranslate2": CTranslate2,
+    "marian": Marian,
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    seconds: float
+    cpu_seconds: float
+    said: Ids
+
+
+def timed(engine: Engine, sources: Ids) -> Turn:
+    clock, cpu = time.perf_counter(), time.process_time()
+    said = engine.translate(sources)
+    return Turn(time.perf_counter() - clock, time.process_time() - cpu, said)
+
+
+def measure(
+    settings: Sequence[Setting], peers: Sequence[str], folder: Path, repeats: int
+) -> list[Row]:
+    """Regard in each of the settings, which differ in precision only, beside the peers in the last of them."""
+    for peer in peers:
+        if peer not in PEERS:
+            raise RegardError(f"--peer {peer}: no such peer{nearest(peer, PEERS)}")
+    last = settings[-1]
+    sources = last.subject.sources
+    engines: list[Engine] = [Ours(setting) for setting in settings]
+    engines += [PEERS[peer](last, folder) for peer in peers]
+    turns: list[list[Turn]] = [[] for _ in engines]
+    for number in range(repeats + 1):
+        for engine, own in zip(engines, turns, strict=True):
+            turn = timed(engine, sources)
+            if number:  # the first warms up
+                own.append(turn)
+    right = _plain(last).translate(sources)
+    return [_row(engine, own, right, last) for engine, own in zip(engines, turns, strict=True)]
+
+
+def _plain(setting: Setting) -> Ours:
+    plain = Setting(setting.subject, "fp32", setting.beam, setting.threads, setting.device)
+    return Ours(plain, prepared=False)
+
+
+def _row(engine: Engine, turns: Sequence[Turn], right: Ids, setting: Setting) -> Row:
+    count = len(right)
+    same = [ours == theirs for ours, theirs in zip(turns[-1].said, right, strict=True)]
+    return Row(
+        name=engine.name,
+        precision=engine.precision,
+        beam=setting.beam,
+        batch=count,
+        threads=setting.threads,
+        sentences_per_second=count / median(turn.seconds for turn in turns),
+        sentences_per_cpu_second=count / median(turn.cpu_seconds for turn in turns),
+        agreement=sum(same) / count,
+        settings=engine.settings,
+    )
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """For a person; each against the first."""
+    first = rows[0].sentences_per_second
+    lines = [f"{'':12} {'':5} {'sentences/s':>12} {'per cpu s':>10} {'ratio':>6}  {'agree':>5}"]
+    lines += [
+        f"{row.name:12} {row.precision:5} {row.sentences_per_second:12.1f} "
+        f"{row.sentences_per_cpu_second:10.1f} {row.sentences_per_second / first:6.2f}  "
+        f"{row.agreement:5.0%}  {row.settings}"
+        for row in rows
+    ]
+    return lines

@@ -1,0 +1,172 @@
+"""The parts of a layer, with packed weights. Rows are words, of all sentences and beams, one under the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.fast.slots import dense
+from regard.nn.attention import KeysValues
+from regard.nn.feedforward import FeedForward, Gated
+from regard.nn.heads import MultiHeadAttention
+from regard.nn.layers import EncoderLayer, NormAfter, NormBefore
+from regard.nn.norms import LayerNorm, NoNorm
+
+States = Float[Tensor, "rows d"]
+Bias = Float[Tensor, "S 1 #Q K"] | None
+"""added to the scores of attention: minus infinity where a query may not look; None: all look everywhere"""
+See = Callable[[Float[Tensor, "S h T dk"], Float[Tensor, "S h T dk"]], KeysValues]
+"""the keys and values of the words at hand to those of all words in sight"""
+
+
+class Packed(Protocol):
+    """A weight in the form its kernel wants."""
+
+    bytes: int
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+class Format(NamedTuple):
+    """How weights are packed."""
+
+    linear: Callable[[Tensor, Tensor | None, bool], Packed]
+    """from a weight, its bias, and whether ReLU follows"""
+    embedding: Callable[[Tensor, float], Packed]
+    """from a weight, and what it is multiplied by"""
+    keys: torch.dtype = torch.float32
+    """what keys and values are kept in where there are many"""
+
+    def join(self, *maps: nn.Linear, relu: bool = False, scale: float = 1.0) -> Packed:
+        """Several maps of the same input as one; what the first gives is multiplied by scale."""
+        weight = torch.cat([maps[0].weight * scale, *(one.weight for one in maps[1:])])
+        bias = None
+        if maps[0].bias is not None:
+            bias = torch.cat([maps[0].bias * scale, *(one.bias for one in maps[1:])])
+        return self.linear(weight, bias, relu)
+
+
+class Sublayer(ABC):
+    """A part of a layer with the residual connection around it."""
+
+    def __init__(self, residual: NormAfter) -> None:
+        self.norm = plain_norm(residual.norm)
+        self.before = isinstance(residual, NormBefore)
+
+    def __call__(self, x: States, *context: Any) -> States:
+        if self.before:
+            return x + self.inside(self.norm(x), *context)
+        return self.norm(x + self.inside(x, *context))
+
+    @abstractmethod
+    def inside(self, x: States, *context: Any) -> States: ...
+
+
+class SelfAttention(Sublayer):
+    def __init__(self, attention: MultiHeadAttention, residual: NormAfter, pack: Format) -> None:
+        super().__init__(residual)
+        scale = attention.attention.score.scale
+        self.joined = pack.join(attention.query, attention.key, attention.value, scale=scale)
+        self.output = pack.join(attention.output)
+        self.heads = attention.heads
+
+    def inside(self, x: States, sentences: int, see: See, bias: Bias) -> States:
+        joined = self.joined(x).view(sentences, len(x) // sentences, 3, self.heads, -1)
+        query, key, value = joined.transpose(1, 3).unbind(2)
+        return self.output(attend(query, see(key, value), bias))
+
+
+class MemoryAttention(Sublayer):
+    """Encoder-decoder attention. The beams of a sentence are queries side by side."""
+
+    def __init__(self, attention: MultiHeadAttention, residual: NormAfter, pack: Format) -> None:
+        super().__init__(residual)
+        self.query = pack.join(attention.query, scale=attention.attention.score.scale)
+        self.joined = pack.join(attention.key, attention.value)
+        self.output = pack.join(attention.output)
+        self.heads = attention.heads
+
+    def offer(self, memory: States, sentences: int) -> KeysValues:
+        """What there is to see, once for each sentence."""
+        joined = self.joined(memory).view(sentences, len(memory) // sentences, 2, self.heads, -1)
+        key, value = joined.permute(2, 0, 3, 1, 4).contiguous()
+        return KeysValues(key, value)
+
+    def inside(self, x: States, seen: KeysValues, bias: Bias) -> States:
+        sentences = len(seen.key)
+        query = self.query(x).view(sentences, len(x) // sentences, self.heads, -1)
+        return self.output(attend(query.transpose(1, 2), seen, bias))
+
+
+FEW = 16
+"""queries of a sentence: up to here two products and a softmax are faster than the fused kernel of a CPU"""
+
+
+def attend(query: Float[Tensor, "S h Q dk"], seen: KeysValues, bias: Bias) -> States:
+    """Attention; the scale is in the queries already."""
+    sentences, heads, queries, _ = query.shape
+    dtype = seen.key.dtype
+    if queries > FEW or query.is_cuda:
+        bias = None if bias is None else bias.to(dtype)
+        found = F.scaled_dot_product_attention(query.to(dtype), *seen, bias, scale=1.0)
+    else:
+        key, value = seen.key.flatten(0, 1), seen.value.flatten(0, 1)
+        asked = dense(query, dtype).view(len(key), queries, -1)
+        scores = torch.bmm(asked, key.transpose(1, 2)).float()
+        if bias is not None:
+            scores.view(sentences, heads, queries, -1).add_(bias)
+        found = torch.bmm(scores.softmax(-1).to(dtype), value)
+        found = found.view(sentences, heads, queries, -1)
+    return dense(found.transpose(1, 2), torch.float32).view(sentences * queries, -1)
+
+
+class Thinking(Sublayer):
+    """The feed-forward network; where its activation is ReLU the kernel has it inside."""
+
+    def __init__(self, feedforward: FeedForward, residual: NormAfter, pack: Format) -> None:
+        super().__init__(residual)
+        relu = feedforward.activation is F.relu
+        self.inner = pack.join(feedforward.inner, relu=relu)
+        self.outer = pack.join(feedforward.outer)
+        self.activation = None if relu else feedforward.activation
+
+    def inside(self, x: States, *_: Any) -> States:
+        inner = self.inner(x)
+        return self.outer(inner if self.activation is None else self.activation(inner))
+
+
+class GatedThinking(Sublayer):
+    """SwiGLU, its gate and its inner map as one."""
+
+    def __init__(self, feedforward: Gated, residual: NormAfter, pack: Format) -> None:
+        super().__init__(residual)
+        self.joined = pack.join(feedforward.gate, feedforward.inner)
+        self.outer = pack.join(feedforward.outer)
+
+    def inside(self, x: States, *_: Any) -> States:
+        gate, inner = self.joined(x).chunk(2, dim=-1)
+        return self.outer(F.silu(gate) * inner)
+
+
+def thinking(layer: EncoderLayer, pack: Format) -> Sublayer:
+    feedforward, residual = layer.feedforward, layer.feedforward_residual
+    if isinstance(feedforward, Gated):
+        return GatedThinking(feedforward, residual, pack)
+    assert isinstance(feedforward, FeedForward)
+    return Thinking(feedforward, residual, pack)
+
+
+def plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A norm as a plain function where there is one: to call a module takes as long as a small norm."""
+    if isinstance(norm, NoNorm):
+        return lambda x: x
+    if not isinstance(norm, LayerNorm):
+        return lambda x: norm(x[None])[0]
+    shape, weight, bias, epsilon = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, epsilon)

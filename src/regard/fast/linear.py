@@ -1,0 +1,118 @@
+"""Linear maps and embeddings with their weights packed once, for the kernel that uses them.
+
+What is notable:
+- One class for each number format. All take and give float32: sums, norms and softmax are exact in each of them.
+- The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has what each
+  takes at the sizes of translation.
+- int8 is symmetric, with one scale for each output of a map, and one for its whole input at each call.
+"""
+
+import warnings
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+Weight = Float[Tensor, "m n"]
+Bias = Float[Tensor, " m"] | None
+
+
+# Without torch's own Python around it, which takes as long as a small product.
+MULTIPLY = torch.ops.mkldnn._linear_pointwise.default._op
+
+
+class Single:
+    """In float32."""
+
+    dtype = torch.float32
+
+    def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.after = "relu" if relu else "none"
+        weight = weight.to(self.dtype).contiguous()
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.bytes = weight.nbytes
+
+    def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
+        x = x.to(self.dtype)
+        y: Tensor = MULTIPLY(x, self.packed, self.bias, self.after, [], "")
+        return y.float()
+
+
+class Half(Single):
+    """In bfloat16, summed in float32."""
+
+    dtype = torch.bfloat16
+
+
+class Eight:
+    """In int8, summed in int32."""
+
+    def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
+        eight, scale = quantized(weight)
+        none = torch.zeros(len(scale), dtype=torch.long)
+        with warnings.catch_warnings():  # of a form that torch will give up some day
+            warnings.simplefilter("ignore", UserWarning)
+            whole = torch._make_per_channel_quantized_tensor(eight, scale.double(), none, 0)
+        before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
+        self.packed = torch.ops.quantized.linear_prepack(whole, bias)
+        torch.backends.quantized.engine = before
+        kernels = torch.ops.quantized
+        kernel = kernels.linear_relu_dynamic if relu else kernels.linear_dynamic
+        self.multiply = (
+            kernel.default._op
+        )  # without torch's own Python around it, as dear as a small product
+        # Without VNNI two products of 8 bits are added in 16, where they may not fit; of 7 they do.
+        self.seven = not torch.cpu._is_vnni_supported()
+        self.bytes = eight.nbytes + scale.nbytes
+
+    def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
+        y: Tensor = self.multiply(x, self.packed, self.seven)
+        return y
+
+
+class Unpacked:
+    """In float32 or bfloat16, by whatever product torch has for the device: on a GPU."""
+
+    def __init__(
+        self, weight: Weight, bias: Bias, relu: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.weight = weight.to(dtype)
+        self.bias = None if bias is None else bias.to(dtype)
+        self.relu = relu
+        self.bytes = self.weight.nbytes
+
+    def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
+        y = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+        return (y.relu_() if self.relu else y).float()
+
+
+class Rows:
+    """Embeddings, in float32 or bfloat16."""
+
+    def __init__(
+        self, weight: Float[Tensor, "V d"], scale: float, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.weight = (weight * scale).to(dtype)
+        self.bytes = self.weight.nbytes
+
+    def __call__(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows d"]:
+        return self.weight.index_select(0, ids).float()
+
+
+class EightRows:
+    """Embeddings in int8, each with its own scale."""
+
+    def __init__(self, weight: Float[Tensor, "V d"], scale: float) -> None:
+        self.weight, self.scale = quantized(weight * scale)
+        self.bytes = self.weight.nbytes + self.scale.nbytes
+
+    def __call__(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows d"]:
+        return self.weight.index_select(0, ids) * self.scale.index_select(0, ids)[:, None]
+
+
+def quantized(weight: Weight) -> tuple[Tensor, Float[Tensor, " m"]]:
+    """The nearest whole numbers from -127 to 127, and what they are to be multiplied by, for each row."""
+    scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (weight / scale[:, None]).round().to(torch.int8), scale
