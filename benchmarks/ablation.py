@@ -36,20 +36,20 @@ BOTH_WAYS = (
 )
 VARIANTS: dict[str, list[str]] = {
     "the recipe": [],
-    "no R-Drop": ["training.rdrop=0"],
+    "packed": ["training.batches=packed"],
     "R-Drop 1": ["training.rdrop=1"],
-    "R-Drop 10": ["training.rdrop=10"],
-    "no sampling": ["training.sampling=0"],
-    "BPE-dropout 0.2": ["training.sampling=0.2"],
+    "R-Drop 5": ["training.rdrop=5"],
+    "BPE-dropout 0.05": ["training.sampling=0.05"],
+    "BPE-dropout 0.1": ["training.sampling=0.1"],
     "unigram, alpha 0.2": ["tokenizer.kind=unigram", "training.sampling=0.2"],
-    "neither R-Drop nor sampling": ["training.rdrop=0", "training.sampling=0"],
+    "R-Drop 1 and BPE-dropout 0.05": ["training.rdrop=1", "training.sampling=0.05"],
     "vocabulary of 3,000": ["tokenizer.size=3000"],
     "vocabulary of 10,000": ["tokenizer.size=10000"],
     "dropout 0.2": ["model.dropout=0.2"],
     "dropout 0.4": ["model.dropout=0.4"],
-    "dropout 0.3 in attention and feed-forward too": [
-        "model.attention_dropout=0.3",
-        "model.feedforward_dropout=0.3",
+    "dropout 0.1 in attention and feed-forward": [
+        "model.attention_dropout=0.1",
+        "model.feedforward_dropout=0.1",
     ],
     "source words dropped 0.1": ["training.word_dropout=0.1"],
     "target words dropped 0.1": ["training.target_word_dropout=0.1"],

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.system.commands import inside
+
+from system.commands import inside
 
 TINY = ("--preset", "tiny", "--batch", 3, "--beam", 2, "--repeats", 1, "--threads", 2)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard.learn.loss import Objective, portion_loss
+from regard.learn.optimizers import OPTIMIZERS
 from regard.learn.update import Numbers, Recorded, Update
 from regard.marks import END, PAD, START
 from regard.nn.dropout import Dropout, kept, seeded
@@ -142,6 +143,29 @@ def test_hashed_dropout_keeps_the_mean_and_differs_from_site_to_site() -> None:
     again = layers[0](torch.ones(300, 300))
     assert torch.equal(first, again)
     assert torch.equal(layers[0].eval()(torch.ones(3)), torch.ones(3))
+
+
+def test_the_curves_of_packed_and_padded_learning_are_one() -> None:
+    """The same batches, packed into one row or padded in parts: in float64 no step tells them apart."""
+    store = store_of([(3, 4), (7, 5), (2, 2), (6, 9), (4, 4), (8, 8)] * 4)
+    recipe = recipe_of(encoder_layers=1, decoder_layers=1)
+    space = room(store.source_lengths, store.target_lengths, 60)
+    curves = []
+    for packs in (True, False):
+        objective = objective_of(recipe).double()
+        optimizer = OPTIMIZERS["adam"](objective.parameters(), recipe.training)
+        update = Update(objective, optimizer, recipe.training, torch.device("cpu"))
+        curve = []
+        for epoch in range(35):
+            for rows in plan_mixed(store.source_lengths, store.target_lengths, space, 1, epoch):
+                halves = [part for part in (rows[::2], rows[1::2]) if len(part)]
+                parts = [pack(store, rows, space)] if packs else [collate(store, h) for h in halves]
+                tokens = sum(part.tokens for part in parts)
+                curve.append(float(update(parts, Numbers(1 / tokens, 3e-3))))
+        curves.append(curve)
+    assert len(curves[0]) > 60
+    assert curves[0][-1] < 0.8 * curves[0][0]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -233,7 +233,7 @@ def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
     assert refusal(DATA + "model: {norm_place: under}\n") == (
         "mine.yaml: line 2: model.norm_place: 'under' must be 'after' or 'before'"
     )
-    assert "'huge' must be 'tiny', 'small', 'base' or 'big'" in refusal(
+    assert "'huge' must be 'tiny', 'small', 'fast', 'base' or 'big'" in refusal(
         DATA + "model: {preset: huge}"
     )
     assert "line 2: model: 5 must be" in refusal(DATA + "model: 5\n")

@@ -153,7 +153,9 @@ class Marian(Engine):
         self.device = "cuda" if setting.device == "cuda" else "cpu"
         with quiet(transformers):
             self.model = transformers.MarianMTModel.from_pretrained(out).eval().to(self.device)
-        self.options: dict[str, Any] = {"num_beams": setting.beam, "length_penalty": ALPHA}
+        self.options: dict[str, Any] = {"num_beams": setting.beam}
+        if setting.beam > 1:
+            self.options["length_penalty"] = ALPHA
         if setting.subject.longest is not None:
             exact = {"max_new_tokens": setting.subject.longest, "max_length": None}
             self.options |= {**exact, "bad_words_ids": None}

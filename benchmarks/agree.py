@@ -1,0 +1,92 @@
+"""Whether the fast way learns as the plain way does: the loss curves of both, with dropout, over 500 steps.
+
+    python benchmarks/agree.py multi30k --device cuda
+
+The fast way is ``training.batches: packed`` on a GPU, compiled and recorded; the plain way is the same batches, padded
+and eager. Dropout and number formats make any two runs differ, so each way runs with several seeds: the curves agree if
+the means of the two ways differ by no more than the seeds of one way do.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from regard.learn.distributed import Group
+from regard.learn.learner import Learner
+from regard.learn.prepare import open_prepared, prepare
+from regard.learn.report import Report
+from regard.learn.train import open_run
+from regard.recipe import Recipe, load_recipe
+from regard.run import Run
+
+WINDOW = 50
+"""steps that are averaged"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe", help="a recipe with packed batches, or that can have them")
+    parser.add_argument("--set", action="append", default=[], dest="changes")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    changes = [*options.changes, "training.batches=packed", f"training.device={options.device}"]
+    curves: dict[str, list[list[float]]] = {"fast": [], "plain": []}
+    for seed in range(1, options.seeds + 1):
+        recipe = load_recipe(options.recipe, [*changes, f"training.seed={seed}"])
+        for way, found in curves.items():
+            found.append(list(curve(recipe, way == "fast", options.steps)))
+            print(f"seed {seed}, {way}: {found[-1][0]:.3f} … {found[-1][-1]:.3f}", flush=True)
+    told = agreement(curves)
+    for line in told:
+        print(line)
+    if options.json:
+        options.json.write_text(json.dumps({"curves": curves, "told": told}, indent=2) + "\n")
+
+
+def curve(recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
+    """The mean loss of every WINDOW steps."""
+    with tempfile.TemporaryDirectory() as made:
+        run = Run(Path(made) / "run")
+        run.folder.mkdir()
+        report = Report(run, speaks=False)
+        open_run(run, recipe)
+        prepare(run, recipe, report)
+        report.end()
+        wanted = recipe.training.device
+        device = "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+        learner = Learner(
+            run, recipe, open_prepared(run, recipe), Group(0, 1, torch.device(device))
+        )
+        if not fast:
+            learner.recorded = None
+        drawn = learner.batches()
+        for _ in range(steps // WINDOW):
+            yield statistics.mean(float(learner.step([one])) for one in islice(drawn, WINDOW))
+
+
+def agreement(curves: dict[str, list[list[float]]]) -> list[str]:
+    """At each window how far the ways are apart, and how far the seeds of the plain way."""
+    lines = []
+    for number, (fast, plain) in enumerate(
+        zip(*(zip(*c, strict=True) for c in curves.values()), strict=True), 1
+    ):
+        apart = statistics.mean(fast) - statistics.mean(plain)
+        noise = statistics.stdev(plain) if len(plain) > 1 else float("nan")
+        lines.append(
+            f"steps to {number * WINDOW}: fast {statistics.mean(fast):.4f}, plain {statistics.mean(plain):.4f}, "
+            f"apart {apart:+.4f}, between seeds {noise:.4f}"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()
