@@ -17,10 +17,9 @@ install: .venv/installed
 demo: install
 	$(BIN)/regard demo --out runs/demo
 
-# Unit and browser tests share the cores; the others start processes of their own.
+# Files of tests share the cores, one thread each: two that wait for one another would take twice the time.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile tests/unit tests/browser
-	$(BIN)/pytest tests/system tests/data
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile tests
 
 check: install
 	$(BIN)/ruff check .

@@ -2,7 +2,7 @@
 
     python benchmarks/ablation.py                                   # every variant, three seeds: hours on one GPU
     python benchmarks/ablation.py --minutes 8 --jobs 6              # a slice of it; the same command goes on
-    python benchmarks/ablation.py --only "no R-Drop" --set training.steps=3000
+    python benchmarks/ablation.py --only "R-Drop 1" --set training.steps=3000
 
 Several trainings share one GPU. What is finished is in ``ablation.json`` and is not done again; what is not is saved
 when the minutes are over, and goes on when the command is given again (run folders are under ``--runs``).

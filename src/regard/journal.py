@@ -34,7 +34,7 @@ class Journal:
         self.whole = False
         """nothing is missing but the names"""
         self._open: list[BinaryIO] = []
-        before = None if overwrite or asked is None else self._read()
+        before = None if overwrite else self._read()
         if before is not None:
             self.done, self.whole = before["done"], before["whole"]
         if self.whole:  # some may have their names already
@@ -60,6 +60,11 @@ class Journal:
             return None
         except ValueError:
             raise RegardError(f"{self.path}: damaged; --overwrite starts anew") from None
+        if entry["done"] and self.asked is None:
+            raise RegardError(
+                f"{self.files[0]}: a translation of a file to it was interrupted after {entry['done']:,} "
+                "lines; --overwrite gives it up"
+            )
         if entry["done"] and entry["asked"] != self.asked:
             keys = {**entry["asked"], **(self.asked or {})}
             other = [key for key in keys if entry["asked"].get(key) != (self.asked or {}).get(key)]

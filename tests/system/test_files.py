@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from regard.model import Translation, Translator
 from regard.recipe import Search
@@ -95,6 +96,11 @@ class Echo:
 
     recipe = SimpleNamespace(search=Search())
     run = SimpleNamespace(fingerprint=lambda: "echo")
+    language = None
+    precision, threads, device, picked = "fp32", 1, torch.device("cpu"), "its head"
+
+    def into(self, language: str | None) -> "Echo":
+        return self
 
     def search(self, texts: list[str], **options: Any) -> list[list[Translation]]:
         return [[Translation(text, 0.0, 0.0, [], [], True)] for text in texts]
@@ -103,7 +109,7 @@ class Echo:
 def test_ten_times_the_lines_take_the_same_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Translator, "load", lambda run: Echo())
+    monkeypatch.setattr(Translator, "load", lambda run, **options: Echo())
     monkeypatch.setattr("regard.text.lines.CHUNK", 1 << 14)
     peaks = []
     for count in (4_000, 4_000, 40_000):  # the first one pays for what is imported
@@ -131,7 +137,7 @@ def test_terms_and_placeholders_are_kept_and_what_is_lost_is_told(
     said = done.stdout.splitlines()
     assert ["Hund" in line.split() for line in said] == [True, "Hund" in said[1], True]
     # A vocabulary of whole words cannot spell it.
-    assert done.stderr == "line 3: %s occurs 1 time(s), in the translation 0\n"
+    assert done.stderr.endswith("line 3: %s occurs 1 time(s), in the translation 0\n")
 
 
 @pytest.mark.parametrize(

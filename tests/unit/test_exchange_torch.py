@@ -107,11 +107,12 @@ def test_the_commands(make_run: MakeRun, tmp_path: Path) -> None:
     assert "proved layer by layer" in done.output
     mine = [str(out), "--from", "torch", "--like", str(run), "--out", str(tmp_path / "run")]
     assert CliRunner().invoke(app, ["import", *mine]).exit_code == 0
-    said = CliRunner().invoke(app, ["translate", str(run), "The dog.", "--manner", "ctranslate2"])
+    asked = ["translate", str(run), "The dog.", "--manner", "ctranslate2", "--precision", "fp32"]
+    said = CliRunner().invoke(app, asked)
     wanted = Translator.load(run, "cpu").translate(["The dog."], manner="ctranslate2")
-    assert said.output == f"{wanted[0]}\n"
+    assert said.stdout == f"{wanted[0]}\n"
     wrong = CliRunner().invoke(app, ["translate", str(run), "The dog.", "--manner", "papr"])
-    assert "did you mean paper" in str(wrong.exception)
+    assert "'papr' must be 'paper'" in str(wrong.exception)
     told = CliRunner().invoke(app, ["info", str(tmp_path / "run")]).output
     assert "imported from" in told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -66,20 +67,25 @@ def test_every_step_gives_the_logits_of_the_plain_network(
 ) -> None:
     """Through any reordering of the beam, sentences that leave, and slots that are cleared away."""
     plain = network(**model)
-    fast = prepare(plain, "fp32")
+    fast, exact = prepare(plain, "fp32"), deepcopy(plain).double()
     draw = torch.Generator().manual_seed(seed)
     source = sources(draw, count, 6)
     theirs, ours = plain.start(plain.encode(source)), fast.start(fast.encode(source))
+    truth = exact.start(exact.encode(source))
     now = 1
     for step in range(20):
         tokens = torch.randint(len(MARKS), V, (count * now,), generator=draw)
         right, theirs = plain.step(tokens, theirs)
         found, ours = fast.step(tokens, ours)
-        assert float((found - right).abs().max()) <= 1e-5 * max(1.0, float(right.abs().max()))
+        true, truth = exact.step(tokens, truth)
+        # Batch norm lets numbers grow, and their rounding errors: those of the plain network are the measure.
+        rounding = 4 * float((right - true).abs().max())
+        least = 1e-5 * max(1.0, float(right.abs().max()))
+        assert float((found - true).abs().max()) <= max(least, rounding)
         stays = torch.rand(count, generator=draw) > 0.1 if step % 5 == 4 else torch.ones(count) > 0
         kept = stays.nonzero().flatten()
         rows = kept[:, None] * now + torch.randint(now, (len(kept), beams), generator=draw)
-        theirs, ours = theirs.select(rows), ours.select(rows)
+        theirs, ours, truth = theirs.select(rows), ours.select(rows), truth.select(rows)
         count, now = len(kept), beams
         if not count:
             break

@@ -42,3 +42,17 @@ def test_the_sample_with_the_least_risk_is_given(make_run: Callable[..., Path]) 
     assert [(one.text, one.score) for one in found[0]] == [(first[i], mean) for i, mean in best]
     assert found[1][0].text == ""
     assert model.search(texts, mbr=8, nbest=3, temperature=2.0) == found
+
+
+def test_samples_of_a_text_are_the_same_however_many_work_and_never_repeat_in_step(
+    make_run: Callable[..., Path],
+) -> None:
+    run, texts = make_run(), ["a dog"] * 24
+    found = [
+        [one.tokens for one in Translator.load(run, "cpu", threads=threads).sample(texts)]
+        for threads in (1, 2, 3)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert found[0][:12] != found[0][12:]
+    other = Translator.load(run, "cpu").sample(texts, seed=2)
+    assert [one.tokens for one in other] != found[0]

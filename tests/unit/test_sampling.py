@@ -186,7 +186,7 @@ def test_copies_are_the_same_from_one_process_or_several(
     assert min(totals) > int(prepared.train.source_lengths.sum())
     other, _ = prepared_run(tmp_path / "other", **{**options, "seed": 6})
     monkeypatch.setattr(module, "PAIRS_WORTH_A_PROCESS", 300)
-    monkeypatch.setattr(module, "_cores", lambda: 2)
+    monkeypatch.setattr(module, "cores", lambda: 2)
     again, _ = prepared_run(tmp_path / "two", **options)
     for number in range(3):
         name = f"train-{number:03d}.arrow"
@@ -197,7 +197,7 @@ def test_copies_are_the_same_from_one_process_or_several(
 def test_a_process_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, recipe = prepared_run(tmp_path / "one", sampling=0.2, copies=2)
     monkeypatch.setattr(module, "PAIRS_WORTH_A_PROCESS", 100)
-    monkeypatch.setattr(module, "_cores", lambda: 2)
+    monkeypatch.setattr(module, "cores", lambda: 2)
     monkeypatch.setattr(module, "_write", lambda *arguments: None)  # here, not in the other
     (run.folder / "tokenizer.model").unlink()
     with pytest.raises(RegardError, match=r"a copy .* was not made: .*tokenizer is missing"):

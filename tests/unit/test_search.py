@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,13 @@ START, END = 0, 1
 Prefix = tuple[int, ...]
 Model = Callable[[int, Prefix], list[float]]
 """sentence and prefix to the logits of the next token"""
-SINGLE: dict[str, Callable[..., list[Hypothesis]]] = {"greedy": greedy, "sample": sample}
+
+
+def drawn(*arguments: Any, limits: Sequence[int], **how: Any) -> list[Hypothesis]:
+    return sample(*arguments, limits=limits, seeds=range(len(limits)), **how)
+
+
+SINGLE: dict[str, Callable[..., list[Hypothesis]]] = {"greedy": greedy, "sample": drawn}
 
 
 @dataclass
@@ -353,7 +359,9 @@ def draws(count: int, **how: Any) -> list[Hypothesis]:
     line: dict[Prefix, dict[int, float]] = {(n,): {END: 1.0} for n in range(2, 6)}
     model = table(*[line | {(): probabilities}] * count, V=6)
     rules: dict[str, Any] = {"limits": [3] * count, "start": START, "end": END}
-    return sample(Mock(model), begin(count), **rules, **how)
+    seed = how.pop("seed", 1)
+    seeds = [10_000 * seed + number for number in range(count)]
+    return sample(Mock(model), begin(count), **rules, seeds=seeds, **how)
 
 
 def shares(found: list[Hypothesis]) -> list[float]:

@@ -44,6 +44,8 @@ def of_run(run: Path, sentences: int) -> Subject:
         raise RegardError(f"{run}: a model to {recipe.task}; bench translate is for translators")
     if recipe.data.test is None:
         raise RegardError(f"{run}: its recipe has no data.test to take sentences from")
+    if recipe.data.targets:
+        raise RegardError(f"{run}: a model of several languages; bench translate is for one")
     pairs = islice(read_pairs(recipe.data.test, recipe.data, "data.test"), sentences)
     texts = [pair.source for pair in pairs]
     tokenizer = Run(run).tokenizer(recipe)

@@ -100,14 +100,19 @@ def translate(
     one_way_in(texts, input)
     if alignment and nbest > 1:
         raise RegardError(f"--nbest {nbest}: an alignment is of one translation")
+    if alignment and output and alignment.resolve() == output.resolve():
+        raise RegardError(
+            f"--alignment {alignment}: that is the --output; give it a file of its own"
+        )
     given: dict[str, Any] = {"beam": beam, "alpha": alpha, "manner": manner, "rounds": rounds}
     given |= {"candidates": candidates, "keep": keep, "no_repeat": no_repeat, "mbr": mbr}
     options = {name: value for name, value in given.items() if value is not None}
     options |= search_changes(changes or [])
     terms = Glossary.read(glossary) if glossary else None
     model = Translator.load(run, precision=precision_of(precision), threads=threads).into(to)
-    typer.echo(f"Computing in {model.picked}.", err=True)
-    others = {"nbest": nbest, "length": length}
+    others: dict[str, Any] = {"nbest": nbest, "length": length}
+    # What cannot be asked is refused before a file is touched.
+    model.search([], parses=[] if parses else None, **options, **others)
     job = Job(model, options, others, terms, as_json, bool(alignment), parses is not None)
     files = [path for path in (output, alignment) if path]
     asked = job.asked(input, parses) if input and output else None
@@ -117,6 +122,7 @@ def translate(
             typer.echo(f"{output}: goes on after line {done:,}", err=True)
         if journal and journal.whole:
             return
+        typer.echo(f"Computing in {model.picked}.", err=True)
         lines = _with_trees(given_lines(texts, input), parses, str(input or "the texts"))
         rest = islice(lines, done, None)
         for portion in portions_of(rest, streamed=not texts and not input):
@@ -185,6 +191,9 @@ class Job:
             },
             "to": self.model.language,
             "precision": self.model.precision,
+            # In int8 neighbours share a scale, so who they are matters.
+            "threads": self.model.threads,
+            "device": self.model.device.type,
             "glossary": self.glossary and self.glossary.terms,
             "version of regard": __version__,
         }

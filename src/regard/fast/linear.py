@@ -18,10 +18,6 @@ Weight = Float[Tensor, "m n"]
 Bias = Float[Tensor, " m"] | None
 
 
-# Without torch's own Python around it, which takes as long as a small product.
-MULTIPLY = torch.ops.mkldnn._linear_pointwise.default._op
-
-
 class Single:
     """In float32."""
 
@@ -30,13 +26,15 @@ class Single:
     def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
         self.bias = None if bias is None else bias.to(self.dtype)
         self.after = "relu" if relu else "none"
+        # Without torch's own Python around it, which takes as long as a small product.
+        self.multiply = torch.ops.mkldnn._linear_pointwise.default._op
         weight = weight.to(self.dtype).contiguous()
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.bytes = weight.nbytes
 
     def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
         x = x.to(self.dtype)
-        y: Tensor = MULTIPLY(x, self.packed, self.bias, self.after, [], "")
+        y: Tensor = self.multiply(x, self.packed, self.bias, self.after, [], "")
         return y.float()
 
 

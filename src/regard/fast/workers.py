@@ -19,7 +19,9 @@ Result = TypeVar("Result")
 def cores() -> int:
     """Those this process may use; OMP_NUM_THREADS goes before."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) else len(os.sched_getaffinity(0))
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def at_once(work: Callable[[Part], Result], parts: Sequence[Part], threads: int) -> list[Result]:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from regard.errors import RegardError
+from regard.fast import cores
 from regard.recipe import Recipe
 from regard.run import Run
 from regard.text.corpus import train_pairs
@@ -32,7 +33,7 @@ def copy_files(run: Run, recipe: Recipe) -> list[Path]:
 def write_copies(run: Run, recipe: Recipe, pairs: int) -> None:
     """Write all copies; the run has its recipe and tokenizer, and so many pairs."""
     copies = len(copy_files(run, recipe))
-    processes = min(copies, _cores(), 1 + pairs * copies // PAIRS_WORTH_A_PROCESS)
+    processes = min(copies, cores(), 1 + pairs * copies // PAIRS_WORTH_A_PROCESS)
     shares = [range(first, copies, processes) for first in range(processes)]
     # Not multiprocessing: it would run the user's own script once more in each process, or fork one with threads.
     command = [sys.executable, "-m", "regard.learn.copies", str(run)]
@@ -55,10 +56,6 @@ def write_copies(run: Run, recipe: Recipe, pairs: int) -> None:
             process.kill()  # those that have ended do not mind
             with process:  # waits, and closes its pipe
                 pass
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _write(run: Run, recipe: Recipe, numbers: range | list[int]) -> None:

@@ -323,9 +323,8 @@ def smoothed_loss(
     loss = -(((1 - epsilon) * right + epsilon * spread) * real).sum()
     if not learning:
         return loss, logs
-    if (
-        torch.compiler.is_compiling()
-    ):  # a comparison melts into the pass over the logits, a scatter would not
+    # a comparison melts into the pass over the logits, a scatter would not
+    if torch.compiler.is_compiling():
         is_right = torch.arange(classes, device=logs.device) == index
         return loss, (logs.exp() - epsilon / classes - (1 - epsilon) * is_right) * real[:, None]
     gradient = logs.exp_()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -157,10 +158,6 @@ def compiled(network: Any, objective: nn.Module) -> Iterator[None]:
         objective.of_portion = portion_loss
 
 
-_KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
+@cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    if function not in _KNOWN:
-        _KNOWN[function] = torch.compile(function, dynamic=False, fullgraph=True)
-    return _KNOWN[function]
+    return torch.compile(function, dynamic=False, fullgraph=True)

@@ -37,12 +37,15 @@ def choose_device(device: Device) -> torch.device:
 
 def arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The number format matrix products run in; weights and sums stay in float32."""
-    if precision == "auto":
-        gpu = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        precision = "bf16" if gpu else "fp32"
-    if precision == "bf16":
+    if (chosen(device) if precision == "auto" else precision) == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def chosen(device: torch.device) -> Precision:
+    """What auto means in the ordinary way."""
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return "bf16" if half else "fp32"
 
 
 SLACK = 1.05
@@ -115,8 +118,12 @@ class Model(ABC):
     def build(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
         """The network of a recipe, its weights still random."""
 
-    def freeze(self) -> None:  # noqa: B027
+    def freeze(self) -> None:
         """The weights are what they will be: whatever can be made ready for use is."""
+        if self.precision == "int8":
+            raise RegardError(
+                f"precision int8: not for models to {self.task}; take fp32, bf16 or auto"
+            )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Source ids of texts, cut where those of the training were."""

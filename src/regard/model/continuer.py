@@ -59,7 +59,7 @@ class Continuer(Model):
             )
         (said,) = self.tokenizer.source.encode([text.rstrip()])
         *before, last = [END, *said][tokens - longest :]
-        way = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        way = partial(sample, temperature=temperature, top_k=top_k, top_p=top_p, seeds=[seed])
         prompt = torch.tensor([before], dtype=torch.long, device=self.device)
         with arithmetic(self.precision, self.device):
             (found,) = (greedy if temperature == 0 else way)(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from regard.errors import RegardError
@@ -82,6 +83,22 @@ Way = Callable[..., list[list[Hypothesis]]]
 """A search: step function, state and limits in, hypotheses for each sentence out."""
 
 
+class Sampling(NamedTuple):
+    """Draw at random; what is drawn for a text depends on the seed and its number alone."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+
+    def of(self, rows: Sequence[int]) -> Way:
+        """The search of the texts with these numbers."""
+        *how, seed = self
+        drawn = dict(zip(self._fields[:-1], how, strict=True))
+        seeds = [int(np.random.SeedSequence([seed, row]).generate_state(1)[0]) for row in rows]
+        return partial(_sample, **drawn, seeds=seeds)
+
+
 class Translator(Model):
     """Text in one language in, text in another out; or whatever the two sides of the pairs were."""
 
@@ -102,12 +119,14 @@ class Translator(Model):
     """the network prepared for search, where it can be"""
 
     def freeze(self) -> None:
-        if unfit(self.network) is None:
+        if (why := unfit(self.network)) is None:
             self.precision = pick(self.precision, self.device)
             assert isinstance(self.network, Transformer)
             self.ready = prepare(self.network, self.precision)
         elif self.precision == "int8":
-            self.precision = "fp32"
+            raise RegardError(
+                f"precision int8: not for this model ({why}); take fp32, bf16 or auto"
+            )
 
     @property
     def picked(self) -> str:
@@ -163,11 +182,12 @@ class Translator(Model):
         ours = IN_ROUNDS if isinstance(self.network, Parallel) else ALONG
         why = AT_ONCE if isinstance(self.network, Parallel) else ONE_BY_ONE
         refuse(why, **{name: value for name, value in given.items() if name in OTHERS - ours})
-        if given.get("mbr") and "beam" in given:
+        search = change_search(self.recipe.search, given)
+        if search.mbr and "beam" in given and given["beam"] != 1:
             raise RegardError(
-                f"beam {given['beam']}, mbr {given['mbr']}: mbr draws samples; give one"
+                f"beam {given['beam']}, mbr {search.mbr}: mbr draws samples; give one (mbr 0 is none)"
             )
-        return change_search(self.recipe.search, given)
+        return search
 
     def encode(self, texts: Sequence[str], to: Languages = None) -> list[list[int]]:
         """Source ids of texts, with the language wanted in front where the model knows several."""
@@ -220,15 +240,17 @@ class Translator(Model):
         once takes length, how many tokens each translation has. parses are the trees, for ``position: tree``; to is the
         language wanted of a model that knows several, for all texts or for each.
         """
-        if options.get("beam") is None and nbest > self.recipe.search.beam:
-            options["beam"] = None if isinstance(self.network, Parallel) else nbest
         search = self._options(options)
+        if options.get("beam") is None and nbest > search.beam:
+            search = change_search(search, {"beam": nbest})
         if isinstance(self.network, Parallel):
             refuse(AT_ONCE, prefixes=prefixes, constraints=constraints)
             rounds, candidates = options.get("rounds"), options.get("candidates")
             filling = in_rounds(self.network, search, rounds, candidates, length, nbest)
             return self._run(texts, None, parses, filling, WIDTH * filling.candidates, to=to)
         refuse(ONE_BY_ONE, length=length)
+        if nbest > (search.mbr or nbest):
+            raise RegardError(f"nbest {nbest}: mbr draws {search.mbr} only")
         if search.mbr:
             refuse("mbr draws samples, which cannot be made to say them", constraints=constraints)
             return self._least_risk(texts, search, nbest, prefixes, parses, to)
@@ -296,7 +318,7 @@ class Translator(Model):
         def times(items: Sequence[T]) -> list[T]:
             return [item for item in items for _ in range(search.mbr)]
 
-        way = partial(_sample, temperature=search.temperature, seed=1)
+        way = Sampling(search.temperature)
         drawn = self._run(
             times(texts),
             prefixes and times(prefixes),
@@ -336,7 +358,7 @@ class Translator(Model):
         manner = MANNERS[self.recipe.search.manner]
         way: Way = partial(beam_search, beam=beam, alpha=alpha, watch=watch, manner=manner)
         if temperature:
-            way = partial(_sample, temperature=temperature, seed=seed)
+            way = Sampling(temperature, seed=seed).of([0])
         trees = self._trees([text], [source], None if parse is None else [parse])
         # What is watched is one beam, whose attention others watch: no groups, no coverage.
         watched = self.recipe.search.model_copy(update={"groups": 1, "coverage": 0.0})
@@ -382,7 +404,7 @@ class Translator(Model):
         """One translation of each text drawn at random, as likely as the model thinks it."""
         if isinstance(self.network, Parallel):
             refuse(AT_ONCE, temperature=temperature)
-        way = partial(_sample, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+        way = Sampling(temperature, top_k, top_p, seed)
         return [drawn for (drawn,) in self._run(texts, prefixes, parses, way, 1)]
 
     @torch.inference_mode()
@@ -391,7 +413,7 @@ class Translator(Model):
         texts: Sequence[str],
         prefixes: Sequence[str] | None,
         parses: Parses,
-        way: Way,
+        way: Way | Sampling,
         beam: int,
         phrases: Sequence[Sequence[Phrase]] | None = None,
         search: Search | None = None,
@@ -425,7 +447,7 @@ class Translator(Model):
     def search_ids(
         self,
         sources: Sequence[list[int]],
-        way: Way,
+        way: Way | Sampling,
         beam: int,
         prefixes: Sequence[list[int]] | None = None,
         trees: Sequence[TokenTree] | None = None,
@@ -445,7 +467,7 @@ class Translator(Model):
                 [sources[row] for row in rows],
                 [prefixes[row] for row in rows],
                 trees and [trees[row] for row in rows],
-                way,
+                way.of(rows) if isinstance(way, Sampling) else way,
                 [phrases[row] for row in rows],
                 guiding,
                 network,

@@ -211,6 +211,9 @@ def padded(query: Vectors, value: Vectors) -> dict[str, int]:
 
 def strides(*tensors: Vectors) -> list[int]:
     assert all(x.stride(3) == 1 for x in tensors)
+    assert all(x.shape[2] * x.stride(2) < 2**31 for x in tensors), (
+        "a row too long for its addresses"
+    )
     return [step for x in tensors for step in x.stride()[:3]]
 
 

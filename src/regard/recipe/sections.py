@@ -172,7 +172,8 @@ class Data(Section):
         if not self.train.to:
             return [(source, target)]
         names = self.train.source or self.train.pairs or ()
-        codes = [_language(name) or source for name in names]
+        # A file of pairs is named after its form, not after a language.
+        codes = [(self.train.source and _language(name)) or source for name in names]
         languages = (
             self.train.to if len(self.train.to) == len(names) else self.train.to * len(names)
         )

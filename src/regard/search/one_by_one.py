@@ -1,6 +1,7 @@
 """Searches along a single hypothesis: take the most probable token, or draw one."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,8 +14,8 @@ from regard.search.live import Continuations, Live
 from regard.search.rules import NEVER, Rules, S, Step
 from regard.search.top import top
 
-Choose = Callable[[Float[Tensor, "sentences V"]], Int[Tensor, "sentences"]]
-"""Log-probabilities of the next token to the token taken."""
+Choose = Callable[[Float[Tensor, "sentences V"], Live[Any]], Int[Tensor, "sentences"]]
+"""Log-probabilities of the next token, and where the search stands, to the token taken."""
 
 
 @torch.no_grad()
@@ -51,7 +52,7 @@ def sample(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    seed: int = 1,
+    seeds: Sequence[int],
     prefixes: Sequence[Sequence[int]] | None = None,
     banned: Sequence[int] = (),
     device: torch.device | str = "cpu",
@@ -61,7 +62,8 @@ def sample(
 
     ``temperature`` below 1 sharpens the distribution, above 1 flattens it; then only the ``top_k``
     most probable tokens stay (0: all), and of them the fewest that together have ``top_p`` of the
-    probability. The log-probabilities told are the model's own, not those of the drawing.
+    probability. The log-probabilities told are the model's own, not those of the drawing. Each
+    sentence has its seed: what is drawn for it does not depend on those beside it.
     """
     if not temperature > 0:
         raise RegardError(
@@ -72,16 +74,25 @@ def sample(
     if top_k < 0:
         raise RegardError(f"top_k {top_k}: must be 0 (all tokens) or more")
     rules = Rules.of(limits, start, end, prefixes, banned, device)
-    generator = torch.Generator(device=device).manual_seed(seed)
+    assert len(seeds) == len(limits)
+    longest = 1 + int(rules.limits.max()) if len(limits) else 0
+    chances = torch.stack([_chances(seed, longest) for seed in seeds]).to(device)
 
-    def draw(log_probabilities: Float[Tensor, "sentences V"]) -> Int[Tensor, "sentences"]:
+    def draw(
+        log_probabilities: Float[Tensor, "sentences V"], live: Live[S]
+    ) -> Int[Tensor, "sentences"]:
         drawn_from = _truncated(log_probabilities / temperature, top_k, top_p)
         # As torch.multinomial, in a fraction of the time: one random number a row, not one a token.
         until = drawn_from.double().cumsum(-1)
-        chance = torch.rand(len(until), 1, generator=generator, dtype=until.dtype, device=device)
+        chance = chances[live.sentences, live.length].unsqueeze(1)
         return torch.searchsorted(until, chance * until[:, -1:], right=True).squeeze(1)
 
     return _one_by_one(step, state, rules, draw, guides=guides)
+
+
+def _chances(seed: int, count: int) -> Float[Tensor, " count"]:
+    """Numbers between 0 and 1, the same on every device and however many are asked for."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _one_by_one(
@@ -116,12 +127,14 @@ def _one_by_one(
 def _continue(
     live: Live[S], log_probabilities: Float[Tensor, "sentences 1 V"], choose: Choose
 ) -> Continuations:
-    tokens = choose(log_probabilities.squeeze(1)).unsqueeze(1)
+    tokens = choose(log_probabilities.squeeze(1), live).unsqueeze(1)
     added = log_probabilities.squeeze(1).gather(1, tokens)
     return Continuations(torch.zeros_like(tokens), tokens, added, live.totals + added)
 
 
-def _most_probable(log_probabilities: Float[Tensor, "sentences V"]) -> Int[Tensor, "sentences"]:
+def _most_probable(
+    log_probabilities: Float[Tensor, "sentences V"], live: Live[Any]
+) -> Int[Tensor, "sentences"]:
     # The first of the best two, as a beam of one takes it: of equal tokens both then take the same.
     return top(log_probabilities, 2)[1][:, 0]
 

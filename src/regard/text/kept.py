@@ -18,7 +18,7 @@ _PLACEHOLDER = r"""
   | \b(?:https?|ftp)://[^\s<>"']*[^\s<>"'.,;:!?)\]}] | \bwww\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
   | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+                       # mail addresses
 """
-_NUMBER = r"(?<![\w.,])\d+(?:[.,:/]\d+)*(?![^\W_])"
+_NUMBER = r"(?<![\w.,])\d++(?:[.,:/]\d++)*+(?![^\W_])"
 
 PATTERNS: dict[recipe.Keep, str] = {"placeholders": _PLACEHOLDER, "numbers": _NUMBER}
 
