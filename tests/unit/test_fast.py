@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -45,6 +44,11 @@ def network(seed: int = 1, **model: Any) -> Transformer:
         for parameter in made.parameters():
             if parameter.dim() == 1:  # biases begin at zero, gains at one: nothing to see
                 parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        if (
+            section.norm == "batch"
+        ):  # as it was built it norms nothing, and rounding errors grow from layer to layer
+            for _ in range(50):
+                made(*torch.randint(len(MARKS), V, (2, 16, 8)))
     return made.eval()  # type: ignore[return-value]
 
 
@@ -67,25 +71,20 @@ def test_every_step_gives_the_logits_of_the_plain_network(
 ) -> None:
     """Through any reordering of the beam, sentences that leave, and slots that are cleared away."""
     plain = network(**model)
-    fast, exact = prepare(plain, "fp32"), deepcopy(plain).double()
+    fast = prepare(plain, "fp32")
     draw = torch.Generator().manual_seed(seed)
     source = sources(draw, count, 6)
     theirs, ours = plain.start(plain.encode(source)), fast.start(fast.encode(source))
-    truth = exact.start(exact.encode(source))
     now = 1
     for step in range(20):
         tokens = torch.randint(len(MARKS), V, (count * now,), generator=draw)
         right, theirs = plain.step(tokens, theirs)
         found, ours = fast.step(tokens, ours)
-        true, truth = exact.step(tokens, truth)
-        # Batch norm lets numbers grow, and their rounding errors: those of the plain network are the measure.
-        rounding = 4 * float((right - true).abs().max())
-        least = 1e-5 * max(1.0, float(right.abs().max()))
-        assert float((found - true).abs().max()) <= max(least, rounding)
+        assert float((found - right).abs().max()) <= 1e-5 * max(1.0, float(right.abs().max()))
         stays = torch.rand(count, generator=draw) > 0.1 if step % 5 == 4 else torch.ones(count) > 0
         kept = stays.nonzero().flatten()
         rows = kept[:, None] * now + torch.randint(now, (len(kept), beams), generator=draw)
-        theirs, ours, truth = theirs.select(rows), ours.select(rows), truth.select(rows)
+        theirs, ours = theirs.select(rows), ours.select(rows)
         count, now = len(kept), beams
         if not count:
             break
