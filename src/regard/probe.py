@@ -19,8 +19,7 @@ from regard.errors import RegardError
 from regard.marks import PAD
 from regard.model import Translator
 from regard.nn.attention import Shown
-from regard.nn.heads import MultiHeadAttention
-from regard.nn.heads import watching as watching
+from regard.nn.heads import MultiHeadAttention, watching
 from regard.search import Tree
 from regard.search.tree import Looked
 

@@ -21,6 +21,7 @@ import torch
 from regard.errors import RegardError
 from regard.marks import END, MARKS, START
 from regard.model import Translator
+from regard.nn.heads import watching
 from regard.probe import (
     PLACES,
     Floats,
@@ -33,7 +34,6 @@ from regard.probe import (
     muting,
     observe,
     occlude,
-    watching,
 )
 from regard.search import MANNERS, Hypothesis, Node, Tree
 from regard.text.tokenizer import SILENT, Vocabulary

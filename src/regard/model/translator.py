@@ -23,7 +23,7 @@ from regard.nn.networks import NETWORKS
 from regard.nn.parallel import Parallel
 from regard.nn.positions import Tree
 from regard.nn.transformer import Transformer
-from regard.recipe import Recipe, Search, change_search
+from regard.recipe import Recipe, Search, change_search, language_tag
 from regard.score import Result
 from regard.score.alike import most_alike
 from regard.search import (
@@ -40,7 +40,7 @@ from regard.search import (
 from regard.search.tree import Looked
 from regard.text.batches import collate_trees
 from regard.text.conllu import Parsed
-from regard.text.corpus import Pair, by_language, language_of, language_tag, parse_of
+from regard.text.corpus import Pair, by_language, language_of, parse_of
 from regard.text.kept import Kept
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree

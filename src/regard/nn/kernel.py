@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 TILE = 64
-LOG2_E = 1.4426950408889634
+"""queries, and keys, to a tile; in the kernels exp2 stands for exp, so scores are taken times log2(e), 1.4427"""
 
 
 @triton.jit

@@ -159,3 +159,6 @@ from regard.recipe.sections import (
 from regard.recipe.sections import (
     Training as Training,
 )
+from regard.recipe.sections import (
+    language_tag as language_tag,
+)

@@ -82,7 +82,7 @@ class Texts(Section):
     def tags(self) -> list[tuple[str, ...]]:
         """What stands before the sources of each file."""
         count = len(self.source or self.pairs or self.conllu or self.text or ())
-        languages = [f"2{code}" for code in self.to or ()]  # as ``language_tag`` has it
+        languages = [language_tag(code) for code in self.to or ()]
         each = [_for_each(languages, count), _for_each(self.tag or (), count)]
         return [tuple(tag for tag in some if tag) for some in zip(*each, strict=True)]
 
@@ -181,6 +181,11 @@ class Data(Section):
 
     def path(self, name: str) -> Path:
         return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
+
+
+def language_tag(code: str) -> str:
+    """What stands before a source to ask for this language."""
+    return f"2{code}"
 
 
 def _language(name: str) -> str | None:

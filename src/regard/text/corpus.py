@@ -55,11 +55,6 @@ def tags_of(pair: Pair) -> tuple[str, ...]:
     return pair.tags if isinstance(pair, TaggedPair) else ()
 
 
-def language_tag(code: str) -> str:
-    """What stands before a source to ask for this language."""
-    return f"2{code}"
-
-
 def language_of(pair: Pair) -> str | None:
     """The language asked for, if one is."""
     return next((tag[1:] for tag in tags_of(pair) if tag.startswith("2")), None)
