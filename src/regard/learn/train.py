@@ -260,8 +260,10 @@ def _score_test(learner: Learner, report: Report, deadline: float | None) -> lis
     if data.test is None:
         return []
     pairs = list(read_pairs(data.test, data, "data.test"))
-    # A beam costs about its width; the bootstrap a few seconds more.
-    share = len(pairs) * learner.recipe.search.beam / max(1, len(learner.examples))
+    # A beam costs about its width; the bootstrap a few seconds more. Where only the loss is validated, so is the test.
+    share = len(pairs) / max(1, len(learner.prepared.valid))
+    if learner.examples:
+        share = len(pairs) * learner.recipe.search.beam / len(learner.examples)
     if _too_late(deadline, 10 + share * learner.validation_seconds):
         report.say("No time is left to score the test pairs; regard evaluate does it")
         return []

@@ -220,7 +220,9 @@ class Attention(nn.Module):
         spans: Spans,
     ) -> Float[Tensor, "B h Q dv"]:
         """The fast way through a packed row, on a GPU."""
-        from regard.nn.kernel import attend_in_texts  # Triton comes with torch for CUDA only
+        from regard.nn.kernels.attention import (
+            attend_in_texts,
+        )  # Triton comes with torch for CUDA only
 
         key, value = for_each(query, key), for_each(query, value)
         seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)

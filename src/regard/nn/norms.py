@@ -14,6 +14,10 @@ class LayerNorm(nn.LayerNorm):
     """(x - mean) / sqrt(biased variance + eps) * gain + bias, over the features of one position."""
 
     def forward(self, x: Float[Tensor, "B T d"], real: Real = None) -> Float[Tensor, "B T d"]:
+        if torch.compiler.is_compiling() and x.is_cuda and torch.is_autocast_enabled("cuda"):
+            from regard.nn.kernels.norm import layer_norm  # Triton comes with torch for CUDA only
+
+            return layer_norm(x, self.weight, self.bias, self.eps)
         return super().forward(x)
 
 

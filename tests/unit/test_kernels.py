@@ -1,0 +1,83 @@
+"""The kernels for a GPU against plain float64. They run where there is one: ``pytest tests/unit/test_kernels.py``."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+if not torch.cuda.is_available():
+    pytest.skip("Triton kernels need a GPU", allow_module_level=True)
+
+from regard.nn.kernels.attention import attend_in_texts
+from regard.nn.kernels.norm import layer_norm
+
+SOURCES, TARGETS = [5, 30, 7, 12, 1, 50, 130], [7, 22, 9, 20, 3, 44, 99]
+SCALE = 0.2
+
+
+def spans(lengths: list[int], of: list[int], room: int) -> tuple[Tensor, Tensor]:
+    """For each place of the texts of these lengths, where its partner's text begins and ends; twice, for two rows."""
+    ends = np.cumsum(of)
+    found = []
+    for bound in (ends - of, ends):
+        each = np.pad(np.repeat(bound, lengths), (0, room - sum(lengths))).astype(np.int32)
+        found.append(torch.tensor(each, device="cuda").expand(2, -1).contiguous())
+    return found[0], found[1]
+
+
+def vectors(words: int, width: int) -> Tensor:
+    """Heads side by side, as linear maps leave them."""
+    return torch.randn(2, words, 3, width, device="cuda").transpose(1, 2).requires_grad_()
+
+
+def test_attention_in_texts_is_attention_under_a_mask() -> None:
+    torch.manual_seed(0)
+    S, T = sum(SOURCES) + 5, sum(TARGETS) + 9
+    low, high = spans(TARGETS, SOURCES, T)
+    first, last = spans(SOURCES, TARGETS, S)
+    query, key, value = vectors(T, 32), vectors(S, 32), vectors(S, 16)
+    seed = torch.tensor([7], dtype=torch.int32, device="cuda")
+    out, _ = attend_in_texts(query, key, value, low, high, first, last, seed, SCALE, 0.0)
+    above = torch.randn_like(out)
+    got = torch.autograd.grad(out, (query, key, value), above)
+
+    q, k, v = (x.detach().double().requires_grad_() for x in (query, key, value))
+    place = torch.arange(S, device="cuda")
+    seen = ((place >= low[:, :, None]) & (place < high[:, :, None]))[:, None]
+    scores = (q @ k.transpose(-1, -2) * SCALE).masked_fill(~seen, -1e30)
+    right = (scores.softmax(-1) * seen) @ v
+    wanted = torch.autograd.grad(right, (q, k, v), above.double())
+    torch.testing.assert_close(out.double(), right, atol=2e-6, rtol=0)
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-5, rtol=0)
+
+
+def test_dropout_of_the_weights_takes_its_share_and_the_way_back_finds_the_same_ones() -> None:
+    """With values of one, each output is the sum of the weights left; its slope by a value is the weight."""
+    torch.manual_seed(0)
+    T = sum(TARGETS)
+    low, high = spans(TARGETS, TARGETS, T)
+    query, key = vectors(T, 32), vectors(T, 32)
+    value = torch.ones(2, T, 3, 16, device="cuda").transpose(1, 2).requires_grad_()
+    seed = torch.tensor([7], dtype=torch.int32, device="cuda")
+    out, _ = attend_in_texts(query, key, value, low, high, low, high, seed, SCALE, 0.3)
+    assert abs(float(out.mean()) - 1) < 0.05
+    assert float(out.std()) > 0.05
+    (of_value,) = torch.autograd.grad(out.sum(), (value,))
+    torch.testing.assert_close(of_value.sum(), out.sum(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("words", "width"), [(33, 512), (7, 48), (5000, 20)])
+def test_the_way_back_through_a_norm(words: int, width: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(2, words, width, device="cuda") * 2 + 1).requires_grad_()
+    gain, bias = (torch.randn(width, device="cuda").requires_grad_() for _ in range(2))
+    above = torch.randn(2, words, width, device="cuda").bfloat16()
+    normed = torch.compile(layer_norm, fullgraph=True)(x, gain, bias, 1e-5)
+    got = torch.autograd.grad(normed, (x, gain, bias), above)
+    exact = [part.detach().double().requires_grad_() for part in (x, gain, bias)]
+    right = F.layer_norm(exact[0], (width,), exact[1], exact[2], 1e-5)
+    torch.testing.assert_close(normed.double(), right, atol=0.05, rtol=0.01)  # bfloat16
+    for ours, theirs in zip(got, torch.autograd.grad(right, exact, above.double()), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=2e-4, rtol=1e-4)
