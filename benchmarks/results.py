@@ -132,7 +132,7 @@ def take(run: Path) -> Path:
     timed = card["reason_stopped"] == OUT_OF_TIME
     words = list(kept(shlex.split(card["command"]), PLACES - ({"--minutes"} if timed else set())))
     for word in words:
-        if "/" in word.partition("=")[2] or Path(word).is_absolute():
+        if Path(word.partition("=")[2] or word).is_absolute():
             raise SystemExit(f"{run}: the command names a place of this machine: {word}")
     path = CARDS / f"{run.resolve().name}.json"
     text = json.dumps({**card, "command": shlex.join(words)}, indent=2, ensure_ascii=False)

@@ -30,8 +30,12 @@ def score(measure: str, name: str, value: float, *interval: float) -> dict[str, 
     low, high = interval or (None, None)
     signature = "nrefs:1|bs:1000|seed:12345|case:mixed|tok:zh"
     return {
-        **{"measure": measure, "name": name, "value": value},
-        **{"low": low, "high": high, "signature": signature},
+        "measure": measure,
+        "name": name,
+        "value": value,
+        "low": low,
+        "high": high,
+        "signature": signature,
     }
 
 
@@ -90,7 +94,7 @@ def test_a_row_says_what_its_card_says(results: ModuleType) -> None:
 def test_rows_stand_in_the_order_of_what_is_published_and_the_rest_follows(
     results: ModuleType,
 ) -> None:
-    cards = {name: NEW for name in "abcd"}
+    cards = dict.fromkeys("abcd", NEW)
     lines = results.section(cards, {"c": {}, "absent": {}, "b": {}}).split("\n")
     assert [line[3] for line in lines[2:6]] == ["c", "b", "a", "d"]
     assert lines[-2] == "BLEU is sacreBLEU's, `nrefs:1|case:mixed|tok:zh`."
@@ -121,7 +125,7 @@ def test_a_card_is_taken_without_the_places_of_a_machine(
     assert taken == card | {"command": command}
     elsewhere = f"{given} --set data.root=/scratch/data"
     (run / "card.json").write_text(json.dumps(card | {"command": elsewhere}))
-    with pytest.raises(SystemExit, match="data.root=/scratch/data"):
+    with pytest.raises(SystemExit, match=r"data\.root=/scratch/data"):
         results.take(run)
 
 
