@@ -91,9 +91,9 @@ def where(card: Card) -> str:
     many = f"{card['processes']} x " if card["processes"] > 1 else ""
     learning = card["seconds"]
     told = f"{many}{card['hardware'].removeprefix('NVIDIA ')}, {learning / 60:.1f} min"
-    around = card.get("preparing_seconds"), card.get("scoring_seconds")
-    if None not in around:
-        told += f" ({(learning + sum(around)) / 60:.1f} in all)"
+    before, after = card.get("preparing_seconds"), card.get("scoring_seconds")
+    if before is not None and after is not None:
+        told += f" ({(before + learning + after) / 60:.1f} in all)"
     return told + (f"; {card['note']}" if "note" in card else "")
 
 
