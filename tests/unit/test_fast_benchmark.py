@@ -42,7 +42,7 @@ def test_a_run_becomes_points(
     points = json.loads(out.read_text())["points"]
     ways = [(point["precision"], point["beam"]) for point in points]
     assert ways == [("fp32", 1), ("fp32", 5), ("int8", 1), ("int8", 5)]
-    assert all(point["sentences_per_second"] > 0 for point in points)
+    assert all(point["sentences_per_cpu_second"] > 0 for point in points)
     assert f"| {run_folder.name} | 2+2 | int8 | beam 5 | " in capsys.readouterr().out
     drawn = ElementTree.parse(tmp_path / "fast.svg")
     marks = drawn.findall(".//{*}g/{*}circle")
@@ -51,7 +51,7 @@ def test_a_run_becomes_points(
 
 def test_faster_stands_to_the_right_and_better_above(benchmark: ModuleType) -> None:
     points = [
-        {"sentences_per_second": speed, "bleu": bleu}
+        {"sentences_per_cpu_second": speed, "bleu": bleu}
         for speed, bleu in ((50.0, 41.0), (200.0, 39.5))
     ]
     axes = benchmark.Axes.around(points)
