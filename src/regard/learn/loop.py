@@ -64,6 +64,7 @@ def learn(learner: Learner, report: Report, deadline: float | None) -> Stop:
                 check(learner, report)
                 stop = Stop(max(stop, group.max(_patience(learner))))
             if saving:
+                meter.skip()  # a run that goes on from here knows what its validation took
                 save(learner)
                 meter.skip()
             if stop is not Stop.NOT_YET:

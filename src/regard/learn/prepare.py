@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Prepared:
 def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     """Make tokenizer and stores, unless they are there and belong to the same data."""
     _check_scoring(recipe)
-    identity = _identity(recipe)
+    identity = identity_of(recipe)
     known = _read_facts(run)
     if known.get("identity") == identity:
         return
@@ -49,6 +50,7 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
         raise RegardError(
             f"{run}: the data have changed since this run began; put them back, or choose another --out"
         )
+    start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
     report.say(f"Reading {', '.join(_names(recipe))}")
     tokenizer = starting_tokenizer(recipe, lambda: train_pairs(recipe.data))
@@ -70,7 +72,7 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     valid = write_store(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
     report.say(f"Validation pairs: {valid.read:,}")
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
-    _write_facts(run, identity, train, valid)
+    _write_facts(run, identity, train, valid, time.monotonic() - start)
 
 
 def _check_scoring(recipe: Recipe) -> None:
@@ -102,7 +104,7 @@ def open_prepared(run: Run, recipe: Recipe) -> Prepared:
     return Prepared(run.tokenizer(recipe), train, valid, _read_facts(run), copies)
 
 
-def _identity(recipe: Recipe) -> dict[str, str]:
+def identity_of(recipe: Recipe) -> dict[str, str]:
     """What the ids on disk depend on."""
     data = recipe.data
     choices = [recipe.task, recipe.tokenizer.model_dump_json(), data.clean.model_dump_json()]
@@ -125,12 +127,15 @@ def _read_facts(run: Run) -> dict[str, Any]:
     return facts if whole else {}
 
 
-def _write_facts(run: Run, identity: dict[str, str], train: Counts, valid: Counts) -> None:
+def _write_facts(
+    run: Run, identity: dict[str, str], train: Counts, valid: Counts, seconds: float
+) -> None:
     facts = {
         "identity": identity,
         "tokenizer": {path.name: sha256(path) for path in run.tokenizer_files()},
         "train": asdict(train),
         "valid": asdict(valid),
+        "seconds": round(seconds, 1),
     }
     text = json.dumps(facts, indent=2) + "\n"
     write_text(run.data / "facts.json", text)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from regard.errors import RegardError
 from regard.learn.checkpoint import average, checkpoint_files, step_of
@@ -186,6 +187,7 @@ def tell_start(learner: Learner, report: Report) -> None:
 
 def finish(learner: Learner, report: Report, reason: str, deadline: float | None) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
+    start = time.monotonic()
     learner.moving = None  # from here on the network holds the very weights to be judged
     learner.model.precision = "fp32"  # and the scores are those anybody gets
     averaged = _choose_weights(learner, report, deadline)
@@ -199,9 +201,12 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
         "epochs": progress.epoch,
         "target_tokens": progress.tokens,
         "seconds": round(progress.seconds, 1),
+        "preparing_seconds": prepared.facts.get("seconds"),
         "processes": learner.group.size,
         "hardware": hardware(learner.group.device),
         "parameters": sum(p.numel() for p in learner.network.parameters()),
+        "layers": layers(learner.network),
+        "width": learner.recipe.model.width,
         "vocabulary": {
             "source": prepared.tokenizer.source.size,
             "target": prepared.tokenizer.target.size,
@@ -214,6 +219,7 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
+    card["scoring_seconds"] = round(time.monotonic() - start, 1)
     learner.run.write_card(card)
     command = learner.model.command
     report.say(f'The run is in {learner.run}; try  regard {command} {learner.run} "…"')
@@ -271,6 +277,16 @@ def _score_test(learner: Learner, report: Report, deadline: float | None) -> lis
     for result in results:
         report.say(f"Test {result}")
     return results
+
+
+def layers(network: nn.Module) -> dict[str, int]:
+    """How many layers each stack of the network has; a stack without a name of its own is a decoder's."""
+    stacks = {name: part for name, part in network.named_modules() if name.endswith("layers")}
+    return {
+        name.removesuffix("layers").removesuffix(".") or "decoder": len(part)
+        for name, part in stacks.items()
+        if isinstance(part, nn.ModuleList)
+    }
 
 
 def hardware(device: torch.device) -> str:
