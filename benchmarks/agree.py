@@ -40,11 +40,13 @@ def main() -> None:
     options = parser.parse_args()
     changes = [*options.changes, "training.batches=packed", f"training.device={options.device}"]
     curves: dict[str, list[list[float]]] = {"fast": [], "plain": []}
-    for seed in range(1, options.seeds + 1):
-        recipe = load_recipe(options.recipe, [*changes, f"training.seed={seed}"])
-        for way, found in curves.items():
-            found.append(list(curve(recipe, way == "fast", options.steps)))
-            print(f"seed {seed}, {way}: {found[-1][0]:.3f} … {found[-1][-1]:.3f}", flush=True)
+    with tempfile.TemporaryDirectory() as made:
+        run = prepared(load_recipe(options.recipe, changes), Path(made) / "run")
+        for seed in range(1, options.seeds + 1):
+            recipe = load_recipe(options.recipe, [*changes, f"training.seed={seed}"])
+            for way, found in curves.items():
+                found.append(list(curve(run, recipe, way == "fast", options.steps)))
+                print(f"seed {seed}, {way}: {found[-1][0]:.3f} … {found[-1][-1]:.3f}", flush=True)
     told = agreement(curves)
     for line in told:
         print(line)
@@ -52,25 +54,27 @@ def main() -> None:
         options.json.write_text(json.dumps({"curves": curves, "told": told}, indent=2) + "\n")
 
 
-def curve(recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
+def prepared(recipe: Recipe, folder: Path) -> Run:
+    """The texts of the recipe as ids: the same for all seeds."""
+    run = Run(folder)
+    run.folder.mkdir()
+    report = Report(run, speaks=False)
+    open_run(run, recipe)
+    prepare(run, recipe, report)
+    report.end()
+    return run
+
+
+def curve(run: Run, recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
     """The mean loss of every WINDOW steps."""
-    with tempfile.TemporaryDirectory() as made:
-        run = Run(Path(made) / "run")
-        run.folder.mkdir()
-        report = Report(run, speaks=False)
-        open_run(run, recipe)
-        prepare(run, recipe, report)
-        report.end()
-        wanted = recipe.training.device
-        device = "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
-        learner = Learner(
-            run, recipe, open_prepared(run, recipe), Group(0, 1, torch.device(device))
-        )
-        if not fast:
-            learner.recorded = None
-        drawn = learner.batches()
-        for _ in range(steps // WINDOW):
-            yield statistics.mean(float(learner.step([one])) for one in islice(drawn, WINDOW))
+    wanted = recipe.training.device
+    device = "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
+    learner = Learner(run, recipe, open_prepared(run, recipe), Group(0, 1, torch.device(device)))
+    if not fast:
+        learner.recorded = None
+    drawn = learner.batches()
+    for _ in range(steps // WINDOW):
+        yield statistics.mean(float(learner.step([one])) for one in islice(drawn, WINDOW))
 
 
 def agreement(curves: dict[str, list[list[float]]]) -> list[str]:

@@ -40,7 +40,7 @@ from regard.nn.recurrent import LeftToRight
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
 RECIPES = {
-    "Transformer": "multi30k",
+    "Transformer": "multi30k-transformer",
     "recurrent": "multi30k-recurrent",
     "convolution": "multi30k-convolution",
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -292,11 +293,30 @@ PARTS = 4
 """in which a batch of mixed lengths is worked on where it cannot be packed: each has less padding than the whole"""
 
 
+PACKED: dict[str, tuple[str | int, ...]] = {
+    "training.optimizer": ("adam", "adamw"),
+    "model.architecture": ("transformer",),
+    "model.position": ("none", "index", "sinusoidal"),
+    "model.norm": ("layer", "rms", "none"),
+    "model.attention.score": ("scaled", "unscaled"),
+    "model.attention.weighting": ("softmax",),
+    "model.attention.encoder": ("full",),
+    "model.attention.decoder": ("full",),
+    "model.attention.memory": ("full",),
+}
+"""what can read several texts in one row, and be recorded; whatever else works on the same batches, padded"""
+
+
+def unpackable(recipe: recipes.Recipe) -> list[str]:
+    """What keeps packed batches from being worked on as packed rows."""
+    given = {key: attrgetter(key)(recipe) for key in PACKED}
+    return [f"{key}: {given[key]}" for key, fit in PACKED.items() if given[key] not in fit]
+
+
 def records(recipe: recipes.Recipe, group: Group) -> bool:
-    """Whether an update is always the same work, on a GPU, with an optimizer whose state can lie there."""
+    """Whether every update is the same work on one GPU."""
     alone = group.size == 1 and group.device.type == "cuda"
-    packed = recipe.training.batches == "packed"
-    return alone and packed and recipe.training.optimizer in ("adam", "adamw")
+    return alone and recipe.training.batches == "packed" and not unpackable(recipe)
 
 
 def _seed(seed: int, step: int, group: Group) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from regard.errors import RegardError
 from regard.learn.checkpoint import average, checkpoint_files, step_of
 from regard.learn.distributed import Group, join
-from regard.learn.learner import Learner, NotANumberError
+from regard.learn.learner import Learner, NotANumberError, unpackable
 from regard.learn.loop import Stop, check, finished, learn, perplexity, save
 from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
@@ -177,6 +177,9 @@ def tell_start(learner: Learner, report: Report) -> None:
     )
     if learner.taken:
         report.say(learner.taken)
+    unfit = unpackable(recipe) if recipe.training.batches == "packed" else []
+    if unfit and learner.group.device.type == "cuda":
+        report.say(f"Batches are padded, and so slower, because of {', '.join(unfit)}")
     if progress.step:
         report.say(f"Going on from step {progress.step:,} of {recipe.training.steps:,}")
     report.log("start", step=progress.step, steps=recipe.training.steps, parameters=parameters)

@@ -264,28 +264,6 @@ def _parallel(recipe: Recipe) -> Iterator[str]:
         )
 
 
-PACKED = {
-    "architecture": ("transformer",),
-    "position": ("none", "index", "sinusoidal"),
-    "norm": ("layer", "rms", "none"),
-    "attention.score": ("scaled", "unscaled"),
-    "attention.weighting": ("softmax",),
-    "attention.encoder": ("full",),
-    "attention.decoder": ("full",),
-    "attention.memory": ("full",),
-}
-"""what reads several texts in one row"""
-
-
 def _packed(recipe: Recipe) -> Iterator[str]:
-    if recipe.training.batches != "packed":
-        return
-    if recipe.task != "translate":
+    if recipe.training.batches == "packed" and recipe.task != "translate":
         yield f"training.batches: packed is for task: translate, not {recipe.task}"
-    for key, allowed in PACKED.items():
-        given = attrgetter(key)(recipe.model)
-        if given not in allowed:
-            yield (
-                f"training.batches: packed cannot go with model.{key}: {given}; allowed: "
-                f"{', '.join(allowed)}; or take batches: padded"
-            )
