@@ -510,8 +510,7 @@ def test_the_course_of_the_run_is_told(trained_run: Path) -> None:
     said = [token.id for token in found.said]
     asked = {"q": "ein Hund", "said": said, "step": 2, "api_key": "key"}
     aligned = ask(app, "POST", "/v1/align", json=asked).json()
-    source = [token.id for token in found.source]
-    assert aligned == Checkpoints(model).alignment(2, source, said)
+    assert aligned == Checkpoints(model).alignment(2, model.asked("ein Hund"), said)
     wrongs: list[dict[str, Any]] = [{"step": 3}, {"said": [10**9]}, {"said": []}, {"q": "x" * 21}]
     for wrong in wrongs:
         answer = ask(app, "POST", "/v1/align", json={**asked, **wrong})

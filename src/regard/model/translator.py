@@ -322,7 +322,6 @@ class Translator(Writer):
         rounds: int | None = None,
         candidates: int | None = None,
         length: int | None = None,
-        parse: Parsed | None = None,
     ) -> Filling:
         """The best hypothesis for one text from a model that says all words at once, and how it came about."""
         if not isinstance(self.network, Parallel):
@@ -330,7 +329,7 @@ class Translator(Writer):
         seen: list[Round] = []
         way = in_rounds(self.network, self.recipe.search, rounds, candidates, length)
         watched = replace(way, watch=seen.append)
-        ((best,),) = self.search_batch([self.asked(text, parse)], watched)
+        ((best,),) = self.search_batch([self.asked(text)], watched)
         return told(best, seen)
 
     def asked(self, text: str, parse: Parsed | None = None) -> Asked:
