@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from reprlib import repr as short
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,5 +99,5 @@ def check_along(search: Search, nbest: int, constraints: object) -> None:
 
 def refuse(why: str, **given: object) -> None:
     """Options that this kind of network has no use for are not passed over in silence."""
-    if asked := [f"{name} {value}" for name, value in given.items() if value is not None]:
+    if asked := [f"{name} {short(value)}" for name, value in given.items() if value is not None]:
         raise RegardError(f"{', '.join(asked)}: {why}")
