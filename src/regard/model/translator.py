@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.model.guiding import Guiding, borders, phrases_of
+from regard.model.guiding import Guiding, borders, phrase_of, phrases_of
 from regard.model.languages import Languages, Targets
 from regard.model.parallel import WIDTH, Filling, in_rounds, told
 from regard.model.parses import Parses, trees_of
+from regard.model.standing_in import Disguise, copied, disguises
 from regard.model.ways import (
     AT_ONCE,
     ONE_BY_ONE,
@@ -30,7 +31,7 @@ from regard.model.ways import (
 )
 from regard.model.writer import Asked, Writer
 from regard.nn.parallel import Parallel
-from regard.recipe import Search, change_search
+from regard.recipe import Keep, Search, change_search
 from regard.score import Result
 from regard.score.alike import most_alike
 from regard.search import Hypothesis, Round
@@ -67,6 +68,12 @@ class Translator(Writer):
     command = "translate"
     language: str | None = None
     """the one to translate to, of those it can, where nothing else is said"""
+    stand_ins: dict[tuple[int, ...], list[str]] | None = None
+    """for placeholders, by what stands before a source"""
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.stand_ins = None
 
     def into(self, language: str | None) -> Translator:
         """The same model, to translate to this language."""
@@ -167,7 +174,16 @@ class Translator(Writer):
         check_along(search, nbest, constraints)
         if search.mbr:
             return self._least_risk(asked, search, nbest)
-        return self._best(self._with_phrases(texts, asked, constraints, search), search, nbest)
+        terms = _terms(constraints, len(texts))
+        found: dict[int, list[Translation]] = {}
+        if "placeholders" in search.keep and not self.asks_for_trees:
+            found = self._in_disguise(texts, prefixes, terms, to, search, nbest)
+        rest = [row for row in range(len(texts)) if row not in found]
+        bound = [
+            self._with_phrases(asked[row], texts[row], terms[row], search.keep) for row in rest
+        ]
+        found |= dict(zip(rest, self._best(bound, search, nbest), strict=True))
+        return [found[row] for row in range(len(texts))]
 
     def sample(
         self,
@@ -196,6 +212,62 @@ class Translator(Writer):
             some = self._run([asked[row] for row in rows], way, beam, search)
             found |= dict(zip(rows, some, strict=True))
         return [found[row] for row in range(len(asked))]
+
+    def _in_disguise(
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None,
+        terms: Sequence[Sequence[str]],
+        to: Languages,
+        search: Search,
+        nbest: int,
+    ) -> dict[int, list[Translation]]:
+        """By row, translations of texts whose placeholders were other words meanwhile; only if all came back right."""
+        placeholders, kept = Kept(("placeholders",)), Kept(search.keep)
+        if not any(map(placeholders.find, texts)):
+            return {}
+        begun, goals = prefixes or [""] * len(texts), _each(to, len(texts))
+        words = self._copied(next(iter(goals)))
+        tries = [
+            (row, disguise)
+            for row, text in enumerate(texts)
+            for disguise in disguises(text, words, placeholders, [*terms[row], begun[row]])
+        ]
+        rows = [row for row, _ in tries]
+        plain = self._asked(
+            [disguise.text for _, disguise in tries],
+            [begun[row] for row in rows],
+            to=[goals[row] for row in rows],
+        )
+        asked = [
+            self._standing_in(
+                self._with_phrases(one, disguise.text, terms[row], search.keep), disguise
+            )
+            for one, (row, disguise) in zip(plain, tries, strict=True)
+        ]
+        best: dict[int, list[Translation]] = {}
+        for (row, disguise), some in zip(tries, self._best(asked, search, nbest), strict=True):
+            lifted = [_lifted(one, disguise) for one in some]
+            if any(kept.lost(texts[row], one.text) for one in lifted):
+                continue
+            if row not in best or lifted[0].score > best[row][0].score:
+                best[row] = lifted
+        return best
+
+    def _standing_in(self, one: Asked, disguise: Disguise) -> Asked:
+        """The same, with the stand-ins to be said."""
+        said = [
+            phrase_of(word, self.tokenizer.target, times) for word, times in disguise.times.items()
+        ]
+        return one._replace(phrases=[*one.phrases, *(phrase for phrase in said if phrase)])
+
+    def _copied(self, to: str | None) -> list[str]:
+        """The words that stand in for placeholders, found once."""
+        (tags,) = self.encode([""], to)
+        known = self.stand_ins = self.stand_ins or {}
+        if tuple(tags) not in known:
+            known[tuple(tags)] = copied(self, tags)
+        return known[tuple(tags)]
 
     def _least_risk(
         self, asked: Sequence[Asked], search: Search, nbest: int
@@ -264,24 +336,10 @@ class Translator(Writer):
         ]
 
     def _with_phrases(
-        self,
-        texts: Sequence[str],
-        asked: Sequence[Asked],
-        constraints: Sequence[Sequence[str]] | None,
-        search: Search,
-    ) -> list[Asked]:
-        """The same, with what the translation of each text must say."""
-        if constraints is None:
-            constraints = [()] * len(texts)
-        if len(constraints) != len(texts) or any(isinstance(some, str) for some in constraints):
-            raise RegardError(
-                f"{len(constraints)} constraints for {len(texts)} texts: give a list of terms for each"
-            )
-        kept, vocabulary = Kept(search.keep), self.tokenizer.target
-        return [
-            one._replace(phrases=phrases_of(text, some, kept, vocabulary))
-            for text, one, some in zip(texts, asked, constraints, strict=True)
-        ]
+        self, one: Asked, text: str, terms: Sequence[str], keep: Sequence[Keep]
+    ) -> Asked:
+        """The same, with what the translation of the text must say."""
+        return one._replace(phrases=phrases_of(text, terms, Kept(keep), self.tokenizer.target))
 
     # To be watched
 
@@ -342,3 +400,23 @@ class Translator(Writer):
         from regard.course import traced
 
         return traced(self, text, **options)
+
+
+def _terms(constraints: Sequence[Sequence[str]] | None, count: int) -> Sequence[Sequence[str]]:
+    """What the translation of each text must contain."""
+    if constraints is None:
+        return [()] * count
+    if len(constraints) != count or any(isinstance(some, str) for some in constraints):
+        raise RegardError(
+            f"{len(constraints)} constraints for {count} texts: give a list of terms for each"
+        )
+    return constraints
+
+
+def _each(to: Languages, count: int) -> list[str | None]:
+    return [to] * count if to is None or isinstance(to, str) else list(to)
+
+
+def _lifted(one: Translation, disguise: Disguise) -> Translation:
+    tokens = list(map(disguise.lifted_piece, one.tokens))
+    return one._replace(text=disguise.lifted(one.text), tokens=tokens)
