@@ -36,6 +36,7 @@ from regard.probe import (
     Place,
     Reading,
     Rows,
+    Seen,
     attentions,
     muting,
     observe,
@@ -286,10 +287,7 @@ def trace(
         seen = [observe(model, asked, one.read) for one in found.readings]
         occlusion = _occlusion(model, asked, found.readings)
     last, passed = found.readings[-1], seen[-1]
-    logits = passed.logits.float()
-    for one, this in zip(found.readings, seen, strict=True):
-        logits[one.places] = this.logits.float()[one.places]
-    shares = logits.softmax(-1)
+    shares = _shares(found.readings, seen)
     rows = found.rows
     if found.drawn and passed.weights["cross"].size:
         rows = {node: passed.weights["cross"][:, :, node] for node in range(len(last.said))}
@@ -445,6 +443,14 @@ def _occlusion(model: Translator, asked: Asked, readings: Sequence[Reading]) -> 
     if work > OCCLUSION_WORK[model.device.type]:
         return None
     return Occlusion(words, occlude(model, asked, words, readings))
+
+
+def _shares(readings: Sequence[Reading], seen: Sequence[Seen]) -> torch.Tensor:
+    """[target, V]: the probabilities at each place, in the pass that said what stands there."""
+    shares = seen[-1].logits.float().softmax(-1)
+    for reading, this in zip(readings, seen, strict=True):
+        shares[reading.places] = this.logits[reading.places].float().softmax(-1)
+    return shares
 
 
 def _candidates(shares: torch.Tensor, vocabulary: Vocabulary) -> list[list[Candidate]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,16 @@ def test_who_stops_watching_stops_the_search(finished_run: Path) -> None:
         assert await service.batcher.call(lambda: "free") == "free"
 
     asyncio.run(asyncio.wait_for(leave(), 20))
+
+
+def test_a_model_of_all_words_at_once_tells_its_rounds(make_run: Callable[..., Path]) -> None:
+    model = Translator.load(make_run(model={"architecture": "parallel"}), "cpu")
+    app = create_app(model)
+    told = ask(app, "POST", "/v1/trace", json={"q": "the dog", "mute": ["cross.0.1"]}).json()
+    assert told["beam"] == []
+    assert [token["id"] for token in told["rounds"][-1]["said"]] == [
+        token["id"] for token in told["said"]
+    ]
+    refused = ask(app, "POST", "/v1/trace", json={"q": "the dog", "beam": 2})
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("beam 2: this model says all words at once")

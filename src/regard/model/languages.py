@@ -12,6 +12,10 @@ Languages = str | Sequence[str | None] | None
 """the language wanted: of all texts, or of each"""
 
 
+def of_each(to: Languages, count: int) -> Sequence[str | None]:
+    return [to] * count if to is None or isinstance(to, str) else to
+
+
 @dataclass(frozen=True)
 class Targets:
     """Those a model knows; none where all its pairs were of the same two languages."""
@@ -22,9 +26,8 @@ class Targets:
 
     def tags(self, count: int, to: Languages) -> list[tuple[str, ...]]:
         """What stands before each of so many texts."""
-        given = [to] * count if to is None or isinstance(to, str) else to
         usual = self.usual or (self.known[0] if len(self.known) == 1 else None)
-        wanted = [code or usual for code in given]
+        wanted = [code or usual for code in of_each(to, count)]
         # A language for all is looked at even where there is no text.
         self._check([*wanted, to] if isinstance(to, str) else wanted)
         return [(language_tag(code),) if code else () for code in wanted]

@@ -12,7 +12,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.model.guiding import Guiding, borders, phrase_of, phrases_of
-from regard.model.languages import Languages, Targets
+from regard.model.languages import Languages, Targets, of_each
 from regard.model.parallel import WIDTH, Filling, in_rounds, told
 from regard.model.parses import Parses, trees_of
 from regard.model.standing_in import Disguise, copied, disguises
@@ -226,8 +226,8 @@ class Translator(Writer):
         placeholders, kept = Kept(("placeholders",)), Kept(search.keep)
         if not any(map(placeholders.find, texts)):
             return {}
-        begun, goals = prefixes or [""] * len(texts), _each(to, len(texts))
-        words = self._copied(next(iter(goals)))
+        begun, goals = prefixes or [""] * len(texts), of_each(to, len(texts))
+        words = self._copied(goals[0])
         tries = [
             (row, disguise)
             for row, text in enumerate(texts)
@@ -411,10 +411,6 @@ def _terms(constraints: Sequence[Sequence[str]] | None, count: int) -> Sequence[
             f"{len(constraints)} constraints for {count} texts: give a list of terms for each"
         )
     return constraints
-
-
-def _each(to: Languages, count: int) -> list[str | None]:
-    return [to] * count if to is None or isinstance(to, str) else list(to)
 
 
 def _lifted(one: Translation, disguise: Disguise) -> Translation:
