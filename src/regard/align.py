@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from regard.errors import RegardError
-from regard.marks import END, START
 from regard.model import Translator
+from regard.model.writer import Asked
 from regard.probe import Floats, observe
 from regard.text.tokenizer import Vocabulary
 from regard.text.words import Span, units, words
@@ -33,7 +33,8 @@ def align(
     """
     (source,) = model.encode([sentence], to)
     (target,) = model.tokenizer.target.encode([translation])
-    cross = observe(model, [*source, END], [START, *target]).weights["cross"]
+    read = model.network.reading(target)
+    cross = observe(model, Asked(source), read).weights["cross"]
     if not cross.size or cross.shape[3] != len(source) + 1:
         return None
     tags = sum(i < model.tokenizer.source.marks for i in source[:1])  # the language asked for

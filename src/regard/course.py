@@ -21,8 +21,8 @@ from regard.errors import RegardError
 from regard.learn.checkpoint import checkpoint_files, step_of, weights_in
 from regard.learn.loss import smoothed_target
 from regard.learn.optimizers import learning_rate
-from regard.marks import START
 from regard.model import Translator, put_weights
+from regard.model.writer import Asked
 from regard.nn.network import Network
 from regard.nn.positions import Unmarked
 from regard.probe import observe
@@ -51,11 +51,11 @@ def traced(
     found = trace(model, text, **options)
     facts = course(model)
     if checkpoints:
-        source, said = ([token.id for token in tokens] for tokens in (found.source, found.said))
+        asked, said = model.asked(text, options.get("parse")), [token.id for token in found.said]
         then = Checkpoints(model)
         if not then.steps():
             raise RegardError(f"{model.run}: no checkpoints are kept there")
-        facts["alignments"] = [then.alignment(step, source, said) for step in then.steps()]
+        facts["alignments"] = [then.alignment(step, asked, said) for step in then.steps()]
     return replace(found, course=facts)
 
 
@@ -171,23 +171,23 @@ class Checkpoints:
         return list(self.files())
 
     @torch.inference_mode()
-    def alignment(self, step: int, source: Sequence[int], said: Sequence[int]) -> dict[str, Any]:
+    def alignment(self, step: int, asked: Asked, said: Sequence[int]) -> dict[str, Any]:
         """Where the model looked at that step while it was made to say this, each layer's heads averaged.
 
         It must say what was said at the end, so that the rows of all steps are the same.
         """
-        asked = (step, len(source), *source, *said)
-        if asked not in self.known:
-            seen = observe(self._at(step), source, [START, *said[:-1]])
+        this = (step, len(asked.source), *asked.source, *said)
+        if this not in self.known:
+            seen = observe(self._at(step), asked, self.model.network.reading(said))
             right = seen.logits.float().softmax(-1)[range(len(said)), list(said)]
             if len(self.known) >= REMEMBERED:
                 del self.known[next(iter(self.known))]
-            self.known[asked] = {
+            self.known[this] = {
                 "step": step,
                 "cross": pack_small(seen.weights["cross"].mean(1, keepdims=True)),
                 "probabilities": right.tolist(),
             }
-        return self.known[asked]
+        return self.known[this]
 
     def _at(self, step: int) -> Translator:
         model, files = self.model, self.files()

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
-from regard.marks import PAD
+from regard.marks import END
 from regard.model import Translator
+from regard.model.writer import Asked
 from regard.nn.attention import Shown
 from regard.nn.heads import MultiHeadAttention, watching
 from regard.search import Tree
@@ -108,13 +108,14 @@ def muting(model: Translator, heads: Iterable[Head]) -> Iterator[None]:
             part.gate = was
 
 
-def observe(model: Translator, source: Sequence[int], read: Sequence[int]) -> Seen:
+def observe(model: Translator, asked: Asked, read: Sequence[int]) -> Seen:
     """One pass the shown way: the logits at each row, the weights of all heads, and their parts."""
     places = attentions(model)
-    ids = (torch.tensor([list(row)], device=model.device) for row in (source, read))
+    source = model.padded([[*asked.source, END]])
+    target = torch.tensor([list(read)], device=model.device)
     with watching(part for layers in places.values() for part in layers) as shown:
-        logits = model.network(*ids)[0]
-    rows = {"encoder": len(source), "decoder": len(read), "cross": len(read)}
+        logits = model.network(source, target, model.places([asked]))[0]
+    rows = {"encoder": source.shape[1], "decoder": len(read), "cross": len(read)}
     weights = {place: _weights(layers, shown, rows[place]) for place, layers in places.items()}
     mixed = {
         place
@@ -184,32 +185,45 @@ class Rows:
             }
 
 
+class Reading(NamedTuple):
+    """One pass of the decoder: all there is, word after word; one for each round where all are said at once."""
+
+    read: list[int]
+    said: list[int]
+    places: list[int]
+    """where what was said is what stands in the end"""
+
+
 @torch.inference_mode()
 def occlude(
-    model: Translator,
-    source: Sequence[int],
-    words: Sequence[Sequence[int]],
-    read: Sequence[int],
-    said: Sequence[int],
+    model: Translator, asked: Asked, words: Sequence[Sequence[int]], readings: Sequence[Reading]
 ) -> Floats:
     """[word, target]: the probability of each token said when one word of the source is left out.
 
-    The translation is given (teacher forcing), so all words are done side by side in one batch; only where the
+    What is read is given (teacher forcing), so all words are done side by side in one batch; only where the
     logits would not fit into memory at once are there several.
     """
-    network, device = model.network, model.device
-    left = [
-        torch.tensor([token for place, token in enumerate(source) if place not in set(word)])
-        for word in words
-    ]
-    target = torch.tensor([list(read)], device=device)
-    asked = torch.tensor(list(said), device=device)
-    vocabulary = model.tokenizer.target.size
-    at_once = max(1, LOGITS_AT_ONCE // (len(read) * vocabulary))
-    found = []
+    rows = len(readings[0].read)
+    at_once = max(1, LOGITS_AT_ONCE // (rows * model.tokenizer.target.size))
+    left = [_without(asked, word) for word in words]
+    found = np.zeros((len(words), rows), dtype=np.float32)
     for start in range(0, len(left), at_once):
-        batch = pad_sequence(left[start : start + at_once], batch_first=True, padding_value=PAD)
-        logits = network(batch.to(device), target.expand(len(batch), -1)).float()
-        places = asked.expand(len(batch), -1).unsqueeze(2)
-        found.append(_floats(logits.softmax(-1).gather(2, places).squeeze(2)))
-    return np.concatenate(found) if found else np.zeros((0, len(said)), dtype=np.float32)
+        batch = left[start : start + at_once]
+        source = model.padded([[*one.source, END] for one in batch])
+        memory = model.network.encode(source, model.places(batch))
+        for one in readings:
+            read, said = torch.tensor([one.read, one.said], device=model.device)
+            states = model.network.decode(read.expand(len(batch), -1), memory)
+            shares = model.network.project(states).float().softmax(-1)
+            each = shares.gather(2, said.expand(len(batch), -1).unsqueeze(2)).squeeze(2)
+            found[start : start + at_once, one.places] = _floats(each)[:, one.places]
+    return found
+
+
+def _without(asked: Asked, word: Sequence[int]) -> Asked:
+    """The tokens at these places left out; in the tree the word stays, for it may be on the way between others."""
+    kept = [place for place in range(len(asked.source)) if place not in set(word)]
+    tree = asked.tree
+    if tree is not None:
+        tree = tree._replace(words=[tree.words[place] for place in kept])
+    return asked._replace(source=[asked.source[place] for place in kept], tree=tree)

@@ -3,6 +3,9 @@
 Attention is kept as ``[layer, head, query, key]``: rows are queries, columns are keys. A decoder row is the token read
 there; what the model said there is the token that follows. A model without attention in a place has no layers there,
 and keys need not be tokens: ``columns`` names them.
+
+A model that says all words at once has rounds in place of a beam, and what it said at a row stands at that very place.
+Attention is that of the last round; probabilities and candidates are those of the round in which a word was said.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from html import escape
 from typing import Any, Literal, NamedTuple
 
@@ -19,8 +23,10 @@ import numpy as np
 import torch
 
 from regard.errors import RegardError
-from regard.marks import END, MARKS, START
+from regard.marks import END, MARKS, MASK, START
 from regard.model import Translator
+from regard.model.ways import AT_ONCE, ONE_BY_ONE, refuse
+from regard.model.writer import Asked
 from regard.nn.heads import watching
 from regard.probe import (
     PLACES,
@@ -28,6 +34,7 @@ from regard.probe import (
     Head,
     Parts,
     Place,
+    Reading,
     Rows,
     Seen,
     attentions,
@@ -36,6 +43,7 @@ from regard.probe import (
     occlude,
 )
 from regard.search import MANNERS, Hypothesis, Node, Tree
+from regard.text.conllu import Parsed
 from regard.text.tokenizer import SILENT, Vocabulary
 
 CANDIDATES = 8
@@ -86,6 +94,13 @@ class Token(NamedTuple):
     """a mark such as END, no text"""
 
 
+class Round(NamedTuple):
+    """What stood at each place before and after it."""
+
+    read: list[Token]
+    said: list[Token]
+
+
 class Candidate(NamedTuple):
     token: Token
     probability: float
@@ -108,9 +123,9 @@ class Trace:
     source: list[Token]
     """what the encoder read; END last"""
     read: list[Token]
-    """what the decoder read, row by row; START first"""
+    """what the decoder read, row by row; START first, or all places, MASK where the word was not known"""
     said: list[Token]
-    """what it said there; END last, unless it was cut off"""
+    """what it said there; END last, unless it was cut off, or all places"""
     encoder: Floats
     """[layer, head, source, source]"""
     decoder: Floats
@@ -122,11 +137,13 @@ class Trace:
     candidates: list[list[Candidate]]
     """the most probable tokens at each row, best first"""
     beam: list[Node]
-    """the search as a tree, its root first"""
+    """the search as a tree, its root first; none where all words are said at once"""
     tokens: dict[int, Token]
     """the tokens of the tree"""
     options: dict[str, float]
-    """beam, alpha, temperature, seed, and how many tokens were forced"""
+    """beam, alpha, temperature, seed, and how many tokens were forced; or rounds"""
+    rounds: list[Round] = field(default_factory=list)
+    """how all words came to be said, where they were at once"""
     muted: list[Head] = field(default_factory=list)
     rows: dict[int, Floats] = field(default_factory=dict)
     """[layer, head, source] by node of the tree that was continued: its cross attention while it was"""
@@ -182,6 +199,7 @@ class Trace:
                 for row in self.candidates
             ],
             "beam": [asdict(node) for node in self.beam],
+            "rounds": [{"read": _plain(one.read), "said": _plain(one.said)} for one in self.rounds],
             "parents": sorted(self.rows),
             "tokens": {str(i): token._asdict() for i, token in self.tokens.items()},
             "options": self.options,
@@ -254,21 +272,84 @@ def trace(
     model: Translator,
     text: str,
     *,
+    mute: Sequence[Head] = (),
+    parse: Parsed | None = None,
+    **options: Any,
+) -> Trace:
+    """Translate one text and keep everything. The heads in ``mute`` say nothing; parse is for ``position: tree``.
+
+    options are those of ``along``, or, where all words are said at once, of ``at_once``.
+    """
+    asked = model.asked(text, parse)
+    with muting(model, mute):
+        way = at_once if model.at_once else partial(along, parse=parse)
+        found = way(model, text, **options)
+        seen = [observe(model, asked, one.read) for one in found.readings]
+        occlusion = _occlusion(model, asked, found.readings)
+    last, passed = found.readings[-1], seen[-1]
+    shares = _shares(found.readings, seen)
+    rows = found.rows
+    if found.drawn and passed.weights["cross"].size:
+        rows = {node: passed.weights["cross"][:, :, node] for node in range(len(last.said))}
+    source, target = model.tokenizer.source, model.tokenizer.target
+    return Trace(
+        text=text,
+        translation=target.decode([found.tokens])[0],
+        source=named(source, [*asked.source, END]),
+        read=named(target, last.read),
+        said=named(target, last.said),
+        encoder=passed.weights["encoder"],
+        decoder=passed.weights["decoder"],
+        cross=passed.weights["cross"],
+        probabilities=shares[range(len(last.said)), last.said].tolist(),
+        candidates=_candidates(shares, target),
+        beam=found.beam,
+        tokens={i: named(target, [i])[0] for i in {node.token for node in found.beam}},
+        options=found.options,
+        rounds=[Round(named(target, one.read), named(target, one.said)) for one in found.readings]
+        if model.at_once
+        else [],
+        muted=list(mute),
+        rows=rows,
+        parts=passed.parts,
+        mixed=passed.mixed,
+        occlusion=occlusion,
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A translation, and how it came about."""
+
+    tokens: list[int]
+    readings: list[Reading]
+    """the last is the one that is looked at"""
+    options: dict[str, float]
+    beam: list[Node] = field(default_factory=list)
+    rows: dict[int, Floats] = field(default_factory=dict)
+    drawn: bool = False
+    """at random: there was no beam to watch"""
+
+
+def along(
+    model: Translator,
+    text: str,
+    parse: Parsed | None = None,
+    *,
     beam: int | None = None,
     alpha: float | None = None,
     prefix: str = "",
     forced: Sequence[int] = (),
     temperature: float = 0.0,
     seed: int = 1,
-    mute: Sequence[Head] = (),
-) -> Trace:
-    """Translate one text and keep everything.
+    **others: Any,
+) -> Found:
+    """Word after word. The translation must begin with the tokens ``forced`` and then the text ``prefix``.
 
-    The translation must begin with the tokens ``forced`` and then the text ``prefix``. With a ``temperature`` it is
-    drawn at random by ``seed``. The heads in ``mute`` say nothing.
+    With a ``temperature`` it is drawn at random by ``seed``.
     """
-    target = model.tokenizer.target
-    options = model.recipe.search
+    refuse(ONE_BY_ONE, **others)
+    target, options = model.tokenizer.target, model.recipe.search
     search = Search(
         beam=options.beam if beam is None else beam,
         alpha=options.alpha if alpha is None else alpha,
@@ -276,39 +357,36 @@ def trace(
         seed=seed,
         forced=[*_checked(forced, target), *target.encode([prefix])[0]],
     )
-    source = [*model.encode([text])[0], END]
-    with muting(model, mute):
-        hypothesis, tree, rows = _search(model, text, search)
-        said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
-        read = [START, *said[:-1]]
-        seen = observe(model, source, read)
-        occlusion = _occlusion(model, source, read, said)
-    if temperature and seen.weights["cross"].size:
-        rows = {node: seen.weights["cross"][:, :, node] for node in range(len(said))}
-    return Trace(
-        text=text,
-        translation=target.decode([hypothesis.tokens])[0],
-        source=named(model.tokenizer.source, source),
-        read=named(target, read),
-        said=named(target, said),
-        encoder=seen.weights["encoder"],
-        decoder=seen.weights["decoder"],
-        cross=seen.weights["cross"],
-        probabilities=seen.logits.float().softmax(-1)[range(len(said)), said].tolist(),
-        candidates=_candidates(seen, target),
-        beam=tree.nodes,
-        tokens={i: named(target, [i])[0] for i in {node.token for node in tree.nodes}},
-        options={**search._asdict(), "forced": len(search.forced)},
-        muted=list(mute),
-        rows=rows,
-        parts=seen.parts,
-        mixed=seen.mixed,
-        occlusion=occlusion,
-    )
+    hypothesis, tree, rows = _search(model, text, search, parse)
+    said = [*hypothesis.tokens, END] if hypothesis.finished else hypothesis.tokens
+    reading = Reading(model.network.reading(said), said, list(range(len(said))))
+    told = {**search._asdict(), "forced": len(search.forced)}
+    return Found(hypothesis.tokens, [reading], told, tree.nodes, rows, temperature > 0)
+
+
+def at_once(
+    model: Translator,
+    text: str,
+    *,
+    rounds: int | None = None,
+    candidates: int | None = None,
+    length: int | None = None,
+    **others: Any,
+) -> Found:
+    """All words at once, in rounds."""
+    refuse(AT_ONCE, **{name: value or None for name, value in others.items() if name != "seed"})
+    filling = model.find_at_once(text, rounds=rounds, candidates=candidates, length=length)
+    readings: list[Reading] = []
+    later: set[int] = set()
+    for read, said in reversed([*zip(filling.read, filling.said, strict=True)]):
+        hidden = {place for place, token in enumerate(read) if token == MASK}
+        readings.insert(0, Reading(read, said, sorted(hidden - later)))
+        later |= hidden
+    return Found(filling.hypothesis.tokens, readings, {"rounds": len(readings), "forced": 0})
 
 
 class Search(NamedTuple):
-    """How the translation is looked for."""
+    """How the translation is looked for, word after word."""
 
     beam: int
     alpha: float
@@ -329,21 +407,21 @@ def _checked(forced: Sequence[int], vocabulary: Vocabulary) -> Sequence[int]:
 
 
 def _search(
-    model: Translator, text: str, search: Search
+    model: Translator, text: str, search: Search, parse: Parsed | None
 ) -> tuple[Hypothesis, Tree, dict[int, Floats]]:
     """What was found, the way there as a tree, and where its nodes looked."""
     tree = Tree(START)
     if search.temperature:
         if search.temperature < COLDEST:
             raise RegardError(f"temperature {search.temperature}: must be 0, or at least {COLDEST}")
-        hypothesis = model.find(text, **search._asdict())
+        hypothesis = model.find(text, **search._asdict(), parse=parse)
         penalty = MANNERS[model.recipe.search.manner].penalty
         _add_way(tree, hypothesis, lambda length: penalty(length, search.alpha))
         return hypothesis, tree, {}
     cross = attentions(model)["cross"]
     with watching(cross) as shown:
         rows = Rows(tree, cross, shown)
-        hypothesis = model.find(text, **search._asdict(), watch=rows)
+        hypothesis = model.find(text, **search._asdict(), watch=rows, parse=parse)
     return hypothesis, tree, rows.rows
 
 
@@ -358,20 +436,25 @@ def _add_way(tree: Tree, hypothesis: Hypothesis, penalty: Callable[[int], float]
         tree.nodes.append(Node(step, step - 1, tokens[step - 1], part, total, score, state))
 
 
-def _occlusion(
-    model: Translator, source: Sequence[int], read: Sequence[int], said: Sequence[int]
-) -> Occlusion | None:
-    words = words_of(named(model.tokenizer.source, source))
-    tokens = len(words) * (len(source) + len(read))
+def _occlusion(model: Translator, asked: Asked, readings: Sequence[Reading]) -> Occlusion | None:
+    words = words_of(named(model.tokenizer.source, asked.source))
+    tokens = len(words) * (len(asked.source) + 1 + sum(len(one.read) for one in readings))
     work = tokens * sum(part.numel() for part in model.network.parameters())
     if work > OCCLUSION_WORK[model.device.type]:
         return None
-    return Occlusion(words, occlude(model, source, words, read, said))
+    return Occlusion(words, occlude(model, asked, words, readings))
 
 
-def _candidates(seen: Seen, vocabulary: Vocabulary) -> list[list[Candidate]]:
-    probabilities = seen.logits.float().softmax(-1)
-    best = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
+def _shares(readings: Sequence[Reading], seen: Sequence[Seen]) -> torch.Tensor:
+    """[target, V]: the probabilities at each place, in the pass that said what stands there."""
+    shares = seen[-1].logits.float().softmax(-1)
+    for reading, this in zip(readings, seen, strict=True):
+        shares[reading.places] = this.logits[reading.places].float().softmax(-1)
+    return shares
+
+
+def _candidates(shares: torch.Tensor, vocabulary: Vocabulary) -> list[list[Candidate]]:
+    best = shares.topk(min(CANDIDATES, shares.shape[1]))
     return [
         [Candidate(*one) for one in zip(named(vocabulary, ids), values, strict=True)]
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -84,3 +84,15 @@ def test_without_trees_it_says_what_is_missing(learned: tuple[Path, Done]) -> No
         "regard: this model has position: tree, so it needs the parse of every text: "
         "--parses F.conllu on the command line, parses=… in Python\n"
     )
+
+
+def test_a_sentence_and_its_tree_can_be_looked_at(learned: tuple[Path, Done]) -> None:
+    folder, _ = learned
+    write(folder / "one.conllu", [conllu(["a", "b", "c"], [2, 0, 2])])
+    done = regard("look", "run", "a b c", "--parses", "one.conllu", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    said = regard("translate", "run", "a b c", "--parses", "one.conllu", cwd=folder).stdout.strip()
+    assert f'"translation":"{said}"' in (folder / "look.html").read_text()
+    done = regard("look", "run", "a b", "--parses", "one.conllu", cwd=folder)
+    assert done.returncode == 2
+    assert "one.conllu:1, line 1 of the sentence: the parse is of another text" in done.stderr

@@ -15,6 +15,7 @@ from regard.course import Checkpoints, course
 from regard.errors import RegardError
 from regard.learn.loss import smoothed_target
 from regard.model import Translator
+from regard.model.writer import Asked
 from regard.recipe import Smoothing
 
 
@@ -106,7 +107,7 @@ def test_a_bundle_has_no_past(finished_run: Path) -> None:
     with pytest.raises(RegardError, match="no checkpoints are kept"):
         model.trace("ein Hund", checkpoints=True)
     with pytest.raises(RegardError, match="no checkpoint of step 7"):
-        Checkpoints(model).alignment(7, [5, 2], [5, 2])
+        Checkpoints(model).alignment(7, Asked([5]), [5, 2])
 
 
 def test_a_trace_shows_itself(finished_run: Path) -> None:

@@ -14,6 +14,7 @@ from regard import trace as module
 from regard.errors import RegardError
 from regard.marks import END, START
 from regard.model import Translator
+from regard.model.writer import Asked
 from regard.nn.heads import MultiHeadAttention
 from regard.probe import PLACES, Head, attentions, muting, observe
 from regard.trace import CANDIDATES, Token, Trace, trace, words_of
@@ -156,7 +157,7 @@ def test_a_node_looked_where_its_prefix_looks(model: Translator, traced: Trace) 
             way.append(at.token)
             at = nodes[at.parent]
         with torch.inference_mode():
-            seen = observe(model, source, [START, *way[::-1]])
+            seen = observe(model, Asked(source[:-1]), [START, *way[::-1]])
         np.testing.assert_allclose(row, seen.weights["cross"][:, :, -1], atol=1e-5)
     assert traced.nodes.shape == (2, 2, len(traced.rows), len(source))
 

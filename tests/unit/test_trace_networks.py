@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.errors import RegardError
 from regard.look import page
 from regard.model import Translator, build
 from regard.probe import PLACES
@@ -62,9 +61,3 @@ def test_a_decoder_alone_looks_at_source_and_target(small_recipe: Callable[..., 
     assert traced.columns("decoder") == [*traced.source, *traced.read]
     assert not traced.encoder.size
     assert not traced.cross.size
-
-
-def test_a_network_that_says_all_at_once_says_so(small_recipe: Callable[..., Recipe]) -> None:
-    model = opened(small_recipe(model={"architecture": "parallel"}))
-    with pytest.raises(RegardError, match="all words at once"):
-        trace(model, TEXT)

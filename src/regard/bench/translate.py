@@ -26,6 +26,7 @@ from regard.exchange.huggingface import quiet
 from regard.exchange.needs import need
 from regard.marks import END, PAD, START
 from regard.model import Translator
+from regard.model.writer import Asked
 from regard.recipe import Device, Precision, nearest
 from regard.run import Run
 from regard.search import MANNERS, beam_search, greedy
@@ -91,7 +92,7 @@ class Ours(Engine):
             self.way = lambda *given, **more: [[one] for one in greedy(*given, **more)]
 
     def translate(self, sources: Ids) -> Ids:
-        found = self.model.search_ids(sources, self.way, self.beam)
+        found = self.model.search_ids([Asked(ids) for ids in sources], self.way, self.beam)
         return [best.tokens for best, *_ in found]
 
 

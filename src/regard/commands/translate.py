@@ -111,8 +111,14 @@ def translate(
     terms = Glossary.read(glossary) if glossary else None
     model = Translator.load(run, precision=precision_of(precision), threads=threads).into(to)
     others: dict[str, Any] = {"nbest": nbest, "length": length}
-    # What cannot be asked is refused before a file is touched.
-    model.search([], parses=[] if parses else None, **options, **others)
+    # What cannot be asked is refused before a file is touched: all terms are asked for, of a blank text.
+    model.search(
+        [""],
+        constraints=[list(terms.terms.values())] if terms else None,
+        parses=[None] if parses else None,
+        **options,
+        **others,
+    )
     job = Job(model, options, others, terms, as_json, bool(alignment), parses is not None)
     files = [path for path in (output, alignment) if path]
     asked = job.asked(input, parses) if input and output else None

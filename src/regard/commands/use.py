@@ -215,18 +215,27 @@ def look(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("look.html"),
     beam: Beam = None,
     alpha: Alpha = None,
+    rounds: Rounds = None,
+    candidates: Candidates = None,
     checkpoints: Annotated[
         bool,
         typer.Option("--checkpoints", help="Show also how the alignment formed while it learned."),
     ] = False,
+    parses: Annotated[
+        Path | None, typer.Option(help="CoNLL-U, the tree of the sentence; for position: tree.")
+    ] = None,
     to: To = None,
 ) -> None:
     """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
     from regard.look import page
     from regard.model import Translator
     from regard.run import write_text
+    from regard.text.corpus import read_parses
 
     model = Translator.load(run).into(to)
-    found = model.trace(text, beam=beam, alpha=alpha, checkpoints=checkpoints)
+    ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
+    asked: dict[str, Any] = {name: value for name, value in ways.items() if value is not None}
+    (parse,) = read_parses([text], parses, "the sentence") if parses else [None]
+    found = model.trace(text, **asked, parse=parse, checkpoints=checkpoints)
     write_text(out, page(found))
     print(f"{out}: open it in a browser")

@@ -65,7 +65,8 @@ class Model(ABC):
     """of the command line, to use it"""
 
     def __init_subclass__(cls) -> None:
-        MODELS[cls.task] = cls
+        if "task" in vars(cls):  # else it is what several kinds have in common
+            MODELS[cls.task] = cls
 
     def __init__(
         self,

@@ -11,30 +11,21 @@ import torch
 
 from regard.errors import RegardError
 from regard.marks import END, MASK, PAD, START, UNKNOWN
-from regard.model.base import Model, arithmetic
-from regard.nn.network import Network
-from regard.nn.networks import NETWORKS
-from regard.recipe import Recipe
+from regard.model.base import arithmetic
+from regard.model.writer import Writer
 from regard.score import Result
 from regard.score.likelihood import TOKENS, WORDS
 from regard.search import greedy, sample
 from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
 
 ANSWER_TOKENS = 20
 
 
-class Continuer(Model):
+class Continuer(Writer):
     """The beginning of a line in, the rest of it out."""
 
     task = "continue"
     command = "continue"
-    network: Network
-
-    @staticmethod
-    def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
-        section = recipe.model
-        return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         return [self.go_on(source, ANSWER_TOKENS, temperature=0) for source in sources]

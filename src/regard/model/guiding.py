@@ -110,11 +110,9 @@ def phrases_of(
     """
     asked = dict.fromkeys(text.strip() for text in constraints if text.strip())
     found = {text: phrase_of(text, vocabulary) for text in asked}
-    for text, phrase in found.items():
-        if phrase is None:
-            raise RegardError(
-                f"{text!r} cannot be guaranteed: this model's tokenizer cannot spell it"
-            )
+    if lost := [text for text, phrase in found.items() if phrase is None]:
+        which = repr(lost[0]) + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
+        raise RegardError(f"{which} cannot be guaranteed: this model's tokenizer cannot spell it")
     found |= {
         text: phrase_of(text, vocabulary, *how, free=True)
         for text, how in kept.occurrences(source).items()

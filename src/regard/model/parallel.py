@@ -15,8 +15,6 @@ from regard.nn.parallel import Parallel, ParallelState
 from regard.recipe import Search
 from regard.search import Hypothesis, Round, mask_predict
 
-AT_ONCE = "this model says all words at once: it takes rounds, candidates and length instead"
-ONE_BY_ONE = "this model says one word after another: it takes beam and alpha instead"
 WIDTH = 8
 """so many beams are as dear as one candidate: the logits of all its words exist at once"""
 
@@ -105,12 +103,6 @@ def _check_length(network: Parallel, length: int, candidates: int | None) -> Non
             f"length {length}, candidates {candidates or 1}: a length must be at least 1, "
             "and with a length given there is one candidate"
         )
-
-
-def refuse(why: str, **given: object) -> None:
-    """Options that this kind of network has no use for are not passed over in silence."""
-    if asked := [f"{name} {value}" for name, value in given.items() if value is not None]:
-        raise RegardError(f"{', '.join(asked)}: {why}")
 
 
 def told(best: Hypothesis, seen: Sequence[Round]) -> Filling:

@@ -12,7 +12,6 @@ What is notable:
   layer, zeros at first, computes what learning computes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -124,19 +123,12 @@ class ConvolutionEncoder(Encoder):
 
     layer = WindowAround
 
-    def attentions(self) -> list[MultiHeadAttention]:
-        return []
-
 
 class ConvolutionDecoder(Decoder):
     """Embedding and position, then N layers of windows and encoder-decoder attention."""
 
     layer = WindowBefore
     cache = Recent
-
-    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        layers = cast(Iterable[WindowBefore], self.layers)
-        return {"decoder": [], "cross": [layer.memory_attention for layer in layers]}
 
 
 class Convolution(EncoderDecoder):

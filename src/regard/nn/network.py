@@ -1,12 +1,14 @@
 """What learning, search and the page ask of a network, whatever it is made of."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.marks import START
 from regard.nn.embedding import Embedding
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.positions import Places
@@ -50,6 +52,10 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def step(self, tokens: Int[Tensor, "R"], state: Any) -> tuple[Float[Tensor, "R V"], Any]:
         """Read one more token in each row; the logits of the next."""
+
+    def reading(self, said: Sequence[int]) -> list[int]:
+        """What it reads, row by row, to say these tokens there: of a word after another, those before."""
+        return [START, *said[:-1]]
 
     @abstractmethod
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:

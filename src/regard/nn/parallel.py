@@ -8,7 +8,7 @@ The decoder reads at each place what it is to say there: no START, nothing shift
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.marks import END, PAD
+from regard.marks import END, MASK, PAD
 from regard.nn.layers import initialize
 from regard.nn.transformer import DecoderState, Memory, Transformer
 
@@ -157,6 +157,10 @@ class Parallel(Transformer):
 
     def start(self, memory: Memory) -> ParallelState:  # type: ignore[override]
         return ParallelState(memory, self.decoder.start(memory))
+
+    def reading(self, said: Sequence[int]) -> list[int]:
+        """Nothing but the places, as in the first round."""
+        return [MASK] * max(1, len(said))
 
     def fill(
         self, read: Int[Tensor, "R T"], hidden: Bool[Tensor, "R T"], state: ParallelState

@@ -12,7 +12,6 @@ What is notable:
 - The decoder starts from zeros: the first attention tells it all there is to know of the source.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -130,19 +129,12 @@ class RecurrentEncoder(Encoder):
             x = layer(x, lengths, real)
         return Memory(self.norm(x, real), real)
 
-    def attentions(self) -> list[MultiHeadAttention]:
-        return []
-
 
 class RecurrentDecoder(Decoder):
     """Embedding, then N layers of an LSTM and encoder-decoder attention."""
 
     layer = LeftToRight
     cache = Carried
-
-    def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        layers = cast(Iterable[LeftToRight], self.layers)
-        return {"decoder": [], "cross": [layer.memory_attention for layer in layers]}
 
 
 class Recurrent(EncoderDecoder):

@@ -10,7 +10,7 @@ for each word; ``step`` computes only the newest position.
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, cast, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         return Memory(self.norm(x, real), real, packing)
 
     def attentions(self) -> list[MultiHeadAttention]:
-        return [layer.attention for layer in cast(Iterable[EncoderLayer], self.layers)]
+        return _named("attention", self.layers)
 
 
 @runtime_checkable
@@ -186,11 +186,16 @@ class Decoder(nn.Module):
         return self.norm(x)[:, 0], replace(state, caches=caches, length=state.length + 1)
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        layers = list(cast(Iterable[DecoderLayer], self.layers))
         return {
-            "decoder": [layer.attention for layer in layers],
-            "cross": [layer.memory_attention for layer in layers],
+            "decoder": _named("attention", self.layers),
+            "cross": _named("memory_attention", self.layers),
         }
+
+
+def _named(name: str, layers: Iterable[nn.Module]) -> list[MultiHeadAttention]:
+    """The attention of this name in each layer; a layer may have none."""
+    parts = [getattr(layer, name, None) for layer in layers]
+    return [part for part in parts if isinstance(part, MultiHeadAttention)]
 
 
 def earlier_in_text(own: Span) -> Spans:

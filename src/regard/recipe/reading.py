@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,15 @@ from regard.errors import RegardError
 from regard.recipe.sections import DERIVED, Recipe, Search, Section
 
 Name = TypeVar("Name", bound=str)
+
+
+class _Loader(yaml.SafeLoader):
+    """As YAML 1.2 has it: 1e3 is a number, point or no point."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+\Z"), list("-+0123456789")
+)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -51,8 +61,8 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 def parse_recipe(text: str, where: str, changes: Sequence[str] = ()) -> Recipe:
     try:
-        lines = _lines(yaml.compose(text, Loader=yaml.SafeLoader))
-        values = yaml.safe_load(text)
+        lines = _lines(yaml.compose(text, Loader=_Loader))
+        values = yaml.load(text, Loader=_Loader)
     except _RepeatedError as error:
         raise RegardError(f"{where}: {error}") from None
     except RecursionError:
@@ -150,7 +160,7 @@ def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
             f"--set {change}: write it as section.key=value, for example training.steps=500"
         )
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
         raise RegardError(f"--set {change}: the value is not YAML") from None
     section = values

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from regard.course import Checkpoints, course, curves
 from regard.errors import RegardError
-from regard.marks import END
 from regard.model import Translator, put_weights
 from regard.serve.asked import Asked, check_key, describe, read
 from regard.serve.batching import Refused
@@ -61,8 +60,7 @@ def add_course(app: FastAPI, service: Service, model: Translator) -> None:
             raise Refused(400, "said: no tokens of this model")
 
         def work() -> dict[str, Any]:
-            (source,) = model.encode([asked.q])
-            return checkpoints.alignment(asked.step, [*source, END], asked.said)
+            return checkpoints.alignment(asked.step, model.asked(asked.q), asked.said)
 
         return await service.in_time(service.batcher.call(work))
 

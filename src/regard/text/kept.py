@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from regard import recipe
@@ -53,6 +53,10 @@ class Kept:
             after |= joins(text[one.end() : one.end() + 1])
             found[one[0]] = Occurrence(times + 1, before, after)
         return found
+
+    def replaced(self, text: str, names: Mapping[str, str]) -> str:
+        """The text with each of these replaced by its name."""
+        return self._pattern.sub(lambda found: names[found[0]], text)
 
     def lost(self, source: str, translation: str) -> list[str]:
         """What a translation has fewer times, or more times, than its source, each with the counts."""

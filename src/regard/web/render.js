@@ -1,7 +1,7 @@
 /**
  * The page for one trace, in all of its uses: served, in a file, in a notebook.
  *
- * A view is one object in VIEWS. It is built when it is first shown.
+ * A view is one object in ALL. It is built when it is first shown.
  *
  * @typedef {import("./trace.js").TraceJson} TraceJson
  * @typedef {{ q: string, beam?: number, alpha?: number, prefix?: string, forced?: number[], temperature?: number,
@@ -14,7 +14,8 @@
  *   curves(): Promise<{ curves: CurvesJson | null, checkpoints: number[] }>,
  *   align(q: string, said: number[], step: number): Promise<AlignmentJson> } & Source} Api a model that can be asked more
  * @typedef {{ trace: Trace, state: State, signal: AbortSignal, api?: Api }} Context
- * @typedef {{ id: string, title: string, help: string, build(context: Context): HTMLElement }} View
+ * @typedef {{ id: string, title: string, help: string, build(context: Context): HTMLElement,
+ *   fits?(trace: Trace): boolean }} View a view that does not fit a trace has nothing to show of it
  */
 
 import { h, rove } from "./dom.js";
@@ -24,13 +25,13 @@ import { beam } from "./views/beam.js";
 import { heads } from "./views/heads.js";
 import { interfere } from "./views/interfere.js";
 import { learning } from "./views/learning.js";
-import { guide, stepsFor, story } from "./views/story.js";
+import { guide, story } from "./views/story.js";
 import { number } from "./views/number.js";
+import { rounds } from "./views/rounds.js";
 import { translate } from "./views/translate.js";
 
 /** @type {View[]} */
-export const VIEWS = [translate, heads, beam, interfere, number, learning, story(() => STEPS)];
-const STEPS = stepsFor(VIEWS.map((view) => view.id));
+const ALL = [translate, heads, beam, rounds, interfere, number, learning, story];
 
 /**
  * Draw a trace into an element, in place of what is there.
@@ -44,10 +45,11 @@ export function render(root, json, api) {
   const trace = new Trace(json, api);
   const ending = new AbortController();
   const { signal } = ending;
-  const state = new State({ view: VIEWS[0].id }, signal);
+  const state = new State({ view: ALL[0].id }, signal);
   const context = { trace, state, signal, api };
+  const views = ALL.filter((view) => !view.fits || view.fits(trace));
 
-  const parts = VIEWS.map((view) => {
+  const parts = views.map((view) => {
     const panel = h("section", {
       id: `view-${view.id}`, class: "view", role: "tabpanel", "aria-labelledby": `tab-${view.id}`, hidden: true,
     });
@@ -67,7 +69,7 @@ export function render(root, json, api) {
     const next = { ArrowRight: after, ArrowLeft: before, Home: 0, End: last }[event.key];
     if (next === undefined) return;
     event.preventDefault();
-    state.set({ view: VIEWS[next].id });
+    state.set({ view: views[next].id });
     tabs[next].focus();
   };
   const bar = h("div", { class: "tabs", role: "tablist", "aria-label": "Views", onkeydown: move }, tabs);
@@ -85,7 +87,7 @@ export function render(root, json, api) {
     }
     rove(tabs, chosen.tab);
   };
-  root.replaceChildren(bar, guide(context, STEPS), ...parts.map((part) => part.panel));
+  root.replaceChildren(bar, guide(context), ...parts.map((part) => part.panel));
   state.listen(show);
   show();
   return () => {

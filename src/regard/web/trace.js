@@ -13,10 +13,11 @@
  * @typedef {"query" | "key" | "value" | "output"} Part
  * @typedef {{ scale: number } & Record<Part, Packed>} PartsJson
  * @typedef {{ words: number[][], probabilities: Packed }} OcclusionJson
+ * @typedef {{ read: Token[], said: Token[] }} Round
  * @typedef {{ text: string, translation: string, source: Token[], read: Token[], said: Token[], encoder: Packed,
  *   decoder: Packed, cross: Packed, nodes: Packed, columns: Record<Kind, Token[]>,
  *   coverage: { most: number[], whole: number[] }, probabilities: number[], candidates: Candidate[][],
- *   beam: SearchNode[], parents: number[], tokens: Record<string, Token>, options: Record<string, number>,
+ *   beam: SearchNode[], rounds: Round[], parents: number[], tokens: Record<string, Token>, options: Record<string, number>,
  *   muted: string[], parts: Partial<Record<Kind, PartsJson>>, occlusion: OcclusionJson | null,
  *   course?: import("./course.js").CourseJson | null, id?: string }} TraceJson
  * @typedef {(layer: number) => Promise<Float32Array>} Fetch
@@ -190,6 +191,8 @@ export class Trace {
     this.probabilities = json.probabilities;
     this.candidates = json.candidates;
     this.beam = json.beam;
+    /** how all words came to be said, where they were at once; else there is a beam */
+    this.rounds = json.rounds;
     this.tokens = json.tokens;
     this.options = json.options;
     this.muted = json.muted;

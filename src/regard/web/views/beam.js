@@ -26,6 +26,7 @@ export const beam = {
   title: "Beam",
   help: "The search goes from left to right. At each step the best continuations of all live hypotheses stand in a "
     + "column, the best at the top. Choose one to see what became of it and why, and where the model looked just then.",
+  fits: (trace) => trace.beam.length > 0,
   build,
 };
 

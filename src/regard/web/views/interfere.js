@@ -64,7 +64,8 @@ function build(context) {
     }
   };
 
-  const parts = [forcing(context), muting(context), searching(context)];
+  // All words at once: there is no word before another to force, and no beam to search by.
+  const parts = trace.rounds.length ? [muting(context)] : [forcing(context), muting(context), searching(context)];
   const undo = h("button", { type: "button", class: "plain", onclick: () => state.set({
     force: "", mute: "", nbeam: "", nalpha: "", heat: "", seed: "",
   }) }, "Undo all");

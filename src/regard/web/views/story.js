@@ -11,7 +11,8 @@
  * @typedef {import("../trace.js").Trace} Trace
  * @typedef {import("../trace.js").Weights} Weights
  * @typedef {{ says: Child[], set: Values }} Told
- * @typedef {{ title: string, view: string, q?: string, tell(context: Context): Told | Promise<Told> }} Step
+ * @typedef {{ title: string, view: string, q?: string, fits?(trace: Trace): boolean,
+ *   tell(context: Context): Told | Promise<Told> }} Step a step that does not fit a trace is left out
  */
 
 import { h, label, percent, words } from "../dom.js";
@@ -24,13 +25,18 @@ const HABIT = 0.5;
 /** less attention than this to either noun is hardly any */
 const HARDLY = 0.3;
 
+/** @param {Trace} trace */
+const inRounds = (trace) => trace.rounds.length > 0;
+/** @param {Trace} trace */
+const wordByWord = (trace) => !inRounds(trace);
+
 /** @type {Step[]} */
 const STEPS = [
   { title: "A sentence passes", view: "translate", tell: ({ trace }) => {
     const least = trace.probabilities.indexOf(Math.min(...trace.probabilities));
     return {
-      says: [`The model cut the text into ${trace.source.length} tokens and wrote ${trace.said.length}, one after the `
-        + "other. The bar under each is how probable the model found it. It was least sure of ", label(trace.said[least]),
+      says: [`The model cut the text into ${trace.source.length} tokens and wrote ${trace.said.length}, `
+        + `${inRounds(trace) ? "all at once" : "one after the other"}. The bar under each is how probable the model found it. It was least sure of `, label(trace.said[least]),
       `: ${percent(trace.probabilities[least])}. Beside it stand the words it might have said instead.`],
       set: { said: String(least) },
     };
@@ -68,7 +74,7 @@ const STEPS = [
       set: { pane: "encoder", layer: String(layer), head: String(head), heads: "", marks: "" },
     };
   } },
-  { title: "It cannot look ahead", view: "heads", tell: async ({ trace }) => {
+  { title: "It cannot look ahead", view: "heads", fits: wordByWord, tell: async ({ trace }) => {
     const { decoder } = trace;
     await ready(decoder);
     let ahead = 0;
@@ -84,7 +90,16 @@ const STEPS = [
       set: { pane: "decoder", layer: "0", head: "0", heads: "", marks: "" },
     };
   } },
-  { title: "It keeps several in mind", view: "beam", tell: ({ trace }) => {
+  { title: "It changes its mind", view: "rounds", fits: inRounds, tell: ({ trace }) => {
+    const ways = trace.said.map((_, place) => new Set(trace.rounds.map((round) => round.said[place].id)).size);
+    const changed = ways.filter((count) => count > 1).length;
+    return {
+      says: [`All ${trace.said.length} words were said in the first of ${trace.rounds.length} rounds, none of them knowing the `
+        + `others. At ${changed} of the places another word stood at some time: hidden again, it was guessed from the rest.`],
+      set: {},
+    };
+  } },
+  { title: "It keeps several in mind", view: "beam", fits: wordByWord, tell: ({ trace }) => {
     /** @param {string} state */
     const count = (state) => trace.beam.filter((node) => node.state === state).length;
     return {
@@ -123,42 +138,37 @@ const STEPS = [
   { title: "Too wide", view: "heads", q: WIDE, tell: (context) => pronounStep(context, TIRED) },
 ];
 
-/** @param {string[]} views that there are */
-export function stepsFor(views) {
-  return STEPS.filter((step) => views.includes(step.view));
+/** @param {Trace} trace */
+function stepsOf(trace) {
+  return STEPS.filter((step) => !step.fits || step.fits(trace));
 }
 
-/**
- * @param {() => Step[]} steps
- * @returns {View}
- */
-export function story(steps) {
-  return {
-    id: "story",
-    title: "Story",
-    help: "A short tour through this page with the sentence at hand. It ends with the question the paper's readers ask: "
-      + "in “the dog didn't cross the street because it was too tired”, what does “it” look at?",
-    build: (context) => h("div", { class: "contents card" },
-      h("ol", {}, steps().map((step, i) => {
-        const there = !step.q || step.q === context.trace.text || !!context.api;
-        const link = h("a", { href: `#${address(step, i, context)}`, onclick: (/** @type {Event} */ event) => {
-          event.preventDefault();
-          travel(step, i, context);
-        } }, step.title);
-        return h("li", {}, there ? link : h("span", {}, step.title, h("span", { class: "quiet" }, " (another page)")),
-          step.q && h("span", { class: "quiet" }, " ", words(step.q)));
-      }))),
-  };
-}
+/** @type {View} */
+export const story = {
+  id: "story",
+  title: "Story",
+  help: "A short tour through this page with the sentence at hand. It ends with the question the paper's readers ask: "
+    + "in “the dog didn't cross the street because it was too tired”, what does “it” look at?",
+  build: (context) => h("div", { class: "contents card" },
+    h("ol", {}, stepsOf(context.trace).map((step, i) => {
+      const there = !step.q || step.q === context.trace.text || !!context.api;
+      const link = h("a", { href: `#${address(step, i, context)}`, onclick: (/** @type {Event} */ event) => {
+        event.preventDefault();
+        travel(step, i, context);
+      } }, step.title);
+      return h("li", {}, there ? link : h("span", {}, step.title, h("span", { class: "quiet" }, " (another page)")),
+        step.q && h("span", { class: "quiet" }, " ", words(step.q)));
+    }))),
+};
 
 /**
  * The step that is told now, above the view that it speaks of.
  *
  * @param {Context} context
- * @param {Step[]} steps
  */
-export function guide(context, steps) {
+export function guide(context) {
   const { trace, state, api, signal } = context;
+  const steps = stepsOf(trace);
   const element = h("section", { class: "guide", "aria-label": "The story", "aria-live": "polite", hidden: true });
   /** the step that is shown */
   let shown = "";

@@ -170,7 +170,8 @@ function build({ trace, state, signal }) {
     const known = row.some((one) => one.id === trace.said[at].id);
     const all = known ? row : [...row, { ...trace.said[at], probability: trace.probabilities[at] }];
     others.replaceChildren(
-      h("h3", {}, told ? ["After ", words(told), " the model could say"] : "To begin, the model could say"),
+      h("h3", {}, trace.rounds.length ? `At place ${at + 1} the model could say`
+        : told ? ["After ", words(told), " the model could say"] : "To begin, the model could say"),
       h("ol", {}, all.map((one) => {
         const said = one.id === trace.said[at].id;
         return h("li", { class: said ? "share said" : "share" }, share(one, one.probability, percent(one.probability)),
