@@ -88,7 +88,8 @@ class Ours(Engine):
         manner = MANNERS["ctranslate2"]  # which stops first, and so has least to do
         self.way: Any = partial(beam_search, beam=self.beam, alpha=ALPHA, manner=manner)
         if self.beam == 1:
-            self.way = lambda *given, **more: [[one] for one in greedy(*given, **more)]
+            way = partial(greedy, alpha=ALPHA, manner=manner)
+            self.way = lambda *given, **more: [[one] for one in way(*given, **more)]
 
     def translate(self, sources: Ids) -> Ids:
         found = self.model.search_ids(sources, self.way, self.beam)

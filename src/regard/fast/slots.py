@@ -56,7 +56,9 @@ class Slots:
 
     def to(self, dtype: torch.dtype) -> Slots:
         """In this number format."""
-        return replace(self, rooms=[room.to(dtype) for room in self.rooms], bias=self.bias.to(dtype))
+        return replace(
+            self, rooms=[room.to(dtype) for room in self.rooms], bias=self.bias.to(dtype)
+        )
 
     def wider(self) -> Slots:
         """With a slot, to be filled, for the next word of each hypothesis."""

@@ -271,7 +271,7 @@ class Translator(Model):
             kind = MANNERS[search.manner]
             way = partial(beam_search, beam=beam, alpha=search.alpha, nbest=nbest, manner=kind)
             if beam == 1 and rows is free:
-                way = partial(_greedy, alpha=search.alpha, penalty=kind.penalty)
+                way = partial(_greedy, alpha=search.alpha, manner=kind)
             some = self._run(
                 [texts[row] for row in rows],
                 None if prefixes is None else [prefixes[row] for row in rows],
