@@ -37,7 +37,7 @@ from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.positions import Tree
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
-MANY = 64
+MANY = 32
 """sentences times heads: from here on several hypotheses of each are sooner compared with keys of bfloat16. Keys and
 values of float32 come from memory, not from a cache, and most of the time of attention is spent waiting for them."""
 

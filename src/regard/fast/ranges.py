@@ -26,7 +26,7 @@ def settle(fast: Fast, network: Transformer) -> None:
     if not maps:
         return
     draw = torch.Generator().manual_seed(SEED)
-    words = WORDS if network.longest is None else min(WORDS, network.longest - 1)
+    words = WORDS if network.longest is None else min(WORDS, network.longest)
 
     def drawn(size: int) -> torch.Tensor:
         return torch.randint(min(len(MARKS), size - 1), size, (SENTENCES, words), generator=draw)
