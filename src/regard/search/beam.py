@@ -25,7 +25,7 @@ from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
 from regard.search.manners import Paper, Standing
 from regard.search.rules import NEVER, Rules, S, Step
-from regard.search.top import top
+from regard.search.top import in_chunks, top, top_sums
 from regard.search.tree import Looked
 
 
@@ -119,6 +119,11 @@ def _best(
     live: Live[S], log_probabilities: Float[Tensor, "sentences beams V"], count: int
 ) -> Continuations:
     """The best continuations of each sentence, best first."""
+    V = log_probabilities.shape[2]
+    if log_probabilities.shape[1] > 1 and in_chunks(log_probabilities, count):
+        totals, places = top_sums(log_probabilities, live.totals, count)
+        added = log_probabilities.flatten(1).gather(1, places)
+        return Continuations(places // V, places % V, added, totals)
     # The best of a sentence are among the best of its hypotheses: few are left to add and sort.
     added, tokens = top(log_probabilities, count)
     added = added.masked_fill(added.isnan(), NEVER)  # the model says nothing: no way leads on
