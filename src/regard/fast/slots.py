@@ -64,18 +64,22 @@ class Slots:
         """With a slot, to be filled, for the next word of each hypothesis."""
         rooms, bias, beams = self.rooms, self.bias, self.beams
         seen = (bias == 0).any(2).squeeze(1)
-        if int(seen.sum(1).max()) + beams > seen.shape[1]:
+        most = int(seen.sum(1).max())
+        if most + beams > seen.shape[1]:
             rooms = [F.pad(room[:, : self.sentences], (0, 0, 0, MORE)) for room in rooms]
             bias, seen = F.pad(bias, (0, MORE), value=-math.inf), F.pad(seen, (0, MORE))
+        if beams == 1:  # nothing was given up: the slots of all sentences are filled in order
+            bias = bias.clone()
+            bias[..., most] = 0.0
+            return Slots(rooms, self.sentences, beams, bias, most)
         free = seen.byte().argsort(dim=1, stable=True)[:, :beams]
         own = bias.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
         which = free[:, None, None].expand(-1, 1, beams, -1)
-        bias = bias.scatter(3, which, own.expand(len(free), 1, -1, -1))
-        newest = int(free) if free.numel() == 1 else self._counted(rooms[0], free)
-        return Slots(rooms, self.sentences, beams, bias, newest)
+        bias = bias.scatter(3, which, own.expand(self.sentences, 1, -1, -1))
+        return Slots(rooms, self.sentences, beams, bias, self._counted(rooms[0], free))
 
     def _counted(
-        self, room: Float[Tensor, "2 most h C dk"], free: Int[Tensor, "#S B"]
+        self, room: Float[Tensor, "2 most h C dk"], free: Int[Tensor, "S B"]
     ) -> Int[Tensor, " 2*S*h*B"]:
         """Where these slots of each sentence stand in a room."""
         _, most, heads, capacity, _ = room.shape
