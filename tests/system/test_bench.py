@@ -20,8 +20,13 @@ def test_rows_stand_side_by_side_and_say_the_same(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    names = [(row["name"], row["precision"]) for row in rows]
-    assert names == [("regard", "fp32"), ("ctranslate2", "fp32"), ("marian", "fp32")]
+    assert {row["precision"] for row in rows} == {"fp32"}
+    ours, better, other, marian = [row["name"] for row in rows]
+    assert (ours, better, marian) == ("regard", "ctranslate2", "marian")
+    ways = ["inter_threads 1, intra_threads 2", "inter_threads 2, intra_threads 1"]
+    assert sorted(row["settings"] for row in rows[1:3]) == ways
+    assert other == f"ctranslate2 ({rows[2]['settings']})"
+    assert rows[1]["sentences_per_second"] >= rows[2]["sentences_per_second"]
     for row in rows:
         assert row["sentences_per_second"] > 0
         assert row["sentences_per_cpu_second"] > 0

@@ -1,8 +1,8 @@
 """Sentences a second, beside other engines with the same weights, in one run.
 
 All sides are given ids or pieces, so that none is timed cutting text, and stop by the same rule. They take turns, so
-that whatever else the machine does meanwhile meets all of them alike; each figure is a median. CTranslate2 gets the
-better of its two settings: threads inside one batch, or a batch for each thread.
+that whatever else the machine does meanwhile meets all of them alike; each figure is a median. CTranslate2 is shown
+both ways: threads inside one batch, as it comes, and a batch for each thread. The better is ``ctranslate2``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -89,7 +89,8 @@ class Ours(Engine):
         manner = MANNERS["ctranslate2"]  # which stops first, and so has least to do
         self.way: Any = partial(beam_search, beam=self.beam, alpha=ALPHA, manner=manner)
         if self.beam == 1:
-            self.way = lambda *given, **more: [[one] for one in greedy(*given, **more)]
+            way = partial(greedy, alpha=ALPHA, manner=manner)
+            self.way = lambda *given, **more: [[one] for one in way(*given, **more)]
 
     def translate(self, sources: Ids) -> Ids:
         found = self.model.search_ids([Asked(ids) for ids in sources], self.way, self.beam)
@@ -99,7 +100,7 @@ class Ours(Engine):
 class CTranslate2(Engine):
     name = "ctranslate2"
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
+    def __init__(self, setting: Setting, folder: Path, inter: int) -> None:
         engine = need("ctranslate2")
         eight = setting.precision == "int8"
         self.precision = "int8" if eight else "fp32"
@@ -115,28 +116,25 @@ class CTranslate2(Engine):
         if setting.subject.longest is not None:  # such a model never says what is suppressed
             options = {"max_decoding_length": setting.subject.longest}
         self.options = {**options, "beam_size": setting.beam, "length_penalty": ALPHA}
-        open_ = partial(
-            engine.Translator,
+        self.inter, intra = inter, setting.threads // inter
+        self.settings = f"inter_threads {inter}, intra_threads {intra}"
+        self.model = engine.Translator(
             str(out),
             device="cuda" if setting.device == "cuda" else "cpu",
             compute_type="int8" if eight else "float32",
+            inter_threads=inter,
+            intra_threads=intra,
         )
-        threads = setting.threads
-        self.ways = {
-            (inter, intra): open_(inter_threads=inter, intra_threads=intra)
-            for inter, intra in {(1, threads), (threads, 1)}
-        }
-        self.way = min(self.ways, key=lambda way: self._tried(way, setting.subject.sources))
-        self.settings = f"inter_threads {self.way[0]}, intra_threads {self.way[1]}"
 
-    def _tried(self, way: tuple[int, int], sources: Ids) -> float:
-        self.way = way
-        return min(timed(self, sources).seconds for _ in range(3))
+    @classmethod
+    def both(cls, setting: Setting, folder: Path) -> list[Engine]:
+        """As it comes, one batch at a time on all threads; and a batch on each thread."""
+        return [cls(setting, folder, inter) for inter in sorted({1, setting.threads})]
 
     def translate(self, sources: Ids) -> Ids:
-        found = self.ways[self.way].translate_batch(
+        found = self.model.translate_batch(
             [self.pieces(row) for row in sources],
-            max_batch_size=-(-len(sources) // self.way[0]),
+            max_batch_size=-(-len(sources) // self.inter),
             **self.options,
         )
         return [[self.ids[piece] for piece in one.hypotheses[0]] for one in found]
@@ -176,10 +174,11 @@ class Marian(Engine):
         return [[i for i in row if i not in (PAD, START, END)] for row in said.tolist()]
 
 
-PEERS: dict[str, Callable[[Setting, Path], Engine]] = {
-    "ctranslate2": CTranslate2,
-    "marian": Marian,
+PEERS: dict[str, Callable[[Setting, Path], list[Engine]]] = {
+    "ctranslate2": CTranslate2.both,
+    "marian": lambda setting, folder: [Marian(setting, folder)],
 }
+"""each in all the ways it may be set"""
 
 
 @dataclass(frozen=True)
@@ -204,16 +203,26 @@ def measure(
             raise RegardError(f"--peer {peer}: no such peer{nearest(peer, PEERS)}")
     last = settings[-1]
     sources = last.subject.sources
-    engines: list[Engine] = [Ours(setting) for setting in settings]
-    engines += [PEERS[peer](last, folder) for peer in peers]
-    turns: list[list[Turn]] = [[] for _ in engines]
+    sides: list[list[Engine]] = [[Ours(setting)] for setting in settings]
+    sides += [PEERS[peer](last, folder) for peer in peers]
+    turns: dict[Engine, list[Turn]] = {engine: [] for side in sides for engine in side}
     for number in range(repeats + 1):
-        for engine, own in zip(engines, turns, strict=True):
+        for engine, own in turns.items():
             turn = timed(engine, sources)
             if number:  # the first warms up
                 own.append(turn)
     right = _plain(last).translate(sources)
-    return [_row(engine, own, right, last) for engine, own in zip(engines, turns, strict=True)]
+    return [
+        row
+        for side in sides
+        for row in _best_first([_row(engine, turns[engine], right, last) for engine in side])
+    ]
+
+
+def _best_first(rows: Sequence[Row]) -> list[Row]:
+    """The ways of one engine; all but the best say in their name which they are."""
+    best, *others = sorted(rows, key=lambda row: row.sentences_per_second, reverse=True)
+    return [best, *(replace(row, name=f"{row.name} ({row.settings})") for row in others)]
 
 
 def _plain(setting: Setting) -> Ours:
@@ -242,7 +251,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     first = rows[0].sentences_per_second
     lines = [f"{'':12} {'':5} {'sentences/s':>12} {'per cpu s':>10} {'ratio':>6}  {'agree':>5}"]
     lines += [
-        f"{row.name:12} {row.precision:5} {row.sentences_per_second:12.1f} "
+        f"{row.name.split()[0]:12} {row.precision:5} {row.sentences_per_second:12.1f} "
         f"{row.sentences_per_cpu_second:10.1f} {row.sentences_per_second / first:6.2f}  "
         f"{row.agreement:5.0%}  {row.settings}"
         for row in rows

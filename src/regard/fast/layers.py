@@ -21,8 +21,8 @@ from regard.nn.norms import LayerNorm, NoNorm
 States = Float[Tensor, "rows d"]
 Bias = Float[Tensor, "S 1 #Q K"] | None
 """added to the scores of attention: minus infinity where a query may not look; None: all look everywhere"""
-See = Callable[[Float[Tensor, "S h T dk"], Float[Tensor, "S h T dk"]], KeysValues]
-"""the keys and values of the words at hand to those of all words in sight"""
+See = Callable[[Float[Tensor, "3 S h T dk"]], tuple[Float[Tensor, "S h T dk"], KeysValues]]
+"""queries, keys and values of the words at hand to the queries, and the keys and values of all words in sight"""
 
 
 class Packed(Protocol):
@@ -61,11 +61,12 @@ class Sublayer(ABC):
 
     def __call__(self, x: States, *context: Any) -> States:
         if self.before:
-            return x + self.inside(self.norm(x), *context)
-        return self.norm(x + self.inside(x, *context))
+            return self.inside(self.norm(x), *context).add_(x)
+        return self.norm(self.inside(x, *context).add_(x))
 
     @abstractmethod
-    def inside(self, x: States, *context: Any) -> States: ...
+    def inside(self, x: States, *context: Any) -> States:
+        """What is added to x; it may be written over."""
 
 
 class SelfAttention(Sublayer):
@@ -78,8 +79,13 @@ class SelfAttention(Sublayer):
 
     def inside(self, x: States, sentences: int, see: See, bias: Bias) -> States:
         joined = self.joined(x).view(sentences, len(x) // sentences, 3, self.heads, -1)
-        query, key, value = joined.transpose(1, 3).unbind(2)
-        return self.output(attend(query, see(key, value), bias))
+        return self.output(attend(*see(joined.permute(2, 0, 3, 1, 4)), bias))
+
+
+def each_other(joined: Float[Tensor, "3 S h T dk"]) -> tuple[Tensor, KeysValues]:
+    """The words at hand are all there is to see."""
+    query, key, value = joined
+    return query, KeysValues(key, value)
 
 
 class MemoryAttention(Sublayer):
@@ -109,20 +115,19 @@ FEW = 16
 
 
 def attend(query: Float[Tensor, "S h Q dk"], seen: KeysValues, bias: Bias) -> States:
-    """Attention; the scale is in the queries already."""
+    """Attention; the scale is in the queries already. Keys, values and bias have one number format."""
     sentences, heads, queries, _ = query.shape
     dtype = seen.key.dtype
     if queries > FEW or query.is_cuda:
-        bias = None if bias is None else bias.to(dtype)
         found = F.scaled_dot_product_attention(query.to(dtype), *seen, bias, scale=1.0)
     else:
         key, value = seen.key.flatten(0, 1), seen.value.flatten(0, 1)
         asked = dense(query, dtype).view(len(key), queries, -1)
-        scores = torch.bmm(asked, key.transpose(1, 2)).float()
+        scores = torch.bmm(asked, key.transpose(1, 2))
         if bias is not None:
             scores.view(sentences, heads, queries, -1).add_(bias)
-        found = torch.bmm(scores.softmax(-1).to(dtype), value)
-        found = found.view(sentences, heads, queries, -1)
+        weights = scores.softmax(-1, dtype=torch.float32).to(dtype)
+        found = torch.bmm(weights, value).view(sentences, heads, queries, -1)
     return dense(found.transpose(1, 2), torch.float32).view(sentences * queries, -1)
 
 

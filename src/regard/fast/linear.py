@@ -4,7 +4,8 @@ What is notable:
 - One class for each number format. All take and give float32: sums, norms and softmax are exact in each of them.
 - The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has what each
   takes at the sizes of translation.
-- int8 is symmetric, with one scale for each output of a map, and one for its whole input at each call.
+- int8 has one scale for each output of a map, and one for its inputs, found once: what a row gives does not depend on
+  the rows beside it.
 """
 
 import warnings
@@ -45,7 +46,11 @@ class Half(Single):
 
 
 class Eight:
-    """In int8, summed in int32."""
+    """In int8, summed in int32.
+
+    At first it finds the range of its inputs anew at each call, and remembers it. Once ``settle`` was called the range
+    is what was seen until then; what lies outside counts as its border.
+    """
 
     def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
         eight, scale = quantized(weight)
@@ -56,18 +61,36 @@ class Eight:
         before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
         self.packed = torch.ops.quantized.linear_prepack(whole, bias)
         torch.backends.quantized.engine = before
-        kernels = torch.ops.quantized
-        kernel = kernels.linear_relu_dynamic if relu else kernels.linear_dynamic
-        self.multiply = (
-            kernel.default._op
-        )  # without torch's own Python around it, as dear as a small product
         # Without VNNI two products of 8 bits are added in 16, where they may not fit; of 7 they do.
         self.seven = not torch.cpu._is_vnni_supported()
+        self.least = self.most = 0.0
+        self.relu, self.multiply = relu, self._seeing
         self.bytes = eight.nbytes + scale.nbytes
 
     def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
-        y: Tensor = self.multiply(x, self.packed, self.seven)
+        y: Tensor = self.multiply(x)
         return y
+
+    def _seeing(self, x: Float[Tensor, "rows n"]) -> Tensor:
+        self.least, self.most = min(self.least, float(x.min())), max(self.most, float(x.max()))
+        kernels = torch.ops.quantized
+        kernel = kernels.linear_relu_dynamic if self.relu else kernels.linear_dynamic
+        y: Tensor = kernel(x, self.packed, self.seven)
+        return y
+
+    def settle(self, margin: float) -> None:
+        """From now on inputs are between the least and the most that was seen, times margin."""
+        steps = 127 if self.seven else 255
+        tiny = torch.finfo(torch.float32).tiny
+        scale = max(margin * (self.most - self.least) / steps, tiny)
+        zero = round(-margin * self.least / scale)
+        kernels = torch.ops.quantized
+        kernel = kernels.linear_with_input_q_dq_qweight_dq_output_fp32
+        if self.relu:
+            kernel = kernels.linear_with_input_q_dq_qweight_dq_relu_output_fp32
+        # Without torch's own Python around it, as dear as a small product.
+        multiply, packed = kernel.default._op, self.packed
+        self.multiply = lambda x: multiply(x, scale, zero, packed)
 
 
 class Unpacked:

@@ -26,6 +26,7 @@ from regard.fast.layers import (
     Packed,
     SelfAttention,
     States,
+    each_other,
     plain_norm,
     thinking,
 )
@@ -36,7 +37,7 @@ from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.positions import Tree
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
-MANY = 64
+MANY = 32
 """sentences times heads: from here on several hypotheses of each are sooner compared with keys of bfloat16. Keys and
 values of float32 come from memory, not from a cache, and most of the time of attention is spent waiting for them."""
 
@@ -86,8 +87,8 @@ class FastState:
         if sentences * heads < MANY:
             return self
         memory = [KeysValues(layer.key.to(dtype), layer.value.to(dtype)) for layer in self.memory]
-        rooms = [room.to(dtype) for room in self.past.rooms]
-        return replace(self, memory=memory, past=replace(self.past, rooms=rooms))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self, memory=memory, bias=bias, past=self.past.to(dtype))
 
     def _keep(self, sentences: Int[Tensor, fewer]) -> FastState:
         old = sentences if self.places is None else self.places.index_select(0, sentences)
@@ -155,7 +156,7 @@ class Fast:
         words = self.source.embedding(source.flatten()).view(sentences, length, -1)
         x = (words + self.source.places(length)[:length]).flatten(0, 1)
         for layer in self.encoder:
-            x = layer.think(layer.attention(x, sentences, KeysValues, bias))
+            x = layer.think(layer.attention(x, sentences, each_other, bias))
         return Memory(self.encoder_norm(x), sentences, bias)
 
     def start(self, memory: Memory) -> FastState:

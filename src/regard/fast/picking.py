@@ -11,6 +11,7 @@ from regard.errors import RegardError
 from regard.fast.layers import Format
 from regard.fast.linear import Eight, EightRows, Half, Rows, Single, Unpacked
 from regard.fast.network import Fast
+from regard.fast.ranges import settle
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.network import Network
 from regard.nn.patterns import Full
@@ -65,7 +66,9 @@ def pick(precision: Precision, device: torch.device) -> Precision:
 @torch.no_grad()
 def prepare(network: Transformer, precision: Precision) -> Fast:
     """The network as it is now, ready for search. ``precision`` is one that ``pick`` gave."""
-    return Fast(network, formats(network.projection.weight.device)[precision])
+    fast = Fast(network, formats(network.projection.weight.device)[precision])
+    settle(fast, network)
+    return fast
 
 
 def unfit(network: Network) -> str | None:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from regard.nn.attention import KeysValues
 
-FIRST = 32
-"""slots of a sentence to begin with"""
+MORE = 16
+"""slots of a sentence to begin with, and how many there are more whenever they do not suffice"""
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class Slots:
     Each step fills one slot for each hypothesis. A hypothesis sees the slots of its own words: ``bias`` says so. When
     the beam is reordered only the bias is. Hypotheses of a beam have most of their past in common, so a slot that
     nobody sees any more, that of a hypothesis given up, is soon there to be filled again.
+
+    Attention goes over all slots, the empty ones too: a product of keys with gaps between them would first copy them.
 
     All is written in place: of one ``Slots`` only one other may be made.
     """
@@ -35,74 +37,83 @@ class Slots:
     sentences: int
     beams: int
     """hypotheses of each sentence"""
-    used: int
-    """of the C slots"""
-    bias: Float[Tensor, "S 1 B used"] | None
-    """zero where a hypothesis sees a slot, else minus infinity; None: each sees all"""
-    newest: Int[Tensor, " S*h*B"] | None = None
-    """the slots to be filled, counted through a layer's keys"""
+    bias: Float[Tensor, "#S 1 B C"]
+    """zero where a hypothesis sees a slot, else minus infinity; one for all sentences while each has one hypothesis"""
+    newest: int | Int[Tensor, " 2*S*h*B"] = 0
+    """the slot to be filled; or all, counted through a layer's room, if they are not the same for all sentences"""
 
     @classmethod
     def empty(cls, layers: int, like: Float[Tensor, "S h K dk"]) -> Slots:
         """For the sentences of a memory, and words with such keys."""
         sentences, heads, _, width = like.shape
         # Zeros: a slot not yet filled weighs nothing, but nothing times whatever was there may be no number.
-        rooms = [like.new_zeros(2, sentences, heads, FIRST, width) for _ in range(layers)]
-        return cls(rooms, sentences, beams=1, used=0, bias=None)
+        rooms = [like.new_zeros(2, sentences, heads, MORE, width) for _ in range(layers)]
+        return cls(rooms, sentences, beams=1, bias=like.new_full((1, 1, 1, MORE), -math.inf))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.bias.dtype
+
+    def to(self, dtype: torch.dtype) -> Slots:
+        """In this number format."""
+        return replace(
+            self, rooms=[room.to(dtype) for room in self.rooms], bias=self.bias.to(dtype)
+        )
 
     def wider(self) -> Slots:
         """With a slot, to be filled, for the next word of each hypothesis."""
-        rooms, bias, used, beams = self.rooms, self.bias, self.used, self.beams
-        device = rooms[0].device
-        if bias is None:
-            free = torch.full((self.sentences, 1), used, device=device)
-            used += 1
-        else:
-            seen = (bias == 0).any(2).squeeze(1)
-            if int(seen.sum(1).max()) + beams > used:
-                bias, seen = F.pad(bias, (0, beams), value=-math.inf), F.pad(seen, (0, beams))
-                used += beams
-            free = seen.byte().argsort(dim=1, stable=True)[:, :beams]
-            own = torch.full((beams, beams), -math.inf, device=device).fill_diagonal_(0.0)
-            which = free[:, None, None].expand(-1, 1, beams, -1)
-            bias = bias.scatter(3, which, own.expand(self.sentences, 1, -1, -1))
-        if used > rooms[0].shape[3]:
-            rooms = [_larger(room[:, : self.sentences]) for room in rooms]
-        _, _, heads, capacity, _ = rooms[0].shape
-        first = torch.arange(0, self.sentences * heads * capacity, capacity, device=device)
-        newest = first.view(self.sentences, heads, 1) + free[:, None]
-        return Slots(rooms, self.sentences, beams, used, bias, newest.flatten())
+        rooms, bias, beams = self.rooms, self.bias, self.beams
+        seen = (bias == 0).any(2).squeeze(1)
+        most = int(seen.sum(1).max())
+        if most + beams > seen.shape[1]:
+            rooms = [F.pad(room[:, : self.sentences], (0, 0, 0, MORE)) for room in rooms]
+            bias, seen = F.pad(bias, (0, MORE), value=-math.inf), F.pad(seen, (0, MORE))
+        if beams == 1:  # nothing was given up: the slots of all sentences are filled in order
+            bias = bias.clone()
+            bias[..., most] = 0.0
+            return Slots(rooms, self.sentences, beams, bias, most)
+        free = seen.byte().argsort(dim=1, stable=True)[:, :beams]
+        own = bias.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
+        which = free[:, None, None].expand(-1, 1, beams, -1)
+        bias = bias.scatter(3, which, own.expand(self.sentences, 1, -1, -1))
+        return Slots(rooms, self.sentences, beams, bias, self._counted(rooms[0], free))
+
+    def _counted(
+        self, room: Float[Tensor, "2 most h C dk"], free: Int[Tensor, "S B"]
+    ) -> Int[Tensor, " 2*S*h*B"]:
+        """Where these slots of each sentence stand in a room."""
+        _, most, heads, capacity, _ = room.shape
+        first = torch.arange(0, 2 * most * heads * capacity, capacity, device=free.device)
+        first = first.view(2, most, heads, 1)[:, : self.sentences]
+        return (first + free[:, None]).flatten()
 
     def put(
-        self, layer: int, key: Float[Tensor, "S h B dk"], value: Float[Tensor, "S h B dk"]
-    ) -> KeysValues:
-        """Write a layer's newest keys and values; all there are then."""
-        assert self.newest is not None
-        keys, values = self.rooms[layer][:, : self.sentences]
-        for room, new in ((keys, key), (values, value)):
-            row = dense(new, room.dtype).flatten(0, 2)
-            room.flatten(0, 2).index_copy_(0, self.newest, row)
-        return KeysValues(keys[:, :, : self.used], values[:, :, : self.used])
+        self, layer: int, joined: Float[Tensor, "3 S h B dk"]
+    ) -> tuple[Float[Tensor, "S h B dk"], KeysValues]:
+        """Write a layer's newest keys and values; the queries, and all there is to see then."""
+        room, joined = self.rooms[layer], dense(joined, self.dtype)
+        if isinstance(self.newest, int):
+            room[:, : self.sentences, :, self.newest] = joined[1:, :, :, 0]
+        else:
+            into, new = in_large(room).flatten(0, 3), in_large(joined[1:]).flatten(0, 3)
+            into.index_copy_(0, self.newest, new)
+        return joined[0], KeysValues(*room[:, : self.sentences])
 
     def select(self, parents: Int[Tensor, "sentences beams"]) -> Slots:
         """Each sentence goes on with these of its hypotheses."""
         beams = parents.shape[1]
-        if self.bias is None and self.beams == beams == 1:
+        if self.beams == beams == 1:
             return self
-        if self.bias is None:
-            assert self.beams == 1, "only a single hypothesis sees all"
-            bias = torch.zeros(self.sentences, 1, beams, self.used, device=parents.device)
-        else:
-            which = parents[:, None, :, None].expand(-1, -1, -1, self.used)
-            bias = self.bias.gather(2, which)
+        which = parents[:, None, :, None].expand(-1, -1, -1, self.bias.shape[3])
+        bias = self.bias.expand(self.sentences, -1, -1, -1).gather(2, which)
         return replace(self, beams=beams, bias=bias)
 
     def keep(self, order: Int[Tensor, " fewer"], moves: list[tuple[int, int]]) -> Slots:
         """Only these sentences; moves says which of them go to another place, from where and to where."""
         for room in self.rooms:
             for old, new in moves:
-                room[:, new, :, : self.used] = room[:, old, :, : self.used]
-        bias = None if self.bias is None else self.bias.index_select(0, order)
+                room[:, new] = room[:, old]
+        bias = self.bias if len(self.bias) == 1 else self.bias.index_select(0, order)
         return replace(self, sentences=len(order), bias=bias)
 
 
@@ -113,5 +124,6 @@ def dense(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype, memory_format=torch.contiguous_format)
 
 
-def _larger(room: Float[Tensor, "2 S h C dk"]) -> Float[Tensor, "2 S h C*2 dk"]:
-    return torch.cat([room, torch.zeros_like(room)], dim=3)
+def in_large(x: Float[Tensor, "*rows n"]) -> Tensor:
+    """The same bytes as numbers of 16 bytes, if they come out even: torch moves rows by index number by number."""
+    return x.view(torch.complex128) if x.shape[-1] * x.itemsize % 16 == 0 else x

@@ -51,8 +51,7 @@ def along(search: Search, nbest: int) -> Way:
     """Word after word: a beam, or the most probable word each time."""
     if search.beam > 1:
         return in_a_beam(search, search.beam, nbest)
-    penalty = MANNERS[search.manner].penalty
-    return _alone(partial(greedy, alpha=search.alpha, penalty=penalty))
+    return _alone(partial(greedy, alpha=search.alpha, manner=MANNERS[search.manner]))
 
 
 def in_a_beam(search: Search, beam: int, nbest: int = 1) -> Way:

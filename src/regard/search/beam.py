@@ -6,7 +6,8 @@ has one END, so there are that many). A sentence is done
 
 - when its manner says so: in the paper's, when it has ``beam`` finished hypotheses and no live one is ahead of the
   ``nbest``, or no live one can come to a better score than the ``nbest`` it has; or
-- at its limit: after ``limit`` tokens END may still come, by the same rule, but nothing else.
+- at its limit: after ``limit`` tokens END may still come, by the same rule, but nothing else (or, if its manner cuts
+  there, nothing at all).
 
 Its finished hypotheses are the result. Only where there is none are the live ones given, cut off.
 """
@@ -24,7 +25,7 @@ from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
 from regard.search.manners import Paper, Standing
 from regard.search.rules import NEVER, Rules, S, Step
-from regard.search.top import top
+from regard.search.top import in_chunks, top, top_sums
 from regard.search.tree import Looked
 
 
@@ -65,6 +66,7 @@ def beam_search(
     shape = (len(limits), groups, each)
     scores = torch.full(shape, NEVER, dtype=torch.float64, device=device)
     found: list[Found] = [[] for _ in limits]
+    cuts = manner.cuts_at_limit and not guides  # a guide may still want what is not said yet
 
     live = Live.begin(state, rules)
     while len(live.sentences):
@@ -84,8 +86,9 @@ def beam_search(
         ahead = going.totals.view(-1, groups, going.tokens.shape[1] // groups).amax(2).flatten()
         longest_of = penalties[live.sentences].repeat_interleave(groups)
         now = Standing(ahead, own.flatten(0, 1), live.length + 1, longest_of)
-        at_limit = live.length >= rules.limits[live.sentences]
-        done = at_limit | manner.done(now, alpha, wanted).view(-1, groups).all(1)
+        left = rules.limits[live.sentences] - live.length
+        full = (left == 1).unsqueeze(1) & (going.totals > NEVER) & cuts
+        done = (left <= 0) | manner.done(now, alpha, wanted).view(-1, groups).all(1) | full.any(1)
 
         if watch is not None:
             watch(Looked(live.length, best, ended, going, done, penalty))
@@ -94,7 +97,9 @@ def beam_search(
             finished = live.finish(ended, best, alpha, manner.penalty, bonus)
             _add(found, finished, of.tolist())
         if done.any():
-            nothing = done & (own[:, :, 0] == NEVER).all(1)
+            closed = live.finish(full, going, alpha, manner.penalty, ends=False)
+            _add(found, closed, [0] * len(closed))
+            nothing = done & (own[:, :, 0] == NEVER).all(1) & ~full.any(1)
             whole = guide.complete(live)
             cut = live.cut(nothing, alpha, manner.penalty, bonus, whole)
             _add(found, cut, [0] * len(cut))
@@ -114,6 +119,11 @@ def _best(
     live: Live[S], log_probabilities: Float[Tensor, "sentences beams V"], count: int
 ) -> Continuations:
     """The best continuations of each sentence, best first."""
+    V = log_probabilities.shape[2]
+    if log_probabilities.shape[1] > 1 and in_chunks(log_probabilities, count):
+        totals, places = top_sums(log_probabilities, live.totals, count)
+        added = log_probabilities.flatten(1).gather(1, places)
+        return Continuations(places // V, places % V, added, totals)
     # The best of a sentence are among the best of its hypotheses: few are left to add and sort.
     added, tokens = top(log_probabilities, count)
     added = added.masked_fill(added.isnan(), NEVER)  # the model says nothing: no way leads on

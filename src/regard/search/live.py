@@ -104,14 +104,21 @@ class Live(Generic[S]):
         alpha: float = 0.0,
         penalty: Penalty = length_penalty,
         bonus: Float[Tensor, "sentences beams"] | None = None,
+        ends: bool = True,
     ) -> list[tuple[int, Hypothesis]]:
-        """The hypotheses these continuations, all END, finish; each with its sentence's number."""
+        """The hypotheses these continuations finish; each with its sentence's number.
+
+        They are END; without ``ends`` they are the last word that there is room for.
+        """
         sentences, places = which.nonzero(as_tuple=True)
         beams = chosen.beams[sentences, places]
-        ends = chosen.log_probabilities[sentences, places].unsqueeze(1)
-        whole = torch.cat([self.log_probabilities[sentences, beams], ends], dim=1)
+        last = chosen.log_probabilities[sentences, places].unsqueeze(1)
+        whole = torch.cat([self.log_probabilities[sentences, beams], last], dim=1)
+        tokens = self.tokens[sentences, beams, 1:]
+        if not ends:
+            tokens = torch.cat([tokens, chosen.tokens[sentences, places].unsqueeze(1)], dim=1)
         totals = chosen.totals[sentences, places]
-        return self._written(sentences, beams, whole, totals, alpha, penalty, bonus)
+        return self._written(sentences, beams, tokens, whole, totals, alpha, penalty, bonus)
 
     def cut(
         self,
@@ -127,14 +134,16 @@ class Live(Generic[S]):
             whole = real & complete
             real = torch.where(whole.any(1, keepdim=True), whole, real)
         sentences, beams = real.nonzero(as_tuple=True)
+        tokens = self.tokens[sentences, beams, 1:]
         past = self.log_probabilities[sentences, beams]
         totals = self.totals[sentences, beams]
-        return self._written(sentences, beams, past, totals, alpha, penalty, bonus)
+        return self._written(sentences, beams, tokens, past, totals, alpha, penalty, bonus)
 
     def _written(
         self,
         sentences: Int[Tensor, "count"],
         beams: Int[Tensor, "count"],
+        tokens: Int[Tensor, "count words"],
         log_probabilities: Float[Tensor, "count length"],
         totals: Float[Tensor, "count"],
         alpha: float,
@@ -142,13 +151,13 @@ class Live(Generic[S]):
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> list[tuple[int, Hypothesis]]:
         numbers: list[int] = self.sentences[sentences].tolist()
-        tokens: list[list[int]] = self.tokens[sentences, beams, 1:].tolist()
+        words: list[list[int]] = tokens.tolist()
         each: list[list[float]] = log_probabilities.tolist()
         more = [0.0] * len(numbers) if bonus is None else bonus[sentences, beams].tolist()
         ranked: list[float] = totals.tolist()
         return [
             (number, Hypothesis.of(sequence, parts, total, alpha, penalty, extra))
             for number, sequence, parts, total, extra in zip(
-                numbers, tokens, each, ranked, more, strict=True
+                numbers, words, each, ranked, more, strict=True
             )
         ]

@@ -38,6 +38,8 @@ class Paper:
     penalty: Penalty = staticmethod(length_penalty)
     forces_end = False
     """whether END is free at the limit, and nothing else may come there"""
+    cuts_at_limit = False
+    """whether a hypothesis is finished, without END, by the last word there is room for: no step asks for its END"""
 
     @classmethod
     def done(cls, now: Standing, alpha: float, nbest: int) -> Bool[Tensor, "sentences"]:
@@ -72,10 +74,11 @@ class Transformers(Paper):
 class CTranslate2(Paper):
     """length ** alpha, and the stop, of CTranslate2: at ``beam`` finished hypotheses, whatever is still on its way.
 
-    Where length is no matter it stops when nothing better can come.
+    Where length is no matter it stops when nothing better can come. At the limit hypotheses are given as they stand.
     """
 
     penalty: Penalty = staticmethod(power)
+    cuts_at_limit = True
 
     @classmethod
     def done(cls, now: Standing, alpha: float, nbest: int) -> Bool[Tensor, "sentences"]:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.search.guides import Guide, Guides
-from regard.search.hypothesis import Hypothesis, Penalty, length_penalty
+from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
+from regard.search.manners import Paper
 from regard.search.rules import NEVER, Rules, S, Step
 from regard.search.top import top
 
@@ -27,7 +28,7 @@ def greedy(
     start: int,
     end: int,
     alpha: float = 0.0,
-    penalty: Penalty = length_penalty,
+    manner: type[Paper] = Paper,
     prefixes: Sequence[Sequence[int]] | None = None,
     banned: Sequence[int] = (),
     device: torch.device | str = "cpu",
@@ -35,10 +36,10 @@ def greedy(
 ) -> list[Hypothesis]:
     """Take the most probable token, again and again, until END or the sentence's limit.
 
-    ``alpha`` and ``penalty`` change no token, only the score: as a beam of one would tell it.
+    ``alpha`` and ``manner`` change no token, only the score: as a beam of one would tell it.
     """
     rules = Rules.of(limits, start, end, prefixes, banned, device)
-    return _one_by_one(step, state, rules, _most_probable, alpha, penalty, guides)
+    return _one_by_one(step, state, rules, _most_probable, alpha, manner, guides)
 
 
 @torch.no_grad()
@@ -101,10 +102,11 @@ def _one_by_one(
     rules: Rules,
     choose: Choose,
     alpha: float = 0.0,
-    penalty: Penalty = length_penalty,
+    manner: type[Paper] = Paper,
     guides: Sequence[Guide] = (),
 ) -> list[Hypothesis]:
     guide = Guides(guides)
+    cuts = manner.cuts_at_limit and not guides
     live = Live.begin(state, rules)
     written: dict[int, Hypothesis] = {}
     while len(live.sentences):
@@ -113,12 +115,14 @@ def _one_by_one(
         chosen = _continue(live, log_probabilities, choose)
         possible = chosen.totals > NEVER
         ended = possible & (chosen.tokens == rules.end)
-        at_limit = (live.length >= rules.limits[live.sentences]).unsqueeze(1)
-        stuck = ~ended & (at_limit | ~possible)
-        done = (ended | stuck).squeeze(1)
+        left = (rules.limits[live.sentences] - live.length).unsqueeze(1)
+        stuck = ~ended & ((left <= 0) | ~possible)
+        full = possible & ~ended & (left == 1) & cuts
+        done = (ended | stuck | full).squeeze(1)
         if done.any():
-            written.update(live.finish(ended, chosen, alpha, penalty))
-            written.update(live.cut(stuck.squeeze(1), alpha, penalty))
+            written.update(live.finish(ended, chosen, alpha, manner.penalty))
+            written.update(live.finish(full, chosen, alpha, manner.penalty, ends=False))
+            written.update(live.cut(stuck.squeeze(1), alpha, manner.penalty))
         live = live.go_on(~done, chosen)
         guide.go_on((~done).nonzero().squeeze(1), chosen)
     return [written[number] for number in range(len(rules.limits))]

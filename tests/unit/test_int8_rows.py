@@ -1,0 +1,78 @@
+"""In int8 what a row gives does not depend on the rows beside it, nor a translation on its neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.fast import prepare
+from regard.fast.linear import Eight
+from regard.marks import END, MARKS, START
+from regard.nn.networks import NETWORKS
+from regard.recipe import make_recipe
+from regard.search import beam_search, greedy
+
+V = 40
+
+
+def settled(weight: Tensor, bias: Tensor, seen: Tensor, relu: bool = False) -> Eight:
+    one = Eight(weight, bias, relu)
+    one(seen)
+    one.settle(1.0)
+    return one
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(2, 30), width=st.integers(1, 70), out=st.integers(1, 70), relu=st.booleans()
+)
+def test_a_row_alone_gives_what_it_gives_among_others(
+    rows: int, width: int, out: int, relu: bool
+) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, width, generator=draw)
+    weight, bias = torch.randn(out, width, generator=draw), torch.randn(out, generator=draw)
+    one = settled(weight, bias, x, relu)
+    together = one(x)
+    right = x.double() @ weight.double().T + bias
+    right = right.relu() if relu else right
+    size = width * float(x.abs().max()) * float(weight.abs().max()) + float(bias.abs().max())
+    assert float((together - right).abs().max()) <= 2 / 127 * size
+    for row, found in zip(x, together, strict=True):
+        assert torch.equal(one(row[None])[0], found)
+
+
+def test_an_input_out_of_range_counts_as_its_border() -> None:
+    one = settled(torch.eye(2), torch.zeros(2), torch.tensor([[-1.0, 3.0]]))
+    found = one(torch.tensor([[-9.0, 1.0], [0.0, 99.0], [-1.0, 3.0]]))
+    right = torch.tensor([[-1.0, 1.0], [0.0, 3.0], [-1.0, 3.0]])
+    assert float((found - right).abs().max()) < 0.02
+
+
+@torch.inference_mode()
+def test_a_sentence_alone_is_translated_as_among_others() -> None:
+    sizes = {"width": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "feedforward": 64}
+    section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
+    torch.manual_seed(1)
+    network: Any = NETWORKS[section.architecture](section, V, V).eval()
+    fast = prepare(network, "int8")
+    source = torch.randint(len(MARKS), V, (6, 9))
+    source[:, -1] = END
+
+    def found(batch: Tensor, beam: int) -> list[tuple[list[int], float]]:
+        asked: dict[str, Any] = {"limits": [12] * len(batch), "start": START, "end": END}
+        state = fast.start(fast.encode(batch))
+        if beam == 1:
+            best = greedy(fast.step, state, **asked)
+        else:
+            best = [one for one, *_ in beam_search(fast.step, state, beam=beam, alpha=0.6, **asked)]
+        return [(one.tokens, round(one.score, 4)) for one in best]
+
+    for beam in (1, 4):
+        alone = [found(row[None], beam)[0] for row in source]
+        assert found(source, beam) == alone
+        assert len({str(tokens) for tokens, _ in alone}) > 1, "a test of little"
