@@ -152,6 +152,8 @@ class Marian(Engine):
         self.device = "cuda" if setting.device == "cuda" else "cpu"
         with quiet(transformers):
             self.model = transformers.MarianMTModel.from_pretrained(out).eval().to(self.device)
+        if setting.precision == "bf16":
+            self.model, self.precision = self.model.bfloat16(), "bf16"
         self.options: dict[str, Any] = {"num_beams": setting.beam}
         if setting.beam > 1:
             self.options["length_penalty"] = ALPHA

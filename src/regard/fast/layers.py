@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.fast.slots import dense
 from regard.nn.attention import KeysValues
@@ -42,6 +44,8 @@ class Format(NamedTuple):
     """from a weight, and what it is multiplied by"""
     keys: torch.dtype = torch.float32
     """what keys and values are kept in where there are many"""
+    gives: torch.dtype = torch.float32
+    """what linear maps give, and so what keys and values are in at first"""
 
     def join(self, *maps: nn.Linear, relu: bool = False, scale: float = 1.0) -> Packed:
         """Several maps of the same input as one; what the first gives is multiplied by scale."""
@@ -61,12 +65,17 @@ class Sublayer(ABC):
 
     def __call__(self, x: States, *context: Any) -> States:
         if self.before:
-            return self.inside(self.norm(x), *context).add_(x)
-        return self.norm(self.inside(x, *context).add_(x))
+            return added(self.inside(self.norm(x), *context), x)
+        return self.norm(added(self.inside(x, *context), x))
 
     @abstractmethod
     def inside(self, x: States, *context: Any) -> States:
         """What is added to x; it may be written over."""
+
+
+def added(y: States, x: States) -> States:
+    """The residual connection, in float32; y may be written over."""
+    return y.add_(x) if y.dtype is x.dtype else x + y
 
 
 class SelfAttention(Sublayer):
@@ -110,6 +119,13 @@ class MemoryAttention(Sublayer):
         return self.output(attend(query.transpose(1, 2), seen, bias))
 
 
+def kernels(device: torch.device) -> AbstractContextManager[None]:
+    """For the time of a search: torch's own attention on a GPU, not cuDNN's, which is made for many queries."""
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 FEW = 16
 """queries of a sentence: up to here two products and a softmax are faster than the fused kernel of a CPU"""
 
@@ -128,7 +144,8 @@ def attend(query: Float[Tensor, "S h Q dk"], seen: KeysValues, bias: Bias) -> St
             scores.view(sentences, heads, queries, -1).add_(bias)
         weights = scores.softmax(-1, dtype=torch.float32).to(dtype)
         found = torch.bmm(weights, value).view(sentences, heads, queries, -1)
-    return dense(found.transpose(1, 2), torch.float32).view(sentences * queries, -1)
+    wanted = dtype if found.is_cuda else torch.float32  # by the map that follows
+    return dense(found.transpose(1, 2), wanted).view(sentences * queries, -1)
 
 
 class Thinking(Sublayer):

@@ -1,7 +1,8 @@
 """Linear maps and embeddings with their weights packed once, for the kernel that uses them.
 
 What is notable:
-- One class for each number format. All take and give float32: sums, norms and softmax are exact in each of them.
+- One class for each number format. On a CPU all take and give float32; on a GPU they give what they compute in, so that
+  what one gives another takes as it is. Sums and norms are in float32 everywhere.
 - The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has what each
   takes at the sizes of translation.
 - int8 has one scale for each output of a map, and one for its inputs, found once: what a row gives does not depend on
@@ -106,7 +107,7 @@ class Unpacked:
 
     def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
         y = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
-        return (y.relu_() if self.relu else y).float()
+        return y.relu_() if self.relu else y
 
 
 class Rows:

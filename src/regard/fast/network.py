@@ -30,7 +30,7 @@ from regard.fast.layers import (
     plain_norm,
     thinking,
 )
-from regard.fast.slots import Slots
+from regard.fast.slots import Slots, move
 from regard.marks import PAD
 from regard.nn.attention import KeysValues
 from regard.nn.layers import DecoderLayer, EncoderLayer
@@ -96,9 +96,9 @@ class FastState:
         free = iter(sorted({*range(count)} - {*places}))
         new = [place if place < count else next(free) for place in places]
         moves = [(one, other) for one, other in zip(places, new, strict=True) if one != other]
-        for one, other in moves:
-            for layer in self.memory:
-                layer.key[other], layer.value[other] = layer.key[one], layer.value[one]
+        for layer in self.memory:
+            move(layer.key, moves)
+            move(layer.value, moves)
         now = torch.tensor(new, dtype=torch.long, device=sentences.device)
         order = old.index_select(0, now.argsort())
         return FastState(
@@ -128,7 +128,7 @@ class Fast:
     """What search asks of a network: ``encode``, ``start``, ``step``, ``longest``."""
 
     def __init__(self, network: Transformer, form: Format) -> None:
-        self.longest, self.many = network.longest, form.keys
+        self.longest, self.many, self.gives = network.longest, form.keys, form.gives
         self.weights: list[Packed] = []
         """all that was packed"""
         pack = form._replace(
@@ -152,7 +152,7 @@ class Fast:
     def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> Memory:
         """What is remembered of the source; END closes each row, padding follows."""
         sentences, length = source.shape
-        bias = _hiding(source == PAD)
+        bias = _hiding(source == PAD, self.gives)
         words = self.source.embedding(source.flatten()).view(sentences, length, -1)
         x = (words + self.source.places(length)[:length]).flatten(0, 1)
         for layer in self.encoder:
@@ -222,8 +222,9 @@ def _noted(make: Callable[..., Packed], packed: list[Packed]) -> Callable[..., P
     return noted
 
 
-def _hiding(padding: Bool[Tensor, "S K"]) -> Bias:
+def _hiding(padding: Bool[Tensor, "S K"], dtype: torch.dtype) -> Bias:
     if not padding.any():
         return None
-    bias = torch.zeros(padding.shape, device=padding.device).masked_fill_(padding, -math.inf)
+    bias = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
+    bias.masked_fill_(padding, -math.inf)
     return bias[:, None, None, :]

@@ -22,7 +22,7 @@ from regard.recipe import Precision
 HALF = torch.bfloat16
 UNPACKED: dict[Precision, Format] = {
     "fp32": Format(Unpacked, Rows),
-    "bf16": Format(partial(Unpacked, dtype=HALF), partial(Rows, dtype=HALF), HALF),
+    "bf16": Format(partial(Unpacked, dtype=HALF), partial(Rows, dtype=HALF), HALF, HALF),
 }
 """on a GPU, or where torch was built without oneDNN"""
 PACKED: dict[Precision, Format] = {

@@ -50,8 +50,17 @@ def chosen(device: torch.device) -> Precision:
 
 SLACK = 1.05
 """rows of a batch differ in length; without some room more, a small batch would be left over"""
-TOKENS_AT_ONCE = {"cpu": 4_096, "cuda": 131_072}
-"""source tokens, padding included, times beam: what is worked on in one batch"""
+TOKENS_AT_ONCE = 4_096
+"""source tokens, padding included, times beam: what is worked on in one batch on a CPU"""
+TOKENS_A_GIGABYTE = 8_192
+"""the same on a GPU, for each gigabyte it has: the more at once, the less it waits for Python"""
+
+
+def tokens_at_once(device: torch.device) -> int:
+    if device.type != "cuda":
+        return TOKENS_AT_ONCE
+    return TOKENS_A_GIGABYTE * (torch.cuda.get_device_properties(device).total_memory >> 30)
+
 
 MODELS: dict[Task, type[Model]] = {}
 """the kind of model for each task; a kind enters itself"""
@@ -144,7 +153,7 @@ class Model(ABC):
         There are at least about so many batches, if there are so many rows.
         """
         sizes = np.array(lengths, dtype=np.int64)
-        room = TOKENS_AT_ONCE[self.device.type] // beam
+        room = tokens_at_once(self.device) // beam
         if batches > 1:
             room = min(room, ceil(SLACK * float((sizes + 1).sum()) / batches))
         return (part.tolist() for part in plan_in_order(sizes, sizes, room))

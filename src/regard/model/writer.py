@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.fast import Fast, at_once, pick, prepare, unfit
+from regard.fast import Fast, at_once, kernels, pick, prepare, unfit
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.guiding import Guiding
@@ -111,8 +111,11 @@ class Writer(Model):
         phrases = [one.phrases for one in asked]
         none: AbstractContextManager[list[Guide]] = nullcontext([])
         guides = none if guiding is None else guiding.of(batch, phrases)
-        plain = arithmetic(self.precision, self.device) if ready is None else nullcontext()
-        with plain, guides as each:
+        plain = ready is None
+        with (
+            arithmetic(self.precision, self.device) if plain else kernels(self.device),
+            guides as each,
+        ):
             return way(
                 network.step,
                 network.start(network.encode(batch, self.places(asked))),

@@ -95,7 +95,7 @@ class Rules:
 
         What is left is not normalised again: a forced token costs what the model says it costs.
         """
-        everything = logits.float().log_softmax(-1)
+        everything = logits.log_softmax(-1, dtype=torch.float32)
         if self.forces_end:
             closing = torch.full_like(everything, NEVER)
             closing[:, self.end] = 0.0
