@@ -459,6 +459,7 @@ class Translator(Model):
         phrases = phrases if phrases is not None else [()] * len(sources)
         # Who looks where is seen in the plain network only.
         ready = None if guiding is not None and guiding.options.coverage else self.ready
+        ready = None if ready is None else ready.suited(len(sources))
         network = ready or self.network
         found: list[list[Hypothesis]] = [[] for _ in sources]
 
