@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -37,9 +38,9 @@ from regard.nn.layers import DecoderLayer, EncoderLayer
 from regard.nn.positions import Tree
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
-MANY = 32
-"""sentences times heads: from here on several hypotheses of each are sooner compared with keys of bfloat16. Keys and
-values of float32 come from memory, not from a cache, and most of the time of attention is spent waiting for them."""
+MANY = 4
+"""sentences: from here on several hypotheses of each are sooner compared with keys of bfloat16. Keys and values of
+float32 come from memory, not from a cache, and most of the time of attention is spent waiting for them."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ class FastState:
         return replace(here, past=here.past.select(parents))
 
     def _in(self, dtype: torch.dtype) -> FastState:
-        """Keys and values in this number format, if there are so many that it pays."""
-        sentences, heads = self.memory[0].key.shape[:2]
-        if sentences * heads < MANY:
-            return self
+        """Keys and values in this number format."""
         memory = [KeysValues(layer.key.to(dtype), layer.value.to(dtype)) for layer in self.memory]
         bias = None if self.bias is None else self.bias.to(dtype)
         return replace(self, memory=memory, bias=bias, past=self.past.to(dtype))
@@ -143,6 +141,14 @@ class Fast:
         self.decoder = [DecoderPart(layer, pack) for layer in _layers(network.decoder)]
         self.decoder_norm = plain_norm(network.decoder.norm)
         self.projection = pack.linear(network.projection.weight, network.projection.bias, False)
+
+    def suited(self, sentences: int) -> Fast:
+        """For so many sentences, all in all: not for each batch, so that none of them depends on how they are cut."""
+        if sentences >= MANY:
+            return self
+        few = copy(self)
+        few.many = self.gives
+        return few
 
     @property
     def bytes(self) -> int:

@@ -81,6 +81,7 @@ class Writer(Model):
         """Batches of like length through the network; hypotheses in the order of what was asked."""
         # Who looks where is seen in the plain network only.
         ready = None if guiding is not None and guiding.options.coverage else self.ready
+        ready = None if ready is None else ready.suited(len(asked))
         found: list[list[Hypothesis]] = [[] for _ in asked]
 
         def work(rows: list[int]) -> None:
