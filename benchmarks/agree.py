@@ -22,6 +22,7 @@ from regard.learn.learner import Learner
 from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
 from regard.learn.train import open_run
+from regard.nn.dropout import Dropout
 from regard.recipe import Recipe, load_recipe
 from regard.run import Run
 
@@ -72,6 +73,9 @@ def curve(run: Run, recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
     learner = Learner(run, recipe, open_prepared(run, recipe), Group(0, 1, torch.device(device)))
     if not fast:
         learner.recorded = None
+        for part in learner.network.modules():
+            if isinstance(part, Dropout):
+                part.seed = None  # nobody would draw it anew: the same words would be dropped at each step
     drawn = learner.batches()
     for _ in range(steps // WINDOW):
         yield statistics.mean(float(learner.step([one])) for one in islice(drawn, WINDOW))

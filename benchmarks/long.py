@@ -38,6 +38,8 @@ from regard.recipe import Model, Pattern, make_recipe
 
 HEADS, WIDTH = 8, 512
 REACH = BLOCK = 64
+FLEX_BLOCK = 128
+"""of FlexAttention: it knows no smaller ones on the way back"""
 ALL = [1024 * 2**n for n in range(7)]
 ROOM = {"cpu": 4e9, "cuda": 80e9}
 """bytes a matrix of all with all, and what is computed from it, may take"""
@@ -82,8 +84,8 @@ def without_fusion(given: Inputs) -> Call:
 
 
 def flex_window(given: Inputs) -> Call:
-    blocks = torch.arange(given.query.shape[2] // BLOCK, device=given.query.device)
-    near = (blocks - blocks[:, None]).abs() <= math.ceil(REACH / BLOCK)
+    blocks = torch.arange(given.query.shape[2] // FLEX_BLOCK, device=given.query.device)
+    near = (blocks - blocks[:, None]).abs() <= math.ceil(REACH / FLEX_BLOCK)
     return flex(given, near, lambda _b, _h, i, j: (i - j).abs() <= REACH)
 
 
@@ -93,23 +95,21 @@ def flex_bigbird(given: Inputs) -> Call:
     chosen = pattern.chosen(torch.ones(1, length, dtype=torch.bool, device=given.query.device))[0]
     blocks = torch.arange(len(chosen), device=chosen.device)
     seen = (chosen[..., None] == blocks).any(1) | (blocks < pattern.globals)[:, None]
-    return flex(given, seen, None)
+    larger, side = len(seen) * BLOCK // FLEX_BLOCK, FLEX_BLOCK // BLOCK
+    some = seen.view(larger, side, larger, side).any(3).any(1)
+    return flex(given, some, lambda _b, _h, i, j: seen[i // BLOCK, j // BLOCK])
 
 
-def flex(given: Inputs, seen: Tensor, inside: Callable[..., Tensor] | None) -> Call:
-    """torch's FlexAttention over the blocks seen; inside says which pairs of a block count, if not all."""
+def flex(given: Inputs, seen: Tensor, inside: Callable[..., Tensor]) -> Call:
+    """torch's FlexAttention over the blocks seen; inside says which pairs of a block count."""
     order = seen.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     some = seen.sum(1).to(torch.int32), order
-    none = torch.zeros_like(some[0]), order
-    partly, whole = (none, some) if inside is None else (some, none)
     mask = flex_attention.BlockMask.from_kv_blocks(
-        *(part[None, None] for part in (*partly, *whole)), BLOCK_SIZE=BLOCK, mask_mod=inside
+        *(part[None, None] for part in some), BLOCK_SIZE=FLEX_BLOCK, mask_mod=inside
     )
-    options = {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_M1": 32, "BLOCK_N1": BLOCK}
-    options |= {"BLOCK_M2": BLOCK, "BLOCK_N2": 32}
     torch._dynamo.reset()  # else the eighth length would no longer be compiled
     compiled = torch.compile(flex_attention.flex_attention, dynamic=False)
-    return lambda: compiled(given.query, *given.seen, block_mask=mask, kernel_options=options)
+    return lambda: compiled(given.query, *given.seen, block_mask=mask)
 
 
 KINDS: dict[str, Callable[[Inputs], Call]] = {

@@ -92,12 +92,17 @@ def beam_search(
 
         if watch is not None:
             watch(Looked(live.length, best, ended, going, done, penalty))
+        # What is beaten by as many as are asked for is not written down: that takes longer than to find it.
+        ended = ended & (added >= own[:, :, min(nbest, each) - 1].unsqueeze(2)).flatten(1)
         if ended.any():
             of = ended.nonzero()[:, 1] // (ended.shape[1] // groups)
             finished = live.finish(ended, best, alpha, manner.penalty, bonus)
             _add(found, finished, of.tolist())
         if done.any():
-            closed = live.finish(full, going, alpha, manner.penalty, ends=False)
+            first = full & (
+                torch.arange(full.shape[1], device=device) < nbest
+            )  # the best stand first
+            closed = live.finish(first, going, alpha, manner.penalty, ends=False)
             _add(found, closed, [0] * len(closed))
             nothing = done & (own[:, :, 0] == NEVER).all(1) & ~full.any(1)
             whole = guide.complete(live)
