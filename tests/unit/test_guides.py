@@ -298,3 +298,22 @@ def test_groups_of_one_avoid_what_the_groups_before_them_said(
 def test_one_group_is_plain_beam_search(seed: int, beam: int) -> None:
     plain = search(hashed(seed, 7), [], 2, beam=beam, nbest=beam)
     assert search(hashed(seed, 7), [Diversity(1, 5.0)], 2, beam=beam, nbest=beam) == plain
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6), groups=st.integers(1, 4), nbest=st.integers(1, 4))
+def test_of_groups_as_many_are_given_as_were_finished_and_asked_for(
+    seed: int, groups: int, nbest: int
+) -> None:
+    """Even if one group finished several and another none. The penalty keeps the groups apart from the first word on."""
+    ended: list[int] = []
+    (found,) = search(
+        hashed(seed, 7),
+        [Diversity(groups, 50.0)],
+        beam=groups,
+        nbest=min(nbest, groups),
+        watch=lambda looked: ended.append(int(looked.ended.sum())),
+    )
+    if groups > 1 and sum(ended):
+        assert len(found) == min(nbest, groups, sum(ended))
+    assert len({tuple(one.tokens) for one in found}) == len(found)

@@ -1,19 +1,21 @@
-"""In int8 what a row gives does not depend on the rows beside it, nor a translation on its neighbours."""
+"""In int8 what a row gives does not depend on the rows beside it, nor a translation on how batches are cut."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.errors import RegardError
 from regard.fast import prepare
 from regard.fast.linear import Eight
 from regard.marks import END, MARKS, START
 from regard.nn.networks import NETWORKS
-from regard.recipe import make_recipe
+from regard.recipe import Precision, make_recipe
 from regard.search import beam_search, greedy
 
 V = 40
@@ -76,3 +78,35 @@ def test_a_sentence_alone_is_translated_as_among_others() -> None:
         alone = [found(row[None], beam)[0] for row in source]
         assert found(source, beam) == alone
         assert len({str(tokens) for tokens, _ in alone}) > 1, "a test of little"
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("norm_place", ["before", "after"])
+def test_a_word_much_larger_than_others_stays_what_it_is(norm_place: str) -> None:
+    """Where no norm stands before the first layer, a range found on other words would cut it off."""
+    sizes = {"preset": "tiny", "norm_place": norm_place, "dropout": 0.0}
+    section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
+    torch.manual_seed(0)
+    network: Any = NETWORKS[section.architecture](section, 1000, 1000).eval()
+    network.encoder.embedding.weight[777] *= 5
+    source = torch.randint(len(MARKS), 1000, (50, 12))
+    source[:, 3], source[:, -1] = 777, END
+
+    def logits(precision: Precision) -> Tensor:
+        fast = prepare(network, precision)
+        said, _ = fast.step(torch.full((50,), START), fast.start(fast.encode(source)))
+        return said
+
+    right = logits("fp32")
+    assert float((logits("int8") - right).norm() / right.norm()) < 0.06
+
+
+def test_without_norms_ranges_are_found_anew_and_numbers_without_bounds_are_refused() -> None:
+    sizes = {"preset": "tiny", "norm": "none", "encoder_layers": 1, "decoder_layers": 1}
+    section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
+    network: Any = NETWORKS[section.architecture](section, V, V).eval()
+    maps = [one for one in prepare(network, "int8").weights if isinstance(one, Eight)]
+    assert maps
+    assert all(one.multiply == one._seeing for one in maps)
+    with pytest.raises(RegardError, match="grow beyond all bounds; take fp32"):
+        maps[0](torch.full((1, section.width), torch.inf))

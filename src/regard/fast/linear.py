@@ -9,12 +9,15 @@ What is notable:
   the rows beside it.
 """
 
+import math
 import warnings
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+
+from regard.errors import RegardError
 
 Weight = Float[Tensor, "m n"]
 Bias = Float[Tensor, " m"] | None
@@ -73,11 +76,19 @@ class Eight:
         return y
 
     def _seeing(self, x: Float[Tensor, "rows n"]) -> Tensor:
-        self.least, self.most = min(self.least, float(x.min())), max(self.most, float(x.max()))
+        self.see(float(x.min()), float(x.max()))
         kernels = torch.ops.quantized
         kernel = kernels.linear_relu_dynamic if self.relu else kernels.linear_dynamic
         y: Tensor = kernel(x, self.packed, self.seven)
         return y
+
+    def see(self, least: float, most: float) -> None:
+        """Inputs may be as small and as large as this."""
+        if not math.isfinite(least + most):
+            raise RegardError(
+                "precision int8: the numbers of this model grow beyond all bounds; take fp32"
+            )
+        self.least, self.most = min(self.least, least), max(self.most, most)
 
     def settle(self, margin: float) -> None:
         """From now on inputs are between the least and the most that was seen, times margin."""

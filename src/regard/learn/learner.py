@@ -186,7 +186,7 @@ class Learner:
         parts = [rows]
         if self.training.batches == "packed":
             lengths = store.source_lengths[rows], store.target_lengths[rows]
-            most = -(-self.training.tokens_per_batch // PARTS)
+            most = -(-self.training.tokens_per_batch // recipes.PARTS)
             parts = [rows[part] for part in plan_in_order(*lengths, most)]
         return [self.form.collate(store, part, group.rank, group.size) for part in parts]
 
@@ -287,10 +287,6 @@ class Learner:
         ranked = sorted(self.progress.validations, key=lambda validation: validation[1:])
         best = [files[step] for step, *_ in ranked if step in files]
         return best[: self.training.keep if self.training.average == "best" else 1]
-
-
-PARTS = 4
-"""in which a batch of mixed lengths is worked on where it cannot be packed: each has less padding than the whole"""
 
 
 PACKED: dict[str, tuple[str | int, ...]] = {

@@ -178,6 +178,8 @@ def tell_start(learner: Learner, report: Report) -> None:
     if learner.taken:
         report.say(learner.taken)
     unfit = unpackable(recipe) if recipe.training.batches == "packed" else []
+    if recipe.training.batches == "packed" and learner.group.size > 1:
+        unfit.append(f"{learner.group.size} processes")
     if unfit and learner.group.device.type == "cuda":
         report.say(f"Batches are padded, and so slower, because of {', '.join(unfit)}")
     if progress.step:

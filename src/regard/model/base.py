@@ -62,6 +62,13 @@ def tokens_at_once(device: torch.device) -> int:
     return TOKENS_A_GIGABYTE * (torch.cuda.get_device_properties(device).total_memory >> 30)
 
 
+def rows_at_once(device: torch.device, entries: int) -> int:
+    """So many that what is computed over the vocabulary, 16 bytes for each entry, takes a quarter of a GPU."""
+    if device.type != "cuda":
+        return TOKENS_AT_ONCE
+    return torch.cuda.get_device_properties(device).total_memory // 4 // (16 * entries)
+
+
 MODELS: dict[Task, type[Model]] = {}
 """the kind of model for each task; a kind enters itself"""
 
@@ -156,7 +163,10 @@ class Model(ABC):
         room = tokens_at_once(self.device) // beam
         if batches > 1:
             room = min(room, ceil(SLACK * float((sizes + 1).sum()) / batches))
-        return (part.tolist() for part in plan_in_order(sizes, sizes, room))
+        most = max(1, rows_at_once(self.device, self.tokenizer.target.size) // beam)
+        for part in plan_in_order(sizes, sizes, room):
+            for first in range(0, len(part), most):
+                yield part[first : first + most].tolist()
 
     @abstractmethod
     def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:

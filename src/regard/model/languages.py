@@ -13,7 +13,11 @@ Languages = str | Sequence[str | None] | None
 
 
 def of_each(to: Languages, count: int) -> Sequence[str | None]:
-    return [to] * count if to is None or isinstance(to, str) else to
+    if to is None or isinstance(to, str):
+        return [to] * count
+    if len(to) != count:
+        raise RegardError(f"{len(to)} languages (to) for {count} texts: give one for each, or one")
+    return to
 
 
 @dataclass(frozen=True)

@@ -227,11 +227,12 @@ class Translator(Writer):
         if not any(map(placeholders.find, texts)):
             return {}
         begun, goals = prefixes or [""] * len(texts), of_each(to, len(texts))
-        words = self._copied(goals[0])
         tries = [
             (row, disguise)
             for row, text in enumerate(texts)
-            for disguise in disguises(text, words, placeholders, [*terms[row], begun[row]])
+            for disguise in disguises(
+                text, self._copied(goals[row]), placeholders, [*terms[row], begun[row]]
+            )
         ]
         rows = [row for row, _ in tries]
         plain = self._asked(

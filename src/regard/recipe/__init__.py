@@ -117,6 +117,9 @@ from regard.recipe.reading import (
 from regard.recipe.reading import (
     shipped_recipes as shipped_recipes,
 )
+from regard.recipe.refusals import (
+    PARTS as PARTS,
+)
 from regard.recipe.sections import (
     PRESETS as PRESETS,
 )

@@ -219,12 +219,17 @@ def _attention(model: Model) -> Iterator[str]:
         )
 
 
+PARTS = 4
+"""in which a packed batch is worked on where it cannot be packed: each has less padding than the whole"""
+
+
 def _norms(recipe: Recipe) -> Iterator[str]:
     room, text = recipe.training.tokens_per_batch, recipe.data.clean.max_tokens + 1
-    if recipe.model.norm == "batch" and room < 2 * text:
+    least = 2 * text * (PARTS if recipe.training.batches == "packed" else 1)
+    if recipe.model.norm == "batch" and room < least:
         yield (
             f"model.norm: batch needs batches of several texts: training.tokens_per_batch {room} must be at "
-            f"least {2 * text}, twice the longest text; or take norm: layer"
+            f"least {least} for texts of {text} tokens; or take norm: layer"
         )
 
 

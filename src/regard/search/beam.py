@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.search.guides import Choice, Guide, Guides
-from regard.search.hypothesis import Hypothesis
+from regard.search.hypothesis import Hypothesis, Penalty
 from regard.search.live import Continuations, Live
 from regard.search.manners import Paper, Standing
 from regard.search.rules import NEVER, Rules, S, Step
@@ -65,7 +65,7 @@ def beam_search(
     wanted = -(-nbest // groups)
     shape = (len(limits), groups, each)
     scores = torch.full(shape, NEVER, dtype=torch.float64, device=device)
-    found: list[Found] = [[] for _ in limits]
+    found = Found(len(limits), nbest, groups, alpha, manner.penalty)
     cuts = manner.cuts_at_limit and not guides  # a guide may still want what is not said yet
 
     live = Live.begin(state, rules)
@@ -92,25 +92,16 @@ def beam_search(
 
         if watch is not None:
             watch(Looked(live.length, best, ended, going, done, penalty))
-        # What is beaten by as many as are asked for is not written down: that takes longer than to find it.
-        ended = ended & (added >= own[:, :, min(nbest, each) - 1].unsqueeze(2)).flatten(1)
         if ended.any():
-            of = ended.nonzero()[:, 1] // (ended.shape[1] // groups)
-            finished = live.finish(ended, best, alpha, manner.penalty, bonus)
-            _add(found, finished, of.tolist())
-        if done.any():
-            first = full & (
-                torch.arange(full.shape[1], device=device) < nbest
-            )  # the best stand first
-            closed = live.finish(first, going, alpha, manner.penalty, ends=False)
-            _add(found, closed, [0] * len(closed))
-            nothing = done & (own[:, :, 0] == NEVER).all(1) & ~full.any(1)
-            whole = guide.complete(live)
-            cut = live.cut(nothing, alpha, manner.penalty, bonus, whole)
-            _add(found, cut, [0] * len(cut))
+            found.finished(live, ended, best, added, own, bonus)
+        if full.any():
+            found.closed(live, full, going)
+        nothing = done & (own[:, :, 0] == NEVER).all(1) & ~full.any(1)
+        if nothing.any():
+            found.cut(live, nothing, bonus, guide.complete(live))
         live = live.go_on(~done, going)
         guide.go_on((~done).nonzero().squeeze(1), going)
-    return [_ranked(some, nbest) for some in found]
+    return found.ranked()
 
 
 def _choose(
@@ -161,22 +152,66 @@ def _not_ended(best: Continuations, end: int, beam: int) -> Continuations:
     return Continuations(going.beams, going.tokens, going.log_probabilities, totals)
 
 
-Found = list[tuple[int, Hypothesis]]
-"""hypotheses, each with the number of its group"""
+class Found:
+    """The hypotheses of each sentence that are done, each with the number of its group."""
 
+    def __init__(
+        self, sentences: int, nbest: int, groups: int, alpha: float, penalty: Penalty
+    ) -> None:
+        self.nbest, self.groups, self.alpha, self.penalty = nbest, groups, alpha, penalty
+        self.of: list[list[tuple[int, Hypothesis]]] = [[] for _ in range(sentences)]
 
-def _add(found: list[Found], some: list[tuple[int, Hypothesis]], groups: list[int]) -> None:
-    for (number, hypothesis), group in zip(some, groups, strict=True):
-        found[number].append((group, hypothesis))
+    def finished(
+        self,
+        live: Live[S],
+        which: Bool[Tensor, "sentences count"],
+        best: Continuations,
+        scores: Float[Tensor, "sentences groups each"],
+        own: Float[Tensor, "sentences groups most"],
+        bonus: Float[Tensor, "sentences beams"] | None,
+    ) -> None:
+        """By END. own has the best scores of each sentence so far, these among them."""
+        if self.groups == 1:  # to write down what is beaten already takes longer than to find it
+            which = which & (scores >= own[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
+        groups = which.nonzero()[:, 1] // (which.shape[1] // self.groups)
+        some = live.finish(which, best, self.alpha, self.penalty, bonus)
+        self._add(some, groups.tolist())
 
+    def closed(
+        self, live: Live[S], which: Bool[Tensor, "sentences beams"], going: Continuations
+    ) -> None:
+        """By the last word that there is room for; the best stand first."""
+        first = torch.arange(which.shape[1], device=which.device) < self.nbest
+        self._add(live.finish(which & first, going, self.alpha, self.penalty, ends=False))
 
-def _ranked(found: Found, nbest: int) -> list[Hypothesis]:
-    """The best of each group before the second best of any; of those that stay, the best first."""
-    order = sorted(found, key=lambda one: one[1].score, reverse=True)
-    seen: Counter[int] = Counter()
-    ranks = []
-    for group, hypothesis in order:
-        ranks.append((seen[group], hypothesis))
-        seen[group] += 1
-    best = sorted(ranks, key=lambda one: one[0])[:nbest]
-    return sorted((one for _, one in best), key=lambda one: one.score, reverse=True)
+    def cut(
+        self,
+        live: Live[S],
+        which: Bool[Tensor, "sentences"],
+        bonus: Float[Tensor, "sentences beams"] | None,
+        complete: Bool[Tensor, "sentences beams"] | None,
+    ) -> None:
+        """As they stand, where none is finished."""
+        self._add(live.cut(which, self.alpha, self.penalty, bonus, complete))
+
+    def _add(self, some: list[tuple[int, Hypothesis]], groups: list[int] | None = None) -> None:
+        for (number, hypothesis), group in zip(some, groups or [0] * len(some), strict=True):
+            self.of[number].append((group, hypothesis))
+
+    def ranked(self) -> list[list[Hypothesis]]:
+        return [self._ranked(some) for some in self.of]
+
+    def _ranked(self, found: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
+        """The best of each group before the second best of any; of those that stay, the best first."""
+        order = sorted(found, key=lambda one: one[1].score, reverse=True)
+        seen: Counter[int] = Counter()
+        said: set[tuple[int, ...]] = set()
+        ranks = []
+        for group, hypothesis in order:
+            if tuple(hypothesis.tokens) in said:  # by another group
+                continue
+            said.add(tuple(hypothesis.tokens))
+            ranks.append((seen[group], hypothesis))
+            seen[group] += 1
+        best = sorted(ranks, key=lambda one: one[0])[: self.nbest]
+        return sorted((one for _, one in best), key=lambda one: one.score, reverse=True)

@@ -40,7 +40,7 @@ def top_sums(
 ) -> tuple[Float[Tensor, "sentences k"], Int[Tensor, "sentences k"]]:
     """The largest of each sentence in ``x`` with its total added, and where they stand, counted through beams and V.
 
-    No number counts as minus infinity; of equal ones the first comes first. For where chunks save time.
+    No number counts as minus infinity; of equal ones that are taken the first comes first. For where chunks save time.
     """
     sentences, beams, V = x.shape
     chunks = V // CHUNK
