@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -302,7 +303,7 @@ def apart(results: Results, row: str, measure: str) -> str:
 
 def margin(spread: float, freedom: int, *seeds: int) -> float:
     """From here on two means of so many seeds differ by more than chance, in 95 of 100 cases."""
-    return student(freedom) * spread * sum(1 / count for count in seeds) ** 0.5
+    return student(freedom) * spread * math.sqrt(sum(1 / count for count in seeds))
 
 
 def line(results: Results, speed: Mapping[str, Mapping[str, float]], row: str) -> str:
