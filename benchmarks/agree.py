@@ -75,7 +75,8 @@ def curve(run: Run, recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
         learner.recorded = None
         for part in learner.network.modules():
             if isinstance(part, Dropout):
-                part.seed = None  # nobody would draw it anew: the same words would be dropped at each step
+                # nobody would draw a seed anew: the same words would be dropped at each step
+                part.seed = None
     drawn = learner.batches()
     for _ in range(steps // WINDOW):
         yield statistics.mean(float(learner.step([one])) for one in islice(drawn, WINDOW))

@@ -1,6 +1,6 @@
 """How good and how fast: BLEU and sentences a second of some runs on a CPU, in each precision, greedy and by beam.
 
-    python benchmarks/fast.py runs/multi30k runs/multi30k-fast    # writes fast.json and docs/images/fast.svg
+    python benchmarks/fast.py runs/multi30k-transformer runs/multi30k-fast  # writes fast.json and docs/images/fast.svg
     python benchmarks/fast.py --only-plot
 
 Each run translates the sentences of its own test, text to text: first all of them, to warm up and to be scored, then

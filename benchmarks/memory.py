@@ -50,8 +50,8 @@ def main() -> None:
             str(pairs), "--out", f"{folder}/million", *changes, *small
         )
         if "REGARD_DATA" in os.environ:
-            results["multi30k, tiny"] = train(
-                *("multi30k", "--set", "model.preset=tiny"),
+            results["multi30k-transformer, tiny"] = train(
+                *("multi30k-transformer", "--set", "model.preset=tiny"),
                 *("--out", f"{folder}/multi30k", *changes),
             )
     path = Path(__file__).with_suffix(".json")

@@ -1,6 +1,6 @@
 """One word after another against all at once: how good and how fast, side by side.
 
-    python benchmarks/parallel.py runs/multi30k runs/multi30k-parallel        # writes benchmarks/parallel.json
+    python benchmarks/parallel.py runs/multi30k-transformer runs/multi30k-parallel    # writes benchmarks/parallel.json
 
 Both runs translate the test pairs of the second. Scores are of all of them. Speed is measured on the processor, on some
 of them, one sentence at a time and 32 at a time; the ways take turns sentence by sentence, so that whatever else the

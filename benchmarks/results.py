@@ -1,11 +1,12 @@
-"""Makes the table of results in README.md from the cards that runs wrote themselves.
+"""Makes the tables of results from the cards that runs wrote: all rows in docs/results.md, a few in README.md.
 
     python benchmarks/results.py                                # after a change of cards/ or published.json
     python benchmarks/results.py runs/multi30k runs/g2p         # take the cards of these runs, then the same
 
 A card says what came out, where, in what time and by which command. What no card can know, such as what others have
-published, is in ``published.json``; its order is that of the rows, and a card it does not name gets a row at the end. A
-test fails when README.md is not what this script writes.
+published, is in ``published.json``: its order is that of the rows, ``readme`` puts a row into README.md as well, and
+``command`` is shown in place of the card's. A card it does not name gets a row at the end of docs/results.md. A test
+fails when one of the two pages is not what this script writes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import argparse
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from regard.recipe import load_recipe
+
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+ROOT = HERE.parent
+README = ROOT / "README.md"
+ALL = ROOT / "docs/results.md"
 CARDS = HERE / "cards"
 PUBLISHED = HERE / "published.json"
 
@@ -28,32 +34,35 @@ HEAD = """\
 | task | model | result | published | where, how long | command |
 |---|---|---|---|---|---|
 """
-PLACES = {"--out", "--minutes"}
-"""options of train that make no other model"""
+PLACES = {"--out"}
+"""options of train that tell of one machine only"""
+TIMES = {"--minutes"}
+"""options of train that make no other model, unless they ended the training: then the row says so"""
 OUT_OF_TIME = "the minutes given are over"
 LUCK = ("bs:", "seed:")
 """parts of a signature that tell of the interval, not of the score"""
 
 Card = Mapping[str, Any]
+Said = Mapping[str, Any]
 
 
-def section(cards: Mapping[str, Card], published: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table and what is to be said of all its rows."""
+def section(cards: Mapping[str, Card], published: Mapping[str, Said]) -> str:
+    """The table and what is to be said of all its rows; links are those of a page in the root."""
     names = [*(name for name in published if name in cards), *sorted(cards.keys() - published)]
     rows = [row(name, cards[name], published.get(name, {})) for name in names]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
     return f"{HEAD}{table}\n{signatures({name: cards[name] for name in names})}\n"
 
 
-def row(name: str, card: Card, said: Mapping[str, Any]) -> list[str]:
+def row(name: str, card: Card, said: Said) -> list[str]:
     what = f": {said['what']}" if "what" in said else ""
-    commands = [*said.get("before", []), card["command"]]
+    commands = [*said.get("before", []), said.get("command") or timeless(card["command"])]
     return [
         f"[{name}](recipes/{name}.yaml){what}",
         model(card),
         result(card, said.get("measures")),
         said.get("published", ""),
-        where(card),
+        where(name, card),
         ", ".join(f"`{command}`" for command in commands),
     ]
 
@@ -87,14 +96,23 @@ def score(one: Mapping[str, Any]) -> str:
     return f"{one['name']} {one['value']:.1f}{interval}"
 
 
-def where(card: Card) -> str:
+def where(name: str, card: Card) -> str:
     many = f"{card['processes']} x " if card["processes"] > 1 else ""
     learning = card["seconds"]
     told = f"{many}{card['hardware'].removeprefix('NVIDIA ')}, {learning / 60:.1f} min"
     before, after = card.get("preparing_seconds"), card.get("scoring_seconds")
     if before is not None and after is not None:
         told += f" ({(before + learning + after) / 60:.1f} in all)"
+    if card["reason_stopped"] == OUT_OF_TIME:
+        told += f"; stopped at step {card['steps']:,} of {steps(name, card['command']):,}"
     return told + (f"; {card['note']}" if "note" in card else "")
+
+
+def steps(name: str, command: str) -> int:
+    """How many the recipe asks for, with the changes of the command."""
+    words = pairwise(shlex.split(command))
+    changes = [value for option, value in words if option == "--set"]
+    return load_recipe(ROOT / f"recipes/{name}.yaml", changes).training.steps
 
 
 def signatures(cards: Mapping[str, Card]) -> str:
@@ -115,22 +133,32 @@ def signatures(cards: Mapping[str, Card]) -> str:
     return f"BLEU is sacreBLEU's, `{usual}`{''.join(others)}."
 
 
-def document(readme: str) -> str:
-    """README with the table that the cards make."""
-    before, begin, rest = readme.partition(BEGIN)
+def document(page: Path) -> str:
+    """This page with the table that the cards make."""
+    before, begin, rest = page.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin, f"README.md has no line {BEGIN}"
-    assert end, f"README.md has no line {END}"
+    assert begin, f"{page.name} has no line {BEGIN}"
+    assert end, f"{page.name} has no line {END}"
+    return f"{before}{begin}{table(page)}{end}{after}"
+
+
+def table(page: Path) -> str:
     cards = {path.stem: json.loads(path.read_text("utf-8")) for path in CARDS.glob("*.json")}
-    published = json.loads(PUBLISHED.read_text("utf-8"))
-    return f"{before}{begin}{section(cards, published)}{end}{after}"
+    published: dict[str, Said] = json.loads(PUBLISHED.read_text("utf-8"))
+    if page == ALL:
+        return (
+            section(cards, published)
+            .replace("](recipes/", "](../recipes/")
+            .replace("](docs/", "](")
+        )
+    shown = {name for name, said in published.items() if said.get("readme")}
+    return section({name: card for name, card in cards.items() if name in shown}, published)
 
 
 def take(run: Path) -> Path:
     """The card of a finished run among ours, its command without what tells of one machine only."""
     card = json.loads((run / "card.json").read_text("utf-8"))
-    timed = card["reason_stopped"] == OUT_OF_TIME
-    words = list(kept(shlex.split(card["command"]), PLACES - ({"--minutes"} if timed else set())))
+    words = list(kept(shlex.split(card["command"]), PLACES))
     for word in words:
         if Path(word.partition("=")[2] or word).is_absolute():
             raise SystemExit(f"{run}: the command names a place of this machine: {word}")
@@ -138,6 +166,10 @@ def take(run: Path) -> Path:
     text = json.dumps({**card, "command": shlex.join(words)}, indent=2, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     return path
+
+
+def timeless(command: str) -> str:
+    return shlex.join(kept(shlex.split(command), TIMES))
 
 
 def kept(words: Sequence[str], without: set[str]) -> Iterator[str]:
@@ -156,8 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="*", type=Path, help="run folders, named as their recipes")
     for run in parser.parse_args(arguments).runs:
         print(take(run))
-    README.write_text(document(README.read_text("utf-8")), encoding="utf-8")
-    print(README)
+    for page in (README, ALL):
+        page.write_text(document(page), encoding="utf-8")
+        print(page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The README's table is what the cards say, and a card says what the table needs."""
+"""The tables of results are what the cards say, and a card says what the tables need."""
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,9 +63,31 @@ NEW = OLD | {
 }
 
 
-def test_the_readme_is_what_the_cards_say(results: ModuleType) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme == results.document(readme), "run  python benchmarks/results.py"
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_a_page_is_what_the_cards_say(results: ModuleType, page: str) -> None:
+    written = (ROOT / page).read_text(encoding="utf-8")
+    assert written == results.document(ROOT / page), "run  python benchmarks/results.py"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    assert links
+    assert not [link for link in links if not (path.parent / link).exists()]
+
+
+def test_the_readme_shows_a_few_rows_and_the_other_page_all(results: ModuleType) -> None:
+    published = json.loads(results.PUBLISHED.read_text("utf-8"))
+    shown = [name for name, said in published.items() if said.get("readme")]
+    assert first_cells(results.table(results.README)) == shown
+    assert sorted(first_cells(results.table(results.ALL))) == sorted(
+        path.stem for path in results.CARDS.glob("*.json")
+    )
+
+
+def first_cells(table: str) -> list[str]:
+    return re.findall(r"^\| \[([^]]+)\]", table, re.MULTILINE)
 
 
 def test_every_row_is_that_of_a_recipe(results: ModuleType) -> None:
@@ -91,6 +114,23 @@ def test_a_row_says_what_its_card_says(results: ModuleType) -> None:
     ]
 
 
+def test_a_training_that_ran_out_of_time_says_so_and_its_command_is_without_minutes(
+    results: ModuleType,
+) -> None:
+    card = OLD | {"reason_stopped": "the minutes given are over", "steps": 9_851}
+    command = "regard train multi30k --minutes 7 --set training.steps=12000"
+    *_, where, shown = results.row("multi30k", card | {"command": command}, {})
+    assert where == "H200, 1.5 min; stopped at step 9,851 of 12,000"
+    assert shown == "`regard train multi30k --set training.steps=12000`"
+    asked = load_recipe("multi30k").training.steps
+    *_, where, _ = results.row("multi30k", card, {})
+    assert where.endswith(f"of {asked:,}")
+
+
+def test_another_command_may_be_shown(results: ModuleType) -> None:
+    assert results.row("some", OLD, {"command": "regard train other"})[-1] == "`regard train other`"
+
+
 def test_rows_stand_in_the_order_of_what_is_published_and_the_rest_follows(
     results: ModuleType,
 ) -> None:
@@ -100,31 +140,18 @@ def test_rows_stand_in_the_order_of_what_is_published_and_the_rest_follows(
     assert lines[-2] == "BLEU is sacreBLEU's, `nrefs:1|case:mixed|tok:zh`."
 
 
-@pytest.mark.parametrize(
-    ("reason", "command"),
-    [
-        ("all 5 steps are done", "regard train some --set model.dropout=0.2"),
-        ("the minutes given are over", "regard train some --minutes 7 --set model.dropout=0.2"),
-    ],
-)
 def test_a_card_is_taken_without_the_places_of_a_machine(
-    results: ModuleType,
-    reason: str,
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    results: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But with the minutes, if it was they that ended the training."""
     monkeypatch.setattr(results, "CARDS", tmp_path)
     run = tmp_path / "some"
     run.mkdir()
     given = "regard train some --out /scratch/some --minutes 7 --set model.dropout=0.2"
-    card = OLD | {"reason_stopped": reason}
-    (run / "card.json").write_text(json.dumps(card | {"command": given}))
+    (run / "card.json").write_text(json.dumps(OLD | {"command": given}))
     taken = json.loads(results.take(run).read_text())
-    assert taken == card | {"command": command}
+    assert taken == OLD | {"command": "regard train some --minutes 7 --set model.dropout=0.2"}
     elsewhere = f"{given} --set data.root=/scratch/data"
-    (run / "card.json").write_text(json.dumps(card | {"command": elsewhere}))
+    (run / "card.json").write_text(json.dumps(OLD | {"command": elsewhere}))
     with pytest.raises(SystemExit, match=r"data\.root=/scratch/data"):
         results.take(run)
 
