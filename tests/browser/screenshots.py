@@ -1,6 +1,7 @@
 """The pictures of docs/page.md: every view, by day and by night.
 
-    python -m tests.browser.screenshots runs/demo       # writes docs/images/page-*.png
+    python -m tests.browser.screenshots runs/demo                                # writes docs/images/page-*.png
+    python -m tests.browser.screenshots --rounds runs/multi30k-parallel          # the view of all words at once
 
 The run is the demo's: it can translate the sentence.
 """
@@ -28,6 +29,9 @@ VIEWS = {
     "story": "#view=heads&story=10&arrive=1",
 }
 """where each view is at its best"""
+CAPTION = "Two young men are playing football in the snow while a brown dog watches them."
+ROUNDS = {"rounds": "#view=rounds"}
+"""of a model that says all words at once, which has no beam"""
 WIDTH, HEIGHT, TALLEST = 1200, 900, 1500
 COLOURS = 256
 """few enough for small files, enough for a scale of weights"""
@@ -36,20 +40,22 @@ COLOURS = 256
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    run = parser.parse_args().run
+    parser.add_argument("--rounds", action="store_true", help="the run says all words at once")
+    options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
     from playwright.sync_api import sync_playwright
 
     from browser.conftest import FLAGS, served
 
-    with sync_playwright() as running, served(run) as address:
+    text, views = (CAPTION, ROUNDS) if options.rounds else (TEXT, VIEWS)
+    with sync_playwright() as running, served(options.run) as address:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for scheme in ("light", "dark"):
             size = {"width": WIDTH, "height": HEIGHT}
             page = browser.new_context(viewport=size, color_scheme=scheme).new_page()  # type: ignore[arg-type]
-            for name, where in VIEWS.items():
+            for name, where in views.items():
                 page.goto("about:blank")
-                page.goto(f"{address}/{where}&q={TEXT.replace(' ', '+')}")
+                page.goto(f"{address}/{where}&q={text.replace(' ', '+')}")
                 page.locator(".view:not([hidden]) *").first.wait_for()
                 page.wait_for_timeout(2000)  # until layers have come and colours have faded in
                 shown = page.screenshot(full_page=True)

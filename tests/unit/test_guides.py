@@ -305,7 +305,7 @@ def test_one_group_is_plain_beam_search(seed: int, beam: int) -> None:
 def test_of_groups_as_many_are_given_as_were_finished_and_asked_for(
     seed: int, groups: int, nbest: int
 ) -> None:
-    """Even if one group finished several and another none. The penalty keeps the groups apart from the first word on."""
+    """Even if one group finished several and another none. The penalty keeps groups apart from the first word on."""
     ended: list[int] = []
     (found,) = search(
         hashed(seed, 7),

@@ -12,8 +12,8 @@ export const rounds = {
   id: "rounds",
   title: "Rounds",
   help: "This model says all words at once, so there is no beam. In the first round it knows none of them; in each round "
-    + "after it the words it was least sure of are hidden and said again, from all the others. Framed are the words that "
-    + "were said in a round; a word in bold took the place of another.",
+    + "after it the words it was least sure of are hidden and said again, from all the others. Those that were said in "
+    + "a round stand out; a word in bold took the place of another.",
   fits: (trace) => trace.rounds.length > 0,
   build,
 };
