@@ -21,6 +21,7 @@ The package reads from top to bottom; a module imports only from those above it:
     model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
     probe       to look into a network while a text passes, and to interfere: watch, mute, leave out a word
     trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
+    tracing     how a trace is made: a sentence is translated while it is watched, and read again
     align       which word of a translation came from which word of its sentence, as attention tells
     learn/      loss, optimizers, checkpoints, several processes, the loop
     course      what a model is built on and how it learned, for the page

@@ -28,7 +28,8 @@ from regard.nn.positions import Unmarked
 from regard.probe import observe
 from regard.recipe import Smoothing
 from regard.run import Run
-from regard.trace import Trace, pack, pack_small, trace
+from regard.trace import Trace, pack, pack_small
+from regard.tracing import trace
 
 POSITIONS = 64
 """rows of the position map"""

@@ -16,7 +16,8 @@ from browser.pages import Open, patience, rows_of, synthetic, texts, until
 from regard import trace as module
 from regard.model import Translator
 from regard.probe import Head
-from regard.trace import Occlusion, Trace, trace
+from regard.trace import Occlusion, Trace
+from regard.tracing import trace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -14,7 +14,7 @@ import pytest
 
 from browser.pages import SAID, SOURCE, Open, patience, rows_of, synthetic, texts, until
 from regard.model import Translator
-from regard.trace import trace
+from regard.tracing import trace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

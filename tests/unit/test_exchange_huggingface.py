@@ -25,7 +25,7 @@ from regard.recipe import Manner
 from regard.run import Run
 from regard.text.corpus import Pair
 from regard.text.grammar import generate
-from regard.trace import trace
+from regard.tracing import trace
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'regard[exchange]'")
 

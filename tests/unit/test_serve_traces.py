@@ -13,7 +13,7 @@ from regard.model import Translator
 from regard.serve.app import create_app
 from regard.serve.live import growing
 from regard.serve.settings import Settings
-from regard.trace import trace
+from regard.tracing import trace
 
 
 def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from regard import trace as module
+from regard import trace as contract
+from regard import tracing
 from regard.errors import RegardError
 from regard.marks import END, START
 from regard.model import Translator
 from regard.model.writer import Asked
 from regard.nn.heads import MultiHeadAttention
 from regard.probe import PLACES, Head, attentions, muting, observe
-from regard.trace import CANDIDATES, Token, Trace, trace, words_of
+from regard.trace import Token, Trace, words_of
+from regard.tracing import CANDIDATES, trace
 
 TEXT = "ein Hund dog"
 
@@ -193,7 +195,7 @@ def test_occlusion_in_portions_is_the_same(
 def test_a_sentence_too_long_for_occlusion_has_none(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(module.OCCLUSION_WORK, "cpu", 1)
+    monkeypatch.setitem(tracing.OCCLUSION_WORK, "cpu", 1)
     assert trace(model, TEXT).occlusion is None
 
 
@@ -283,7 +285,7 @@ def test_what_does_not_fit_into_a_file_is_rounded_or_left_out(
 ) -> None:
     assert traced.to_json("file") == traced.to_json()
     for name in ("WHOLE_BYTES", "NODES_BYTES", "PARTS_BYTES"):
-        monkeypatch.setattr(module, name, 0)
+        monkeypatch.setattr(contract, name, 0)
     plain = traced.to_json("file")
     for place in PLACES:
         packed = plain[place]

@@ -18,7 +18,7 @@ from regard.recipe import Recipe
 from regard.text.conllu import Parsed
 from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
-from regard.trace import trace
+from regard.tracing import trace
 
 TEXT = "ein Hund bellt laut"
 PARSE = Parsed(TEXT.split(), ["X"] * 4, [2, 3, 0, 3])

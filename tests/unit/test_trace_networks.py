@@ -12,7 +12,7 @@ from regard.probe import PLACES
 from regard.recipe import Recipe
 from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
-from regard.trace import trace
+from regard.tracing import trace
 
 TEXT = "ein Hund bellt laut"
 NETWORKS: dict[str, dict[str, Any]] = {

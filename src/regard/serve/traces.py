@@ -14,7 +14,8 @@ from regard.serve.asked import TraceAsked, check_key, describe, read, while_conn
 from regard.serve.batching import Refused
 from regard.serve.service import Service
 from regard.serve.settings import Settings
-from regard.trace import Trace, trace
+from regard.trace import Trace
+from regard.tracing import trace
 
 PARTS = ("query", "key", "value", "output")
 
