@@ -297,9 +297,13 @@ def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[st
 
 
 def test_the_minutes_given_are_kept(chosen: dict[str, Timed]) -> None:
-    runs, done, seconds = chosen["tabs"]
+    runs, done, _ = chosen["tabs"]
     assert "Training stopped: the minutes given are over." in done.stderr
-    assert seconds < 12 + 4  # it takes a while to start Python and torch on a busy machine
+    lines = (runs / "tabs" / "log.jsonl").read_text().splitlines()
+    times = [json.loads(line)["time"] for line in lines]
+    assert (
+        times[-1] - times[0] < 12
+    )  # by its own clock: how long Python takes to start is not its matter
     card = json.loads((runs / "tabs" / "card.json").read_text())
     assert card["reason_stopped"] == "the minutes given are over"
     assert 10 < card["steps"] < 100_000

@@ -226,3 +226,18 @@ def test_a_full_disk_is_an_error_for_the_user(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="x: cannot be written: No space left on device"):
         write_whole(tmp_path / "x", write)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
+def test_weights_stay_in_their_file_until_they_are_looked_at(run_folder: Path) -> None:
+    (weight, *_) = Translator.load(run_folder, "cpu").network.parameters()
+    files = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, *_, name = line.split()
+        low, high = (int(address, 16) for address in addresses.split("-"))
+        files += [name] if low <= weight.data_ptr() < high else []
+    assert files == [str((run_folder / "model.safetensors").resolve())]
+    before = (run_folder / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        weight.zero_()
+    assert (run_folder / "model.safetensors").read_bytes() == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -68,7 +70,14 @@ def prepare(network: Transformer, precision: Precision) -> Fast:
     """The network as it is now, ready for search. ``precision`` is one that ``pick`` gave."""
     fast = Fast(network, formats(network.projection.weight.device)[precision])
     settle(fast, network)
+    _let_go()
     return fast
+
+
+def _let_go() -> None:
+    """What packing needed goes back to the system; glibc would keep it, more than the weights of int8 take."""
+    with suppress(OSError, AttributeError):  # another system, another library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def unfit(network: Network) -> str | None:

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regard.errors import RegardError
 from regard.fast import cores
 from regard.marks import PAD
-from regard.model.weights import put_weights
+from regard.model.weights import lay_weights
 from regard.recipe import Device, Precision, Recipe, Task, change_search
 from regard.run import Run
 from regard.score import NOT_OF_TEXT, Comparison, Result, compare, score
@@ -123,7 +123,7 @@ class Model(ABC):
         weights = run.weights()
         tokenizer = run.tokenizer(recipe)
         network = kind.build(recipe, tokenizer)
-        put_weights(network, weights, str(run.weights_file))
+        lay_weights(network, weights, str(run.weights_file))
         place = choose_device(device)
         network = network.to(place).eval()
         model = kind(recipe, tokenizer, network, place, precision, run, threads)

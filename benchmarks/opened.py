@@ -1,0 +1,46 @@
+"""Memory of its own that an opened model takes, in each number format: base, random weights, 8,000 entries.
+
+    python benchmarks/opened.py
+
+Each format is a process of its own. What is counted is Linux's RssAnon, above what it was before the model was opened:
+weights that stand in the file and are only mapped are not among it, since the system can let go of them.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from regard.bench.subject import of_preset
+from regard.model import Translator
+
+FORMATS = ("fp32", "bf16", "int8")
+
+
+def own_megabytes() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+def opened(run: Path, precision: str) -> float:
+    before = own_megabytes()
+    model = Translator.load(run, "cpu", precision, 1)  # type: ignore[arg-type]
+    return own_megabytes() - before if model.ready else 0.0
+
+
+def main() -> None:
+    if len(sys.argv) == 3:
+        print(opened(Path(sys.argv[1]), sys.argv[2]))
+        return
+    with tempfile.TemporaryDirectory() as made:
+        run = Path(made) / "run"
+        of_preset(run, "base", 1)
+        for precision in FORMATS:
+            command = [sys.executable, "-W", "ignore", __file__, str(run), precision]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            print(f"{precision:5} {float(done.stdout):6.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
