@@ -19,7 +19,7 @@ demo: install
 
 # Files of tests share the cores, one thread each: two that wait for one another would take twice the time.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile tests # one more than cores: some wait
 
 check: install
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ def head(source: Path, copy: Path) -> None:
     # In CoNLL-U a line is a word, and every tag must come.
     count = 40 * LINES if "train.conllu" in copy.name else LINES
     if copy.name.startswith("valid") and "conllu" not in copy.name:
-        count = LINES // 10
+        count = LINES // 20
     text = "".join(f"{line}\n" for line in islice(read_lines(source), count)).encode()
     copy.write_bytes(gzip.compress(text) if copy.suffix == ".gz" else text)
 
