@@ -13,8 +13,9 @@ from pathlib import Path
 
 from regard.bench.subject import of_preset
 from regard.model import Translator
+from regard.recipe import Precision, one_of
 
-FORMATS = ("fp32", "bf16", "int8")
+FORMATS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 
 
 def own_megabytes() -> float:
@@ -23,15 +24,15 @@ def own_megabytes() -> float:
     return int(line.split()[1]) / 1024
 
 
-def opened(run: Path, precision: str) -> float:
+def opened(run: Path, precision: Precision) -> float:
     before = own_megabytes()
-    model = Translator.load(run, "cpu", precision, 1)  # type: ignore[arg-type]
+    model = Translator.load(run, "cpu", precision, 1)
     return own_megabytes() - before if model.ready else 0.0
 
 
 def main() -> None:
     if len(sys.argv) == 3:
-        print(opened(Path(sys.argv[1]), sys.argv[2]))
+        print(opened(Path(sys.argv[1]), one_of(FORMATS, sys.argv[2], "precision")))
         return
     with tempfile.TemporaryDirectory() as made:
         run = Path(made) / "run"
