@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
 from regard.nn.attention import Attention, KeysValues, Mask
-from regard.nn.patterns import PATTERNS, BigBird
+from regard.nn.patterns import PATTERNS, BigBird, Window
 from regard.nn.positions import Relation
 from regard.recipe import Model, Pattern, make_recipe
 
@@ -83,6 +83,13 @@ def without_fusion(given: Inputs) -> Call:
     return call
 
 
+def gathered(given: Inputs) -> Call:
+    """A window as where there is no kernel for it."""
+    pattern = Window(given.section, "encoder").to(given.query)
+    attend = Attention(given.section, Relation(given.section)).eval()
+    return lambda: pattern.in_blocks(attend, given.query, given.seen, Mask())
+
+
 def flex_window(given: Inputs) -> Call:
     blocks = torch.arange(given.query.shape[2] // FLEX_BLOCK, device=given.query.device)
     near = (blocks - blocks[:, None]).abs() <= math.ceil(REACH / FLEX_BLOCK)
@@ -114,20 +121,19 @@ def flex(given: Inputs, seen: Tensor, inside: Callable[..., Tensor]) -> Call:
 
 KINDS: dict[str, Callable[[Inputs], Call]] = {
     "full": partial(ours, "full"),
-    "full, not fused": without_fusion,
     "window": partial(ours, "window"),
     "linformer": partial(ours, "linformer"),
     "bigbird": partial(ours, "bigbird"),
+    "full, not fused": without_fusion,
+    "window, gathered": gathered,
     "window, FlexAttention": flex_window,
     "bigbird, FlexAttention": flex_bigbird,
 }
-COLOURS = dict(
-    zip(
-        KINDS,
-        ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"),
-        strict=True,
-    )
-)
+ON_GPU = ("window, gathered", "window, FlexAttention", "bigbird, FlexAttention")
+"""what differs from the others, or runs, on a GPU only"""
+COLOURS = {"full": "#000000", "window": "#0072b2", "linformer": "#009e73", "bigbird": "#cc79a7"}
+DASHES = {"": "none", "not fused": "7 3", "gathered": "7 3", "FlexAttention": "2 3"}
+"""of what a kind is called after the comma"""
 
 
 def inputs(length: int, device: str) -> Inputs:
@@ -285,6 +291,14 @@ def picture(results: dict[str, Any]) -> str:
     )
 
 
+def pen(kind: str) -> str:
+    """A pattern has one colour, a way to compute it one kind of line."""
+    pattern, _, way = kind.partition(", ")
+    return (
+        f'fill="none" stroke="{COLOURS[pattern]}" stroke-width="2" stroke-dasharray="{DASHES[way]}"'
+    )
+
+
 def legend(results: dict[str, Any]) -> str:
     used = [
         kind
@@ -294,8 +308,8 @@ def legend(results: dict[str, Any]) -> str:
     words = []
     for n, kind in enumerate(used):
         x, y = LEFT + n % 4 * 185, 20 + n // 4 * 20
-        words.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{COLOURS[kind]}"/>')
-        words.append(f'<text x="{x + 10}" y="{y}">{kind}</text>')
+        words.append(f'<path d="M{x} {y - 4}h28" {pen(kind)}/>')
+        words.append(f'<text x="{x + 34}" y="{y}">{kind}</text>')
     return "".join(words)
 
 
@@ -322,10 +336,10 @@ def panel(found: Sequence[dict[str, Any]], key: str, title: str) -> str:
         parts.append(f'<text x="{x}" y="{PANEL[1] + 18}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{PANEL[0] / 2}" y="{PANEL[1] + 36}" text-anchor="middle">T</text>')
     for kind in dict.fromkeys(at["kind"] for at in found):
-        colour = COLOURS[kind]
+        colour = COLOURS[kind.partition(",")[0]]
         line = [place(at["length"], at[key]) for at in found if at["kind"] == kind]
         path = " ".join(f"{x},{y}" for x, y in line)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<polyline points="{path}" {pen(kind)}/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in line]
     return "".join(parts)
 
@@ -353,8 +367,10 @@ def main() -> None:
         return
     results: dict[str, Any] = json.loads(asked.json.read_text()) if asked.json.exists() else {}
     if not asked.only_plot:
-        kinds = asked.kinds or [n for n in KINDS if asked.device == "cuda" or "Flex" not in n]
+        kinds = asked.kinds or [n for n in KINDS if asked.device == "cuda" or n not in ON_GPU]
         lengths = [length for length in ALL if asked.shortest <= length <= asked.longest]
+        if not lengths:
+            parser.error(f"no length from {asked.shortest} to {asked.longest} among {ALL}")
         for kind in kinds:  # written down after each, so that an end in between loses little
             found = list(points(asked.device, kind, lengths))
             results[asked.device] = with_new(results.get(asked.device), asked.device, kind, found)

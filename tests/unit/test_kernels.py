@@ -9,8 +9,13 @@ from torch.nn import functional as F
 if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
+from regard.nn.attention import Attention, KeysValues, Mask
 from regard.nn.kernels.attention import attend_in_texts
+from regard.nn.kernels.few import attend_few
 from regard.nn.kernels.norm import layer_norm
+from regard.nn.patterns import Window
+from regard.nn.positions import Relation
+from regard.recipe import make_recipe
 
 SOURCES, TARGETS = [5, 30, 7, 12, 1, 50, 130], [7, 22, 9, 20, 3, 44, 99]
 SCALE = 0.2
@@ -81,3 +86,51 @@ def test_the_way_back_through_a_norm(words: int, width: int) -> None:
     torch.testing.assert_close(normed.double(), right, atol=0.05, rtol=0.01)  # bfloat16
     for ours, theirs in zip(got, torch.autograd.grad(right, exact, above.double()), strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("queries", "keys", "width"), [(5, 40, 64), (1, 7, 24), (4, 64, 16)])
+@pytest.mark.parametrize("hides", ["nothing", "of each sentence", "of each query", "of all alike"])
+def test_attention_of_a_few_queries(queries: int, keys: int, width: int, hides: str) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(3, queries, 2, width, device="cuda").transpose(1, 2) / width**0.5
+    key, value = torch.randn(2, 3, 2, keys, width, device="cuda")
+    shapes = {
+        "of each sentence": (3, 1, 1, keys),
+        "of each query": (3, 1, queries, keys),
+        "of all alike": (1, 1, 1, keys),
+    }
+    bias = None
+    if hides in shapes:
+        bias = torch.where(torch.rand(shapes[hides], device="cuda") < 0.5, -torch.inf, 0.0)
+        bias[..., -1] = 0.0  # something is seen
+    scores = query.double() @ key.double().mT + (0.0 if bias is None else bias.double())
+    wanted = (scores.softmax(-1) @ value.double()).transpose(1, 2).flatten(2)
+    found = attend_few(query, key, value, bias)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_window_is_attention_under_its_mask(causal: bool) -> None:
+    torch.manual_seed(0)
+    recipe = make_recipe(
+        {
+            "data": {"train": {"pairs": "x"}},
+            "model": {"width": 96, "heads": 3, "dropout": 0.0, "attention": {"reach": 20}},
+        },
+        "window",
+    )
+    window = Window(recipe.model, "encoder")
+    attend = Attention(recipe.model, Relation(recipe.model)).cuda()
+    query, key, value = vectors(150, 32), vectors(150, 32), vectors(150, 32)
+    real = torch.arange(150, device="cuda") < torch.tensor([150, 97], device="cuda")[:, None]
+    mask = Mask(real, causal)
+    fast = window(attend, query, KeysValues(key, value), mask)
+    above = torch.randn_like(fast) * real[:, None, :, None]
+    got = torch.autograd.grad(fast, (query, key, value), above)
+    exact = [part.detach().double().requires_grad_() for part in (query, key, value)]
+    right = window.show(attend, exact[0], KeysValues(*exact[1:]), mask).output
+    wanted = torch.autograd.grad(right, exact, above.double())
+    hidden = ~real[:, None, :, None]
+    for ours, theirs in zip((fast, *got), (right, *wanted), strict=True):
+        both = (x.double().masked_fill(hidden, 0.0) for x in (ours, theirs))
+        torch.testing.assert_close(*both, atol=2e-5, rtol=0)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.errors import RegardError
 from regard.marks import PAD
 from regard.nn.attention import Attention, KeysValues, Mask
-from regard.nn.patterns import PATTERNS, BigBird, Full, Linformer
+from regard.nn.patterns import PATTERNS, BigBird, Full, Linformer, Window
 from regard.nn.positions import POSITIONS
 from regard.nn.transformer import Transformer
 from regard.recipe import EncoderPattern, Pattern, Position, Recipe
@@ -123,6 +123,29 @@ def test_a_window_that_reaches_everywhere_is_full(small_recipe: SmallRecipe) -> 
     for mask in (Mask(), Mask(causal=True)):
         found, wanted = (pattern(attend, query, seen, mask) for pattern in (window, full))
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=50)
+@given(lengths=texts, reach=st.integers(1, 40), causal=st.booleans(), in_front=st.booleans())
+def test_a_window_is_one_span_for_each_place(
+    small_recipe: SmallRecipe, lengths: list[int], reach: int, causal: bool, in_front: bool
+) -> None:
+    """What the kernel of a GPU is told, from the side of the queries and from that of the keys."""
+    window = Window(small_recipe(model={"attention": {"reach": reach}}).model, "encoder")
+    mask = masks(lengths, causal)
+    if in_front and mask.real is not None:
+        mask = Mask(mask.real.flip(1), causal)
+    size = len(lengths), max(lengths)
+    spans = window.spans(mask, *size, torch.device("cpu"))
+    place = torch.arange(max(lengths))
+    by_queries = spans.matrix()[:, 0]
+    by_keys = (place[:, None] >= spans.first[:, None]) & (place[:, None] < spans.last[:, None])
+    apart = place - place[:, None]
+    near = (apart.abs() <= reach) & ((apart <= 0) | (not causal))
+    real = torch.ones(size, dtype=torch.bool) if mask.real is None else mask.real
+    pairs = real[:, :, None] & real[:, None]
+    assert torch.equal(by_queries & real[:, :, None], near & pairs)
+    assert torch.equal(by_keys & pairs, near & pairs)
 
 
 # BigBird

@@ -119,7 +119,7 @@ class MemoryAttention(Sublayer):
         return self.output(attend(query.transpose(1, 2), seen, bias))
 
 
-def kernels(device: torch.device) -> AbstractContextManager[None]:
+def usual_kernels(device: torch.device) -> AbstractContextManager[None]:
     """For the time of a search: torch's own attention on a GPU, not cuDNN's, which is made for many queries."""
     if device.type != "cuda":
         return nullcontext()
@@ -128,12 +128,18 @@ def kernels(device: torch.device) -> AbstractContextManager[None]:
 
 FEW = 16
 """queries of a sentence: up to here two products and a softmax are faster than the fused kernel of a CPU"""
+LARGE = 2048
+"""sentences with few queries: from here on our own kernel is faster than torch's for a GPU; it takes longer to call"""
 
 
 def attend(query: Float[Tensor, "S h Q dk"], seen: KeysValues, bias: Bias) -> States:
     """Attention; the scale is in the queries already. Keys, values and bias have one number format."""
     sentences, heads, queries, _ = query.shape
     dtype = seen.key.dtype
+    if query.is_cuda and queries <= FEW and sentences >= LARGE:
+        from regard.nn.kernels.few import attend_few
+
+        return attend_few(query.to(dtype), *seen, bias).flatten(0, 1)
     if queries > FEW or query.is_cuda:
         found = F.scaled_dot_product_attention(query.to(dtype), *seen, bias, scale=1.0)
     else:

@@ -129,7 +129,8 @@ class Recorded:
         self.batches = [batch.to(self.update.device) for batch in batches]
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # What another thread asks of the GPU meanwhile, memory for the next batches, is none of the record.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.loss = self._learn(self.batches)
 
     def _learn(self, batches: Sequence[Batch]) -> Tensor:

@@ -26,9 +26,10 @@ from regard.nn.positions import Relation
 
 @dataclass(frozen=True)
 class Spans:
-    """Texts that stand end to end in one row: a query sees the keys of one span, a key is seen by one span of queries.
+    """A query sees the keys of one span, a key is seen by one span of queries: texts that stand end to end in one row,
+    or windows.
 
-    Each end is one past the last; a place that is no word has an empty span.
+    Each end is one past the last. What a place sees that is no word does not matter: nobody looks at it.
     """
 
     low: Int[Tensor, "B Q"]
@@ -219,7 +220,7 @@ class Attention(nn.Module):
         value: Float[Tensor, "B g K dv"],
         spans: Spans,
     ) -> Float[Tensor, "B h Q dv"]:
-        """The fast way through a packed row, on a GPU."""
+        """The fast way where each query sees one span of keys, on a GPU."""
         from regard.nn.kernels.attention import (
             attend_in_texts,
         )  # Triton comes with torch for CUDA only

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.nn.attention import Attention, KeysValues, Mask, Shown
+from regard.nn.attention import Attention, KeysValues, Mask, Shown, Spans
 
 
 class Full(nn.Module):
@@ -72,11 +72,20 @@ def distances(
 
 
 class Window(Full):
-    """Position i sees i - reach … i + reach. Queries go in blocks, each with the keys around it."""
+    """Position i sees i - reach … i + reach.
+
+    That is a span of keys, for which there is a kernel on a GPU. Elsewhere queries go in blocks, each with the keys
+    around it.
+    """
+
+    edges: Int[Tensor, "2 4"]
+    """of the spans of a place, what it sees and what sees it, and once more where nobody sees ahead"""
 
     def __init__(self, section: recipe.Model, place: recipe.Place) -> None:
         super().__init__(section, place)
-        self.reach = section.attention.reach
+        self.reach = reach = section.attention.reach
+        edges = [[-reach, reach + 1, -reach, reach + 1], [-reach, 1, 0, reach + 1]]
+        self.register_buffer("edges", torch.tensor(edges, dtype=torch.int32), persistent=False)
 
     def allowed(
         self, mask: Mask, queries: int, keys: int, device: torch.device
@@ -93,8 +102,17 @@ class Window(Full):
             last = KeysValues(*(part[:, :, -self.reach - 1 :] for part in seen))
             real = None if mask.real is None else mask.real[:, -self.reach - 1 :]
             return super().forward(attend, query, last, replace(mask, real=real))
+        assert seen.key.shape[2] == query.shape[2], "a window is for self-attention"
+        if query.is_cuda and attend.fused:
+            spans = self.spans(mask, len(query), query.shape[2], query.device)
+            return attend.within(query, *seen, spans)
+        return self.in_blocks(attend, query, seen, mask)
+
+    def in_blocks(
+        self, attend: Attention, query: Float[Tensor, "B h T dk"], seen: KeysValues, mask: Mask
+    ) -> Float[Tensor, "B h T dv"]:
+        """Queries in blocks, each with the keys around it."""
         length, reach = query.shape[2], self.reach
-        assert seen.key.shape[2] == length, "a window is for self-attention"
         ahead = 0 if mask.causal else reach
         # Very small blocks would be many: a GPU takes 65,535 at once.
         cut = Blocks(length, size=max(reach, 32), before=reach, after=ahead)
@@ -106,6 +124,17 @@ class Window(Full):
         far = apart(mask, len(query), at[None], around[None]) if attend.relation.in_scores else None
         heads = attend(cut.queries(query), *(cut.keys(part) for part in seen), allowed, far)
         return cut.together(heads)
+
+    def spans(self, mask: Mask, batch: int, length: int, device: torch.device) -> Spans:
+        """What each place sees, and by what it is seen: the words of its row that are near."""
+        place = torch.arange(length, dtype=torch.int32, device=device)
+        near = place + self.edges[int(mask.causal), :, None, None]
+        if mask.real is None:
+            return Spans(*near.clamp(0, length).expand(-1, batch, -1).contiguous())
+        real = mask.real.int()
+        start = real.argmax(1, keepdim=True).int()  # padding stands before the words, or after
+        end = start + real.sum(1, keepdim=True, dtype=torch.int32)
+        return Spans(*near.clamp(start, end))
 
 
 class Blocks:

@@ -109,11 +109,12 @@ class Waves:
 
     def __call__(self, end: int, device: torch.device) -> Tensor:
         """The rows of all positions before end, and perhaps more."""
-        if end > len(self.table):
-            self.table = self.make(2 * end)
-        if self.table.device != device:
-            self.table = self.table.to(device)
-        return self.table
+        table = self.table  # another thread may exchange it meanwhile
+        if end > len(table):
+            table = self.table = self.make(2 * end)
+        if table.device != device:
+            table = self.table = table.to(device)
+        return table
 
 
 class Sinusoidal(Unmarked):

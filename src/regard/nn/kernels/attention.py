@@ -20,6 +20,17 @@ TILE = 64
 
 
 @triton.jit
+def place_of(count, TILE: tl.constexpr):
+    """The row, one for each head of each text, and the tile of it that this program works on.
+
+    They are counted through in one number: CUDA takes at most 65,535 of a second one.
+    """
+    tiles = tl.cdiv(count, TILE)
+    number = tl.program_id(0)
+    return (number // tiles).to(tl.int64), number % tiles * TILE + tl.arange(0, TILE)
+
+
+@triton.jit
 def kept(seed, row, queries, keys, count, dropout):
     """Which weights dropout leaves: a hash of their places (Wellons' lowbias32) above a threshold."""
     x = (row * count + queries).to(tl.uint32)[:, None] * 0x9E3779B1
@@ -68,9 +79,8 @@ def forward_kernel(
     queries, keys, heads, key_width: tl.constexpr, value_width: tl.constexpr, scale, dropout,
     DROPS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1)
+    row, at = place_of(queries, TILE)
     batch, head = row // heads, row % heads
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     first, end, begin, stop = span_of(low + batch * queries, high + batch * queries, at, queries)
     seed = tl.load(seeds)
     key += batch * kb + head * kh
@@ -111,9 +121,8 @@ def query_kernel(
     DROPS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries; and above . output for each of them, which the keys need too."""
-    row = tl.program_id(1)
+    row, at = place_of(queries, TILE)
     batch, head = row // heads, row % heads
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     first, end, begin, stop = span_of(low + batch * queries, high + batch * queries, at, queries)
     seed = tl.load(seeds)
     key += batch * kb + head * kh
@@ -150,9 +159,8 @@ def key_kernel(
     DROPS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of the keys and of the values."""
-    row = tl.program_id(1)
+    row, there = place_of(keys, TILE)
     batch, head = row // heads, row % heads
-    there = tl.program_id(0) * TILE + tl.arange(0, TILE)
     _first, _end, begin, stop = span_of(first_ + batch * keys, last_ + batch * keys, there, keys)
     seed = tl.load(seeds)
     low += batch * queries
@@ -217,8 +225,8 @@ def strides(*tensors: Vectors) -> list[int]:
     return [step for x in tensors for step in x.stride()[:3]]
 
 
-def tiles(x: Vectors) -> tuple[int, int]:
-    return triton.cdiv(x.shape[2], TILE), x.shape[0] * x.shape[1]
+def tiles(x: Vectors) -> tuple[int]:
+    return (triton.cdiv(x.shape[2], TILE) * x.shape[0] * x.shape[1],)
 
 
 @torch.library.custom_op("regard::attend_in_texts", mutates_args=())
