@@ -47,7 +47,8 @@ def main() -> None:
             recipe = load_recipe(options.recipe, [*changes, f"training.seed={seed}"])
             for way, found in curves.items():
                 found.append(list(curve(run, recipe, way == "fast", options.steps)))
-                print(f"seed {seed}, {way}: {found[-1][0]:.3f} … {found[-1][-1]:.3f}", flush=True)
+                told = " ".join(f"{loss:.3f}" for loss in found[-1])
+                print(f"seed {seed}, {way}: {told}", flush=True)
     told = agreement(curves)
     for line in told:
         print(line)
