@@ -131,7 +131,7 @@ def make_run(
         with torch.no_grad():
             for name, weight in network.named_parameters():
                 weight.add_(torch.randn_like(weight) * (0.4 if "layers" in name else 0.2))
-            for buffer in network.buffers():
+            for buffer in filter(torch.Tensor.is_floating_point, network.buffers()):
                 buffer.add_(torch.rand_like(buffer) * 0.5)
             if network.projection.bias is not None:
                 ids = torch.randint(5, 300, (40, 12))

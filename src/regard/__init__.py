@@ -4,14 +4,15 @@
     model = regard.train("my-recipe.yaml")          # or regard.load("runs/demo")
     model.translate(["The dog is tired."])
 
-The package reads from top to bottom; a module imports only from those above it:
+The package reads from top to bottom; a module imports only from those above it. Two imports go down, made when they
+are asked for: a model that traces itself (course), and a trace that shows itself (look).
 
     version     the version
     errors      RegardError, the one exception that speaks to a person
     background  items made in another thread while the ones before are in use
     marks       PAD, START, END, UNKNOWN, MASK: the ids that stand for no text
     recipe/     everything that makes a model what it is, typed, with every default
-    text/       read pairs, tokenize, store ids, make batches; the built-in grammar
+    text/       read pairs, tokenize, store ids, make batches; where sentences end; the built-in grammar
     nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
     search/     greedy, beam, sampling: ids and a step function, no model
     fast/       a trained network made ready for search: packed weights, fp32, bf16 or int8

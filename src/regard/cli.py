@@ -39,13 +39,30 @@ app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """Run a command; a RegardError becomes one line and exit status 2."""
+    """Run a command; a RegardError, or what the system refuses, becomes one line and exit status 2."""
     # Threads that wait asleep: threads that spin can cost ten times the speed beside other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        try:
+            app()
+        finally:
+            _flush()
     except RegardError as error:
-        print(f"regard: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(0)
+        said = str(error)
+    except OSError as error:
+        said = str(error.strerror or error)
+        said = f"{error.filename}: {said}" if error.filename else said
+    print(f"regard: {said}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _flush() -> None:
+    """Say that standard output takes no more, where it can still be said; a reader who has enough is left in peace."""
+    try:
+        if sys.stdout:  # it may be closed
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries, and complains, once more
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)  # as typer does
+        raise RegardError(f"standard output: cannot be written: {error.strerror}") from None

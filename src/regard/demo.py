@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from regard.learn.train import train
+from regard.learn.train import refuse_strangers, train
 from regard.model import Translator
 from regard.recipe import load_recipe
 from regard.run import Run, write_text
@@ -31,6 +31,7 @@ DOGS = (
 def demo(out: Path) -> None:
     console = Console(highlight=False)
     run = Run(out)
+    refuse_strangers(run)
     text = run.data / "text"
     if not (text / "test.de").exists():
         console.print(f"Writing an English-German corpus to {text}")

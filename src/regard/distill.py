@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
+from regard.journal import Journal, asked_of
+from regard.learn.report import QUIET_SECONDS
 from regard.model import Translator
-from regard.run import write_whole
-from regard.text.corpus import language_of, read_lines, read_pairs
+from regard.run import one_role, sha256
+from regard.text.corpus import fingerprint, language_of, paths_of, read_lines, read_pairs
 
 PAIRS_AT_ONCE = 4096
 """sources in memory at a time: enough to find neighbours of like length"""
-QUIET_SECONDS = 20.0
-"""between two lines that tell how far it is"""
 
 Source = tuple[str, str]
 """where it stands, and the text"""
@@ -39,25 +39,56 @@ def distill(
     sources: Path | None = None,
     tell: Callable[[str], None] = lambda line: None,
     turned: bool = False,
+    overwrite: bool = False,
     **options: Any,
 ) -> int:
     """Write pairs of source and translation; how many. Sources: the lines of a file, or those the model learned from.
 
     Every source gives one pair, in order, repeats too; turned: the translation is its source, the text its target.
-    options are those of ``Translator.search``.
+    options are those of ``Translator.search``. Killed, the same call goes on where it was; overwrite: it starts anew.
     """
     shape = _shape(output)
-    total = sum(1 for _ in _sources(model, sources))
+    for role, path in _files(model, sources):
+        one_role({role: path, "--output": output})
+    total = 0
+    for where, text in _sources(model, sources):
+        shape(where, text, "")  # what cannot be written is refused before the work begins
+        total += 1
     tell(f"{total:,} sources to translate")
-    progress = _progress(total, tell)
-    lines = _distilled(model, _sources(model, sources), shape, turned, progress, options)
-
-    def write(path: Path) -> None:
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(lines)
-
-    write_whole(output, write)
+    with Journal([output], _asked(model, sources, turned, options), overwrite) as journal:
+        if journal.done:
+            tell(f"{output}: goes on after source {journal.done:,}")
+        progress = _progress(journal.done, total, tell)
+        rest = islice(_sources(model, sources), journal.done, None)
+        while portion := list(islice(rest, PAIRS_AT_ONCE)):
+            translations = model.translate([text for _, text in portion], **options)
+            lines = [
+                shape(where, translation, text) if turned else shape(where, text, translation)
+                for (where, text), translation in zip(portion, translations, strict=True)
+            ]
+            journal.add(len(portion), ["".join(lines)])
+            progress(journal.done)
     return total
+
+
+def _files(model: Translator, file: Path | None) -> list[tuple[str, Path]]:
+    """What is read, by role."""
+    if file is not None:
+        return [("--input", file)]
+    data = model.recipe.data
+    paths = paths_of(data.train, data, "data.train")
+    return [(f"data.train.{role}", path) for role, some in paths.items() for path in some]
+
+
+def _asked(
+    model: Translator, file: Path | None, turned: bool, options: dict[str, Any]
+) -> dict[str, Any] | None:
+    """All that the pairs depend on; nobody can go on with those of a model that lies in no folder."""
+    if model.run is None:
+        return None
+    data = model.recipe.data
+    content = sha256(file) if file else fingerprint(data.train, data)
+    return {"input": content, **asked_of(model), "options": {**options, "turned": turned}}
 
 
 def _sources(model: Translator, file: Path | None) -> Iterator[Source]:
@@ -70,21 +101,6 @@ def _sources(model: Translator, file: Path | None) -> Iterator[Source]:
         for number, pair in enumerate(pairs, 1)
         if model.language in (None, language_of(pair))
     )
-
-
-def _distilled(
-    model: Translator,
-    sources: Iterator[Source],
-    shape: Shape,
-    turned: bool,
-    progress: Callable[[int], None],
-    options: dict[str, Any],
-) -> Iterator[str]:
-    while portion := list(islice(sources, PAIRS_AT_ONCE)):
-        translations = model.translate([text for _, text in portion], **options)
-        for (where, text), translation in zip(portion, translations, strict=True):
-            yield shape(where, translation, text) if turned else shape(where, text, translation)
-        progress(len(portion))
 
 
 # How a pair is written
@@ -112,17 +128,15 @@ def _shape(output: Path) -> Shape:
     return SHAPES[output.suffix]
 
 
-def _progress(total: int, tell: Callable[[str], None]) -> Callable[[int], None]:
-    """Tells now and then how far it is."""
+def _progress(before: int, total: int, tell: Callable[[str], None]) -> Callable[[int], None]:
+    """Tells now and then how far it is; before were done by others."""
     start = last = time.monotonic()
-    done = 0
 
-    def advance(count: int) -> None:
-        nonlocal last, done
-        done += count
+    def advance(done: int) -> None:
+        nonlocal last
         now = time.monotonic()
         if now - last > QUIET_SECONDS or done == total:
-            last, each = now, (now - start) / done
+            last, each = now, (now - start) / (done - before)
             left = timedelta(seconds=round(each * (total - done)))
             tell(f"{done:,} of {total:,}, {1 / each:,.1f} a second, {left} left")
 

@@ -13,10 +13,26 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from regard.errors import RegardError
-from regard.run import PARTIAL, write_text
+from regard.run import PARTIAL, check_place, write_text
+from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.model import Translator
+
+
+def asked_of(model: Translator) -> dict[str, Any]:
+    """What a translation depends on, whatever the texts and the search."""
+    assert model.run is not None
+    return {
+        "model": model.run.fingerprint(),
+        "to": model.language,
+        "precision": model.precision,
+        "device": model.device.type,
+        "version of regard": __version__,
+    }
 
 
 class Journal:
@@ -26,6 +42,8 @@ class Journal:
         self, files: Sequence[Path], asked: Mapping[str, Any] | None, overwrite: bool = False
     ) -> None:
         """asked is all that the content depends on, as JSON; None: nobody can go on with these files."""
+        for path in files:
+            check_place(path)
         self.files = files
         self.asked = None if asked is None else json.loads(json.dumps(asked))
         self.path = files[0].with_name(f".{files[0].name}.journal")
@@ -44,7 +62,7 @@ class Journal:
             self._begin([0] * len(files) if before is None else before["bytes"])
         except OSError as error:
             self.close()
-            raise RegardError(f"{files[0]}: cannot be written: {error.strerror}") from None
+            raise self._unwritable(error) from None
         except RegardError:
             self.close()
             raise
@@ -52,12 +70,17 @@ class Journal:
     def _partial(self, path: Path) -> Path:
         return path.with_name(f".{path.name}{PARTIAL}")
 
+    def _unwritable(self, error: OSError) -> RegardError:
+        return RegardError(f"{self.files[0]}: cannot be written: {error.strerror}")
+
     def _read(self) -> dict[str, Any] | None:
         """The entry to go on from, if there is one."""
         try:
             entry = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise RegardError(f"{self.path}: cannot be read: {error.strerror}") from None
         except ValueError:
             raise RegardError(f"{self.path}: damaged; --overwrite starts anew") from None
         if entry["done"] and self.asked is None:
@@ -103,7 +126,7 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise RegardError(f"{self.files[0]}: cannot be written: {error.strerror}") from None
+            raise self._unwritable(error) from None
         self.done += items
         self._note()
 
@@ -112,21 +135,26 @@ class Journal:
         if not self.whole:
             self.whole = True
             self._note()
-        for path in self.files:
-            with suppress(FileNotFoundError):  # it was renamed before a kill
-                self._partial(path).replace(path)
-        self.path.unlink(missing_ok=True)
+        try:
+            for path in self.files:
+                with suppress(FileNotFoundError):  # it was renamed before a kill
+                    self._partial(path).replace(path)
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.finish()
-        elif self.asked is None:
-            for path in self.files:
-                self._partial(path).unlink(missing_ok=True)
-        self.close()
+        try:
+            if kind is None:
+                self.finish()
+            elif self.asked is None or not self.done:  # nothing to go on with
+                for path in (self.path, *map(self._partial, self.files)):
+                    path.unlink(missing_ok=True)
+        finally:
+            self.close()
 
     def close(self) -> None:
         for file in self._open:

@@ -36,8 +36,27 @@ PARTIAL = ".partial"
 """How the name of a file that is still being written ends."""
 
 
+def one_role(files: Mapping[str, Path | None]) -> None:
+    """Refuse a file that is given twice, by role: what is written would replace what is read."""
+    roles: dict[Path, str] = {}
+    for role, path in files.items():
+        if path and (other := roles.setdefault(path.resolve(), role)) != role:
+            raise RegardError(f"{role} {path}: that is the {other}; give each a file of its own")
+
+
+def check_place(path: Path) -> None:
+    """Refuse, before any work is done for it, a file that cannot be written."""
+    if path.is_dir():
+        raise RegardError(f"{path}: a folder, not a file")
+    if path.exists() and not path.is_file():
+        raise RegardError(f"{path}: not an ordinary file, so it cannot be replaced")
+    if not path.parent.is_dir():
+        raise RegardError(f"{path}: cannot be written: {path.parent} is no folder")
+
+
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file whole or not at all: to a temporary name, to the disk, then renamed in one move."""
+    check_place(path)
     temporary = path.with_name(f".{path.name}{PARTIAL}")
     try:
         write(temporary)
@@ -47,7 +66,8 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     except OSError as error:
         raise RegardError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -62,7 +82,12 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, write)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+FACTS = "regard"
+"""where a file of tensors says more. One entry: safetensors writes several in any order, and what is equal should be
+equal byte for byte."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -70,12 +95,18 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         try:
             temporary.touch()  # with the user's permissions; safetensors would give its own
             mode = temporary.stat().st_mode
-            save_file(dict(tensors), temporary, {"format": "pt", **header})
+            save_file(dict(tensors), temporary, {FACTS: json.dumps(facts, sort_keys=True)})
             temporary.chmod(mode)
         except SafetensorError as error:  # which is how a full disk is told
             raise OSError(errno.EIO, str(error)) from None
 
     write_whole(path, write)
+
+
+def facts_of(file: Any) -> dict[str, Any]:
+    """What was written beside the tensors of an open file; nothing if not by us."""
+    facts: dict[str, Any] = json.loads((file.metadata() or {}).get(FACTS, "{}"))
+    return facts
 
 
 def sha256(path: Path) -> str:
@@ -103,7 +134,8 @@ class Run:
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.is_file():
-            what = "not a run folder" if self.folder.is_dir() else "no such folder"
+            what = "a file, not a folder" if self.folder.exists() else "no such folder"
+            what = "not a run folder" if self.folder.is_dir() else what
             raise RegardError(
                 f"{self}: {what} (a run folder has a recipe.yaml; regard train makes one)"
             )
@@ -154,17 +186,23 @@ class Run:
             states = [f"{words} {card[key]}" for words, key in made.items() if key in card]
             state = states[0] if states else "not finished; train goes on with it"
             return [*lines, f"state        {state}"]
+        try:
+            return [*lines, *self._trained(card)]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RegardError(f"{self.card_file}: not a whole card: {error!r}") from None
+
+    def _trained(self, card: Mapping[str, Any]) -> list[str]:
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
-        lines += [
+        return [
             f"parameters   {card['parameters']:,}",
             f"vocabulary   {vocabulary['source']:,} source, {vocabulary['target']:,} target",
             f"data         {counts['kept']:,} training pairs",
             f"training     {card['steps']:,} steps, {card['epochs']} times through the data, "
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
+            *(f"test         {Result(**result)}" for result in card["test"]),
+            f"command      {card['command']}",
         ]
-        lines += [f"test         {Result(**result)}" for result in card["test"]]
-        return [*lines, f"command      {card['command']}"]
 
     # Weights, which name what they belong to
 
@@ -202,14 +240,14 @@ class Run:
             self._compare(name, sha256(path) if path.is_file() else None, digest, "card.json")
         try:
             with safe_open(self.weights_file, "pt") as file:
-                named = file.metadata() or {}
+                named = facts_of(file)
                 if self.recipe_file.name not in named:
                     raise RegardError(
                         f"{self.weights_file}: does not say to which recipe it belongs, "
                         "so it was not written by regard"
                     )
                 found = self._belongings()
-                for name in sorted(named.keys() - {"format"}):
+                for name in sorted(named):
                     self._compare(name, found.get(name), named[name], "model.safetensors")
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:

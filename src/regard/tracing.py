@@ -35,8 +35,6 @@ CANDIDATES = 8
 """the most probable tokens kept for each row"""
 OCCLUSION_WORK = {"cpu": 5e10, "cuda": 5e12}
 """the network's parameters times the tokens it reads, with each word left out: some two seconds on two cores"""
-COLDEST = 0.01
-"""a lower temperature would only ever draw the most probable"""
 
 
 @torch.inference_mode()
@@ -184,8 +182,6 @@ def _search(
     """What was found, the way there as a tree, and where its nodes looked."""
     tree = Tree(START)
     if search.temperature:
-        if search.temperature < COLDEST:
-            raise RegardError(f"temperature {search.temperature}: must be 0, or at least {COLDEST}")
         hypothesis = model.find(text, **search._asdict(), parse=parse)
         penalty = MANNERS[model.recipe.search.manner].penalty
         _add_way(tree, hypothesis, lambda length: penalty(length, search.alpha))

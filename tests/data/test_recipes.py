@@ -15,6 +15,7 @@ from regard.text.grammar import generate
 
 LINES = 300
 QUICK = {
+    "model.width": "128",
     "training.steps": "3",
     "training.tokens_per_batch": "300",
     "training.validate_sentences": "4",

@@ -40,7 +40,7 @@ def test_each_precision_has_a_line_of_the_table(tmp_path: Path) -> None:
     done = inside("bench", "translate", *TINY, *asked, cwd=tmp_path)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[:2] for line in lines[2:]] == [["regard", "fp32"], ["regard", "int8"]]
-    assert lines[2][4:6] == ["1.00", "100%"]
+    assert lines[2][4:6] == ["1.00x", "100%"]
 
 
 @pytest.mark.parametrize(

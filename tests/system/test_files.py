@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from regard.model import Translation, Translator
-from regard.recipe import Search
+from regard.recipe import Data, Search, Texts
 from system.commands import environment, inside, write
 
 KILLER = """
@@ -94,7 +94,7 @@ def test_a_translation_that_is_killed_loses_and_repeats_no_line(
 class Echo:
     """A translator that costs nothing."""
 
-    recipe = SimpleNamespace(search=Search())
+    recipe = SimpleNamespace(search=Search(), data=Data(train=Texts(pairs=("pairs.tsv",))))
     run = SimpleNamespace(fingerprint=lambda: "echo")
     language = None
     precision, threads, device, picked = "fp32", 1, torch.device("cpu"), "its head"
@@ -145,7 +145,7 @@ def test_terms_and_placeholders_are_kept_and_what_is_lost_is_told(
     [
         (["--keep", "names"], "search.keep.0: 'names' must be 'placeholders' or 'numbers'"),
         (["--set", "coverge=1"], "unknown key search.coverge; did you mean coverage?"),
-        (["--set", "coverage"], "--set search.coverage: write it as section.key=value"),
+        (["--set", "coverage"], "--set coverage: write it as key=value, for example beam=5"),
         (["--nbest", "2", "--alignment", "al"], "--nbest 2: an alignment is of one translation"),
         (["--mbr", "4", "--beam", "2"], "beam 2, mbr 4: mbr draws samples"),
         (["--glossary", "absent"], "absent: no such file"),

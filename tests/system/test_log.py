@@ -11,7 +11,7 @@ import torch
 
 from regard.learn.checkpoint import checkpoint_files, load_checkpoint
 from regard.run import Run
-from system.commands import Done, regard, write_recipe, write_task
+from system.commands import Done, inside, write_recipe, write_task
 
 Train = Callable[..., Done]
 
@@ -22,7 +22,7 @@ def train(workshop: Path, tmp_path: Path) -> Train:
 
     def start(*changes: str) -> Done:
         sets = [word for change in changes for word in ("--set", change)]
-        return regard("train", "recipe.yaml", "--out", tmp_path / "run", *sets, cwd=workshop)
+        return inside("train", "recipe.yaml", "--out", tmp_path / "run", *sets, cwd=workshop)
 
     return start
 
@@ -112,7 +112,7 @@ def test_a_training_that_patience_ended_is_finished(train: Train, tmp_path: Path
 def refused(folder: Path, *sets: str) -> str:
     """Train with these changes; what is said when it fails."""
     changes = [word for change in sets for word in ("--set", change)]
-    done = regard("train", "recipe.yaml", "--out", "refused", *changes, cwd=folder)
+    done = inside("train", "recipe.yaml", "--out", "refused", *changes, cwd=folder)
     assert done.returncode == 2, done.stderr
     return done.stderr
 
@@ -147,10 +147,10 @@ def test_broken_weights_are_never_kept(folder: Path) -> None:
 
 
 def test_a_model_without_checkpoints_is_not_overwritten(folder: Path) -> None:
-    assert regard("train", "recipe.yaml", "--out", "run", cwd=folder).returncode == 0
+    assert inside("train", "recipe.yaml", "--out", "run", cwd=folder).returncode == 0
     shutil.rmtree(folder / "run" / "checkpoints")
     before = (folder / "run" / "model.safetensors").read_bytes()
-    done = regard("train", "recipe.yaml", "--out", "run", cwd=folder)
+    done = inside("train", "recipe.yaml", "--out", "run", cwd=folder)
     assert done.returncode == 2
     assert "nothing to go on from" in done.stderr
     assert (folder / "run" / "model.safetensors").read_bytes() == before
@@ -158,7 +158,7 @@ def test_a_model_without_checkpoints_is_not_overwritten(folder: Path) -> None:
 
 def test_more_steps_under_a_cosine_are_refused(folder: Path) -> None:
     command = ["train", "recipe.yaml", "--out", "run", "--set", "training.schedule=cosine"]
-    assert regard(*command, cwd=folder).returncode == 0
-    done = regard(*command, "--set", "training.steps=8", cwd=folder)
+    assert inside(*command, cwd=folder).returncode == 0
+    done = inside(*command, "--set", "training.steps=8", cwd=folder)
     assert done.returncode == 2
     assert "training.steps is 4 there, 8 here" in done.stderr

@@ -55,7 +55,7 @@ def train(folder: Path, out: str, ema: str = "0", steps: int = STEPS) -> Done:
 
 
 def state(run: Path) -> dict[str, object]:
-    """All that a run has become: the bytes of every tensor, and the progress."""
+    """All that a run has become: the bytes of every tensor, the progress, and the file of weights."""
     progress, groups = load_checkpoint(checkpoint_files(run / "checkpoints")[-1])
     assert groups["optimizer"]
     tensors = {
@@ -64,9 +64,7 @@ def state(run: Path) -> dict[str, object]:
         for name, tensor in named.items()
     }
     progress.seconds = 0.0
-    for name, tensor in Run(run).weights().items():
-        tensors[f"bundle.{name}"] = tensor.numpy().tobytes()
-    return {**tensors, "progress": progress}
+    return {**tensors, "progress": progress, "weights": Run(run).weights_file.read_bytes()}
 
 
 def assert_same_run(found: Path, wanted: Path) -> None:

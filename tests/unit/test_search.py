@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.search import Hypothesis, beam_search, greedy, length_penalty, sample
+from regard.search import MANNERS, Hypothesis, beam_search, greedy, length_penalty, sample
+from regard.search.manners import Paper
 
 START, END = 0, 1
 Prefix = tuple[int, ...]
@@ -142,22 +143,22 @@ def test_a_beam_as_large_as_the_space_is_exhaustive_search(
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), V=st.integers(3, 9), alpha=st.sampled_from([0.0, 0.6, 1.5]))
-def test_a_beam_of_one_is_greedy(seed: int, V: int, alpha: float) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    V=st.integers(3, 9),
+    alpha=st.sampled_from([0.0, 0.6, 1.5]),
+    manner=st.sampled_from([*MANNERS.values()]),
+)
+def test_a_beam_of_one_is_greedy(seed: int, V: int, alpha: float, manner: type[Paper]) -> None:
     def model(sentence: int, prefix: Prefix) -> list[float]:
         # Whole numbers: equal logits are common, as in bf16.
         return [float(round(logit)) for logit in hashed(seed, V)(sentence, prefix)]
 
-    limits = [6, 0, 3, 12]
-    alone = greedy(Mock(model), begin(4), limits=limits, start=START, end=END)
-    beams = beam_search(
-        Mock(model), begin(4), limits=limits, start=START, end=END, beam=1, alpha=alpha
-    )
-    for one, [other] in zip(alone, beams, strict=True):
-        assert one.tokens == other.tokens
-        assert one.finished == other.finished
-        assert one.token_log_probabilities == other.token_log_probabilities
-        assert one.score == one.log_probability
+    given: dict[str, Any] = {"limits": [6, 0, 3, 12], "start": START, "end": END}
+    given |= {"alpha": alpha, "manner": manner}
+    alone = greedy(Mock(model), begin(4), **given)
+    beams = beam_search(Mock(model), begin(4), beam=1, **given)
+    assert alone == [found for [found] in beams]
 
 
 @settings(max_examples=15, deadline=None)

@@ -381,6 +381,22 @@ def test_accuracy_and_perplexity_of_hidden_words() -> None:
     assert "lines:3" in accuracy.signature  # one text of four words is two
 
 
+def test_the_words_to_guess_do_not_depend_on_the_texts_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs = [Pair("abcdefghij"[:length] * 3, "") for length in range(1, 10)]
+    recipe = recipe_of("mask")
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
+    model = Filler(recipe, tokenizer, build(recipe, tokenizer).eval(), torch.device("cpu"))
+    together = model.evaluate(pairs)
+    monkeypatch.setattr(
+        model, "in_batches", lambda lengths, *_: ([row] for row in range(len(lengths)))
+    )
+    assert [one.value for one in model.evaluate(pairs)] == pytest.approx(
+        [one.value for one in together], rel=1e-5
+    )
+
+
 def test_every_name_has_what_stands_behind_it() -> None:
     assert set(get_args(Task)) == FORMS.keys() == OBJECTIVES.keys() == MODELS.keys()
     assert set(get_args(recipes.Architecture)) == NETWORKS.keys()

@@ -307,6 +307,7 @@ PEERS: dict[str, Callable[[Setting], Side]] = {"marian": marian, "torch": torch_
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
+    """For a person; ratio: how many times as fast the first is."""
     first = rows[0]
     yield f"{'':24}{'ms a step':>10}{'tokens/s':>12}{'ratio':>7}{'words':>7}{'of peak':>9}{'GB':>6}"
     for row in rows:

@@ -45,6 +45,9 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, help="Batches worked on at a time, on a CPU (default: all cores)."),
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Start anew where another translation was begun.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Given = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")

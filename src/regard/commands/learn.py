@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.commands.arguments import Alpha, AsJson, Beam, RunFolder, To
+from regard.commands.arguments import Alpha, AsJson, Beam, Overwrite, RunFolder, To
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -97,8 +97,12 @@ def distill(
         bool,
         typer.Option("--turned", help="Write each pair turned round: a back-translation."),
     ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Let a model translate its training sources, or other texts: pairs to learn from."""
+    """Let a model translate its training sources, or other texts: pairs to learn from.
+
+    Killed, it goes on where it was, by the same command.
+    """
     from functools import partial
 
     from regard.distill import distill as write
@@ -106,7 +110,7 @@ def distill(
 
     model = Translator.load(run).into(to)
     tell = partial(typer.echo, err=True)
-    count = write(model, output, input, tell, turned, beam=beam, alpha=alpha)
+    count = write(model, output, input, tell, turned, overwrite, beam=beam, alpha=alpha)
     print(f"{output}: {count:,} pairs; a student learns from them with  regard train")
 
 

@@ -58,6 +58,8 @@ def portions_of(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
 
 
 def _standard_input() -> Iterator[str]:
+    if sys.stdin is None:
+        raise RegardError("standard input is closed; give texts or --input")
     if sys.stdin.isatty():
         typer.echo("Type a line and Enter; Ctrl-D ends.", err=True)
     for number, line in enumerate(_raw_lines(), 1):
@@ -69,9 +71,6 @@ def _standard_input() -> Iterator[str]:
 
 def _raw_lines() -> Iterator[bytes]:
     """Read from the descriptor: a thread that waits inside sys.stdin cannot be ended cleanly."""
-    rest = b""
-    while block := os.read(0, 65536):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest
+    from regard.text.lines import split
+
+    return split(iter(lambda: os.read(0, 65536), b""))

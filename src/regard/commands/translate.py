@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice, tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,6 +20,7 @@ from regard.commands.arguments import (
     Given,
     Input,
     Output,
+    Overwrite,
     PrecisionName,
     Rounds,
     RunFolder,
@@ -30,6 +31,7 @@ from regard.commands.arguments import (
 )
 from regard.commands.lines import given_lines, one_way_in, portions_of
 from regard.errors import RegardError
+from regard.text.sentences import count_sentences, split_text
 
 if TYPE_CHECKING:
     from regard.model import Translation, Translator
@@ -75,6 +77,10 @@ def translate(
     mbr: Annotated[
         int | None, typer.Option(help="Minimum Bayes risk: draw so many, take the most typical.")
     ] = None,
+    sentences: Annotated[
+        bool,
+        typer.Option("--sentences", help="Each sentence of a line by itself, then one line again."),
+    ] = False,
     changes: Changes = None,
     parses: Trees = None,
     to: To = None,
@@ -84,26 +90,28 @@ def translate(
     precision: PrecisionName = "auto",
     threads: Threads = None,
     as_json: AsJson = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start anew where another translation was begun.")
-    ] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in order.
 
+    A line is translated as a whole; with --sentences, each of its sentences by itself.
     With --input and --output a killed translation goes on where it was, by the same command.
     """
     from regard.journal import Journal
     from regard.model import Translator
     from regard.recipe import search_changes
+    from regard.run import one_role
     from regard.text.glossary import Glossary
 
     one_way_in(texts, input)
+    if sentences:
+        _refuse_beside_sentences(
+            nbest=nbest > 1, alignment=alignment, parses=parses, length=length is not None
+        )
     if alignment and nbest > 1:
         raise RegardError(f"--nbest {nbest}: an alignment is of one translation")
-    if alignment and output and alignment.resolve() == output.resolve():
-        raise RegardError(
-            f"--alignment {alignment}: that is the --output; give it a file of its own"
-        )
+    read = {"--input": input, "--parses": parses, "--glossary": glossary}
+    one_role({**read, "--output": output, "--alignment": alignment})
     given: dict[str, Any] = {"beam": beam, "alpha": alpha, "manner": manner, "rounds": rounds}
     given |= {"candidates": candidates, "keep": keep, "no_repeat": no_repeat, "mbr": mbr}
     options = {name: value for name, value in given.items() if value is not None}
@@ -119,7 +127,9 @@ def translate(
         **options,
         **others,
     )
-    job = Job(model, options, others, terms, as_json, bool(alignment), parses is not None)
+    job = Job(
+        model, options, others, terms, as_json, bool(alignment), parses is not None, sentences
+    )
     files = [path for path in (output, alignment) if path]
     asked = job.asked(input, parses) if input and output else None
     with Journal(files, asked, overwrite) if files else nullcontext() as journal:
@@ -141,6 +151,14 @@ def translate(
                 journal.add(len(portion), written)
 
 
+def _refuse_beside_sentences(**options: object) -> None:
+    given = [f"--{name}" for name, value in options.items() if value]
+    if given:
+        raise RegardError(
+            f"--sentences: does not go with {', '.join(given)}, made for a line as a whole"
+        )
+
+
 def _with_trees(lines: Iterator[str], parses: Path | None, of: str) -> Iterator[Line]:
     from regard.text.corpus import read_parses
 
@@ -150,6 +168,14 @@ def _with_trees(lines: Iterator[str], parses: Path | None, of: str) -> Iterator[
     trees = read_parses(theirs, parses, of)
     # The trees first: at the end they are asked once more, and tell if there are too many.
     return ((line, tree) for tree, line in zip(trees, ours, strict=True))
+
+
+class Joined(NamedTuple):
+    """The translation of a line whose sentences were translated each by itself."""
+
+    text: str
+    sentences: list[dict[str, Any]]
+    """each with its source"""
 
 
 class Job:
@@ -164,6 +190,7 @@ class Job:
         as_json: bool,
         aligned: bool,
         parsed: bool,
+        by_sentence: bool,
     ) -> None:
         from regard.text.kept import Kept
 
@@ -173,66 +200,104 @@ class Job:
         self.as_json = as_json
         self.aligned = aligned
         self.parsed = parsed
+        self.by_sentence = by_sentence
         self.kept = Kept(search.get("keep", model.recipe.search.keep))
+        data = model.recipe.data
+        self.source = next(
+            source for source, to in data.language_pairs if model.language in (None, to)
+        )
+        # Who cuts long sources has learned from texts, not from sentences; a tree is of one sentence.
+        self.told = by_sentence or data.clean.cut or parsed
+        """whether a person knows of lines of several sentences, or need not know"""
 
     def asked(self, input: Path, parses: Path | None) -> dict[str, Any]:
         """All that the translation depends on."""
+        from regard.journal import asked_of
         from regard.run import sha256
         from regard.text.lines import unreadable
-        from regard.version import __version__
 
-        assert self.model.run is not None
         try:
             content = {"input": sha256(input), "parses": sha256(parses) if parses else None}
         except OSError as error:
             raise unreadable(Path(error.filename or input), error) from None
         return {
             **content,
-            "model": self.model.run.fingerprint(),
+            **asked_of(self.model),
             "options": {
                 **self.search,
                 **self.others,
                 "json": self.as_json,
                 "aligned": self.aligned,
+                "sentences": self.by_sentence,
             },
-            "to": self.model.language,
-            "precision": self.model.precision,
-            # In int8 neighbours share a scale, so who they are matters.
-            "threads": self.model.threads,
-            "device": self.model.device.type,
             "glossary": self.glossary and self.glossary.terms,
-            "version of regard": __version__,
         }
 
     def work(self, portion: Sequence[Line], before: int) -> tuple[str, str]:
         """What is shown of a portion, and its alignment; before says how many lines came before it."""
-        texts, parses = [line for line, _ in portion], [tree for _, tree in portion]
-        terms = [self.glossary.asked_by(text) if self.glossary else [] for text in texts]
-        found = self.model.search(
-            texts,
-            **self.search,
-            **self.others,
-            constraints=terms if self.glossary else None,
-            parses=parses if self.parsed else None,
+        lines, parses = [line for line, _ in portion], [tree for _, tree in portion]
+        self._tell_of_sentences(lines, before)
+        found: Sequence[Sequence[Translation | Joined]] = (
+            self._by_sentence(lines) if self.by_sentence else self._search(lines, parses)
         )
         shown: list[str] = []
         aligned: list[str] = []
-        for number, (text, asked, some) in enumerate(
-            zip(texts, terms, found, strict=True), before + 1
-        ):
-            self._check(number, text, asked, some)
-            shown += self._shown(number, text, some)
-            aligned += [self._alignment(text, some[0].text)] if self.aligned else []
+        for number, (line, some) in enumerate(zip(lines, found, strict=True), before + 1):
+            self._check(number, line, some)
+            shown += self._shown(number, line, some)
+            aligned += [self._alignment(line, some[0].text)] if self.aligned else []
         return _joined(shown), _joined(aligned)
 
-    def _check(
-        self, number: int, text: str, terms: Sequence[str], found: Sequence[Translation]
-    ) -> None:
+    def _tell_of_sentences(self, lines: Sequence[str], before: int) -> None:
+        """Say once that there are lines of several sentences, which a model of sentences cuts short."""
+        for number, line in enumerate(lines, before + 1):
+            if self.told:
+                return
+            count = count_sentences(line, self.source)
+            if count > 1:
+                self.told = True
+                typer.echo(
+                    f"line {number} has {count} sentences and is translated as one; "
+                    "--sentences translates each by itself",
+                    err=True,
+                )
+
+    def _by_sentence(self, lines: Sequence[str]) -> list[list[Joined]]:
+        parts = [split_text(line, self.source) for line in lines]
+        every = [sentence for some in parts for sentence in some.sentences]
+        found = iter(self._search(every, [None] * len(every)))
+        joined = []
+        for some in parts:
+            best = [next(found)[0] for _ in some.sentences]
+            text = some.join([one.text for one in best])
+            told = [
+                {"source": sentence, **one._asdict()}
+                for sentence, one in zip(some.sentences, best, strict=True)
+            ]
+            joined.append([Joined(text, told)])
+        return joined
+
+    def _search(
+        self, texts: Sequence[str], parses: Sequence[Parsed | None]
+    ) -> list[list[Translation]]:
+        return self.model.search(
+            texts,
+            **self.search,
+            **self.others,
+            constraints=list(map(self._terms, texts)) if self.glossary else None,
+            parses=parses if self.parsed else None,
+        )
+
+    def _terms(self, text: str) -> list[str]:
+        return self.glossary.asked_by(text) if self.glossary else []
+
+    def _check(self, number: int, line: str, found: Sequence[Translation | Joined]) -> None:
         """Say what could not be kept, on standard error."""
         from regard.text.words import as_words
 
+        terms = self._terms(line)
         for one in found:
-            lost = self.kept.lost(text, one.text)
+            lost = self.kept.lost(line, one.text)
             lost += [f"{term} is missing" for term in terms if not as_words(term).search(one.text)]
             for what in lost:
                 typer.echo(f"line {number}: {what}", err=True)
@@ -242,7 +307,9 @@ class Job:
 
         return pharaoh(self.model, text, translation)
 
-    def _shown(self, number: int, text: str, found: Sequence[Translation]) -> Iterator[str]:
+    def _shown(
+        self, number: int, text: str, found: Sequence[Translation | Joined]
+    ) -> Iterator[str]:
         if self.as_json:
             every = [one._asdict() for one in found]
             yield json.dumps({"source": text, "translations": every}, ensure_ascii=False)
@@ -250,6 +317,7 @@ class Job:
             yield found[0].text
         else:
             for one in found:
+                assert not isinstance(one, Joined), "a sentence has others, a line has not"
                 yield f"{number}\t{one.score:.4f}\t{one.text}"
 
 

@@ -43,8 +43,10 @@ def tag(
 ) -> None:
     """Tag the words of texts, as word/TAG; words stand between blanks, full stops too."""
     from regard.model import Tagger
+    from regard.run import one_role
 
     one_way_in(texts, input)
+    one_role({"--input": input, "--output": output})
     model = Tagger.load(run)
 
     def lines() -> Iterator[str]:
@@ -65,8 +67,10 @@ def classify(
 ) -> None:
     """Classify texts: the label and its probability."""
     from regard.model import Classifier
+    from regard.run import one_role
 
     one_way_in(texts, input)
+    one_role({"--input": input, "--output": output})
     model = Classifier.load(run)
 
     def lines() -> Iterator[str]:

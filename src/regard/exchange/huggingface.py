@@ -42,6 +42,12 @@ POSITIONS = 1024
 LONGEST = 510
 """tokens of a translation, where the recipe sets no limit of its own: theirs cannot depend on the source"""
 LANGUAGES = ("source", "target")
+NEEDED = (
+    *("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
+    *("encoder_ffn_dim", "decoder_ffn_dim", "d_model", "vocab_size"),
+    *("pad_token_id", "eos_token_id", "decoder_start_token_id"),
+)
+"""what their settings must say"""
 
 
 # Import
@@ -113,10 +119,15 @@ def import_huggingface(folder: Path, out: Path, like: Path | None = None) -> lis
 def _settings(folder: Path) -> dict[str, Any]:
     """config.json, and on top of it what generation_config.json says."""
     config = _json(folder / "config.json")
+    generation = folder / "generation_config.json"
+    said = _json(generation) if generation.is_file() else {}
+    settings = {**config, **{key: value for key, value in said.items() if value is not None}}
     if config.get("model_type") != "marian":
         raise RegardError(
             f"{folder}: model_type {config.get('model_type')!r}; only marian (OPUS-MT) can be imported"
         )
+    if lacking := [key for key in NEEDED if not isinstance(settings.get(key), int)]:
+        raise RegardError(f"{folder / 'config.json'}: no whole number for {', '.join(lacking)}")
     twos = [("encoder_attention_heads", "decoder_attention_heads")]
     twos.append(("encoder_ffn_dim", "decoder_ffn_dim"))
     for one, other in twos:
@@ -131,9 +142,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         )
     if not config.get("scale_embedding", False):
         raise RegardError(f"{folder}: scale_embedding false; embeddings are always scaled here")
-    generation = folder / "generation_config.json"
-    said = _json(generation) if generation.is_file() else {}
-    return {**config, **{key: value for key, value in said.items() if value is not None}}
+    return settings
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -8,20 +8,18 @@ also why N + N steps give the very weights of 2N steps.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, optim
 
 from regard.errors import RegardError
-from regard.run import Run, write_tensors
+from regard.run import Run, facts_of, write_tensors
 
 
 @dataclass
@@ -71,7 +69,7 @@ def save_checkpoint(
         for group, named in groups.items()
         for name, tensor in named.items()
     }
-    write_tensors(path, tensors, {"progress": json.dumps(asdict(progress))})
+    write_tensors(path, tensors, asdict(progress))
 
 
 def load_checkpoint(
@@ -81,7 +79,7 @@ def load_checkpoint(
     groups: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
     try:
         with safe_open(path, "pt") as file:
-            facts: dict[str, Any] = json.loads((file.metadata() or {})["progress"])
+            facts = facts_of(file)
             for key in file.keys():  # noqa: SIM118
                 group, _, name = key.partition(".")
                 if group in wanted:

@@ -50,6 +50,8 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
         raise RegardError(
             f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
         )
+    if not length:
+        raise RegardError(f"nothing to learn: all {count:,} targets are blank")
     size = next(size for size in SIZES if count <= size.pairs)
     tokens = count * length
     steps = max(200, round(size.epochs * tokens / size.tokens_per_batch, -2))

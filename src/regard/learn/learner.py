@@ -227,7 +227,7 @@ class Learner:
             self.model.answer_to(few[:1], quick=True)  # the first use of a device takes long
             start = time.monotonic()
             self.model.answer_to(few, quick=True)
-        each = (time.monotonic() - start) / max(1, len(few))
+        each = (time.monotonic() - start) / len(few)
         self.validation_seconds = min(most, each * len(self.examples))
 
     def time_to_finish(self) -> float:

@@ -36,6 +36,14 @@ MAY_CHANGE = (
 )
 """What a run that goes on may have otherwise than when it began; all else would make it another model."""
 
+LOCK = ".lock"
+"""of the folder of checkpoints; it is the first file of a run"""
+LEFTOVERS = (
+    *(f".{name}{PARTIAL}" for name in ("recipe.yaml", "model.safetensors", "card.json")),
+    *(f"checkpoints/.step-*{PARTIAL}", f"data/.facts.json{PARTIAL}", "data/.*.arrow.*.unfinished"),
+)
+"""what a training that was killed can leave; whatever else lies there is another's"""
+
 
 class Interrupted(Exception):  # noqa: N818
     """Training was interrupted; everything is saved."""
@@ -107,19 +115,21 @@ def locked(run: Run) -> Iterator[None]:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{run}: cannot be made: {error.strerror}") from None
-    with (run.checkpoints / ".lock").open("w") as file:
+    with (run.checkpoints / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RegardError(f"{run}: another process is training here") from None
-        for left in run.folder.rglob(f".*{PARTIAL}"):  # by a process that was killed
-            left.unlink()
+        for name in LEFTOVERS:
+            for left in run.folder.glob(name):
+                left.unlink()
         yield
 
 
 def refuse_strangers(run: Run) -> None:
-    """A folder with files that are no run's is not ours to write to."""
-    if run.recipe_file.exists() or not run.folder.exists():
+    """A folder with files that are no run's is not ours to write to; a recipe alone may be one that a person wrote."""
+    begun = (run.checkpoints / LOCK, run.data / "facts.json", run.weights_file)
+    if not run.folder.exists() or any(path.exists() for path in begun):
         return
     if not run.folder.is_dir():
         raise RegardError(f"{run}: a file, not a folder; choose another --out")

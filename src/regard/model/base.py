@@ -101,7 +101,7 @@ class Model(ABC):
         self.precision = precision
         self.run = run
         """the folder it was opened from, if it was"""
-        self.threads = threads or cores()
+        self.threads = min(threads or cores(), os.cpu_count() or 1)
         """batches worked on at a time, on a CPU"""
 
     @classmethod

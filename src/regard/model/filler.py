@@ -88,11 +88,11 @@ class Filler(Model):
         if not rows:
             raise RegardError("there is nothing to score: no text")
         counts = np.zeros((len(rows), 3))  # right, negative log-probability, hidden words
-        chance = torch.Generator().manual_seed(0)
+        tried = [self._hiding(ids, number) for number, ids in enumerate(rows)]
         for part in self.in_batches([len(row) for row in rows]):
-            source = self.padded([[*rows[row], END] for row in part])
-            words = source.masked_fill(source == END, PAD)
-            shown, hidden = hide(source, words, self.tokenizer.source.size, chance)
+            shown, hidden = (
+                self.padded(side) for side in zip(*(tried[row] for row in part), strict=True)
+            )
             with arithmetic(self.precision, self.device):
                 counts[part] = _count(self.network, shown, hidden).cpu().numpy()
         kinds = {
@@ -100,6 +100,14 @@ class Filler(Model):
             "perplexity": TOKENS.of_counts(counts[:, [1, 2]], not quick, more="words:15%"),
         }
         return [kinds[measure] for measure in self.recipe.score.measures]
+
+    def _hiding(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
+        """What is shown of a text, and what is hidden; its number alone decides, not the texts beside it."""
+        source = torch.tensor([[*ids, END]])
+        words = source.masked_fill(source == END, PAD)
+        chance = torch.Generator().manual_seed(number)
+        shown, hidden = hide(source, words, self.tokenizer.source.size, chance)
+        return shown[0].tolist(), hidden[0].tolist()
 
 
 def _count(

@@ -39,7 +39,7 @@ class Targets:
     def _check(self, wanted: Sequence[str | None]) -> None:
         allowed: list[str | None] = [*self.known] or [None]
         if wrong := [code for code in wanted if code not in allowed]:
-            can = "knows one language only"
+            can = "translates to one language only, so leave it out"
             if self.known:
                 can = f"translates to {', '.join(self.known)}"
             said = f"language {wrong[0]}" if wrong[0] else "no language is asked for"

@@ -140,8 +140,6 @@ class Translator(Writer):
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[str]:
         """The best translation of each text; options as in ``search``."""
-        if isinstance(texts, str):
-            raise RegardError("translate takes a list of texts: translate([text])")
         return [best.text for best, *_ in self.search(texts, **options)]
 
     def search(
@@ -163,13 +161,15 @@ class Translator(Writer):
         once takes length, how many tokens each translation has. parses are the trees, for ``position: tree``; to is the
         language wanted of a model that knows several, for all texts or for each.
         """
+        if isinstance(texts, str):
+            raise RegardError("give a list of texts: [text]")
         search = self._options(options, nbest)
         asked = self._asked(texts, prefixes, parses, to)
         if isinstance(self.network, Parallel):
             refuse(AT_ONCE, prefixes=prefixes, constraints=constraints)
             rounds, candidates = options.get("rounds"), options.get("candidates")
             filling = in_rounds(self.network, search, rounds, candidates, length, nbest)
-            return self._run(asked, filling, WIDTH * filling.candidates)
+            return self._run(asked, filling, WIDTH * filling.candidates, search)
         refuse(ONE_BY_ONE, length=length)
         check_along(search, nbest, constraints)
         if search.mbr:
@@ -290,7 +290,7 @@ class Translator(Writer):
         beam: int,
         search: Search | None = None,
     ) -> list[list[Translation]]:
-        """Ids to translations; search says what guides the way."""
+        """Ids to translations; search says what guides the way, and how long they may be: else the recipe does."""
         bound = any(one.phrases for one in asked)
         marks = borders(self.tokenizer.target, self.device) if bound else None
         guiding = None if search is None else Guiding(search, self.network, marks)
@@ -365,7 +365,7 @@ class Translator(Writer):
             raise RegardError("this model says all words at once: it has no beam to be seen")
         # What is watched is one beam, whose attention others watch: no groups, no coverage.
         changes = {"beam": beam, "alpha": alpha, "groups": 1, "coverage": 0.0}
-        watched = self.recipe.search.model_copy(update=changes)
+        watched = change_search(self.recipe.search, changes)
         way: Way = partial(in_a_beam(watched, beam), watch=watch)
         if temperature:
             way = Sampling(temperature, seed=seed).of([0])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.fast import Fast, at_once, kernels, pick, prepare, unfit
+from regard.fast import Fast, at_once, pick, prepare, unfit, usual_kernels
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.guiding import Guiding
@@ -18,7 +18,7 @@ from regard.nn.network import Network
 from regard.nn.networks import NETWORKS
 from regard.nn.positions import Tree
 from regard.nn.transformer import Transformer
-from regard.recipe import Recipe
+from regard.recipe import Recipe, Search
 from regard.search import Guide, Hypothesis, Phrase, needs
 from regard.text.batches import collate_trees
 from regard.text.tokenizer import Tokenizer
@@ -110,17 +110,18 @@ class Writer(Model):
         network = ready or self.network
         batch = self.padded([[*one.source, END] for one in asked])
         phrases = [one.phrases for one in asked]
+        options = self.recipe.search if guiding is None else guiding.options
         none: AbstractContextManager[list[Guide]] = nullcontext([])
         guides = none if guiding is None else guiding.of(batch, phrases)
         plain = ready is None
         with (
-            arithmetic(self.precision, self.device) if plain else kernels(self.device),
+            arithmetic(self.precision, self.device) if plain else usual_kernels(self.device),
             guides as each,
         ):
             return way(
                 network.step,
                 network.start(network.encode(batch, self.places(asked))),
-                limits=[self._limit(one, network.longest) for one in asked],
+                limits=[_limit(one, options, network.longest) for one in asked],
                 start=START,
                 end=END,
                 prefixes=[list(one.prefix) for one in asked],
@@ -137,12 +138,12 @@ class Writer(Model):
         assert len(trees) == len(asked)
         return Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
 
-    def _limit(self, one: Asked, longest: int | None) -> int:
-        """How many tokens there may be."""
-        options = self.recipe.search
-        limit = len(one.source) + options.extra_length
-        if options.max_length is not None:
-            limit = min(limit, options.max_length)
-        if one.phrases:  # what must be said comes whole
-            limit = max(limit, len(one.prefix) + needs(one.phrases))
-        return limit if longest is None else min(limit, longest - 1)
+
+def _limit(one: Asked, options: Search, longest: int | None) -> int:
+    """How many tokens there may be."""
+    limit = len(one.source) + options.extra_length
+    if options.max_length is not None:
+        limit = min(limit, options.max_length)
+    if one.phrases:  # what must be said comes whole
+        limit = max(limit, len(one.prefix) + needs(one.phrases))
+    return limit if longest is None else min(limit, longest - 1)

@@ -121,6 +121,9 @@ from regard.recipe.refusals import (
     PARTS as PARTS,
 )
 from regard.recipe.sections import (
+    COLDEST as COLDEST,
+)
+from regard.recipe.sections import (
     PRESETS as PRESETS,
 )
 from regard.recipe.sections import (

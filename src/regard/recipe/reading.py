@@ -46,6 +46,11 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
     if not path.is_file():
         shipped = shipped_recipes()
         if str(name) not in shipped:
+            if (path / "recipe.yaml").is_file():
+                raise RegardError(
+                    f"{path}: a run folder, not a recipe; to go on with it: "
+                    f"regard train {path / 'recipe.yaml'} --out {path}"
+                )
             raise RegardError(
                 f"{name}: no such file, and no recipe of that name{nearest(str(name), shipped)}"
             )
@@ -122,8 +127,14 @@ def search_changes(changes: Sequence[str]) -> dict[str, Any]:
     """``key=value`` of the section search, as they are given to a command."""
     values: dict[str, Any] = {}
     for change in changes:
-        _apply(values, f"search.{change}")
-    return dict(values.get("search", {}))
+        key, equals, _ = change.partition("=")
+        if not equals or not key.strip() or "." in key:
+            raise RegardError(
+                f"--set {change}: write it as key=value, for example beam=5; "
+                "the keys are those of the recipe's section search"
+            )
+        _apply(values, change)
+    return values
 
 
 def _causes(found: list[ErrorDetails]) -> list[ErrorDetails]:

@@ -25,11 +25,12 @@ _SELF_ATTENTION = ("attention.encoder", "attention.decoder")
 _FEEDFORWARD = ("feedforward", "activation", "feedforward_dropout")
 UNUSED: dict[Architecture, tuple[str, ...]] = {
     "transformer": ("kernel",),
+    "parallel": ("kernel",),
     "decoder": ("kernel", "encoder_layers", "attention.encoder", "attention.memory", "output_bias"),
     "recurrent": (*_SELF_ATTENTION, *_FEEDFORWARD, "kernel"),
     "convolution": (*_SELF_ATTENTION, *_FEEDFORWARD),
 }
-"""what an architecture has no use for, the others for kernel alone; whoever sets it expects what will not happen"""
+"""what an architecture has no use for; whoever sets it expects what will not happen"""
 
 
 def refused(recipe: Recipe) -> list[str]:
@@ -237,7 +238,7 @@ def _architecture(model: Model) -> Iterator[str]:
     kind = model.architecture
     follow_from = model.model_dump(include={"preset", "dropout", "tie_embeddings"})
     plain = type(model).model_validate(follow_from)
-    for key in UNUSED.get(kind, ("kernel",)):
+    for key in UNUSED[kind]:
         given, usual = attrgetter(key)(model), attrgetter(key)(plain)
         if given != usual:
             yield f"model.{key}: {given} is of no use to architecture: {kind}; leave it out"

@@ -417,9 +417,13 @@ class Training(Section):
         return self
 
 
+COLDEST = 0.01
+"""a lower temperature would only ever draw the most probable, or numbers that are none"""
+
+
 class Search(Section):
     beam: Annotated[int, Field(ge=1, le=1000)] = 5
-    alpha: Annotated[float, Field(ge=0)] = 0.6
+    alpha: Annotated[float, Field(ge=0, le=10)] = 0.6
     """length penalty ((5 + length) / 6) ** alpha, as in the paper"""
     manner: Manner = "paper"
     """transformers, ctranslate2: with the penalty length ** alpha and the stop of those engines"""
@@ -441,7 +445,7 @@ class Search(Section):
     """of groups: what a token costs if a group before says it in the same step"""
     mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
     """minimum Bayes risk: of so many samples the one most like the others, by chrF; 0 is beam search"""
-    temperature: Annotated[float, Field(gt=0)] = 0.7
+    temperature: Annotated[float, Field(ge=COLDEST)] = 0.7
     """of mbr: how its samples are drawn; 1 as the model thinks, below 1 safer"""
     keep: tuple[Keep, ...] = ()
     """what is guaranteed to pass untouched, placeholders ({name}, %s, <b>, addresses), numbers"""

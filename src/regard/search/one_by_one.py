@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.recipe import COLDEST
 from regard.search.guides import Guide, Guides
 from regard.search.hypothesis import Hypothesis
 from regard.search.live import Continuations, Live
@@ -38,7 +39,7 @@ def greedy(
 
     ``alpha`` and ``manner`` change no token, only the score: as a beam of one would tell it.
     """
-    rules = Rules.of(limits, start, end, prefixes, banned, device)
+    rules = Rules.of(limits, start, end, prefixes, banned, device, manner.forces_end)
     return _one_by_one(step, state, rules, _most_probable, alpha, manner, guides)
 
 
@@ -66,9 +67,9 @@ def sample(
     probability. The log-probabilities told are the model's own, not those of the drawing. Each
     sentence has its seed: what is drawn for it does not depend on those beside it.
     """
-    if not temperature > 0:
+    if not temperature >= COLDEST:
         raise RegardError(
-            f"temperature {temperature}: must be above 0 (greedy search is its limit)"
+            f"temperature {temperature}: must be at least {COLDEST} (greedy search is its limit)"
         )
     if not 0 < top_p <= 1:
         raise RegardError(f"top_p {top_p}: must be above 0 and at most 1")

@@ -18,7 +18,7 @@ from regard.search.tree import Looked
 from regard.serve.asked import Asked, describe, event, read
 from regard.serve.batching import Refused
 from regard.serve.service import Service
-from regard.serve.split import split_text
+from regard.text.sentences import split_text
 
 
 class LiveAsked(Asked):
@@ -83,7 +83,7 @@ async def growing(service: Service, model: Translator, text: str) -> AsyncGenera
         for index, sentence in enumerate(document.sentences):
             before = done + document.between[index]
             async for said in _sentence(service, model, sentence):
-                done = before + said
+                done = before + said + document.blank(index, said)
                 yield event("said", {"text": done})
     except (Refused, RegardError) as error:
         yield event("error", {"error": str(error)})

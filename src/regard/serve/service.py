@@ -23,7 +23,7 @@ from regard.serve.batching import Batcher, Options, Refused, Translator
 from regard.serve.inline import Floats
 from regard.serve.metrics import Metrics
 from regard.serve.settings import Settings
-from regard.serve.split import Document, split_html, split_text
+from regard.serve.split import Document, split_html, split_plain
 
 if TYPE_CHECKING:
     from regard.model import Translation
@@ -164,7 +164,7 @@ class Service:
     ) -> Floats | None:
         """Asked of the model only where there are tags to be moved."""
         sentence = document.sentences[index]
-        if self.align is None or not document.elements[index] or translation == sentence:
+        if self.align is None or index not in document.elements or translation == sentence:
             return None
         try:
             return await self.batcher.call(partial(self.align, sentence, translation, to))
@@ -194,7 +194,7 @@ class Service:
 
     def documents(self, texts: Sequence[str], asked: TextAsked) -> list[Document]:
         self.check_texts(texts)
-        split = split_html if asked.format == "html" else split_text
+        split = split_html if asked.format == "html" else split_plain
         source = self.possible(asked)[0]
         return [split(text, source) for text in texts]
 

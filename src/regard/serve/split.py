@@ -1,7 +1,7 @@
-"""A text or an HTML document: its sentences, and what stands between them.
+"""A text or an HTML document: its sentences, what stands inside them, and what stands between them.
 
-A model translates sentences. Whatever else a text has - spaces, line breaks, tags, rows of dashes - stays where
-and as it is, so that a text whose sentences are left alone is the same text again, whatever it was.
+Where sentences end is for ``regard.text.sentences`` to say. Here are the tags: those inside a sentence travel with its
+words, all others stay where and as they are.
 
 Everything here takes time in proportion to the text: it runs on texts that strangers send. This is also why tags
 are found by a pattern and not by ``html.parser``, which needs time in proportion to the square of some texts.
@@ -19,46 +19,16 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from regard.serve.inline import Element, Floats, mark
+from regard.text.sentences import Sentences, cut, sentence_spans, split_text
 from regard.text.words import Span
-
-LONGEST = 600
-"""Characters of a sentence. A longer one is cut between two words: models have seen no such sentences."""
-
-_LINE = re.compile(r"[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
-# Where a sentence may end. Always matched whole: a pattern that looks at what follows would try
-# each of ten thousand dots.
-_END = re.compile(
-    r"""(?P<wide> [。！？｡]++ ["”’」』）】》]*+ ) | [.!?…؟।]++ ["'”’“‘»«›‹)\]}」』）】]*+""",
-    re.VERBOSE,
-)
-_WORD_BEFORE = re.compile(r"(\w+)\.\Z")
-_BREAK = re.compile(r"\s+|(?<=[，、；：])")
-
-_ABBREVIATIONS = {
-    "": "dr prof st vs vol fig",
-    "en": "mr mrs ms messrs jr sr gen col sgt capt lt rev hon sen rep gov pres inc ltd corp mt "
-    "jan feb mar apr jun jul aug sep sept oct nov dec",
-    "de": "hr fr frl nr bzw ca evtl ggf inkl str tel abb bd vgl sog geb gest dipl ing mag",
-    "fr": "mm mme mmes mlle mgr me av env",
-    "es": "sr sra srta dra ud uds av pág núm",
-    "it": "sig dott ing avv pag",
-    "nl": "dhr mevr mr drs ir nr blz",
-    "pt": "sr sra dra av pág",
-}
-"""Words that end in a dot and stand before a name or a number. Those that stand elsewhere need no
-place here: a sentence does not begin with a small letter."""
-_ORDINALS = {"cs", "da", "de", "et", "fi", "hr", "hu", "lv", "nb", "nn", "no", "pl", "sk", "sl"}
-"""Languages in which ``3.`` is “third”."""
 
 
 @dataclass
-class Document:
-    """Sentences, and what stands before, between and after them: always one more than sentences."""
+class Document(Sentences):
+    """Sentences with the elements inside them, and what stands between."""
 
-    sentences: list[str] = field(default_factory=list)
-    between: list[str] = field(default_factory=lambda: [""])
-    elements: list[list[Element]] = field(default_factory=list)
-    """of each sentence: those that stand inside it"""
+    elements: dict[int, list[Element]] = field(default_factory=dict)
+    """by sentence, of those that have some"""
     write: Callable[[str], str] = str
     """how a sentence is written in this kind of document"""
 
@@ -73,83 +43,25 @@ class Document:
 
     def part(self, index: int, translation: str, alignment: Floats | None = None) -> str:
         """One translation with its elements, and what stands before it. alignment: see inline.mark"""
-        elements = self.elements[index]
-        if not elements:
-            return self.between[index] + self.write(translation)
-        marked = mark(self.sentences[index], translation, elements, alignment, self.write)
-        return self.between[index] + marked
+        marked = self.write(translation)
+        if elements := self.elements.get(index):
+            marked = mark(self.sentences[index], translation, elements, alignment, self.write)
+        return self.between[index] + marked + self.blank(index, translation)
 
-    def add(self, sentence: str, elements: Sequence[Element] = ()) -> None:
+    def add(self, sentence: str, elements: Sequence[Element]) -> None:
+        if elements:
+            self.elements[len(self.sentences)] = list(elements)
         self.sentences.append(sentence)
-        self.elements.append(list(elements))
         self.between.append("")
 
     def keep(self, text: str) -> None:
         self.between[-1] += text
 
 
-def split_text(text: str, language: str = "") -> Document:
-    """The sentences of a plain text. language is a code such as ``en``; it decides on dots only."""
-    document = Document()
-    _add_text(document, text, language)
-    return document
-
-
-def _add_text(document: Document, text: str, language: str) -> None:
-    done = 0
-    for start, end in _sentences(text, language):
-        document.keep(document.write(text[done:start]))
-        document.add(text[start:end])
-        done = end
-    document.keep(document.write(text[done:]))
-
-
-def _sentences(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """Where each sentence begins and ends, white space left out."""
-    for line in _LINE.finditer(text):
-        start = line.start()
-        for end in [*_ends(text, line.start(), line.end(), language), line.end()]:
-            yield from _cut(text, start, end)
-            start = end
-
-
-def _ends(text: str, start: int, stop: int, language: str) -> Iterator[int]:
-    """Where the sentences of a line end, the last one apart."""
-    for end in _END.finditer(text, start, stop):
-        if end["wide"]:
-            yield end.end()
-        elif text[end.end() : end.end() + 1].isspace():
-            following = text[end.end() : end.end() + 8].lstrip()[:1]
-            if not following.islower() and not _is_abbreviated(text, end.start() + 1, language):
-                yield end.end()
-
-
-def _is_abbreviated(text: str, end: int, language: str) -> bool:
-    """Whether the word that ends here does so in a dot of its own: ``Dr.``, ``J.``, ``U.S.``, ``3.``"""
-    word = _WORD_BEFORE.search(text[max(0, end - 16) : end])
-    if word is None:
-        return False
-    said, language = word[1].casefold(), language.split("-")[0]
-    if said.isdigit():
-        return len(said) <= 2 and language in _ORDINALS
-    known = _ABBREVIATIONS[""] + " " + _ABBREVIATIONS.get(language, "")
-    is_initial = len(said) == 1 and (word[1].isupper() or word[1].islower())
-    return is_initial or said in known.split()
-
-
-def _cut(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The sentence without the space around it, in pieces if it is too long, none if it says nothing."""
-    while start < end:
-        while start < end and text[start].isspace():
-            start += 1
-        stop = end
-        if end - start > LONGEST:
-            breaks = [found.start() for found in _BREAK.finditer(text, start + 1, start + LONGEST)]
-            stop = breaks[-1] if breaks else start + LONGEST
-        piece = text[start:stop].rstrip()
-        if any(map(str.isalnum, piece)):
-            yield start, start + len(piece)
-        start = stop
+def split_plain(text: str, language: str = "") -> Document:
+    """The sentences of a text without elements."""
+    plain = split_text(text, language)
+    return Document(plain.sentences, plain.between)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -256,7 +168,7 @@ def _add_run(document: Document, run: Sequence[Stretch], language: str) -> None:
     if not any(map(str.isalnum, plain)):
         document.keep("".join(stretch.text for stretch in run))
         return
-    sentences = [Span(*span) for span in _sentences(plain, language)]
+    sentences = list(sentence_spans(plain, language))
     found = _elements(plain, tags, sentences)
     travelling = {index for *_, indices in found for index in indices}
     staying = deque(tag for index, tag in enumerate(tags) if index not in travelling)
@@ -291,7 +203,7 @@ def _elements(plain: str, tags: Sequence[Tag], sentences: Sequence[Span]) -> lis
         cuts = loose[bisect_right(loose, start) : bisect_left(loose, end)]
         waiting = pairs.get(index, [])
         for border in pairwise([start, *dict.fromkeys(cuts), end]):
-            for piece in map(Span._make, _cut(plain, *border)):
+            for piece in cut(plain, *border):
                 elements, indices = _inside(piece, tags, waiting)
                 found.append((piece, elements, indices))
                 waiting = [pair for pair in waiting if pair[0] not in indices]

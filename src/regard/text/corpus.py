@@ -77,7 +77,7 @@ def read_pairs(texts: Texts, data: Data, section: str = "data.train") -> Iterato
 
     That the files are there is checked now, before the first pair is asked for.
     """
-    paths = _paths(texts, data, section)
+    paths = paths_of(texts, data, section)
     if texts.text is not None:
         return (Pair(line.strip(), "") for path in paths["text"] for line in read_lines(path))
     if texts.conllu is not None:
@@ -142,7 +142,7 @@ def fingerprint(texts: Texts, data: Data) -> str:
     whole = hashlib.sha256()
     for tags in texts.tags if any(texts.tags) else ():
         whole.update(" ".join(tags).encode() + b"\0")
-    for role, paths in _paths(texts, data, "data").items():
+    for role, paths in paths_of(texts, data, "data").items():
         for path in paths:
             whole.update(role.encode() + b"\0")
             try:
@@ -157,7 +157,7 @@ def fingerprint(texts: Texts, data: Data) -> str:
 # Pairs
 
 
-def _paths(texts: Texts, data: Data, section: str) -> dict[str, list[Path]]:
+def paths_of(texts: Texts, data: Data, section: str) -> dict[str, list[Path]]:
     """The files by role (source, target, pairs …); all of them exist."""
     roles = {"source": texts.source, "target": texts.target, "pairs": texts.pairs}
     roles |= {"conllu": texts.conllu, "text": texts.text, "parses": texts.parses}

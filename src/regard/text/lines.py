@@ -22,7 +22,7 @@ def read_lines(path: Path) -> Iterator[str]:
     two files that were parallel would be so no longer.
     """
     number = 0
-    for number, line in enumerate(_split(_chunks(path)), start=1):
+    for number, line in enumerate(split(_chunks(path)), start=1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         try:
@@ -67,13 +67,17 @@ def _unpack_zst(path: Path) -> Iterator[bytes]:
         raise EOFError("the file ends before its last frame does")
 
 
-def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def split(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Lines at line feeds; what follows the last line feed is a line if there is anything."""
-    rest = b""
+    begun: list[bytes] = []  # joined once: a line of many chunks would else be copied with each
     for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        if others:
+            yield b"".join(begun)
+            yield from others[:-1]
+            begun = others[-1:]
+    if rest := b"".join(begun):
         yield rest
 
 

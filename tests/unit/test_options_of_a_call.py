@@ -1,0 +1,74 @@
+"""What a call asks of search holds for that call, and what cannot be searched so is refused in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.errors import RegardError
+from regard.model import Translator
+from regard.nn.positions import Waves
+
+TEXTS = ["ein Hund", "ein ein ein Hund Hund Hund"]
+
+
+@pytest.fixture(scope="module")
+def model(finished_run: Path) -> Translator:
+    return Translator.load(finished_run)
+
+
+@pytest.mark.parametrize("options", [{"max_length": 2}, {"extra_length": 1}, {"max_length": 40}])
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_translation_is_as_long_as_the_call_allows(
+    model: Translator, options: dict[str, Any], beam: int
+) -> None:
+    """As if the recipe said so; untrained weights go on to the limit."""
+    by_call = model.search(TEXTS, beam=beam, **options)
+    same = Translator.load(model.run.folder if model.run else "")
+    same.search_by(beam=beam, **options)
+    assert by_call == same.search(TEXTS)
+    most = options.get("max_length", max(map(len, model.encode(TEXTS))) + 2)
+    assert max(len(found[0].tokens) for found in by_call) <= most
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"beam": 0}, "beam"),
+        ({"beam": 2000}, "beam"),
+        ({"alpha": -3.0}, "alpha"),
+        ({"alpha": 400.0}, "alpha"),
+        ({"beam": 1, "temperature": 1e-45}, "temperature 1e-45: must be at least 0.01"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_while_watched_too(
+    model: Translator, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RegardError, match=said):
+        model.find(TEXTS[0], **{"beam": 3, "alpha": 0.6, **options})
+
+
+def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:
+    for ask in (model.search, model.translate):
+        with pytest.raises(RegardError, match="a list of texts"):
+            ask("ein Hund")
+
+
+def test_more_threads_than_cores_are_not_begun(finished_run: Path) -> None:
+    assert Translator.load(finished_run, threads=30_000).threads < 30_000
+
+
+def test_a_table_of_waves_is_long_enough_whatever_another_thread_puts_in_its_place() -> None:
+    class Hurried(Waves):
+        """Between any two looks at the table another thread has put back its own, short one."""
+
+        @property
+        def table(self) -> torch.Tensor:
+            return torch.zeros(1, 2)
+
+        @table.setter
+        def table(self, _: torch.Tensor) -> None: ...
+
+    waves = Hurried(lambda length: torch.ones(length, 2))
+    assert len(waves(700, torch.device("cpu"))) >= 700

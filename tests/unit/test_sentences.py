@@ -1,0 +1,97 @@
+"""A plain text is cut into its sentences, and put together again from them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.text.sentences import LONGEST, count_sentences, split_text
+
+LANGUAGES = st.sampled_from(["", "en", "de", "zh-CN"])
+PIECES = [
+    *(
+        "Dr. Who",
+        "3.",
+        "e.g.",
+        "Yes!”",
+        "«No.»",
+        "好。",
+        "“嗯？”",
+        "…",
+        " ",
+        "\n",
+        "\r\n",
+        "\u2028",
+    ),
+    *("a" * 700, "x y "),
+]
+TEXTS = st.text() | st.lists(st.sampled_from(PIECES)).map("".join)
+
+
+@given(TEXTS, LANGUAGES)
+def test_a_text_whose_sentences_are_left_alone_is_the_same_text(text: str, language: str) -> None:
+    assert split_text(text, language).join(split_text(text, language).sentences) == text
+
+
+@given(TEXTS, LANGUAGES)
+def test_sentences_are_short_lines_that_say_something(text: str, language: str) -> None:
+    for sentence in split_text(text, language).sentences:
+        assert sentence == sentence.strip()
+        assert len(sentence.splitlines()) == 1
+        assert len(sentence) <= LONGEST
+        assert any(map(str.isalnum, sentence))
+
+
+@pytest.mark.parametrize(
+    ("language", "sentences"),
+    [
+        (
+            "en",
+            ["Dr. J. Smith of the U.S. Army came on Jan. 3, e.g. at 3.30 p.m. or so.", "He left."],
+        ),
+        (
+            "en",
+            ["It was 1990.", "He said “Wait!”", "She did (of course).", "Why?!", "Well… so be it."],
+        ),
+        ("en", ["No end", "here"]),
+        ("de", ["Am 3. Mai kam z. B. Hr. Meier.", "„Gut!“", "Das war 1990.", "Ende."]),
+        ("zh", ["他说：“你好！”", "真的吗？", "3.5元。", "好"]),
+        ("hi", ["यह एक घर है।", "हाँ।"]),
+    ],
+)
+def test_where_sentences_end(language: str, sentences: list[str]) -> None:
+    space = "" if language == "zh" else "\n" if sentences[0] == "No end" else "  "
+    assert split_text(space.join(sentences), language).sentences == sentences
+
+
+def test_a_long_sentence_is_cut_between_words() -> None:
+    words = [f"word{number}" for number in range(1000)]
+    found = split_text(" ".join(words)).sentences
+    assert [word for sentence in found for word in sentence.split()] == words
+    assert min(map(len, found[:-1])) > LONGEST - 20
+    assert [len(piece) for piece in split_text("字" * 1500).sentences] == [600, 600, 300]
+    assert split_text("字" * 500 + "，" + "字" * 300).sentences[1] == "字" * 300
+
+
+@given(TEXTS, LANGUAGES)
+def test_sentences_are_counted_as_they_are_cut_but_for_long_ones(text: str, language: str) -> None:
+    short = text.replace("a" * 700, "aaa")
+    assert count_sentences(text, language) == count_sentences(short, language)
+    if len(short) <= LONGEST:
+        assert count_sentences(short, language) == len(split_text(short, language).sentences)
+
+
+@pytest.mark.parametrize(
+    ("text", "translations", "joined"),
+    [
+        ("他来了。她走了。", ["He came.", "She left."], "He came. She left."),
+        ("他来了。她走了。", ["彼は来た。", "彼女は去った。"], "彼は来た。彼女は去った。"),
+        ("好。Dr. Who", ["好。", "Dr. Who"], "好。Dr. Who"),
+        ("好。 她走了。\n", ["Good.", "She left."], "Good. She left.\n"),
+        ("好。好！", ["", "…"], "…"),
+        ("He came. She left.", ["他来了。", "她走了。"], "他来了。 她走了。"),
+    ],
+)
+def test_a_script_with_blanks_gets_one_where_the_other_sets_none(
+    text: str, translations: list[str], joined: str
+) -> None:
+    assert split_text(text).join(translations) == joined
