@@ -72,6 +72,12 @@ def succeeds(*arguments: object, cwd: Path, stdin: str = "") -> Done:
     return done
 
 
+def succeeds_inside(*arguments: object, cwd: Path) -> Done:
+    done = inside(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
     """Start a command and leave it running; its standard output and error go through pipes."""
     return subprocess.Popen(

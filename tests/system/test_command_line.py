@@ -16,7 +16,18 @@ import pytest
 
 import regard as package
 from regard.model import Translator
-from system.commands import TIMEOUT, Done, regard, started, succeeds, together, write
+from system.commands import (
+    TIMEOUT,
+    Done,
+    in_workers,
+    inside,
+    regard,
+    started,
+    succeeds,
+    succeeds_inside,
+    together,
+    write,
+)
 
 COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
 COMMANDS += ["tag", "classify", "fill", "continue"]
@@ -84,9 +95,9 @@ def failures(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     shutil.copytree(folder / "run", folder / "changed")
     with (folder / "changed" / "tokenizer.model").open("ab") as file:
         file.write(b"\n")
-    return together(
+    return in_workers(
         {
-            name: partial(regard, *command.split(), cwd=folder)
+            name: partial(inside, *command.split(), cwd=folder)
             for name, (command, _) in ERRORS.items()
         }
     )
@@ -140,7 +151,7 @@ def test_standard_input_is_translated_and_json_tells_all(workshop: Path) -> None
 
 
 def test_the_best_few_come_with_scores(workshop: Path) -> None:
-    done = succeeds("translate", "run", "--nbest", 3, "a b c", "d c", cwd=workshop)
+    done = succeeds_inside("translate", "run", "--nbest", 3, "a b c", "d c", cwd=workshop)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert len(rows) == 6
     for three, best in ((rows[:3], "a b c"), (rows[3:], "d c")):
@@ -205,7 +216,7 @@ def test_a_reader_who_has_enough_is_left_in_peace(translator: subprocess.Popen[s
 
 def test_scores_come_with_interval_and_signature(workshop: Path) -> None:
     files = "--source", "test.src", "--reference", "test.tgt"
-    lines = succeeds("evaluate", "run", *files, cwd=workshop).stdout.splitlines()
+    lines = succeeds_inside("evaluate", "run", *files, cwd=workshop).stdout.splitlines()
     interval = rf"{NUMBER} \[-?{NUMBER}, {NUMBER}\]"
     for line, name in zip(lines, ["BLEU", "chrF2", "TER"], strict=True):
         assert re.fullmatch(rf"{name} {interval}  nrefs:1\|bs:1000\|.*\|version:\S+", line), line
@@ -214,11 +225,12 @@ def test_scores_come_with_interval_and_signature(workshop: Path) -> None:
 
 def test_scores_in_json_and_against_another_run(workshop: Path, tmp_path: Path) -> None:
     other = tmp_path / "first"
-    said = succeeds("average", "run", "--out", other, "--last", 1, cwd=workshop).stdout
+    said = succeeds_inside("average", "run", "--out", other, "--last", 1, cwd=workshop).stdout
     assert said == f"{other}: the average of 1 checkpoints (steps 300)\n"
     files = "--source", "test.src", "--reference", "test.tgt", "--against", other
     plain, asked = (
-        succeeds("evaluate", "run", *files, *more, cwd=workshop).stdout for more in ([], ["--json"])
+        succeeds_inside("evaluate", "run", *files, *more, cwd=workshop).stdout
+        for more in ([], ["--json"])
     )
     compared = plain.splitlines()[3:]
     pattern = rf"{NUMBER} against {NUMBER} \([+-]{NUMBER}, p = [01]\.\d+: .*\)  \S+"
@@ -236,16 +248,16 @@ def test_scores_in_json_and_against_another_run(workshop: Path, tmp_path: Path) 
 
 
 def test_shipped_recipes_are_listed_with_what_they_are(tmp_path: Path) -> None:
-    lines = succeeds("recipes", cwd=tmp_path).stdout.splitlines()
+    lines = succeeds_inside("recipes", cwd=tmp_path).stdout.splitlines()
     assert {line.split()[0] for line in lines} >= {"demo", "multi30k", "wmt14-base", "wmt14-big"}
     assert all(len(line.split()) > 3 for line in lines)
 
 
 def test_info_tells_what_a_run_is(workshop: Path) -> None:
-    plain = succeeds("info", "run", cwd=workshop).stdout
+    plain = succeeds_inside("info", "run", cwd=workshop).stdout
     for word in ("1+1 layers, width 64", "words", "300 steps", "3,000 training pairs", "test  "):
         assert word in plain
-    found = json.loads(succeeds("info", "run", "--json", cwd=workshop).stdout)
+    found = json.loads(succeeds_inside("info", "run", "--json", cwd=workshop).stdout)
     assert found["card"] == json.loads((workshop / "run" / "card.json").read_text())
     assert found["recipe"]["model"]["width"] == 64
 
