@@ -10,27 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_sentences import LANGUAGES, PIECES
 
 from regard.serve.split import Document, parts_of, split_html, split_plain
 from regard.text.words import units
 
-LANGUAGES = st.sampled_from(["", "en", "de", "zh-CN"])
-PIECES = [
-    "Dr. Who",
-    "3.",
-    "e.g.",
-    "Yes!”",
-    "«No.»",
-    "好。",
-    "“嗯？”",
-    "…",
-    " ",
-    "\n",
-    "\r\n",
-    "\u2028",
-    "a" * 700,
-    "x y ",
-]
 MARKUP = [
     *("<p>", "</p>", "<b class='a>b'>", "</B >", "<br/>", '<i title="x.">', "</i>", "<a href=x/>"),
     *(
