@@ -1,6 +1,6 @@
 """How good and how fast: BLEU and sentences a second of some runs on a CPU, in each precision, greedy and by beam.
 
-    python benchmarks/fast.py runs/multi30k-transformer runs/multi30k-fast  # writes fast.json and docs/images/fast.svg
+    python benchmarks/fast.py runs/multi30k runs/multi30k-fast  # writes fast.json and docs/images/fast.svg
     python benchmarks/fast.py --only-plot
 
 Each run translates the sentences of its own test, text to text: first all of them, to warm up and to be scored, then
@@ -57,9 +57,9 @@ class Runner(NamedTuple):
         return self.model.translate(texts, beam=self.beam)
 
     def turn(self, sentences: int) -> Turn:
-        clock, cpu = time.perf_counter(), time.process_time()
+        clock, cpu = time.perf_counter(), self.model.cpu_seconds
         count = len(self.translate(sentences))
-        return Turn(count / (time.perf_counter() - clock), count / (time.process_time() - cpu))
+        return Turn(count / (time.perf_counter() - clock), count / (self.model.cpu_seconds - cpu))
 
     def point(self, said: list[str], turns: Sequence[Turn]) -> dict[str, Any]:
         sources, targets = zip(*self.pairs, strict=True)
@@ -91,6 +91,7 @@ def runners(
         pairs = list(islice(read_pairs(data.test, data, "data.test"), sentences))
         for precision in precisions:
             model = Translator.load(folder, "cpu", precision)
+            model.work_in_processes()
             found += [Runner(folder.resolve().name, model, beam, pairs) for beam in BEAMS]
     return found
 

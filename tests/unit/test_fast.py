@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.fast import at_once, pick, prepare, unfit
+from regard.fast import pick, prepare, unfit
 from regard.fast.linear import Eight, EightRows, Half, Single
 from regard.marks import END, MARKS, PAD, START
 from regard.nn.networks import NETWORKS
@@ -192,19 +192,3 @@ def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick("auto", CPU) != "int8"
     with pytest.raises(RegardError, match="precision int8: not on this machine's cpu; it has fp32"):
         pick("int8", CPU)
-
-
-def test_work_goes_on_side_by_side_each_on_one_core() -> None:
-    usual = torch.get_num_threads()
-    seen = at_once(lambda part: (part, torch.get_num_threads()), range(7), 3)
-    assert seen == [(part, 1) for part in range(7)]
-    assert torch.get_num_threads() == usual
-
-
-def test_an_error_in_one_part_is_raised() -> None:
-    def work(part: int) -> None:
-        if part == 2:
-            raise RegardError("no")
-
-    with pytest.raises(RegardError, match="no"):
-        at_once(work, range(5), 2)

@@ -119,7 +119,7 @@ def test_a_window_is_attention_under_its_mask(causal: bool) -> None:
         },
         "window",
     )
-    window = Window(recipe.model, "encoder")
+    window = Window(recipe.model, "encoder").cuda()
     attend = Attention(recipe.model, Relation(recipe.model)).cuda()
     query, key, value = vectors(150, 32), vectors(150, 32), vectors(150, 32)
     real = torch.arange(150, device="cuda") < torch.tensor([150, 97], device="cuda")[:, None]

@@ -108,7 +108,9 @@ def distill(
     from regard.distill import distill as write
     from regard.model import Translator
 
-    model = Translator.load(run).into(to)
+    model = Translator.load(run)
+    model.work_in_processes()
+    model = model.into(to)
     tell = partial(typer.echo, err=True)
     count = write(model, output, input, tell, turned, overwrite, beam=beam, alpha=alpha)
     print(f"{output}: {count:,} pairs; a student learns from them with  regard train")

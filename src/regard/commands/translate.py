@@ -117,7 +117,10 @@ def translate(
     options = {name: value for name, value in given.items() if value is not None}
     options |= search_changes(changes or [])
     terms = Glossary.read(glossary) if glossary else None
-    model = Translator.load(run, precision=precision_of(precision), threads=threads).into(to)
+    model = Translator.load(run, precision=precision_of(precision), threads=threads)
+    if not texts:  # those of a command line are few
+        model.work_in_processes()
+    model = model.into(to)
     others: dict[str, Any] = {"nbest": nbest, "length": length}
     # What cannot be asked is refused before a file is touched: all terms are asked for, of a blank text.
     model.search(

@@ -155,6 +155,7 @@ def evaluate(
     model = Model.load(run, precision=precision_of(precision), threads=threads)
     ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
     ways |= search_changes(changes or [])
+    model.work_in_processes()
     _search_by(model, ways)
     scored = _scored_on(model, {role: str(file) for role, file in files.items() if file}, to)
     comparisons: list[Any] = []
@@ -162,6 +163,7 @@ def evaluate(
         results = model.evaluate(scored)
     else:
         other = type(model).load(against, precision=precision_of(precision), threads=threads)
+        other.work_in_processes()
         _search_by(other, ways)
         results, comparisons = model.compare(other, scored)
     if as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,12 @@ from regard.nn.patterns import Full
 from regard.nn.positions import Relation
 from regard.nn.transformer import Transformer
 from regard.recipe import Precision
+
+# oneDNN makes a kernel for each shape, and a thousand of them are kept, twice: 0.8 GB, however small the model.
+# Sentences that end one by one bring new shapes at every step; those that come again do so soon. It is read when the
+# first is made.
+for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(name, "64")
 
 HALF = torch.bfloat16
 UNPACKED: dict[Precision, Format] = {

@@ -142,6 +142,9 @@ class Model(ABC):
                 f"precision int8: not for models to {self.task}; take fp32, bf16 or auto"
             )
 
+    def work_in_processes(self) -> None:  # noqa: B027 (most have nothing to share out)
+        """From now on batches are worked on in processes, if that is sooner; for a program that has no threads."""
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Source ids of texts, cut where those of the training were."""
         clean = self.recipe.data.clean

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.fast import Fast
 from regard.marks import END, PAD, START, UNKNOWN
 from regard.nn.heads import watching
 from regard.nn.network import Network
@@ -34,12 +35,13 @@ class Guiding:
     """What guides the search of a batch, to be made anew for each."""
 
     options: Search
-    network: Network
     borders: Borders | None = None
     """where there are phrases"""
 
     @contextmanager
-    def of(self, batch: Tensor, phrases: Sequence[Sequence[Phrase]]) -> Iterator[list[Guide]]:
+    def of(
+        self, network: Network | Fast, batch: Tensor, phrases: Sequence[Sequence[Phrase]]
+    ) -> Iterator[list[Guide]]:
         """The guides of a batch of source ids, for the time of the with-block."""
         options = self.options
         guides: list[Guide] = []
@@ -53,7 +55,10 @@ class Guiding:
             if options.groups > 1:
                 guides.append(Diversity(options.groups, options.diversity))
             if options.coverage:
-                cross = self.network.attentions().get("cross", [])
+                assert not isinstance(network, Fast), (
+                    "who looks where is seen in the plain network only"
+                )
+                cross = network.attentions().get("cross", [])
                 if not cross or not all(part.pattern.keeps_words for part in cross):
                     raise RegardError(
                         f"coverage {options.coverage}: this model does not look at the words of its "

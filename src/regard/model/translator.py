@@ -293,7 +293,7 @@ class Translator(Writer):
         """Ids to translations; search says what guides the way, and how long they may be: else the recipe does."""
         bound = any(one.phrases for one in asked)
         marks = borders(self.tokenizer.target, self.device) if bound else None
-        guiding = None if search is None else Guiding(search, self.network, marks)
+        guiding = None if search is None else Guiding(search, marks)
         found = iter(self.search_ids([one for one in asked if not one.blank], way, beam, guiding))
         return [[EMPTY] if one.blank else list(map(self._read, next(found))) for one in asked]
 
@@ -370,7 +370,7 @@ class Translator(Writer):
         if temperature:
             way = Sampling(temperature, seed=seed).of([0])
         asked = self.asked(text, parse)._replace(prefix=forced)
-        ((best, *_),) = self.search_batch([asked], way, Guiding(watched, self.network))
+        ((best, *_),) = self.search_batch(self.batch([asked], way, Guiding(watched)))
         return best
 
     @torch.inference_mode()
@@ -388,7 +388,7 @@ class Translator(Writer):
         seen: list[Round] = []
         way = in_rounds(self.network, self.recipe.search, rounds, candidates, length)
         watched = replace(way, watch=seen.append)
-        ((best,),) = self.search_batch([self.asked(text)], watched)
+        ((best,),) = self.search_batch(self.batch([self.asked(text)], watched))
         return told(best, seen)
 
     def asked(self, text: str, parse: Parsed | None = None) -> Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -44,14 +45,14 @@ class Sampling(NamedTuple):
             top_p=self.top_p,
             seeds=[int(seed) for seed in drawn],
         )
-        return _alone(way)
+        return OneEach(way)
 
 
 def along(search: Search, nbest: int) -> Way:
     """Word after word: a beam, or the most probable word each time."""
     if search.beam > 1:
         return in_a_beam(search, search.beam, nbest)
-    return _alone(partial(greedy, alpha=search.alpha, manner=MANNERS[search.manner]))
+    return OneEach(partial(greedy, alpha=search.alpha, manner=MANNERS[search.manner]))
 
 
 def in_a_beam(search: Search, beam: int, nbest: int = 1) -> Way:
@@ -60,13 +61,14 @@ def in_a_beam(search: Search, beam: int, nbest: int = 1) -> Way:
     return partial(beam_search, beam=beam, alpha=search.alpha, nbest=nbest, manner=manner)
 
 
-def _alone(one_each: Callable[..., list[Hypothesis]]) -> Way:
+@dataclass(frozen=True)
+class OneEach:
     """A search that finds one for each sentence, as one that finds several."""
 
-    def way(*arguments: Any, **options: Any) -> list[list[Hypothesis]]:
-        return [[hypothesis] for hypothesis in one_each(*arguments, **options)]
+    find: Callable[..., list[Hypothesis]]
 
-    return way
+    def __call__(self, *arguments: Any, **options: Any) -> list[list[Hypothesis]]:
+        return [[hypothesis] for hypothesis in self.find(*arguments, **options)]
 
 
 def options_of(search: Search, given: Mapping[str, Any], at_once: bool) -> Search:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.fast import Fast, at_once, pick, prepare, unfit, usual_kernels
+from regard.fast import Crew, Fast, at_once, pick, prepare, unfit, usual_kernels
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.guiding import Guiding
@@ -39,12 +40,26 @@ class Asked(NamedTuple):
     """white space alone: there is nothing to say"""
 
 
+class Batch(NamedTuple):
+    """What goes through the network together."""
+
+    asked: Sequence[Asked]
+    way: Way
+    limits: Sequence[int]
+    """how many tokens each may have"""
+    guiding: Guiding | None
+    beside: int | None
+    """of how many texts, all in all, it is a part; None: it goes through the plain network"""
+
+
 class Writer(Model):
     """What the models have in common that say tokens."""
 
     network: Network
     ready: Fast | None = None
     """the network prepared for search, where it can be"""
+    crew: Crew[Batch, list[list[Hypothesis]]] | None = None
+    """who works on batches; None, or when it has lost one of its processes: threads"""
 
     @staticmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
@@ -52,6 +67,9 @@ class Writer(Model):
         return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
     def freeze(self) -> None:
+        if self.crew is not None:  # it has other weights
+            self.crew.end()
+            self.crew = None
         if (why := unfit(self.network)) is None:
             self.precision = pick(self.precision, self.device)
             assert isinstance(self.network, Transformer)
@@ -70,6 +88,20 @@ class Writer(Model):
         many = f", {self.threads} at a time" if self.device.type == "cpu" else ""
         return f"{self.precision} on {self.device.type}{many}, weights of {self.ready.bytes / 1e6:.1f} MB"
 
+    def work_in_processes(self) -> None:
+        if (
+            self.ready is not None
+            and self.threads > 1
+            and self.device.type == "cpu"
+            and Crew.possible
+        ):
+            self.crew = Crew(self.search_batch, self.threads)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The time this process, and those that work for it, have had a core so far."""
+        return time.process_time() + (0.0 if self.crew is None else self.crew.cpu_seconds)
+
     @torch.inference_mode()
     def search_ids(
         self,
@@ -80,39 +112,53 @@ class Writer(Model):
     ) -> list[list[Hypothesis]]:
         """Batches of like length through the network; hypotheses in the order of what was asked."""
         # Who looks where is seen in the plain network only.
-        ready = None if guiding is not None and guiding.options.coverage else self.ready
-        ready = None if ready is None else ready.suited(len(asked))
+        watched = guiding is not None and guiding.options.coverage
+        beside = None if watched or self.ready is None else len(asked)
+        shared = beside is not None and self.device.type == "cpu"
+        lengths = [len(one.source) for one in asked]
+        # The longest first: what is left at the end, when not all have work, is short.
+        batches = [*self.in_batches(lengths, beam, self.threads if shared else 1)][::-1]
+        parts = [
+            self.batch(
+                [asked[row] for row in rows],
+                way.of(rows) if isinstance(way, Sampling) else way,
+                guiding,
+                beside,
+            )
+            for rows in batches
+        ]
+        if not shared:
+            every = list(map(self.search_batch, parts))
+        elif self.crew is not None and self.crew.workers:
+            every = self.crew.map(parts)
+        else:
+            every = at_once(self.search_batch, parts, self.threads)
         found: list[list[Hypothesis]] = [[] for _ in asked]
-
-        def work(rows: list[int]) -> None:
-            this = way.of(rows) if isinstance(way, Sampling) else way
-            some = self.search_batch([asked[row] for row in rows], this, guiding, ready)
+        for rows, some in zip(batches, every, strict=True):
             for row, hypotheses in zip(rows, some, strict=True):
                 found[row] = hypotheses
-
-        lengths = [len(one.source) for one in asked]
-        if ready is not None and self.device.type == "cpu":
-            # The longest first: what is left at the end, when not all have work, is short.
-            at_once(work, [*self.in_batches(lengths, beam, self.threads)][::-1], self.threads)
-        else:
-            for rows in self.in_batches(lengths, beam):
-                work(rows)
         return found
 
-    def search_batch(
+    def batch(
         self,
         asked: Sequence[Asked],
         way: Way,
         guiding: Guiding | None = None,
-        ready: Fast | None = None,
-    ) -> list[list[Hypothesis]]:
-        """All at once, by the network itself or by what was made ready of it."""
-        network = ready or self.network
-        batch = self.padded([[*one.source, END] for one in asked])
-        phrases = [one.phrases for one in asked]
+        beside: int | None = None,
+    ) -> Batch:
         options = self.recipe.search if guiding is None else guiding.options
+        limits = [_limit(one, options, self.network.longest) for one in asked]
+        return Batch(asked, way, limits, guiding, beside)
+
+    def search_batch(self, batch: Batch) -> list[list[Hypothesis]]:
+        """All at once, by the network itself or by what was made ready of it."""
+        asked, way, limits, guiding, beside = batch
+        ready = self.ready.suited(beside) if self.ready is not None and beside is not None else None
+        network = ready or self.network
+        sources = self.padded([[*one.source, END] for one in asked])
+        phrases = [one.phrases for one in asked]
         none: AbstractContextManager[list[Guide]] = nullcontext([])
-        guides = none if guiding is None else guiding.of(batch, phrases)
+        guides = none if guiding is None else guiding.of(network, sources, phrases)
         plain = ready is None
         with (
             arithmetic(self.precision, self.device) if plain else usual_kernels(self.device),
@@ -120,8 +166,8 @@ class Writer(Model):
         ):
             return way(
                 network.step,
-                network.start(network.encode(batch, self.places(asked))),
-                limits=[_limit(one, options, network.longest) for one in asked],
+                network.start(network.encode(sources, self.places(asked))),
+                limits=limits,
                 start=START,
                 end=END,
                 prefixes=[list(one.prefix) for one in asked],

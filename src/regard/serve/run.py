@@ -38,6 +38,7 @@ def serve(
     settings = settings or Settings()
     model = Translator.load(run, device, precision, threads)
     choose_threads(model)
+    model.work_in_processes()
     app = create_app(model, settings, Run(run).card())
     config = uvicorn.Config(
         app,
