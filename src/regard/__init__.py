@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 
     from regard.errors import RegardError as RegardError
     from regard.model import Model as Model
-    from regard.recipe import Device, Precision
-    from regard.recipe import Recipe as Recipe
+    from regard.recipe import Device, Precision, Recipe as Recipe
 
 _HOMES = {"RegardError": "errors", "Recipe": "recipe", "Model": "model"}
 

@@ -31,6 +31,9 @@ class OneSentence:
         self.recipe = SimpleNamespace(search=Search(), data=data)
         self.asked: list[tuple[str, Sequence[str]]] = []
 
+    def work_in_processes(self) -> None:
+        """It does not."""
+
     def into(self, language: str | None) -> "OneSentence":
         return self
 

@@ -3,8 +3,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from regard.marks import END, PAD, START
 from regard.recipe import Tokenizer as Section

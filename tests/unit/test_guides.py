@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from test_search import (
     END,
     START,

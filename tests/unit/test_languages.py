@@ -12,8 +12,7 @@ from regard.errors import RegardError
 from regard.exchange.convert import export_model
 from regard.marks import MARKS
 from regard.model import Translator, build, weights_of
-from regard.recipe import Clean, Recipe, make_recipe
-from regard.recipe import Tokenizer as Section
+from regard.recipe import Clean, Recipe, Tokenizer as Section, make_recipe
 from regard.run import Run
 from regard.serve.app import create_app
 from regard.text.corpus import Pair, TaggedPair, fingerprint, read_pairs, tags_of, train_pairs

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import nn, optim
 
 from regard.learn.optimizers import OPTIMIZERS, learning_rate

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from regard.errors import RegardError
 from regard.nn.positions import Learned, Sinusoidal, sinusoids

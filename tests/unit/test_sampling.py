@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from regard.errors import RegardError
 from regard.learn import copies as module
@@ -17,8 +16,7 @@ from regard.learn.checkpoint import checkpoint_files, load_checkpoint
 from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
 from regard.learn.train import train
-from regard.recipe import Clean, Recipe, TokenizerKind, make_recipe
-from regard.recipe import Tokenizer as Section
+from regard.recipe import Clean, Recipe, Tokenizer as Section, TokenizerKind, make_recipe
 from regard.run import Run
 from regard.text import drawing as drawing_module
 from regard.text.corpus import Pair

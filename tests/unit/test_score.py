@@ -8,8 +8,7 @@ from functools import cache
 
 import pytest
 import sacrebleu
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from regard.errors import RegardError
 from regard.score import Comparison, Result, compare, score

@@ -1,8 +1,7 @@
 """A plain text is cut into its sentences, and put together again from them."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from regard.text.sentences import LONGEST, count_sentences, split_text
 

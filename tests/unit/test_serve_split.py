@@ -8,8 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from test_sentences import LANGUAGES, PIECES
 
 from regard.serve.split import Document, parts_of, split_html, split_plain

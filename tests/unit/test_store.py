@@ -2,12 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from regard.errors import RegardError
-from regard.recipe import Clean
-from regard.recipe import Tokenizer as Section
+from regard.recipe import Clean, Tokenizer as Section
 from regard.text import store as module
 from regard.text.corpus import Pair
 from regard.text.store import Counts, Store, write_store

@@ -4,13 +4,11 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from regard.errors import RegardError
 from regard.marks import END, MARKS, PAD, START, UNKNOWN
-from regard.recipe import Tokenizer as Section
-from regard.recipe import TokenizerKind
+from regard.recipe import Tokenizer as Section, TokenizerKind
 from regard.text import tokenizer as module
 from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer

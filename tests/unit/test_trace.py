@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard import trace as contract
-from regard import tracing
+from regard import trace as contract, tracing
 from regard.errors import RegardError
 from regard.marks import END, START
 from regard.model import Translator

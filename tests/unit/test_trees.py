@@ -8,15 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from regard.errors import RegardError
 from regard.marks import END, PAD
 from regard.nn.positions import SinusoidalInTree, Tree, sinusoids
 from regard.nn.transformer import Transformer
-from regard.recipe import Data, Recipe, Texts
-from regard.recipe import Tokenizer as Section
+from regard.recipe import Data, Recipe, Texts, Tokenizer as Section
 from regard.text.batches import collate, collate_trees
 from regard.text.conllu import Parsed, Written, read_conllu
 from regard.text.corpus import Pair, ParsedPair, parse_of, read_pairs

@@ -42,8 +42,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model, or go on with one that was interrupted."""
-    from regard.learn.train import Interrupted
-    from regard.learn.train import train as learn
+    from regard.learn.train import Interrupted, train as learn
 
     recipe, name = _recipe(what, changes or [])
     try:

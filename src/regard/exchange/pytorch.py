@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.exchange.fits import TORCH
 from regard.exchange.folder import whole
-from regard.exchange.names import TORCH as NAMES
-from regard.exchange.names import fill
+from regard.exchange.names import TORCH as NAMES, fill
 from regard.exchange.proof import Inputs, compare, inputs, our_side, stages, watched
 from regard.exchange.tokenizers import ids_by_piece, write_json, write_models
 from regard.marks import PAD

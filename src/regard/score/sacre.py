@@ -67,8 +67,7 @@ def comparison(
     references: Sequence[str],
     tokenize: str,
 ) -> Comparison:
-    from sacrebleu.significance import PairedTest
-    from sacrebleu.significance import Result as Tested
+    from sacrebleu.significance import PairedTest, Result as Tested
 
     named = [("baseline", baseline), ("system", system)]
     metrics: dict[str, Metric] = {measure: _metric(measure, tokenize)}

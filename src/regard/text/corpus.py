@@ -16,8 +16,7 @@ from typing import NamedTuple
 from regard.errors import RegardError
 from regard.recipe import Data, Texts
 from regard.text.conllu import Parsed, read_conllu
-from regard.text.lines import read_lines as read_lines
-from regard.text.lines import unreadable
+from regard.text.lines import read_lines as read_lines, unreadable
 from regard.text.trees import check_parse
 
 
