@@ -227,7 +227,7 @@ def test_scores_in_json_and_against_another_run(workshop: Path, tmp_path: Path) 
     other = tmp_path / "first"
     said = succeeds_inside("average", "run", "--out", other, "--last", 1, cwd=workshop).stdout
     assert said == f"{other}: the average of 1 checkpoints (steps 300)\n"
-    files = "--source", "test.src", "--reference", "test.tgt", "--against", other
+    files = "--source", "test.src", "--reference", "test.tgt", "--against", other, "--threads", 2
     plain, asked = (
         succeeds_inside("evaluate", "run", *files, *more, cwd=workshop).stdout
         for more in ([], ["--json"])

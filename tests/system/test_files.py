@@ -132,7 +132,7 @@ def test_terms_and_placeholders_are_kept_and_what_is_lost_is_told(
     write(tmp_path / "terms.tsv", ["dog\tHund"])
     write(tmp_path / "in", ["a Dog", "ein", "%s dog dog"])
     done = inside(
-        *("translate", finished_run, "--input", "in", "--glossary", "terms.tsv"),
+        *("translate", finished_run, "--input", "in", "--glossary", "terms.tsv", "--threads", 2),
         *("--keep", "placeholders", "--set", "extra_length=3", "--no-repeat", "2"),
         cwd=tmp_path,
     )

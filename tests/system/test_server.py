@@ -1,5 +1,6 @@
 """The server as its clients meet it: in a process of its own, through a port of the loopback."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
+from regard.fast import Crew
 from regard.serve.run import serve
 from system.commands import REGARD, TIMEOUT, environment, sequences
 
@@ -28,7 +30,7 @@ LONG = {"q": "a b c d e f\n" * LINES, **PAIR, "beam": 20}
 def serving(run: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server, and a client with its address."""
     server = subprocess.Popen(
-        [*REGARD, "serve", str(run), "--port", "0"],
+        [*REGARD, "serve", str(run), "--port", "0", "--threads", "2"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -124,6 +126,23 @@ def test_a_stream_comes_sentence_by_sentence_and_ends_with_its_client(client: ht
         assert next(lines) == 'data: {"text": "a b c d e f", "source": "a b c d e f"}'
         assert count(client, "regard_queue_sentences") > 0
     wait_until(lambda: count(client, "regard_queue_sentences") == 0)
+
+
+@pytest.mark.skipif(not Crew.possible, reason="processes are forked on Linux only")
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core has no use for a second process")
+def test_a_process_that_is_lost_is_not_missed(workshop: Path) -> None:
+    with serving(workshop / "run") as (server, client):
+        workers = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        assert len(workers) == 2
+        assert translate(client, "a b c") == "a b c"
+        os.kill(int(workers[0]), signal.SIGKILL)
+        texts = ["a b c", "d e f", "b c", "g h"]
+        assert translate(client, "\n".join(texts)) == "\n".join(texts)
+        server.send_signal(signal.SIGTERM)
+        code, complained = ended(server)
+        assert code == 0
+        assert complained.count("\n") == 1
+        assert "ended from outside, perhaps for want of memory; from now on threads" in complained
 
 
 def test_a_signal_lets_it_finish_what_it_has_and_refuse_the_rest(workshop: Path) -> None:

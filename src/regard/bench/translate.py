@@ -60,7 +60,7 @@ class Row:
     sentences_per_second: float
     """by the clock"""
     sentences_per_cpu_second: float
-    """by the time the process had a core: other work on the machine changes it less"""
+    """by the time its processes had a core: other work on the machine changes it less"""
     agreement: float
     """share of the translations that are, token for token, those of the plain network in float32"""
     settings: str

@@ -155,9 +155,9 @@ def evaluate(
     model = Model.load(run, precision=precision_of(precision), threads=threads)
     ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
     ways |= search_changes(changes or [])
-    model.work_in_processes()
     _search_by(model, ways)
     scored = _scored_on(model, {role: str(file) for role, file in files.items() if file}, to)
+    model.work_in_processes()
     comparisons: list[Any] = []
     if against is None:
         results = model.evaluate(scored)

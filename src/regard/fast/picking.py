@@ -25,8 +25,8 @@ from regard.recipe import Precision
 # oneDNN makes a kernel for each shape, and a thousand of them are kept, twice: 0.8 GB, however small the model.
 # Sentences that end one by one bring new shapes at every step; those that come again do so soon. It is read when the
 # first is made.
-for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(name, "64")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 HALF = torch.bfloat16
 UNPACKED: dict[Precision, Format] = {

@@ -8,18 +8,22 @@ has no threads of its own, such as a command.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -35,7 +39,19 @@ def cores() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked):
         return int(asked)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, min(there, _allotted(Path("/sys/fs/cgroup/cpu.max")) or there))
+
+
+def _allotted(file: Path) -> int | None:
+    """How many cores' time a container has, where Linux says so; None: as much as there is."""
+    try:
+        time_of_all, period = file.read_text().split()
+        return round(int(time_of_all) / int(period))
+    except (OSError, ValueError):  # no container, or "max"
+        return None
 
 
 def at_once(work: Callable[[Part], Result], parts: Sequence[Part], threads: int) -> list[Result]:
@@ -64,34 +80,51 @@ def _alone() -> None:
     torch.set_num_threads(1)
 
 
+class Lost(RegardError):  # noqa: N818
+    """A process of a crew is gone, and with it what it worked on."""
+
+
 class Crew(Generic[Part, Result]):
     """Processes that stay, each on one core, for one kind of work.
 
     They are forked from this one: what the work needs they have, nothing is read, packed or held in memory twice. Parts
-    and results go through pipes. They end when this process does, however it ends: then nothing holds their pipes.
+    and results go through pipes. When this process ends, in whatever way, so do they, after the part they have.
     """
 
     possible = sys.platform == "linux"
     """elsewhere a fork is not to be trusted, or there is none"""
 
     def __init__(self, work: Callable[[Part], Result], count: int) -> None:
-        context = multiprocessing.get_context("fork")
         self.cpu_seconds = 0.0
         """what their work has taken so far"""
-        self.workers: dict[Connection, Any] = {}
-        """each process by our end of its pipe"""
+        self.workers: dict[Connection, int] = {}
+        """the number of each process by our end of its pipe"""
+        self.end = weakref.finalize(self, _end, self.workers, os.getpid())
         self.lock = threading.Lock()
+        try:
+            for _ in range(count):
+                self._fork(work)
+        except OSError:
+            self.end()
+            raise
+
+    def _fork(self, work: Callable[[Part], Result]) -> None:
+        ours, theirs = Pipe()
         with warnings.catch_warnings():
             # Python warns of threads, which might hold a lock that the fork then waits for. Those of torch's
             # products hold none between products, and a fork on one core has no use for them.
             warnings.simplefilter("ignore", DeprecationWarning)
-            for _ in range(count):
-                ours, theirs = context.Pipe()
-                given = (theirs, [*self.workers, ours], work)
-                process = context.Process(target=_serve, args=given, daemon=True)
-                process.start()
-                theirs.close()
-                self.workers[ours] = process
+            process = os.fork()
+        if process:
+            theirs.close()
+            self.workers[ours] = process
+            return
+        try:
+            for other in (*self.workers, ours):  # held by a fork, no pipe would ever end
+                other.close()
+            _work_on(theirs, work)
+        finally:
+            os._exit(0)  # nothing of what this process was is to be tidied up by its fork
 
     def map(self, parts: Sequence[Part]) -> list[Result]:
         """The work on each part, in their order; whoever is free takes the next."""
@@ -101,77 +134,97 @@ class Crew(Generic[Part, Result]):
             except BaseException:
                 self.end()  # what they still work on would be the answer to the next question
                 raise
-        self.cpu_seconds += sum(done.cpu_seconds for done in found)
+            self.cpu_seconds += sum(done.cpu_seconds for done in found)
         for done in found:
             if done.error is not None:
                 raise done.error
         return [done.result for done in found]
 
     def _all(self, parts: Sequence[Part]) -> list[Done]:
-        assert self.workers, "it has ended"
+        """What came of the parts, or of those that were begun before one of them failed."""
+        if not self.workers:
+            raise Lost("the processes that translate have ended")
         found: dict[int, Done] = {}
         busy: dict[Connection, int] = {}
         free, waiting = list(self.workers), iter(range(len(parts)))
-        while len(found) < len(parts):
+        while True:
             for worker, number in zip(free, waiting, strict=False):
                 _give(worker, parts[number])
                 busy[worker] = number
+            if not busy:
+                return [found[number] for number in sorted(found)]
             free = [worker for worker in wait(list(busy)) if isinstance(worker, Connection)]
             for worker in free:
-                found[busy.pop(worker)] = _take(worker)
-        return [found[number] for number in range(len(parts))]
-
-    def end(self) -> None:
-        for worker, process in self.workers.items():
-            worker.close()
-            process.terminate()
-            process.join()
-        self.workers = {}
+                done = found[busy.pop(worker)] = _take(worker)
+                if done.error is not None:
+                    waiting = iter(())
 
 
 class Done(NamedTuple):
     result: Any
-    error: Exception | None
+    error: BaseException | None
     cpu_seconds: float
 
 
+def _end(workers: dict[Connection, int], owner: int) -> None:
+    if os.getpid() != owner:  # a fork that tidies up what it inherited
+        return
+    for worker, process in workers.items():
+        worker.close()
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)  # one that is stopped would not hear anything less
+            os.waitpid(process, 0)
+    workers.clear()
+
+
 def _give(worker: Connection, part: Any) -> None:
+    # By value, and apart from sending: left to itself a connection gives tensors away as shared memory.
+    data = pickle.dumps(part)
     try:
-        worker.send(part)
+        worker.send_bytes(data)
     except OSError as error:
         raise _lost() from error
 
 
 def _take(worker: Connection) -> Done:
     try:
-        done: Done = worker.recv()
+        data = worker.recv_bytes()
     except (EOFError, OSError) as error:
         raise _lost() from error
+    done: Done = pickle.loads(data)
     return done
 
 
-def _lost() -> RegardError:
-    return RegardError(
-        "a process that translated was ended from outside, perhaps for want of memory; "
-        "fewer --threads take less"
-    )
+def _lost() -> Lost:
+    return Lost("a process that translated was ended from outside, perhaps for want of memory")
 
 
-def _serve(parts: Connection, forked: Sequence[Connection], work: Callable[[Part], Result]) -> None:
-    """What a process of a crew does."""
-    for other in forked:  # held by it, no pipe would ever end
-        other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that we work for
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _work_on(parts: Connection, work: Callable[[Part], Result]) -> None:
+    """What a process of a crew does, until there is nobody any more to work for."""
+    for one in (signal.SIGINT, signal.SIGTERM):  # meant for the one that we work for
+        signal.signal(one, signal.SIG_IGN)
     torch.set_num_threads(1)
-    with suppress(EOFError, OSError):  # there is nobody any more to work for
+    with suppress(EOFError, OSError):
         while True:
-            part = parts.recv()
+            part = pickle.loads(parts.recv_bytes())
             before = time.process_time()
-            result, error = None, None
             try:
                 with torch.inference_mode():
                     result = work(part)
-            except Exception as wrong:
-                error = wrong
-            parts.send(Done(result, error, time.process_time() - before))
+                data = pickle.dumps(Done(result, None, time.process_time() - before))
+            except BaseException as wrong:
+                data = pickle.dumps(Done(None, _told(wrong), time.process_time() - before))
+            parts.send_bytes(data)
+
+
+def _told(error: BaseException) -> BaseException:
+    """An error as it can go through a pipe, with where it happened unless it speaks to a person."""
+    if not isinstance(error, RegardError):
+        error.add_note("In a process of its own:\n" + traceback.format_exc())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        other = RuntimeError(f"{type(error).__name__}: {error}")
+        other.add_note(traceback.format_exc())
+        return other
+    return error

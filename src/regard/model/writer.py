@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
 import torch
 
 from regard.errors import RegardError
-from regard.fast import Crew, Fast, at_once, pick, prepare, unfit, usual_kernels
+from regard.fast import Crew, Fast, Lost, at_once, pick, prepare, unfit, usual_kernels
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.guiding import Guiding
@@ -24,6 +25,8 @@ from regard.search import Guide, Hypothesis, Phrase, needs
 from regard.text.batches import collate_trees
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree
+
+log = logging.getLogger(__name__)
 
 
 class Asked(NamedTuple):
@@ -48,8 +51,8 @@ class Batch(NamedTuple):
     limits: Sequence[int]
     """how many tokens each may have"""
     guiding: Guiding | None
-    beside: int | None
-    """of how many texts, all in all, it is a part; None: it goes through the plain network"""
+    of: int | None
+    """how many texts were given at once; None: this is for the plain network, not for what was made ready of it"""
 
 
 class Writer(Model):
@@ -59,7 +62,7 @@ class Writer(Model):
     ready: Fast | None = None
     """the network prepared for search, where it can be"""
     crew: Crew[Batch, list[list[Hypothesis]]] | None = None
-    """who works on batches; None, or when it has lost one of its processes: threads"""
+    """who works on batches; None: threads"""
 
     @staticmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
@@ -67,9 +70,7 @@ class Writer(Model):
         return NETWORKS[section.architecture](section, tokenizer.source.size, tokenizer.target.size)
 
     def freeze(self) -> None:
-        if self.crew is not None:  # it has other weights
-            self.crew.end()
-            self.crew = None
+        self.dismiss()  # its weights are others
         if (why := unfit(self.network)) is None:
             self.precision = pick(self.precision, self.device)
             assert isinstance(self.network, Transformer)
@@ -89,13 +90,17 @@ class Writer(Model):
         return f"{self.precision} on {self.device.type}{many}, weights of {self.ready.bytes / 1e6:.1f} MB"
 
     def work_in_processes(self) -> None:
-        if (
-            self.ready is not None
-            and self.threads > 1
-            and self.device.type == "cpu"
-            and Crew.possible
-        ):
-            self.crew = Crew(self.search_batch, self.threads)
+        self.dismiss()
+        if self.ready is None or self.threads == 1 or self.device.type != "cpu":
+            return
+        with suppress(OSError):  # no more processes may be had: threads do as well
+            self.crew = Crew(self.search_batch, self.threads) if Crew.possible else None
+
+    def dismiss(self) -> None:
+        """From now on threads work on batches."""
+        if self.crew is not None:
+            self.crew.end()
+            self.crew = None
 
     @property
     def cpu_seconds(self) -> float:
@@ -112,48 +117,52 @@ class Writer(Model):
     ) -> list[list[Hypothesis]]:
         """Batches of like length through the network; hypotheses in the order of what was asked."""
         # Who looks where is seen in the plain network only.
-        watched = guiding is not None and guiding.options.coverage
-        beside = None if watched or self.ready is None else len(asked)
-        shared = beside is not None and self.device.type == "cpu"
+        plain = self.ready is None or bool(guiding is not None and guiding.options.coverage)
+        shared = not plain and self.device.type == "cpu"
         lengths = [len(one.source) for one in asked]
         # The longest first: what is left at the end, when not all have work, is short.
-        batches = [*self.in_batches(lengths, beam, self.threads if shared else 1)][::-1]
-        parts = [
+        rows = [*self.in_batches(lengths, beam, self.threads if shared else 1)][::-1]
+        batches = [
             self.batch(
-                [asked[row] for row in rows],
-                way.of(rows) if isinstance(way, Sampling) else way,
+                [asked[row] for row in some],
+                way.of(some) if isinstance(way, Sampling) else way,
                 guiding,
-                beside,
+                None if plain else len(asked),
             )
-            for rows in batches
+            for some in rows
         ]
-        if not shared:
-            every = list(map(self.search_batch, parts))
-        elif self.crew is not None and self.crew.workers:
-            every = self.crew.map(parts)
-        else:
-            every = at_once(self.search_batch, parts, self.threads)
-        found: list[list[Hypothesis]] = [[] for _ in asked]
-        for rows, some in zip(batches, every, strict=True):
-            for row, hypotheses in zip(rows, some, strict=True):
-                found[row] = hypotheses
-        return found
+        every = self._shared_out(batches) if shared else map(self.search_batch, batches)
+        found = {
+            row: hypotheses
+            for some, each in zip(rows, every, strict=True)
+            for row, hypotheses in zip(some, each, strict=True)
+        }
+        return [found[row] for row in range(len(asked))]
+
+    def _shared_out(self, batches: Sequence[Batch]) -> list[list[list[Hypothesis]]]:
+        if self.crew is not None:
+            try:
+                return self.crew.map(batches)
+            except Lost as lost:
+                log.warning("%s; from now on threads translate", lost)
+                self.crew = None
+        return at_once(self.search_batch, batches, self.threads)
 
     def batch(
         self,
         asked: Sequence[Asked],
         way: Way,
         guiding: Guiding | None = None,
-        beside: int | None = None,
+        of: int | None = None,
     ) -> Batch:
         options = self.recipe.search if guiding is None else guiding.options
         limits = [_limit(one, options, self.network.longest) for one in asked]
-        return Batch(asked, way, limits, guiding, beside)
+        return Batch(asked, way, limits, guiding, of)
 
     def search_batch(self, batch: Batch) -> list[list[Hypothesis]]:
         """All at once, by the network itself or by what was made ready of it."""
-        asked, way, limits, guiding, beside = batch
-        ready = self.ready.suited(beside) if self.ready is not None and beside is not None else None
+        asked, way, limits, guiding, of = batch
+        ready = None if of is None or self.ready is None else self.ready.suited(of)
         network = ready or self.network
         sources = self.padded([[*one.source, END] for one in asked])
         phrases = [one.phrases for one in asked]

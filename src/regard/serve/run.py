@@ -38,7 +38,10 @@ def serve(
     settings = settings or Settings()
     model = Translator.load(run, device, precision, threads)
     choose_threads(model)
-    model.work_in_processes()
+    if Run(
+        run
+    ).card_file.is_file():  # else its weights may change, and there are threads by then: no forks
+        model.work_in_processes()
     app = create_app(model, settings, Run(run).card())
     config = uvicorn.Config(
         app,
