@@ -77,10 +77,10 @@ def test_work_of_uneven_length_is_shared_out_and_its_time_counted() -> None:
         return os.getpid()
 
     crew = Crew(work, 2)
-    long, *short = crew.map([2.0, 0.02, 0.02, 0.02])
+    long, *short = crew.map([1.0, 0.02, 0.02, 0.02])
     assert {long, *short} == {*crew.workers.values()}
     assert long not in short
-    assert 2.06 <= crew.cpu_seconds < 3
+    assert 1.06 <= crew.cpu_seconds < 2
     crew.end()
 
 
@@ -89,13 +89,13 @@ def test_after_an_error_nothing_more_is_begun() -> None:
     def work(part: int) -> None:
         if part == 0:
             raise RegardError("no")
-        time.sleep(0.2)
+        time.sleep(0.5)
 
     crew = Crew(work, 2)
     start = time.monotonic()
     with pytest.raises(RegardError, match="no"):
-        crew.map(range(200))
-    assert time.monotonic() - start < 10  # not 20
+        crew.map(range(40))
+    assert time.monotonic() - start < 5  # not 10
     crew.end()
 
 
@@ -219,31 +219,28 @@ def texts() -> list[str]:
     return ["the dog sees a cat", "a cat", "", "the old dog", "a dog sleeps", "the cat sees"]
 
 
+SEARCHES: list[dict[str, Any]] = [
+    {},
+    {"beam": 1},
+    {"beam": 4, "nbest": 3},
+    {"beam": 4, "groups": 2},
+    {"no_repeat": 2, "max_length": 5},
+    {"mbr": 4},
+    {"constraints": [["Hund"], [], [], ["ein", "Hund"], [], []]},
+]
+
+
 @forked
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"beam": 1},
-        {"beam": 4, "nbest": 3},
-        {"beam": 4, "groups": 2},
-        {"no_repeat": 2, "max_length": 5},
-        {"mbr": 4},
-        {"constraints": [["Hund"], [], [], ["ein", "Hund"], [], []]},
-        {"coverage": 0.2},
-    ],
-    ids=str,
-)
-def test_every_search_is_the_same_in_processes(
-    finished_run: Path, texts: list[str], options: dict[str, Any]
-) -> None:
-    model = Translator.load(finished_run, "cpu", "int8", threads=2)
-    threads = model.search(texts, **options)
+def test_every_search_is_the_same_in_processes(finished_run: Path, texts: list[str]) -> None:
+    model = Translator.load(finished_run, "cpu", "int8")
     model.threads = 2  # however many cores there are
+    threads = [model.search(texts, **options) for options in SEARCHES]
     model.work_in_processes()
     assert model.crew is not None
-    assert model.search(texts, **options) == threads
-    assert (model.crew.cpu_seconds > 0) is ("coverage" not in options)  # that one is watched
+    for options, wanted in zip(SEARCHES, threads, strict=True):
+        before = model.crew.cpu_seconds
+        assert model.search(texts, **options) == wanted, options
+        assert model.crew.cpu_seconds > before, options
     model.freeze()  # other weights: the processes have the old ones
     assert model.crew is None
 
