@@ -75,9 +75,8 @@ def _spans(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[Span]:
     lengths = [
         len(spelled) for spelled in vocabulary.decode([ids[:i] for i in range(len(ids) + 1)])
     ]
-    scale = len(text) / max(
-        1, lengths[-1]
-    )  # where letters were normalised, their number may differ
+    # Where letters were normalised, their number may differ.
+    scale = len(text) / max(1, lengths[-1])
     places = np.maximum.accumulate(np.array(lengths) * scale).round().astype(int).tolist()
     return list(map(Span._make, pairwise(places)))
 

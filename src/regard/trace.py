@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -28,6 +27,7 @@ from regard.probe import (
     Place,
 )
 from regard.search import Node
+from regard.text.words import unspaced
 
 WHOLE_BYTES = 8 << 20
 """of attention as float32 that go into a file as they are; more is rounded to 8 bits"""
@@ -244,8 +244,6 @@ def _layers(parts: Parts, name: str, fits: bool) -> dict[str, Any]:
 
 
 _STOP = re.compile(r"[.,;:!?…。，、；：！？]+")
-# Chinese, Japanese, Thai, Lao, Burmese, Khmer: no spaces stand between their words.
-_UNSPACED = re.compile("CJK|HIRAGANA|KATAKANA|THAI|LAO|MYANMAR|KHMER")
 
 
 def words_of(tokens: Sequence[Token]) -> list[list[int]]:
@@ -259,12 +257,8 @@ def words_of(tokens: Sequence[Token]) -> list[list[int]]:
             continue
         begins = token.text.startswith("▁") or _STOP.fullmatch(token.text)
         joins = words and words[-1][-1] == place - 1 and not begins
-        if joins and not (_unspaced(token.text[0]) or _unspaced(tokens[place - 1].text[-1])):
+        if joins and not (unspaced(token.text[0]) or unspaced(tokens[place - 1].text[-1])):
             words[-1].append(place)
         else:
             words.append([place])
     return words
-
-
-def _unspaced(letter: str) -> bool:
-    return _UNSPACED.match(unicodedata.name(letter, "")) is not None

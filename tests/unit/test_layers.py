@@ -18,7 +18,15 @@ from regard.model.base import MODELS
 from regard.nn.attention import SCORES, WEIGHTINGS, Mask
 from regard.nn.feedforward import ACTIVATIONS, FeedForward, Gated
 from regard.nn.heads import MultiHeadAttention
-from regard.nn.layers import RESIDUALS, Cache, EncoderLayer, NormAfter, NormBefore, initialize
+from regard.nn.layers import (
+    RESIDUALS,
+    Cache,
+    EncoderLayer,
+    NormAfter,
+    NormBefore,
+    closing_norm,
+    initialize,
+)
 from regard.nn.networks import NETWORKS
 from regard.nn.norms import NORMS, LayerNorm
 from regard.nn.patterns import PATTERNS
@@ -170,9 +178,9 @@ def test_only_norm_before_needs_a_norm_at_the_end(small_recipe: SmallRecipe) -> 
     """Unless it is given: torch's Transformer has one after norms, too."""
     before = small_recipe(model={"norm_place": "before"}).model
     given = small_recipe(model={"closing_norm": True}).model
-    assert isinstance(NormAfter.last(small_recipe().model), NORMS["none"])
-    assert isinstance(NormBefore.last(before), NORMS["layer"])
-    assert isinstance(NormAfter.last(given), NORMS["layer"])
+    assert isinstance(closing_norm(small_recipe().model), NORMS["none"])
+    assert isinstance(closing_norm(before), NORMS["layer"])
+    assert isinstance(closing_norm(given), NORMS["layer"])
 
 
 # Dropout

@@ -139,6 +139,14 @@ def test_candidates_are_the_likeliest_possible_lengths(small_recipe: SmallRecipe
     assert chosen.tolist() == [[3, 4, 0], [1, 2, 0]]
 
 
+def test_where_no_length_is_possible_the_limit_is_kept(small_recipe: SmallRecipe) -> None:
+    section = small_recipe(model={"parallel": {"difference": 2}}).model
+    real = torch.ones(1, 31, dtype=torch.bool)
+    memory = Memory(torch.zeros(1, 31, 16), real)  # a source of 30 words
+    chosen = Sure(section, [0.0] * 5).choose(memory, torch.tensor([10]), 3)
+    assert chosen.tolist() == [[10, 10, 10]]
+
+
 # Learning
 
 

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,6 +106,14 @@ def exhaustive(
             total = sum(log_probabilities(model, 0, (*tokens, END)))
             found.append((total / length_penalty(length + 1, alpha), tokens))
     return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("way", [*SINGLE.values(), partial(beam_search, beam=2, alpha=0.0)])
+def test_nothing_asked_nothing_found(way: Callable[..., list[Any]]) -> None:
+    def step(*_: Any) -> Any:
+        raise AssertionError("there is nothing to say")
+
+    assert way(step, Prefixes([]), limits=[], start=START, end=END) == []
 
 
 def test_length_penalty_is_the_papers() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serving import ask
 
 from regard.course import Checkpoints, course
@@ -103,6 +104,21 @@ def test_a_translation_is_told_while_it_grows(finished_run: Path) -> None:
     assert texts[-1] == f"{first} \n {second}"
     assert len(set(texts)) > 2, "told more than once"
     assert ask(app, "POST", "/v1/live", json={"q": "x" * 41}).status_code == 413
+
+
+def test_a_mistake_while_it_grows_is_told_and_logged(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Translator.load(finished_run)
+    app = create_app(model)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("inside")
+
+    monkeypatch.setattr(Translator, "find", fail)
+    answer = ask(app, "POST", "/v1/live", json={"q": "ein Hund"})
+    assert answer.text.startswith('event: error\ndata: {"error": "a mistake of the server')
+    assert "ZeroDivisionError: inside" in caplog.text
 
 
 def test_who_stops_watching_stops_the_search(finished_run: Path) -> None:

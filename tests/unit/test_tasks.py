@@ -279,6 +279,16 @@ def test_conllu_is_words_and_tags(tmp_path: Path) -> None:
     assert list(read_pairs(recipe.data.train, recipe.data)) == [Pair("Very_good !", "ADJ PUNCT")]
 
 
+@pytest.mark.parametrize("head", ["²", "x", "_"])
+def test_a_head_that_is_no_number_is_told_with_its_line(tmp_path: Path, head: str) -> None:
+    (tmp_path / "a.conllu").write_text(f"1\tdog\t_\tNOUN\t_\t_\t{head}\troot\t_\t_\n\n")
+    recipe = make_recipe(
+        {"task": "tag", "data": {"root": str(tmp_path), "train": {"conllu": "a.conllu"}}}, "test"
+    )
+    with pytest.raises(RegardError, match=r"a.conllu:1: the head of a word is a number, not"):
+        list(read_pairs(recipe.data.train, recipe.data))
+
+
 def test_text_alone_has_no_target_and_no_blanks_at_its_ends(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" = Title = \n \nmore\n")
     texts = Texts(text=("a.txt",))

@@ -64,6 +64,10 @@ def test_a_glossary_finds_terms_as_words() -> None:
     assert glossary.asked_by("A hot dog for the dog") == ["Wurst", "Hund"]
     assert glossary.asked_by("一只狗叫") == ["Hund"]
     assert glossary.asked_by("C++ or C+++") == ["C++"]
+    assert Glossary({"𠮷": "Glück"}).asked_by("一𠮷一") == ["Glück"]
+    for term in ("", " dog"):
+        with pytest.raises(RegardError, match="is no term"):
+            Glossary({term: "Hund"})
 
 
 def test_a_glossary_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -117,8 +117,7 @@ def go_on(
     from regard.model import Continuer
 
     model = Continuer.load(run)
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    print(model.go_on(text, tokens, **options))  # type: ignore[arg-type]
+    print(model.go_on(text, tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed))
 
 
 def _json(value: dict[str, Any]) -> str:

@@ -205,9 +205,8 @@ def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
             "alpha": settings.get("length_penalty", 1.0),
             "manner": "transformers",
             "extra_length": longest,
-            "max_length": max(
-                1, longest - 2
-            ),  # theirs counts what the decoder begins with, and END
+            # Theirs counts what the decoder begins with, and END.
+            "max_length": max(1, longest - 2),
         },
     }
     return make_recipe(values, str(folder))

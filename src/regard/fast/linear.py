@@ -63,8 +63,10 @@ class Eight:
             warnings.simplefilter("ignore", UserWarning)
             whole = torch._make_per_channel_quantized_tensor(eight, scale.double(), none, 0)
         before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
-        self.packed = torch.ops.quantized.linear_prepack(whole, bias)
-        torch.backends.quantized.engine = before
+        try:
+            self.packed = torch.ops.quantized.linear_prepack(whole, bias)
+        finally:
+            torch.backends.quantized.engine = before
         # Without VNNI two products of 8 bits are added in 16, where they may not fit; of 7 they do.
         self.seven = not torch.cpu._is_vnni_supported()
         self.least = self.most = 0.0

@@ -66,7 +66,7 @@ class FastState:
     past: Slots
     length: int = 0
     """words said so far"""
-    places: Int[Tensor, sentences] | None = None
+    places: Int[Tensor, " sentences"] | None = None
     """of each sentence of the search; None: in its order"""
     many: torch.dtype = torch.float32
     """what the keys and values of many hypotheses are kept in"""
@@ -88,7 +88,7 @@ class FastState:
         bias = None if self.bias is None else self.bias.to(dtype)
         return replace(self, memory=memory, bias=bias, past=self.past.to(dtype))
 
-    def _keep(self, sentences: Int[Tensor, fewer]) -> FastState:
+    def _keep(self, sentences: Int[Tensor, " fewer"]) -> FastState:
         old = sentences if self.places is None else self.places.index_select(0, sentences)
         places, count = old.tolist(), len(old)
         free = iter(sorted({*range(count)} - {*places}))

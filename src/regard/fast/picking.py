@@ -83,7 +83,7 @@ def prepare(network: Transformer, precision: Precision) -> Fast:
 
 def _let_go() -> None:
     """What packing needed goes back to the system; glibc would keep it, more than the weights of int8 take."""
-    with suppress(OSError, AttributeError):  # another system, another library
+    with suppress(OSError, AttributeError, TypeError):  # another system, another library
         ctypes.CDLL(None).malloc_trim(0)
 
 

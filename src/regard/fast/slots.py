@@ -116,7 +116,7 @@ class Slots:
         return replace(self, sentences=len(order), bias=bias)
 
 
-def move(x: Float[Tensor, S * rest], moves: list[tuple[int, int]]) -> None:
+def move(x: Float[Tensor, " S *rest"], moves: list[tuple[int, int]]) -> None:
     """Sentences from old places to new ones, in place. No place is both."""
     if not x.is_cuda:  # where torch moves by index more slowly than line by line
         for old, new in moves:

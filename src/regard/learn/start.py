@@ -63,24 +63,23 @@ def take_weights(network: nn.Module, recipe: Recipe) -> str:
 def _agree(run: Run, before: Recipe, now: Recipe) -> None:
     """The tokenizer and whatever shapes a weight must be the same."""
     free = FREE | (FREE_WITH_A_NEW_HEAD if now.labelled else set())
-    differences = [
-        *_differences("model", before.model.model_dump(), now.model.model_dump(), free),
-        *_differences(
-            "tokenizer",
-            before.tokenizer.model_dump(),
-            now.tokenizer.model_dump(),
-            {"shared"} if now.labelled else set(),
-        ),
-    ]
-    if differences:
-        raise RegardError(
-            f"training.start_from: {run} is of another shape: {'; '.join(differences)}"
-        )
+    theirs, ours = (
+        {
+            "model": recipe.model.model_dump(exclude=free),
+            "tokenizer": recipe.tokenizer.model_dump(exclude={"shared"} if now.labelled else set()),
+        }
+        for recipe in (before, now)
+    )
+    if told := [difference for _, difference in differences(theirs, ours)]:
+        raise RegardError(f"training.start_from: {run} is of another shape: {'; '.join(told)}")
 
 
-def _differences(
-    section: str, before: dict[str, Any], now: dict[str, Any], free: set[str]
-) -> Iterator[str]:
+def differences(
+    before: dict[str, Any], now: dict[str, Any], at: str = ""
+) -> Iterator[tuple[str, str]]:
+    """What two recipes, or parts of them, differ in: each key, and what it is there and here."""
     for key in now:
-        if key not in free and before[key] != now[key]:
-            yield f"{section}.{key} is {before[key]} there, {now[key]} here"
+        if isinstance(before[key], dict) and isinstance(now[key], dict):
+            yield from differences(before[key], now[key], f"{at}{key}.")
+        elif before[key] != now[key]:
+            yield f"{at}{key}", f"{at}{key} is {before[key]} there, {now[key]} here"

@@ -23,6 +23,7 @@ from regard.learn.learner import Learner, NotANumberError, unpackable
 from regard.learn.loop import Stop, check, finished, learn, perplexity, save
 from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
+from regard.learn.start import differences
 from regard.model import Model, put_weights
 from regard.recipe import Recipe
 from regard.run import PARTIAL, Run
@@ -153,30 +154,20 @@ def open_run(run: Run, recipe: Recipe) -> None:
         run.write_recipe(recipe)
         return
     before = run.recipe()
-    differences = list(_differences(before.model_dump(), recipe.model_dump()))
+    found = list(differences(before.model_dump(), recipe.model_dump()))
     # The cosine falls to its end at the last step: with other steps every rate is another.
     fixed = ("training.steps",) if recipe.training.schedule == "cosine" else ()
     foreign = [
-        text for key, text in differences if not key.startswith(MAY_CHANGE) or key.startswith(fixed)
+        text for key, text in found if not key.startswith(MAY_CHANGE) or key.startswith(fixed)
     ]
     if foreign:
         raise RegardError(
             f"{run}: holds a run of another recipe; choose another --out. Different: "
             + "; ".join(foreign[:5])
         )
-    if differences:
+    if found:
         run.card_file.unlink(missing_ok=True)  # it names the old recipe
         run.write_recipe(recipe)
-
-
-def _differences(
-    before: dict[str, Any], now: dict[str, Any], at: str = ""
-) -> Iterator[tuple[str, str]]:
-    for key in now:
-        if isinstance(before[key], dict) and isinstance(now[key], dict):
-            yield from _differences(before[key], now[key], f"{at}{key}.")
-        elif before[key] != now[key]:
-            yield f"{at}{key}", f"{at}{key} is {before[key]} there, {now[key]} here"
 
 
 def tell_start(learner: Learner, report: Report) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from regard.errors import RegardError
-from regard.marks import END, MASK, PAD, START, UNKNOWN
+from regard.marks import END, UNKNOWN
 from regard.model.base import arithmetic
 from regard.model.writer import Writer
 from regard.score import Result
@@ -59,7 +59,7 @@ class Continuer(Writer):
                 limits=[tokens],
                 start=last,
                 end=END,
-                banned=(PAD, START, UNKNOWN, MASK, *self.tokenizer.source.line_breaks),
+                banned=self.tokenizer.source.never_said,
                 device=self.device,
             )
         (whole,) = self.tokenizer.source.decode([[*said, *found.tokens]])

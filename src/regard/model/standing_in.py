@@ -37,8 +37,8 @@ class Disguise(NamedTuple):
 
     def lifted(self, text: str) -> str:
         """A translation of it with the placeholders put back."""
-        for word, placeholder in self.hidden.items():
-            text = as_words(word).sub(lambda _, back=placeholder: back, text)  # type: ignore[misc]
+        for word in self.hidden:
+            text = as_words(word).sub(lambda found: self.hidden[found[0]], text)
         return text
 
     def lifted_piece(self, piece: str) -> str:

@@ -106,11 +106,11 @@ class Shown(NamedTuple):
     products: Float[Tensor, "B h Q K"]
     """Q K^T, or what the recipe has in its place"""
     scores: Float[Tensor, "B h Q K"]
-    """Q K^T / sqrt(d_k)"""
+    """products times the scale: Q K^T / sqrt(d_k) in the paper"""
     masked: Float[Tensor, "B h Q K"]
     """minus infinity where the query may not look"""
     weights: Float[Tensor, "B h Q K"]
-    """softmax of each row: sums to 1"""
+    """what the weighting makes of each row; of softmax it sums to 1"""
     output: Float[Tensor, "B h Q dv"]
     """weights V"""
 
@@ -221,9 +221,8 @@ class Attention(nn.Module):
         spans: Spans,
     ) -> Float[Tensor, "B h Q dv"]:
         """The fast way where each query sees one span of keys, on a GPU."""
-        from regard.nn.kernels.attention import (
-            attend_in_texts,
-        )  # Triton comes with torch for CUDA only
+        # Not above: Triton comes with torch for CUDA only.
+        from regard.nn.kernels.attention import attend_in_texts
 
         key, value = for_each(query, key), for_each(query, value)
         seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)

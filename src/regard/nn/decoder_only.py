@@ -23,7 +23,7 @@ from regard.nn.attention import Mask
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding
 from regard.nn.heads import MultiHeadAttention
-from regard.nn.layers import RESIDUALS, Cache, EncoderLayer, initialize
+from regard.nn.layers import Cache, EncoderLayer, closing_norm, initialize
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, Places
 
@@ -73,7 +73,7 @@ class DecoderOnly(Network):
         self.layers = nn.ModuleList(
             EncoderLayer(section, "decoder") for _ in range(section.decoder_layers)
         )
-        self.norm = RESIDUALS[section.norm_place].last(section)
+        self.norm = closing_norm(section)
         tied = section.tie_output
         self.projection = self.embedding if tied else Embedding(target_size, section.width)
         initialize(self)

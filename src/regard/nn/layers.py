@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -32,12 +31,6 @@ class NormAfter(nn.Module):
         # A norm works in float32; what leaves it goes on in the number format of the sub-layers.
         y: Float[Tensor, "B T d"] = self.norm(x + added, real).to(added.dtype)
         return y
-
-    @staticmethod
-    def last(section: recipe.Model) -> nn.Module:
-        """What closes a stack: nothing after post-norm layers, each of which ends in a norm already; one norm
-        after pre-norm layers, since the sum that leaves the last of them has none."""
-        return NORMS[section.norm if section.closing_norm else "none"](section.width)
 
 
 class NormBefore(NormAfter):
@@ -146,10 +139,16 @@ def looking_at(memory: KeysValues, mask: Mask, attention: MultiHeadAttention) ->
     return attend
 
 
+def closing_norm(section: recipe.Model) -> nn.Module:
+    """What closes a stack: one more norm, or nothing. Unless the recipe says otherwise pre-norm layers have one, since
+    the sum that leaves the last of them has none; post-norm layers, each of which ends in a norm already, have not."""
+    return NORMS[section.norm if section.closing_norm else "none"](section.width)
+
+
 def initialize(module: nn.Module) -> None:
     """Glorot's uniform weights and zero biases for every linear map below this module."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.xavier_uniform_(part.weight)
             if part.bias is not None:
-                torch.nn.init.zeros_(part.bias)
+                nn.init.zeros_(part.bias)

@@ -29,9 +29,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Float[Tensor, "B T d"], real: Real = None) -> Float[Tensor, "B T d"]:
         assert self.weight is not None
-        return super().forward(
-            x.to(self.weight.dtype)
-        )  # autocast, which knows LayerNorm, leaves it to us
+        # Autocast, which knows LayerNorm, leaves it to us.
+        return super().forward(x.to(self.weight.dtype))
 
 
 class BatchNorm(nn.Module):

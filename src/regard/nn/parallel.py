@@ -89,7 +89,8 @@ class Predicted(Length):
         lengths = _words(memory.real)[:, None] + difference
         possible = (lengths >= 1) & (lengths <= limits[:, None])
         best = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
-        chosen = lengths.gather(1, best.indices)
+        # Where none is possible the limit lies far below the source: as long as it allows.
+        chosen = lengths.gather(1, best.indices).minimum(limits[:, None])
         return chosen.masked_fill(best.values < best.values[:, :1] + math.log(UNLIKELY), 0)
 
 

@@ -22,7 +22,7 @@ from regard.nn.attention import KeysValues, Mask, Spans
 from regard.nn.dropout import Dropout
 from regard.nn.embedding import Embedding
 from regard.nn.heads import MultiHeadAttention, at_once, split
-from regard.nn.layers import RESIDUALS, Cache, DecoderLayer, EncoderLayer, initialize
+from regard.nn.layers import Cache, DecoderLayer, EncoderLayer, closing_norm, initialize
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, Packing, Places, Span, Start, Tree
 
@@ -49,7 +49,7 @@ class Encoder(nn.Module):
         self.position = POSITIONS[section.position].on("encoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.encoder_layers))
-        self.norm = RESIDUALS[section.norm_place].last(section)
+        self.norm = closing_norm(section)
 
     def forward(self, source: Int[Tensor, "B S"], places: Places = None) -> Memory:
         real = source != PAD
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         self.position = POSITIONS[section.position].on("decoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.decoder_layers))
-        self.norm = RESIDUALS[section.norm_place].last(section)
+        self.norm = closing_norm(section)
 
     def forward(
         self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True

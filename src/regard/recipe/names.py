@@ -1,5 +1,5 @@
-"""The names a choice may take. The class behind each name stands in the dictionary of its module in ``nn/`` or
-``learn/``; a test holds the two lists equal."""
+"""The names a choice may take. What is behind a name stands in the dictionary of the module that does
+it; a test holds the two lists equal."""
 
 from typing import Literal
 

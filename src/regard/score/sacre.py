@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
 from regard.recipe import Measure, nearest
+from regard.score.bootstrap import RESAMPLES
 from regard.score.result import Comparison, Result
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
-RESAMPLES = 1000
 NAMES: dict[Measure, str] = {
     "bleu": "BLEU",
     "bleu_lc": "BLEU (lower case)",

@@ -77,7 +77,9 @@ def sample(
         raise RegardError(f"top_k {top_k}: must be 0 (all tokens) or more")
     rules = Rules.of(limits, start, end, prefixes, banned, device)
     assert len(seeds) == len(limits)
-    longest = 1 + int(rules.limits.max()) if len(limits) else 0
+    if not limits:
+        return []
+    longest = 1 + int(rules.limits.max())
     chances = torch.stack([_chances(seed, longest) for seed in seeds]).to(device)
 
     def draw(

@@ -18,7 +18,7 @@ def top(
     chunks = x.shape[-1] // CHUNK
     if not in_chunks(x, count):
         return x.topk(min(count, x.shape[-1]))
-    whole = x[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))  # type: ignore[no-untyped-call]
+    whole = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
     best = whole.amax(-1).topk(count, sorted=False).indices
     some = whole.gather(-2, best.unsqueeze(-1).expand(*best.shape, CHUNK)).flatten(-2)
     places = (best.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
@@ -44,7 +44,7 @@ def top_sums(
     """
     sentences, beams, V = x.shape
     chunks = V // CHUNK
-    whole = x[..., : chunks * CHUNK].unflatten(-1, (chunks, CHUNK))  # type: ignore[no-untyped-call]
+    whole = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
     maxima = _sums(totals, whole.amax(-1)).flatten(1)
     chunk = maxima.topk(count, sorted=False).indices
     first = torch.arange(beams).unsqueeze(1) * V + torch.arange(chunks) * CHUNK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -17,8 +18,10 @@ from regard.search import Tree
 from regard.search.tree import Looked
 from regard.serve.asked import Asked, describe, event, read
 from regard.serve.batching import Refused
-from regard.serve.service import Service
+from regard.serve.service import MISTAKE, Service
 from regard.text.sentences import split_text
+
+log = logging.getLogger("regard.serve")
 
 
 class LiveAsked(Asked):
@@ -87,6 +90,9 @@ async def growing(service: Service, model: Translator, text: str) -> AsyncGenera
                 yield event("said", {"text": done})
     except (Refused, RegardError) as error:
         yield event("error", {"error": str(error)})
+    except Exception:
+        log.exception("a live translation failed")
+        yield event("error", {"error": MISTAKE})
     else:
         yield event("said", {"text": done + document.between[-1]})
         yield event("end", {})

@@ -38,9 +38,8 @@ def serve(
     settings = settings or Settings()
     model = Translator.load(run, device, precision, threads)
     choose_threads(model)
-    if Run(
-        run
-    ).card_file.is_file():  # else its weights may change, and there are threads by then: no forks
+    # Else its weights may change, and by then there are threads: no forks.
+    if Run(run).card_file.is_file():
         model.work_in_processes()
     app = create_app(model, settings, Run(run).card())
     config = uvicorn.Config(

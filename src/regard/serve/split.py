@@ -118,10 +118,8 @@ def split_html(source: str, language: str = "") -> Document:
     """
     document = Document(write=_write_html)
     run: list[Stretch] = []  # text and inline tags, so far
-    inside, depth = (
-        "",
-        0,
-    )  # the element entered that is not translated, and how often it holds itself
+    # The element entered that is not translated, and how often it holds itself:
+    inside, depth = "", 0
     for stretch in parts_of(source):
         text, tag, is_prose = stretch
         name = tag["name"].lower() if tag else ""
@@ -250,9 +248,8 @@ def _inside(
     """The elements of a sentence as a tree, and the indices of their tags. One around all of it stays outside."""
     roots: list[Element] = []
     indices: list[int] = []
-    around: list[
-        tuple[int, Element]
-    ] = []  # those that hold the present one, by the index of their end
+    # Those that hold the present one, by the index of their end:
+    around: list[tuple[int, Element]] = []
     for first, last in pairs:
         while around and around[-1][0] < first:
             around.pop()

@@ -50,9 +50,9 @@ def read_conllu(path: Path) -> Iterator[Parsed]:
                 raise RegardError(f"{path}:{number}: {len(fields)} fields, CoNLL-U has {FIELDS}")
             found.line = found.line or number
             first, _, last = fields[0].partition("-")
-            if last.isdigit() and first.isdigit():
+            if last.isdecimal() and first.isdecimal():
                 found.written[int(first)] = Written(fields[1], int(last))
-            elif fields[0].isdigit():
+            elif fields[0].isdecimal():
                 found.words.append(_word(path, number, fields, len(found.words) + 1))
     if found.words:
         yield found.parsed()
@@ -74,6 +74,6 @@ class _Sentence:
 def _word(path: Path, number: int, fields: list[str], expected: int) -> tuple[str, str, int]:
     if int(fields[0]) != expected:
         raise RegardError(f"{path}:{number}: word {fields[0]} where word {expected} is expected")
-    if not fields[6].isdigit():
+    if not fields[6].isdecimal():
         raise RegardError(f"{path}:{number}: the head of a word is a number, not {fields[6]!r}")
     return fields[1], fields[3], int(fields[6])

@@ -149,9 +149,11 @@ class Stream(Parallel):
         for _, ids in encoded(pairs, tokenizer.source, tally):
             tally["kept"] += 1
             rest += [*ids, END]
-            while len(rest) > self.longest:
-                yield Ids([], rest[: self.longest + 1])
-                rest = rest[self.longest :]
+            start = 0
+            while len(rest) - start > self.longest:
+                yield Ids([], rest[start : start + self.longest + 1])
+                start += self.longest
+            rest = rest[start:]
         if len(rest) > 1:
             yield Ids([], rest)
 

@@ -18,6 +18,8 @@ class Glossary:
     """
 
     def __init__(self, terms: dict[str, str]) -> None:
+        if wrong := [term for term in terms if not term or term != term.strip()]:
+            raise RegardError(f"{wrong[0]!r} is no term: it is empty, or has blanks around it")
         self.terms = terms
         longest_first = sorted(terms.items(), key=lambda pair: -len(pair[0]))
         self._patterns: list[tuple[re.Pattern[str], str]] = [

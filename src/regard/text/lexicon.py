@@ -17,7 +17,7 @@ Article = Literal["the", "a", "no"]
 
 
 class Noun(NamedTuple):
-    """A noun; `plural` is empty for what cannot be counted or whose plural looks the same."""
+    """A noun; its plurals are empty for what cannot be counted, or where they look the same."""
 
     english: str
     english_plural: str

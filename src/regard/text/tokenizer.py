@@ -111,7 +111,7 @@ class Vocabulary:
         spelled = [_spell(text, self.normalization) for text in texts]
         return list(self._processor.encode(spelled, out_type=int)) if spelled else []
 
-    def tagged(self, ids: list[int], tags: Iterable[str]) -> list[int]:
+    def tagged(self, ids: list[int], tags: Sequence[str]) -> list[int]:
         """The ids of a source with those of its tags in front."""
         for tag in tags:
             if tag not in self.tags:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 # Scripts that set no spaces: a sign is a unit of its own.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f"
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 _LETTER = rf"[^\W{_UNSPACED}]"
 _UNIT = re.compile(rf"[{_UNSPACED}]|{_LETTER}+|[^\w\s]")
 _WORD = re.compile(r"\S+")
