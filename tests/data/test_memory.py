@@ -40,7 +40,7 @@ def test_training_a_tiny_model_by_the_shipped_recipe_stays_below_2_gigabytes(
         "data.root": data_folder,
         "data.test": "null",
         "model.preset": "tiny",
-        "training.steps": 4,
+        "training.steps": 2,
         "training.validate_sentences": 16,
         "training.device": "cpu",
     }

@@ -33,6 +33,12 @@ def test_rows_stand_side_by_side_and_say_the_same(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
+def test_peers_compute_in_what_auto_has_come_to(tmp_path: Path) -> None:
+    done = inside("bench", "translate", *TINY, "--peer", "ctranslate2", "--json", cwd=tmp_path)
+    ours, *theirs = (row["precision"] for row in json.loads(done.stdout)["rows"])
+    assert {*theirs} == {"int8" if ours == "int8" else "fp32"}
+
+
 def test_each_precision_has_a_line_of_the_table(tmp_path: Path) -> None:
     asked = ("--precision", "fp32", "--precision", "int8")
     done = inside("bench", "translate", *TINY, *asked, cwd=tmp_path)

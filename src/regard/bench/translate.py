@@ -11,7 +11,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -218,8 +218,10 @@ def measure(
             raise RegardError(f"--peer {peer}: no such peer{nearest(peer, PEERS)}")
     last = settings[-1]
     sources = last.subject.sources
-    engines: list[Engine] = [Ours(setting) for setting in settings]
-    engines += [engine for peer in peers for engine in PEERS[peer](last, folder)]
+    ours = [Ours(setting) for setting in settings]
+    alike = replace(last, precision=ours[-1].model.precision)  # what auto has come to
+    theirs = [engine for peer in peers for engine in PEERS[peer](alike, folder)]
+    engines: list[Engine] = [*ours, *theirs]
     turns: dict[Engine, list[Turn]] = {engine: [] for engine in engines}
     for number in range(repeats + 1):
         for engine, own in turns.items():
