@@ -88,6 +88,11 @@ def until(page: Page, holds: str) -> None:
     page.evaluate(f"new Promise(done => {{ {look}; look(); }})")
 
 
+def says(page: Page, where: str, text: str) -> None:
+    """A place of the page says so, now or soon: what has to be fetched or reckoned is drawn when it is there."""
+    page.locator(where, has_text=text).first.wait_for()
+
+
 def texts(page: Page, where: str) -> list[str]:
     return page.locator(where).all_text_contents()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from browser.pages import Open, patience, rows_of, synthetic, texts, until
+from browser.pages import Open, patience, rows_of, says, synthetic, texts, until
 from regard import trace as module
 from regard.model import Translator
 from regard.probe import Head
@@ -73,8 +73,8 @@ def test_one_number_is_followed_with_the_models_numbers(
     found = [number(one.text_content()) for one in last]
     np.testing.assert_allclose(found, [*expected, (head @ w_o)[0]], atol=0.6e-4)
     assert page.locator(".value strong").text_content() == f"{weights[1, 0]:.4f}"
-    says = page.locator(".check-sum").text_content() or ""
-    assert re.search(r"the rounding of float32|The same to the last bit", says)
+    told = page.locator(".check-sum").text_content() or ""
+    assert re.search(r"the rounding of float32|The same to the last bit", told)
     _, *rows = rows_of(page)
     computed = np.array([[float(cell) for cell in row[-2:]] for row in rows])
     np.testing.assert_allclose(computed[:, 0], computed[:, 1], atol=2e-6)
@@ -122,11 +122,11 @@ def test_what_is_left_out_of_a_file_is_said_so(
     for name in ("WHOLE_BYTES", "NODES_BYTES", "PARTS_BYTES"):
         monkeypatch.setattr(module, name, 0)
     page = look(traced, "#view=number")
-    assert "regard serve RUN" in (page.locator(".result").text_content() or "")
+    says(page, ".result", "regard serve RUN")
     page.locator("#tab-beam").click()
-    assert "regard serve RUN" in (page.locator(".looked").text_content() or "")
+    says(page, ".looked", "regard serve RUN")
     page.locator("#tab-heads").click()
-    assert "rounded to 8 bits" in (page.locator(".legend").text_content() or "")
+    says(page, ".legend", "rounded to 8 bits")
     assert page.locator(".status.wrong:visible").count() == 0
 
 
@@ -188,7 +188,7 @@ def test_any_node_shows_where_it_looked(look: Open, traced: Trace) -> None:
     )
     heads = traced.rows[pruned.parent][0]
     np.testing.assert_allclose(rows, [heads.mean(0), *heads], atol=0.51e-4)
-    assert "length penalty" in (page.locator(".penalty").text_content() or "")
+    says(page, ".penalty", "length penalty")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,11 +205,11 @@ def test_a_place_without_attention_and_keys_that_are_no_words(look: Open) -> Non
     assert texts(page, ".map .columns > div") == ["1", "2", "3"]
     page.locator("#tab-translate").click()
     page.locator(".line.target .word").first.hover()
-    assert "no attention to source words" in (page.locator(".lines").text_content() or "")
+    says(page, ".lines", "no attention to source words")
     page.locator("#tab-number").click()
-    assert "no attention made of products" in (page.locator("#view-number").text_content() or "")
+    says(page, "#view-number", "no attention made of products")
     page.locator("#tab-beam").click()
-    assert "no attention to the source" in (page.locator(".looked").text_content() or "")
+    says(page, ".looked", "no attention to the source")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class SelfAttention(Sublayer):
         self.heads = attention.heads
 
     def inside(self, x: States, sentences: int, see: See, bias: Bias) -> States:
-        joined = self.joined(x).view(sentences, len(x) // sentences, 3, self.heads, -1)
+        joined = self.joined(x).view(sentences, x.shape[0] // sentences, 3, self.heads, -1)
         return self.output(attend(*see(joined.permute(2, 0, 3, 1, 4)), bias))
 
 
@@ -109,13 +109,15 @@ class MemoryAttention(Sublayer):
 
     def offer(self, memory: States, sentences: int) -> KeysValues:
         """What there is to see, once for each sentence."""
-        joined = self.joined(memory).view(sentences, len(memory) // sentences, 2, self.heads, -1)
+        joined = self.joined(memory).view(
+            sentences, memory.shape[0] // sentences, 2, self.heads, -1
+        )
         key, value = joined.permute(2, 0, 3, 1, 4).contiguous()
         return KeysValues(key, value)
 
     def inside(self, x: States, seen: KeysValues, bias: Bias) -> States:
-        sentences = len(seen.key)
-        query = self.query(x).view(sentences, len(x) // sentences, self.heads, -1)
+        sentences = seen.key.shape[0]
+        query = self.query(x).view(sentences, x.shape[0] // sentences, self.heads, -1)
         return self.output(attend(query.transpose(1, 2), seen, bias))
 
 
@@ -144,7 +146,7 @@ def attend(query: Float[Tensor, "S h Q dk"], seen: KeysValues, bias: Bias) -> St
         found = F.scaled_dot_product_attention(query.to(dtype), *seen, bias, scale=1.0)
     else:
         key, value = seen.key.flatten(0, 1), seen.value.flatten(0, 1)
-        asked = dense(query, dtype).view(len(key), queries, -1)
+        asked = dense(query, dtype).view(-1, queries, query.shape[3])
         scores = torch.bmm(asked, key.transpose(1, 2))
         if bias is not None:
             scores.view(sentences, heads, queries, -1).add_(bias)

@@ -61,11 +61,9 @@ def beam_search(
     longest = [manner.penalty(limit + 1, alpha) for limit in rules.limits.tolist()]
     penalties = torch.tensor(longest, dtype=torch.float64, device=device)
     guide = Guides(guides)
-    groups, each = guide.groups, beam // guide.groups
+    groups = guide.groups
     wanted = -(-nbest // groups)
-    shape = (len(limits), groups, each)
-    scores = torch.full(shape, NEVER, dtype=torch.float64, device=device)
-    found = Found(len(limits), nbest, groups, alpha, manner.penalty)
+    found = Found(len(limits), nbest, groups, beam // groups, alpha, manner.penalty, device)
     cuts = manner.cuts_at_limit and not guides  # a guide may still want what is not said yet
 
     live = Live.begin(state, rules)
@@ -73,42 +71,34 @@ def beam_search(
         live, log_probabilities = live.look_ahead(step, rules)
         log_probabilities = guide.allow(live, log_probabilities)
         choice = guide.choose(live, log_probabilities, beam, rules.end)
-        best, ended, going = choice or _choose(live, log_probabilities, beam, rules.end)
-
-        penalty = manner.penalty(live.length + 1, alpha)
+        best, ended, going = choice or Choice.of(
+            _best(live, log_probabilities, 2 * beam), end, beam
+        )
         bonus = guide.bonus(live)
-        ends = best.totals / penalty
-        ends = ends if bonus is None else ends + bonus.gather(1, best.beams)
-        added = ends.masked_fill(~ended, NEVER).view(-1, groups, best.tokens.shape[1] // groups)
-        own = torch.cat([scores[live.sentences], added], dim=2).topk(each).values
-        scores[live.sentences] = own
+        if ended.any():
+            found.finished(live, ended, best, bonus)
+
         # A sentence with nothing to go on with is done too: NEVER is no better than NEVER.
         ahead = going.totals.view(-1, groups, going.tokens.shape[1] // groups).amax(2).flatten()
+        scores = found.scores[live.sentences]
         longest_of = penalties[live.sentences].repeat_interleave(groups)
-        now = Standing(ahead, own.flatten(0, 1), live.length + 1, longest_of)
+        now = Standing(ahead, scores.flatten(0, 1), live.length + 1, longest_of)
         left = rules.limits[live.sentences] - live.length
-        full = (left == 1).unsqueeze(1) & (going.totals > NEVER) & cuts
-        done = (left <= 0) | manner.done(now, alpha, wanted).view(-1, groups).all(1) | full.any(1)
-
-        if watch is not None:
-            watch(Looked(live.length, best, ended, going, done, penalty))
-        if ended.any():
-            found.finished(live, ended, best, added, own, bonus)
-        if full.any():
+        done = (left <= 0) | manner.done(now, alpha, wanted).view(-1, groups).all(1)
+        nothing = done & (scores[:, :, 0] == NEVER).all(1)
+        if cuts:
+            full = (left == 1).unsqueeze(1) & (going.totals > NEVER)
+            done, nothing = done | full.any(1), nothing & ~full.any(1)
             found.closed(live, full, going)
-        nothing = done & (own[:, :, 0] == NEVER).all(1) & ~full.any(1)
         if nothing.any():
             found.cut(live, nothing, bonus, guide.complete(live))
+
+        if watch is not None:
+            penalty = manner.penalty(live.length + 1, alpha)
+            watch(Looked(live.length, best, ended, going, done, penalty))
         live = live.go_on(~done, going)
         guide.go_on((~done).nonzero().squeeze(1), going)
     return found.ranked()
-
-
-def _choose(
-    live: Live[S], log_probabilities: Float[Tensor, "sentences beams V"], beam: int, end: int
-) -> Choice:
-    best = _best(live, log_probabilities, 2 * beam)
-    return Choice(best, _ended(best, end, beam), _not_ended(best, end, beam))
 
 
 def _best(
@@ -136,44 +126,42 @@ def _best(
     )
 
 
-def _ended(best: Continuations, end: int, beam: int) -> Bool[Tensor, "sentences count"]:
-    """Which continuations finish a hypothesis."""
-    rank = torch.arange(best.tokens.shape[1], device=best.tokens.device)
-    return (best.tokens == end) & (rank < beam) & (best.totals > NEVER)
-
-
-def _not_ended(best: Continuations, end: int, beam: int) -> Continuations:
-    """The first ``beam`` continuations that are not END."""
-    is_end = best.tokens == end
-    order = is_end.int().argsort(dim=1, stable=True)[:, :beam]
-    going = best.select(order)
-    # In a tiny vocabulary there may be fewer: END fills the places, and no hypothesis stands there.
-    totals = going.totals.masked_fill(is_end.gather(1, order), NEVER)
-    return Continuations(going.beams, going.tokens, going.log_probabilities, totals)
-
-
 class Found:
     """The hypotheses of each sentence that are done, each with the number of its group."""
 
     def __init__(
-        self, sentences: int, nbest: int, groups: int, alpha: float, penalty: Penalty
+        self,
+        sentences: int,
+        nbest: int,
+        groups: int,
+        each: int,
+        alpha: float,
+        penalty: Penalty,
+        device: torch.device | str,
     ) -> None:
         self.nbest, self.groups, self.alpha, self.penalty = nbest, groups, alpha, penalty
         self.of: list[list[tuple[int, Hypothesis]]] = [[] for _ in range(sentences)]
+        none = torch.full((sentences, groups, each), NEVER, dtype=torch.float64, device=device)
+        self.scores: Float[Tensor, "sentences groups each"] = none
+        """the best of those with END, best first"""
 
     def finished(
         self,
         live: Live[S],
         which: Bool[Tensor, "sentences count"],
         best: Continuations,
-        scores: Float[Tensor, "sentences groups each"],
-        own: Float[Tensor, "sentences groups most"],
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> None:
-        """By END. own has the best scores of each sentence so far, these among them."""
+        """By END."""
+        ends = best.totals / self.penalty(live.length + 1, self.alpha)
+        ends = ends if bonus is None else ends + bonus.gather(1, best.beams)
+        each = which.shape[1] // self.groups
+        new = ends.masked_fill(~which, NEVER).view(-1, self.groups, each)
+        both = torch.cat([self.scores[live.sentences], new], dim=2)
+        scores = self.scores[live.sentences] = both.topk(self.scores.shape[2]).values
         if self.groups == 1:  # to write down what is beaten already takes longer than to find it
-            which = which & (scores >= own[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
-        groups = which.nonzero()[:, 1] // (which.shape[1] // self.groups)
+            which = which & (new >= scores[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
+        groups = which.nonzero()[:, 1] // each
         some = live.finish(which, best, self.alpha, self.penalty, bonus)
         self._add(some, groups.tolist())
 

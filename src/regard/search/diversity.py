@@ -71,10 +71,7 @@ def _choose(
     log_probabilities = added.flatten(1).gather(1, order)
     each_total = totals.gather(1, beams) + log_probabilities
     best = Continuations(beams + first, tokens, log_probabilities, each_total)
-    is_end = tokens == end
-    rank = torch.arange(tokens.shape[1], device=tokens.device)
-    going = best.select(is_end.int().argsort(dim=1, stable=True)[:, :beam])
-    return Choice(best, is_end & (rank < beam) & (best.totals > NEVER), going)
+    return Choice.of(best, end, beam)
 
 
 def _joined(some: list[Continuations]) -> Continuations:

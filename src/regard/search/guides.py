@@ -12,13 +12,15 @@ of them grew by which token. With no guide a search is as lean as if there were 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.search.live import Continuations, Live
-from regard.search.rules import S
+from regard.search.rules import NEVER, S
 
 
 class Choice(NamedTuple):
@@ -30,6 +32,18 @@ class Choice(NamedTuple):
     """which of them finish a hypothesis"""
     going: Continuations
     """those that go on"""
+
+    @classmethod
+    def of(cls, best: Continuations, end: int, beam: int) -> "Choice":
+        """END among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not END go on."""
+        is_end = best.tokens == end
+        rank = torch.arange(is_end.shape[1], device=is_end.device)
+        ended = is_end & (rank < beam) & (best.totals > NEVER)
+        order = is_end.int().argsort(dim=1, stable=True)[:, :beam]
+        going = best.select(order)
+        # In a tiny vocabulary there may be fewer: END fills the places, and no hypothesis stands there.
+        totals = going.totals.masked_fill(is_end.gather(1, order), NEVER)
+        return cls(best, ended, replace(going, totals=totals))
 
 
 class Guide:

@@ -30,6 +30,14 @@ class Continuations:
             totals=self.totals.gather(1, which),
         )
 
+    def of(self, sentences: Int[Tensor, "fewer"]) -> "Continuations":
+        return Continuations(
+            beams=self.beams[sentences],
+            tokens=self.tokens[sentences],
+            log_probabilities=self.log_probabilities[sentences],
+            totals=self.totals[sentences],
+        )
+
 
 @dataclass(frozen=True)
 class Live(Generic[S]):
@@ -78,23 +86,19 @@ class Live(Generic[S]):
     def go_on(self, keep: Bool[Tensor, "sentences"], chosen: Continuations) -> "Live[S]":
         """The sentences to keep, each with its chosen continuations; the others leave the batch."""
         kept = keep.nonzero().squeeze(1)
-        beams = chosen.beams[kept]
-        rows = kept.unsqueeze(1) * self.tokens.shape[1] + beams
+        if len(kept) < len(keep):
+            chosen = chosen.of(kept)
+        owner, beams = kept.unsqueeze(1), chosen.beams
+        rows = owner * self.tokens.shape[1] + beams
         present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
-        owner = kept.unsqueeze(1)
+        past, words = self.log_probabilities[owner, beams], self.tokens[owner, beams]
         return Live(
             # Moving keys and values about is dear: not when every row stays where it is.
             state=self.state if torch.equal(rows, present) else self.state.select(rows),
             sentences=self.sentences[kept],
-            tokens=torch.cat([self.tokens[owner, beams], chosen.tokens[kept].unsqueeze(2)], dim=2),
-            log_probabilities=torch.cat(
-                [
-                    self.log_probabilities[owner, beams],
-                    chosen.log_probabilities[kept].unsqueeze(2),
-                ],
-                dim=2,
-            ),
-            totals=chosen.totals[kept],
+            tokens=torch.cat([words, chosen.tokens.unsqueeze(2)], dim=2),
+            log_probabilities=torch.cat([past, chosen.log_probabilities.unsqueeze(2)], dim=2),
+            totals=chosen.totals,
         )
 
     def finish(

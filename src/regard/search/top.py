@@ -42,17 +42,20 @@ def top_sums(
 
     No number counts as minus infinity; of equal ones that are taken the first comes first. For where chunks save time.
     """
-    sentences, beams, V = x.shape
+    V = x.shape[2]
     chunks = V // CHUNK
-    whole = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
-    maxima = _sums(totals, whole.amax(-1)).flatten(1)
-    chunk = maxima.topk(count, sorted=False).indices
-    first = torch.arange(beams).unsqueeze(1) * V + torch.arange(chunks) * CHUNK
-    places = (first.flatten()[chunk].unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
-    rest = torch.arange(beams).unsqueeze(1) * V + torch.arange(chunks * CHUNK, V)
-    places = torch.cat([places, rest.flatten().expand(sentences, -1)], dim=1)
-    some = x.flatten(1).gather(1, places)
-    sums = _sums(totals.gather(1, places // V), some)
+    end = chunks * CHUNK
+    maxima = _sums(totals, x[..., :end].view(*x.shape[:2], chunks, CHUNK).amax(-1))
+    chunk = maxima.flatten(1).topk(count, sorted=False).indices
+    beams = chunk // chunks
+    first = chunk * CHUNK + beams * (V - end)
+    places = (first.unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
+    some = x.flatten(1).gather(1, places).view(-1, count, CHUNK)
+    sums = _sums(totals.gather(1, beams), some).flatten(1)
+    if end < V:
+        rest = torch.arange(x.shape[1]).unsqueeze(1) * V + torch.arange(end, V)
+        places = torch.cat([places, rest.flatten().expand(len(x), -1)], dim=1)
+        sums = torch.cat([sums, _sums(totals, x[..., end:]).flatten(1)], dim=1)
     values, which = sums.topk(count, sorted=False)
     places, order = places.gather(1, which).sort(dim=1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -60,7 +63,7 @@ def top_sums(
 
 
 def _sums(
-    totals: Float[Tensor, "sentences some"], x: Float[Tensor, "sentences some *more"]
-) -> Float[Tensor, "sentences some *more"]:
-    totals = totals.unsqueeze(2) if x.dim() > totals.dim() else totals
-    return (totals + x).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    totals: Float[Tensor, "sentences some"], x: Float[Tensor, "sentences some more"]
+) -> Float[Tensor, "sentences some more"]:
+    sums = totals.unsqueeze(2) + x
+    return sums.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
