@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -11,6 +12,7 @@ from regard.bench.commands import app as bench
 from regard.commands import exchange, learn, use
 from regard.commands.translate import translate
 from regard.errors import RegardError
+from regard.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,6 +20,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="The Transformer, whole: pairs of text in; a trained, scored model out.",
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Tell which version this is."
+        ),
+    ] = False,
+) -> None:
+    """What goes before a command."""
+
 
 app.command()(learn.demo)
 app.command()(learn.train)

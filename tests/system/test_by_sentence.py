@@ -24,6 +24,8 @@ class OneSentence:
     run = SimpleNamespace(fingerprint=lambda: "capitals")
     language = None
     precision, threads, device, picked = "fp32", 1, torch.device("cpu"), "its head"
+    words = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
+    tokenizer = SimpleNamespace(source=words)
 
     def __init__(self, cut: bool = False) -> None:
         train = Texts(source=("train.en",), target=("train.de",))

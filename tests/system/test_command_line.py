@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,10 @@ def test_the_help_names_every_command_and_comes_at_once(tmp_path: Path) -> None:
     assert all(re.search(rf"^\W*{command} +[A-Z]", said, re.MULTILINE) for command in COMMANDS)
     # By the time it had a core: others may be at work here.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    assert succeeds("--version", cwd=tmp_path).stdout == f"regard {version('regard')}\n"
 
 
 # Errors

@@ -31,6 +31,10 @@ def sounds(count: int) -> list[str]:
     ]
 
 
+def measured(pairs: int, letters: float) -> module.Measured:
+    return module.Measured(pairs, letters, signs=0.0, words=0.0, alphabet=60, symbols=0)
+
+
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
     root = write(tmp_path, prose(FEWEST_PAIRS - 1))
     with pytest.raises(RegardError, match=f"^{FEWEST_PAIRS - 1} pairs are too few"):
@@ -54,7 +58,7 @@ def test_sizes_rise_with_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     counts = [50, 5_000, 5_001, 50_000, 50_001, 500_000, 500_001, 5_000_000, 5_000_001, 10**9]
     for count in counts:
         monkeypatch.setattr(
-            module, "_measure", lambda _, count=count: module.Measured(count, 100.0, 0)
+            module, "_measure", lambda _, count=count: measured(count, letters=400.0)
         )
         recipe, _ = choose(TEXTS, root)
         found.append(recipe)
@@ -77,11 +81,19 @@ def test_steps_go_through_the_data_so_many_times(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = write(tmp_path, prose(1))
-    monkeypatch.setattr(module, "_measure", lambda _: module.Measured(100_000, 20.0, 0))
+    monkeypatch.setattr(module, "_measure", lambda _: measured(100_000, letters=19 * 4.7))
     recipe, _ = choose(TEXTS, root)
     tokens = 100_000 * 20
     times = recipe.training.steps * recipe.training.tokens_per_batch / tokens
     assert times == pytest.approx(30, rel=0.01)
+
+
+def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
+    lines = [f"word{n}\t{chr(0x4E00 + n)}{chr(0x5000 + n)}" for n in range(900)]
+    recipe, reasons = choose(TEXTS, write(tmp_path, lines))
+    alphabet = 900 * 2 + len("word0123456789") - (0x4E00 + 900 - 0x5000)
+    assert recipe.tokenizer.size == 3_000
+    assert any(f"{alphabet:,} different letters" in reason for reason in reasons)
 
 
 def test_symbols_are_seen_and_kept_whole(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def folder(finished_run: Path, tmp_path: Path) -> Path:
         ("distill run --input in.tsv --output in.tsv", "--output in.tsv: that is the --input"),
         ("tag run --input in.txt --output in.txt", "--output in.txt: that is the --input"),
         ("classify run --input in.txt --output in.txt", "--output in.txt: that is the --input"),
+        ("train in.txt link", "target link: that is the source"),
     ],
 )
 def test_a_file_has_one_role(command: str, message: str, folder: Path) -> None:
@@ -80,11 +81,52 @@ def test_a_teacher_does_not_write_over_what_it_learned_from(
         distill(Translator.load(folder / "run", "cpu"), folder / "pairs.tsv")
 
 
+# What is not there, or empty
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("translate absent-run --input absent.txt", "--input absent.txt: no such file"),
+        ("translate absent-run --input run", "--input run: a folder, not a file"),
+        ("train mine.yaml", "data.valid.pairs: no such file"),
+        ("train in.txt absent.txt", "absent.txt: no such file"),
+    ],
+)
+def test_a_missing_file_is_told_before_anything_is_opened_or_made(
+    command: str, message: str, folder: Path
+) -> None:
+    write(folder / "mine.yaml", ["data: {train: {pairs: in.tsv}, valid: {pairs: absent.tsv}}"])
+    refused(message, *command.split(), cwd=folder)
+    assert not (folder / "runs").exists()
+
+
+def test_of_an_empty_file_nothing_is_made(folder: Path) -> None:
+    (folder / "empty.txt").touch()
+    done = inside("translate", "run", "--input", "empty.txt", "--output", "out.txt", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (folder / "out.txt").read_bytes() == b""
+
+
+def test_a_blank_sentence_is_not_looked_at(folder: Path) -> None:
+    refused("the text is blank", "look", "run", " ", cwd=folder)
+
+
+def test_a_line_longer_than_any_that_was_learned_from_is_told_once(folder: Path) -> None:
+    write(folder / "long.txt", ["ein Hund", " ".join(["Hund"] * 257), " ".join(["Hund"] * 300)])
+    done = inside("translate", "run", "--input", "long.txt", "--beam", 1, cwd=folder)
+    assert "line 2 has 257 tokens, and the model learned from 256 at most" in done.stderr
+    assert done.stderr.count("tokens") == 1
+    done = inside("translate", "run", "--input", "long.txt", "--beam", 1, "--sentences", cwd=folder)
+    assert "tokens" not in done.stderr
+
+
 # A folder that is no run's
 
 
 def test_a_recipe_that_a_person_wrote_is_not_replaced(tmp_path: Path) -> None:
-    write(tmp_path / "recipe.yaml", ["# mine", "data: {train: {pairs: absent.tsv}}"])
+    write(tmp_path / "recipe.yaml", ["# mine", "data: {train: {pairs: my.tsv}}"])
+    write(tmp_path / "my.tsv", ["a\tb"])
     (tmp_path / ".notes.partial").touch()
     refused(".: the folder holds other files", "train", "recipe.yaml", "--out", ".", cwd=tmp_path)
 
@@ -149,9 +191,9 @@ def test_what_the_last_move_cannot_do_is_told(tmp_path: Path) -> None:
 
 
 def test_nothing_done_leaves_nothing_behind(folder: Path) -> None:
-    (folder / "empty").touch()
-    done = inside("translate", "run", "--input", "empty", "--output", "o", cwd=folder)
-    assert done.stderr.endswith("regard: empty: the file is empty\n")
+    (folder / "bytes").write_bytes(b"\xff")
+    done = inside("translate", "run", "--input", "bytes", "--output", "o", cwd=folder)
+    assert "regard: bytes:1: not UTF-8" in done.stderr
     assert not list(folder.glob(".*"))
 
 

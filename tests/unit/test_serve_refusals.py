@@ -54,6 +54,17 @@ def test_what_is_asked_amiss_is_refused(
     assert model.batches == []
 
 
+def test_who_asks_for_languages_that_have_no_names_is_told_where_to_name_them(
+    small_recipe: Callable[..., Recipe],
+) -> None:
+    unnamed = Capitals(small_recipe(data={"train": {"pairs": "pairs.tsv"}}))
+    answer = ask(create_app(unnamed), "POST", "/translate", json={"q": "a", **PAIR})
+    assert answer.json()["error"] == (
+        "en to de is not supported: this server translates source to target "
+        "(data.languages of its recipe names them)"
+    )
+
+
 def test_a_body_is_read_no_further_than_its_limit(model: Capitals) -> None:
     read = 0
 

@@ -43,7 +43,9 @@ PrecisionName = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(min=1, help="Batches worked on at a time, on a CPU (default: all cores)."),
+    typer.Option(
+        min=1, help="Batches worked on at a time, on a CPU (default, and most: all cores)."
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Start anew where another translation was begun.")
@@ -53,7 +55,9 @@ Given = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts; else standard input.")
 ]
 Input = Annotated[Path | None, typer.Option(help="Take the lines of this file.")]
-Output = Annotated[Path | None, typer.Option(help="Write to this file.")]
+Output = Annotated[
+    Path | None, typer.Option(help="Write to this file; one that is there is replaced at the end.")
+]
 
 
 def precision_of(name: str) -> Precision:

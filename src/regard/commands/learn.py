@@ -55,6 +55,7 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
     """The recipe that the arguments of ``train`` mean, and a name for its run."""
     from regard.learn.choose import choose
     from regard.recipe import Texts, load_recipe
+    from regard.run import one_role
 
     name = Path(what[0]).name.split(".")[0]
     if len(what) > 2:
@@ -70,6 +71,8 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
                 "for two parallel files give both"
             )
         return load_recipe(what[0], changes), name
+    if len(what) == 2:
+        one_role({"source": Path(what[0]), "target": Path(what[1])})
     texts = (
         Texts(pairs=(what[0],)) if len(what) == 1 else Texts(source=(what[0],), target=(what[1],))
     )

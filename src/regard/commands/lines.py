@@ -19,8 +19,13 @@ LINES_AT_ONCE = 1024
 
 
 def one_way_in(texts: list[str] | None, input: Path | None) -> None:
+    """Either texts or a file, and that is there: said before a model is opened."""
     if texts and input:
         raise RegardError("give either texts or --input, not both")
+    if input and not input.exists():
+        raise RegardError(f"--input {input}: no such file")
+    if input and input.is_dir():
+        raise RegardError(f"--input {input}: a folder, not a file")
 
 
 def tell(lines: Iterator[str], output: Path | None) -> None:
@@ -44,7 +49,10 @@ def given_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
 
     if texts:
         return iter(texts)
-    return read_lines(input) if input else _standard_input()
+    if input is None:
+        return _standard_input()
+    empty = input.is_file() and not input.stat().st_size  # a pipe, which has no size, is not
+    return iter(()) if empty else read_lines(input)
 
 
 def portions_of(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:

@@ -212,6 +212,8 @@ class Job:
         # Who cuts long sources has learned from texts, not from sentences; a tree is of one sentence.
         self.told = by_sentence or data.clean.cut or parsed
         """whether a person knows of lines of several sentences, or need not know"""
+        self.longest = None if by_sentence or data.clean.cut else data.clean.max_tokens
+        """tokens of a line that a person need not know of"""
 
     def asked(self, input: Path, parses: Path | None) -> dict[str, Any]:
         """All that the translation depends on."""
@@ -240,6 +242,7 @@ class Job:
         """What is shown of a portion, and its alignment; before says how many lines came before it."""
         lines, parses = [line for line, _ in portion], [tree for _, tree in portion]
         self._tell_of_sentences(lines, before)
+        self._tell_of_length(lines, before)
         found: Sequence[Sequence[Translation | Joined]] = (
             self._by_sentence(lines) if self.by_sentence else self._search(lines, parses)
         )
@@ -264,6 +267,22 @@ class Job:
                     "--sentences translates each by itself",
                     err=True,
                 )
+
+    def _tell_of_length(self, lines: Sequence[str], before: int) -> None:
+        """Say once that a line is longer than all that the model learned from."""
+        for number, line in enumerate(lines, before + 1):
+            if self.longest is None:
+                return
+            if len(line.encode()) <= self.longest:  # and no token is less than a byte
+                continue
+            count = len(self.model.tokenizer.source.encode([line])[0])
+            if count > self.longest:
+                typer.echo(
+                    f"line {number} has {count:,} tokens, and the model learned from {self.longest:,} at "
+                    "most: some of it may be lost; --sentences cuts it",
+                    err=True,
+                )
+                self.longest = None
 
     def _by_sentence(self, lines: Sequence[str]) -> list[list[Joined]]:
         parts = [split_text(line, self.source) for line in lines]

@@ -237,6 +237,8 @@ def look(
     from regard.run import write_text
     from regard.text.corpus import read_parses
 
+    if not text.strip():
+        raise RegardError("the text is blank: there is nothing to look at")
     model = Translator.load(run).into(to)
     ways = {"beam": beam, "alpha": alpha, "rounds": rounds, "candidates": candidates}
     asked: dict[str, Any] = {name: value for name, value in ways.items() if value is not None}

@@ -182,7 +182,8 @@ def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     longest = int(settings.get("max_length") or 512)
     dropout = settings.get("dropout", 0.1)
     values = {
-        "data": {"train": {"pairs": "not known, the model was imported"}, "languages": languages},
+        "data": {"train": {"pairs": "not known, the model was imported"}, "languages": languages}
+        | {"clean": {"max_tokens": longest}},
         "tokenizer": {"kind": "marian", "size": settings["vocab_size"] + len(MARKS)}
         | {"shared": _shares(settings), "normalize": "none"},
         "model": {

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from regard.errors import RegardError
 from regard.recipe import PRESETS, Data, Preset, Recipe, Texts, make_recipe
 from regard.text.corpus import Pair, read_pairs
+from regard.text.words import count_unspaced
 
 FEWEST_PAIRS = 50
 FEW_SYMBOLS = 200
-LETTERS_PER_TOKEN = 4
+SIGNS_PER_TOKEN = 1.3
+"""in scripts without blanks, Chinese for example, where a token is a sign or two"""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Size:
     pairs: float
     preset: Preset
     vocabulary: int
+    letters_per_token: float
+    """with such a vocabulary, blanks counted"""
     dropout: float
     tokens_per_batch: int
     epochs: int
@@ -34,26 +38,26 @@ class Size:
 
 
 SIZES = (
-    Size(5_000, "tiny", 1_000, 0.3, 1_024, 150, 0.002),
-    Size(50_000, "tiny", 4_000, 0.3, 4_096, 60, 0.002),
-    Size(500_000, "small", 8_000, 0.2, 8_192, 30, 0.002),
-    Size(5_000_000, "base", 16_000, 0.1, 16_384, 15, 0.001),
-    Size(math.inf, "base", 32_000, 0.1, 25_000, 8, 0.001),
+    Size(5_000, "tiny", 1_000, 2.8, 0.3, 1_024, 100, 0.002),
+    Size(50_000, "tiny", 4_000, 4.2, 0.3, 4_096, 60, 0.002),
+    Size(500_000, "small", 8_000, 4.7, 0.2, 8_192, 30, 0.002),
+    Size(5_000_000, "base", 16_000, 5.0, 0.1, 16_384, 15, 0.001),
+    Size(math.inf, "base", 32_000, 5.3, 0.1, 25_000, 8, 0.001),
 )
 
 
 def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
     """A complete recipe for these pairs, and why."""
     measured = _measure(read_pairs(texts, Data(root=root, train=texts), section=""))
-    count, length, symbols = measured
+    count = measured.pairs
     if count < FEWEST_PAIRS:
         raise RegardError(
             f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
         )
-    if not length:
+    if not measured.letters + measured.signs:
         raise RegardError(f"nothing to learn: all {count:,} targets are blank")
     size = next(size for size in SIZES if count <= size.pairs)
-    tokens = count * length
+    tokens = count * measured.tokens(size)
     steps = max(200, round(size.epochs * tokens / size.tokens_per_batch, -2))
     every = max(50, round(steps / 40, -1))
     warmup = int(min(4_000, max(100, steps // 10)))
@@ -61,7 +65,7 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
     hold_out = min(0.05, max(1_000 / count, 0.001))
     values: dict[str, Any] = {
         "data": {"root": root, "train": texts.model_dump(), "hold_out": round(hold_out, 4)},
-        "tokenizer": {"kind": "unigram", "size": size.vocabulary},
+        "tokenizer": {"kind": "unigram", "size": measured.vocabulary(size)},
         # With the norm before each sub-layer even short trainings at a high rate are stable.
         "model": {"preset": size.preset, "dropout": size.dropout, "norm_place": "before"},
         "training": {
@@ -74,7 +78,7 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
             "patience": 10,
         },
     }
-    if symbols:
+    if measured.symbols:
         values["tokenizer"] = {"kind": "words", "size": 1_000, "shared": False}
         values["score"] = {"measures": ["wer", "per"]}
     recipe = make_recipe(values, "the chosen recipe", changes)
@@ -90,35 +94,63 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
         kind += (
             f", since both sides are made of {measured.symbols} symbols with blanks between them"
         )
-    passes = training.steps * training.tokens_per_batch / (measured.pairs * measured.tokens)
+    elif tokenizer.size == measured.vocabulary(size) > size.vocabulary:
+        kind += f", since there are {measured.alphabet:,} different letters and signs"
+    tokens = measured.tokens(size)
+    passes = training.steps * training.tokens_per_batch / (measured.pairs * tokens)
     early = f", fewer if {training.patience} validations bring nothing" if training.patience else ""
+    unnamed = ["languages: the files' names do not tell; --set data.languages=[en,de] does"]
     return [
-        f"{measured.pairs:,} pairs, about {measured.tokens:.0f} tokens each",
+        f"{measured.pairs:,} pairs, about {tokens:.0f} tokens each",
         f"model: {model.preset}, dropout {model.dropout}{suits}",
         f"tokenizer: {kind}",
         f"training: {training.steps:,} steps of {training.tokens_per_batch:,} tokens "
         f"({passes:.0f} times through the data){early}",
-        f"validation: {recipe.data.hold_out:.1%} of the pairs, held out",
+        f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
+        *([] if recipe.data.named else unnamed),
     ]
 
 
 class Measured(NamedTuple):
     pairs: int
-    tokens: float
-    """of a target, about"""
+    letters: float
+    """of a target, blanks counted, in scripts with blanks between words"""
+    signs: float
+    """of a target, in scripts without"""
+    words: float
+    """of a target, with blanks between them"""
+    alphabet: int
+    """how many different letters and signs both sides have"""
     symbols: int
     """how many there are, if both sides are nothing but a few symbols with blanks between them"""
 
+    def tokens(self, size: Size) -> float:
+        """Of a target, about, END counted."""
+        if self.symbols:
+            return self.words + 1
+        return self.letters / size.letters_per_token + self.signs / SIGNS_PER_TOKEN + 1
+
+    def vocabulary(self, size: Size) -> int:
+        """Each letter is an entry, and pieces of several are to have room beside them, in Chinese too."""
+        if self.alphabet <= size.vocabulary / 4:
+            return size.vocabulary
+        return 1_000 * math.ceil((self.alphabet + size.vocabulary) / 1_000)
+
 
 def _measure(pairs: Iterable[Pair]) -> Measured:
-    count = letters = words = 0
+    count = 0
+    letters = signs = words = 0.0
+    alphabet: set[str] = set()
     symbols: set[str] = set()
     for pair in pairs:
         count += 1
-        letters += len(pair.target)
+        unspaced = count_unspaced(pair.target)
+        signs += unspaced
+        letters += len(pair.target) - unspaced
         words += len(pair.target.split())
+        alphabet.update(pair.source, pair.target)
         if len(symbols) <= FEW_SYMBOLS:
             symbols.update(pair.source.split(), pair.target.split())
-    if len(symbols) <= FEW_SYMBOLS and count > 10 * FEW_SYMBOLS:
-        return Measured(count, words / count, len(symbols))
-    return Measured(count, letters / LETTERS_PER_TOKEN / max(1, count), 0)
+    few = len(symbols) <= FEW_SYMBOLS and count > 10 * FEW_SYMBOLS
+    letters, signs, words = (some / max(1, count) for some in (letters, signs, words))
+    return Measured(count, letters, signs, words, len(alphabet), len(symbols) if few else 0)

@@ -18,7 +18,7 @@ from regard.marks import MARKS
 from regard.recipe import Recipe
 from regard.run import Run, sha256, write_text
 from regard.score import NOT_OF_TEXT, score
-from regard.text.corpus import fingerprint, read_pairs, train_pairs, valid_pairs
+from regard.text.corpus import fingerprint, paths_of, read_pairs, train_pairs, valid_pairs
 from regard.text.forms import FORMS
 from regard.text.store import Counts, Store, write_store
 from regard.text.tokenizer import Tokenizer
@@ -37,6 +37,14 @@ class Prepared:
     def of_epoch(self, epoch: int) -> Store:
         """What an epoch learns from."""
         return self.copies[epoch % len(self.copies)] if self.copies else self.train
+
+
+def check_files(recipe: Recipe) -> None:
+    """Refuse a recipe whose data are not there."""
+    data = recipe.data
+    for name in ("train", "valid", "test"):
+        if (texts := getattr(data, name)) is not None:
+            paths_of(texts, data, f"data.{name}")
 
 
 def prepare(run: Run, recipe: Recipe, report: Report) -> None:

@@ -21,7 +21,7 @@ from regard.learn.checkpoint import average, checkpoint_files, step_of
 from regard.learn.distributed import Group, join
 from regard.learn.learner import Learner, NotANumberError, unpackable
 from regard.learn.loop import Stop, check, finished, learn, perplexity, save
-from regard.learn.prepare import open_prepared, prepare
+from regard.learn.prepare import check_files, open_prepared, prepare
 from regard.learn.report import Report
 from regard.learn.start import differences
 from regard.model import Model, put_weights
@@ -33,7 +33,7 @@ from regard.version import __version__
 
 MAY_CHANGE = (
     *("training.steps", "training.device", "training.log_every"),
-    *("data.root", "data.test", "search.", "score."),
+    *("data.root", "data.test", "data.languages", "search.", "score."),
 )
 """What a run that goes on may have otherwise than when it began; all else would make it another model."""
 
@@ -53,6 +53,7 @@ class Interrupted(Exception):  # noqa: N818
 def train(recipe: Recipe, out: str | Path, minutes: float | None = None) -> Model:
     """Train a model, or go on with one, in the run folder ``out``."""
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    check_files(recipe)  # before there is a folder for what cannot be
     run = Run(out)
     with join(recipe.training.device) as group:
         report = Report(run, speaks=group.first)

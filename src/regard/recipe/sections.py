@@ -132,6 +132,10 @@ class Clean(Section):
     """a source longer than max_tokens is cut there, in use as in training, and not left out"""
 
 
+UNNAMED = ("source", "target")
+"""what two languages are called that have no names"""
+
+
 class Data(Section):
     root: str | None = None
     """folder the file names start from; else $REGARD_DATA, else the current folder"""
@@ -163,7 +167,12 @@ class Data(Section):
             return self.languages
         source, target = self.train.source or (), self.train.target or ()
         codes = [_language(names[0]) if names else None for names in (source, target)]
-        return codes[0] or "source", codes[1] or "target"
+        return codes[0] or UNNAMED[0], codes[1] or UNNAMED[1]
+
+    @property
+    def named(self) -> bool:
+        """Whether both languages have names."""
+        return not {*self.language_pair} & {*UNNAMED}
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from types import FrameType
 
@@ -49,6 +50,9 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=int(settings.seconds + LONGEST_END),
     )
+    if not model.recipe.data.named:
+        said = f"data.languages in {Run(run).recipe_file}, such as [en, de], names the languages"
+        print(f"regard: {said}; till then they are source and target", file=sys.stderr)
     with _listen(host, port) as listening:  # only now: who is let in before would have to wait
         place = f"[{host}]" if ":" in host else host
         greeting = f"regard: serving {run} at http://{place}:{listening.getsockname()[1]}"

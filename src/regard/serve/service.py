@@ -69,6 +69,7 @@ class Service:
         self.source, self.target = self.pairs[0]
         self.asks = bool(model.recipe.data.targets)
         """whether the model must be told which language is wanted"""
+        self.named = model.recipe.data.named
 
     @property
     def sources(self) -> list[str]:
@@ -180,9 +181,11 @@ class Service:
         settings = self.settings
         if not self.possible(asked):
             known = ", ".join(f"{source} to {target}" for source, target in self.pairs)
+            unnamed = "" if self.named else " (data.languages of its recipe names them)"
             raise Refused(
                 400,
-                f"{asked.source} to {asked.target} is not supported: this server translates {known}",
+                f"{asked.source} to {asked.target} is not supported: "
+                f"this server translates {known}{unnamed}",
             )
         if alternatives > settings.alternatives:
             raise Refused(400, f"at most {settings.alternatives} alternatives are allowed")

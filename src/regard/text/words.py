@@ -9,6 +9,7 @@ from typing import NamedTuple
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 _LETTER = rf"[^\W{_UNSPACED}]"
 _UNIT = re.compile(rf"[{_UNSPACED}]|{_LETTER}+|[^\w\s]")
+_SIGN = re.compile(rf"[{_UNSPACED}]")
 _WORD = re.compile(r"\S+")
 _ONE_LETTER = re.compile(_LETTER)
 
@@ -35,7 +36,12 @@ def joins(sign: str) -> bool:
 
 def unspaced(sign: str) -> bool:
     """Whether it is of a script that sets no spaces."""
-    return re.fullmatch(rf"[{_UNSPACED}]", sign) is not None
+    return _SIGN.fullmatch(sign) is not None
+
+
+def count_unspaced(text: str) -> int:
+    """How many signs it has of scripts that set no spaces."""
+    return 0 if text.isascii() else len(_SIGN.findall(text))
 
 
 def as_words(text: str, any_case: bool = False) -> re.Pattern[str]:
