@@ -208,7 +208,6 @@ def test_random_blocks_are_spread_over_the_whole_text(small_recipe: SmallRecipe)
     score=st.sampled_from(["scaled", "additive"]),
     weighting=st.sampled_from(["softmax", "relu"]),
     groups=st.sampled_from([1, 2]),
-    tree=st.booleans(),
     lengths=long_texts,
 )
 def test_fast_is_shown_whatever_the_score_and_the_distance(
@@ -218,7 +217,6 @@ def test_fast_is_shown_whatever_the_score_and_the_distance(
     score: str,
     weighting: str,
     groups: int,
-    tree: bool,
     lengths: list[int],
 ) -> None:
     options = {"reach": 3, "block": 2, "global_blocks": 1, "random_blocks": 2}
@@ -228,8 +226,6 @@ def test_fast_is_shown_whatever_the_score_and_the_distance(
     query, seen = vectors(len(lengths), max(lengths), seed=3)
     seen = KeysValues(*(part[:, :groups] for part in seen))
     mask = masks(lengths, causal=False)
-    if tree:
-        mask = Mask(mask.real, tree=torch.randint(-5, 6, (len(lengths), *[max(lengths)] * 2)))
     fast, shown = pattern(attend, query, seen, mask), pattern.show(attend, query, seen, mask)
     for row, length in enumerate(lengths):
         torch.testing.assert_close(

@@ -90,8 +90,7 @@ class Window(Full):
     def allowed(
         self, mask: Mask, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
-        distance = replace(mask, tree=None).distance(queries, keys, device)
-        near = (distance.abs() <= self.reach)[:, None]
+        near = (mask.distance(queries, keys, device).abs() <= self.reach)[:, None]
         inside = mask.matrix(queries, keys, device)
         return never_blind(near if inside is None else near & inside)
 
@@ -121,7 +120,7 @@ class Window(Full):
         near = (distance >= -reach) & (distance <= ahead)
         real = cut.keys(words(mask, len(query), length, query.device)[:, None, :, None])[..., 0]
         allowed = never_blind(near & real[:, :, None])
-        far = apart(mask, len(query), at[None], around[None]) if attend.relation.in_scores else None
+        far = apart(len(query), at[None], around[None]) if attend.relation.in_scores else None
         heads = attend(cut.queries(query), *(cut.keys(part) for part in seen), allowed, far)
         return cut.together(heads)
 
@@ -256,9 +255,9 @@ class BigBird(Full):
         first = min(self.globals * self.size, length)
         parts = []
         if first > 0:
-            parts.append(self.see_all(attend, query[:, :, :first], seen, mask, real))
+            parts.append(self.see_all(attend, query[:, :, :first], seen, real))
         if first < length:
-            parts.append(self.see_some(attend, query[:, :, first:], seen, mask, real))
+            parts.append(self.see_some(attend, query[:, :, first:], seen, real))
         return torch.cat(parts, dim=2)
 
     def see_all(
@@ -266,14 +265,13 @@ class BigBird(Full):
         attend: Attention,
         query: Float[Tensor, "B h Q dk"],
         seen: KeysValues,
-        mask: Mask,
         real: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B h Q dv"]:
         """The global blocks, the first of the text."""
         far = None
         if attend.relation.in_scores:
             place = torch.arange(real.shape[1], device=query.device)[None, None]
-            far = apart(mask, len(query), place[:, :, : query.shape[2]], place)
+            far = apart(len(query), place[:, :, : query.shape[2]], place)
         return cast(Tensor, attend(query, *seen, real[:, None, None], far))
 
     def see_some(
@@ -281,7 +279,6 @@ class BigBird(Full):
         attend: Attention,
         query: Float[Tensor, "B h Q dk"],
         seen: KeysValues,
-        mask: Mask,
         real: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B h Q dv"]:
         """All other blocks, the last of the text, each with copies of the blocks it sees."""
@@ -294,7 +291,7 @@ class BigBird(Full):
             at, _ = cut.places(query.device)
             inside = torch.arange(self.size, device=query.device)
             around = (chosen[..., None] * self.size + inside).flatten(2)
-            far = apart(mask, len(query), at[None] + real.shape[1] - query.shape[2], around)
+            far = apart(len(query), at[None] + real.shape[1] - query.shape[2], around)
         keys, values = (self.pick(part, chosen) for part in seen)
         heads = attend(cut.queries(query), keys, values, never_blind(allowed[:, :, None]), far)
         return cut.together(heads)
@@ -324,16 +321,11 @@ def mixed(block: Int[Tensor, "n 1"], slot: Int[Tensor, " slots"]) -> Int[Tensor,
 
 
 def apart(
-    mask: Mask, batch: int, query: Int[Tensor, "#B n Q"], key: Int[Tensor, "#B n K"]
+    batch: int, query: Int[Tensor, "#B n Q"], key: Int[Tensor, "#B n K"]
 ) -> Int[Tensor, "Bn Q K"]:
     """How far keys at these places lie from queries at those, block by block."""
-    if mask.tree is None:
-        distance = key[:, :, None] - query[..., None]
-        return distance.expand(batch, -1, -1, -1).flatten(0, 1)
-    # Beyond the ends is nothing that may be seen; any number will do.
-    row = torch.arange(batch, device=query.device)[:, None, None, None]
-    at, seen = (place.clamp(0, mask.tree.shape[1] - 1) for place in (query, key))
-    return mask.tree[row, at[..., None], seen[:, :, None]].flatten(0, 1)
+    distance = key[:, :, None] - query[..., None]
+    return distance.expand(batch, -1, -1, -1).flatten(0, 1)
 
 
 def words(mask: Mask, batch: int, length: int, device: torch.device) -> Bool[Tensor, "B T"]:
