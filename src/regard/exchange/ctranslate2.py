@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.exchange.fits import CTRANSLATE2, other_search
 from regard.exchange.folder import whole
 from regard.exchange.needs import need
+from regard.exchange.positions import table
 from regard.exchange.proof import Inputs, Proof, inputs, prove_outside
 from regard.exchange.tokenizers import entries, write_json, write_models
 from regard.marks import END, MARKS, PAD, START, UNKNOWN
@@ -31,8 +32,6 @@ ACTIVATIONS: dict[Activation, str] = {
     "swiglu": "SWISH",
 }
 EPSILONS: dict[Norm, float] = {"layer": 1e-5, "rms": 1e-6}
-POSITIONS = 1024
-"""sinusoids have no end with us; there they are a table"""
 
 
 def export_ctranslate2(folder: Path, out: Path, quantization: Quantization = "fp32") -> list[str]:
@@ -106,9 +105,7 @@ def _spec(network: Transformer, section: Model) -> Any:
 
 @torch.no_grad()
 def _stack(spec: Any, stack: Encoder | Decoder) -> None:
-    longest = stack.position.longest or POSITIONS
-    nothing = torch.zeros(1, longest, stack.embedding.weight.shape[1])
-    spec.position_encodings.encodings = _array(stack.position(nothing)[0])
+    spec.position_encodings.encodings = _array(table(stack))
     if hasattr(spec, "layer_norm"):
         _norm(spec.layer_norm, stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):

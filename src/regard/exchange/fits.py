@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from regard.errors import RegardError
-from regard.recipe import Manner, Model, Recipe
+from regard.recipe import Manner, Model, Position, Recipe
 
 ANY_LINEAR: Mapping[str, Collection[Any]] = {
     "architecture": ("transformer",),
@@ -20,6 +20,8 @@ ANY_LINEAR: Mapping[str, Collection[Any]] = {
     "attention.key_value_heads": (None,),
 }
 """what all the other formats want of a model"""
+ADDED: tuple[Position, ...] = ("sinusoidal", "learned", "index", "none")
+"""positions that are added to the words, so that a table can hold them"""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,11 @@ CTRANSLATE2 = Format(
     "CTranslate2",
     {
         "norm": ("layer", "rms"),
-        "position": ("sinusoidal", "learned", "index", "none"),
+        "position": ADDED,
         "activation": ("relu", "gelu", "swish", "swiglu"),
     },
 )
-ONNX = Format("the ONNX export", {"position": ("sinusoidal", "learned", "index", "none")}, False)
+ONNX = Format("the ONNX export", {"position": ADDED}, False)
 TORCH = Format(
     "torch.nn.Transformer",
     {

@@ -18,6 +18,7 @@ from regard.exchange.fits import HUGGINGFACE, other_search
 from regard.exchange.folder import whole
 from regard.exchange.names import MARIAN, fill, interleaved, reordered
 from regard.exchange.needs import need
+from regard.exchange.positions import POSITIONS
 from regard.exchange.proof import Inputs, compare, inputs, our_side, stages, watched
 from regard.exchange.tokenizers import ids_by_piece, write_json, write_models
 from regard.marks import END, MARKS, MASK, PAD, START, UNKNOWN
@@ -37,8 +38,6 @@ ACTIVATIONS: dict[str, Activation] = {
 """their name to ours"""
 NEVER = -1e4
 """the logit of a mark they do not have: the probability of such a mark is 0, and a mean over logits stays a number"""
-POSITIONS = 1024
-"""sinusoids have no end with us; there they are a table"""
 LONGEST = 510
 """tokens of a translation, where the recipe sets no limit of its own: theirs cannot depend on the source"""
 LANGUAGES = ("source", "target")

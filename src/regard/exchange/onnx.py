@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from regard.exchange.fits import ONNX
 from regard.exchange.folder import whole
 from regard.exchange.needs import need
+from regard.exchange.positions import table
 from regard.exchange.proof import Inputs, Proof, inputs, prove_outside
 from regard.exchange.tokenizers import ids_by_piece, write_json, write_models
 from regard.marks import END, PAD, START
@@ -32,9 +33,6 @@ from regard.model import Translator
 from regard.nn.attention import KeysValues, Mask
 from regard.nn.layers import Cache
 from regard.nn.transformer import Memory, Transformer
-
-POSITIONS = 1024
-"""sinusoids have no end with us; there they are a table"""
 
 
 @dataclass
@@ -60,7 +58,7 @@ class Reads(nn.Module):
     def __init__(self, network: Transformer) -> None:
         super().__init__()
         self.network = network
-        self.table = _table(network.encoder)
+        self.table = nn.Buffer(table(network.encoder))
 
     def forward(self, source: Int[Tensor, "B S"]) -> tuple[Tensor, Tensor, Bool[Tensor, "B S"]]:
         encoder, real = self.network.encoder, source != PAD
@@ -81,7 +79,7 @@ class Says(nn.Module):
     def __init__(self, network: Transformer) -> None:
         super().__init__()
         self.network = network
-        self.table = _table(network.decoder)
+        self.table = nn.Buffer(table(network.decoder))
 
     def forward(
         self,
@@ -106,12 +104,6 @@ class Says(nn.Module):
             torch.stack([past[0] for past in pasts]),
             torch.stack([past[1] for past in pasts]),
         )
-
-
-@torch.no_grad()
-def _table(stack: Any) -> nn.Buffer:
-    longest = stack.position.longest or POSITIONS
-    return nn.Buffer(stack.position(torch.zeros(1, longest, stack.embedding.weight.shape[1]))[0])
 
 
 def export_onnx(folder: Path, out: Path) -> list[str]:

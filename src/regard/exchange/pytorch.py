@@ -20,6 +20,7 @@ from regard.errors import RegardError
 from regard.exchange.fits import TORCH
 from regard.exchange.folder import whole
 from regard.exchange.names import TORCH as NAMES, fill
+from regard.exchange.positions import POSITIONS
 from regard.exchange.proof import Inputs, compare, inputs, our_side, stages, watched
 from regard.exchange.tokenizers import ids_by_piece, write_json, write_models
 from regard.marks import PAD
@@ -37,7 +38,6 @@ EMBEDDINGS = {
 }
 THIRDS = ("q_proj", "k_proj", "v_proj")
 """of in_proj, from top to bottom"""
-POSITIONS = 1024
 
 
 class Tutorial(nn.Module):
