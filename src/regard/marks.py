@@ -1,4 +1,4 @@
-"""The five ids that stand for no text. Every vocabulary begins with them."""
+"""The five ids that stand for no text, with which every vocabulary begins; and the sign for a space."""
 
 PAD = 0
 """fills the short sentences of a batch; never seen by attention, never counted in the loss"""
@@ -12,3 +12,6 @@ MASK = 4
 """hides a word that is to be guessed from the others"""
 
 MARKS = {PAD: "<pad>", START: "<s>", END: "</s>", UNKNOWN: "<unk>", MASK: "<mask>"}
+
+BLANK = "▁"
+"""which SentencePiece has for a space"""

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from regard.marks import BLANK
 from regard.probe import (
     PLACES,
     Floats,
@@ -255,7 +256,7 @@ def words_of(tokens: Sequence[Token]) -> list[list[int]]:
     for place, token in enumerate(tokens):
         if token.special:
             continue
-        begins = token.text.startswith("▁") or _STOP.fullmatch(token.text)
+        begins = token.text.startswith(BLANK) or _STOP.fullmatch(token.text)
         joins = words and words[-1][-1] == place - 1 and not begins
         if joins and not (unspaced(token.text[0]) or unspaced(tokens[place - 1].text[-1])):
             words[-1].append(place)

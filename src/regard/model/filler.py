@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import RegardError
-from regard.marks import END, MARKS, MASK, PAD
+from regard.marks import BLANK, END, MARKS, MASK, PAD
 from regard.model.base import Model, arithmetic
 from regard.nn.encoder_only import Guesser
 from regard.nn.masking import hide
@@ -77,7 +77,7 @@ class Filler(Model):
 
     def _names(self, ids: Sequence[int]) -> list[str]:
         pieces = self.tokenizer.source.pieces(ids)
-        return [p.removeprefix("▁") or "▁" if p.startswith("▁") else f"…{p}" for p in pieces]
+        return [p.removeprefix(BLANK) or BLANK if p.startswith(BLANK) else f"…{p}" for p in pieces]
 
     @torch.inference_mode()
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:

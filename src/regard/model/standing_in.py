@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from regard.marks import END, START
+from regard.marks import BLANK, END, START
 from regard.model.writer import Writer
 from regard.text.kept import Kept
 from regard.text.tokenizer import Vocabulary
@@ -23,7 +23,6 @@ SHORTEST = 3
 """letters: a shorter word is often the beginning of others"""
 AT_ONCE = 512
 """words whose chance to be copied is computed together"""
-SPACE = "▁"
 
 
 class Disguise(NamedTuple):
@@ -43,7 +42,7 @@ class Disguise(NamedTuple):
 
     def lifted_piece(self, piece: str) -> str:
         """The same of one token: a stand-in is one."""
-        bare = piece.removeprefix(SPACE)
+        bare = piece.removeprefix(BLANK)
         return piece.removesuffix(bare) + self.hidden[bare] if bare in self.hidden else piece
 
 
@@ -70,7 +69,7 @@ def copied(model: Writer, tags: Sequence[int]) -> list[str]:
 
 def names(vocabulary: Vocabulary) -> list[str]:
     """The words, each one token, that are written like names."""
-    pieces = [piece.removeprefix(SPACE) for piece in vocabulary.pieces(range(vocabulary.size))]
+    pieces = [piece.removeprefix(BLANK) for piece in vocabulary.pieces(range(vocabulary.size))]
     like = [word for word in pieces if word.istitle() and word.isalpha() and len(word) >= SHORTEST]
     words = list(dict.fromkeys(like))
     ids = vocabulary.encode(words)

@@ -219,7 +219,7 @@ def _from_tsv(line: str) -> Pair:
     """The first two fields; Tatoeba and others put the licence in a third."""
     fields = line.split("\t", maxsplit=2)
     if len(fields) < 2:
-        raise ValueError(f"no tab in {_shortened(line)}; a line is source, tab, target")
+        raise ValueError(f"no tab in {shortened(line)}; a line is source, tab, target")
     return Pair(fields[0], fields[1])
 
 
@@ -228,19 +228,19 @@ def _from_json(line: str) -> Pair:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise ValueError(f"not JSON: {_shortened(line)}; {wanted}") from None
+        raise ValueError(f"not JSON: {shortened(line)}; {wanted}") from None
     if not isinstance(record, dict):
-        raise ValueError(f"not a JSON object: {_shortened(line)}; {wanted}")
+        raise ValueError(f"not a JSON object: {shortened(line)}; {wanted}")
     for key in ("source", "target"):
         if not isinstance(record.get(key), str):
-            found = _shortened(record[key]) if key in record else "nothing"
+            found = shortened(record[key]) if key in record else "nothing"
             raise ValueError(f'"{key}" must be a string, found {found}; {wanted}')
         if any("\ud800" <= letter <= "\udfff" for letter in record[key]):
             # JSON can spell half a surrogate pair, which is no text and has no UTF-8 form.
-            raise ValueError(f'"{key}" holds half of a surrogate pair: {_shortened(record[key])}')
+            raise ValueError(f'"{key}" holds half of a surrogate pair: {shortened(record[key])}')
     return Pair(record["source"], record["target"])
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 60 else text[:57] + "…"

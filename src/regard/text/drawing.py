@@ -20,10 +20,9 @@ from random import Random
 import numpy as np
 
 from regard import recipe
+from regard.marks import BLANK
 from regard.text.tokenizer import Tokenizer, Vocabulary
 
-BLANK = "▁"
-"""which SentencePiece has for a space"""
 DRAWS_OF_A_WORD = 512
 """from so many draws on, a word that comes again gets one of them: any of them is as likely as a new one"""
 UNKNOWN_PENALTY = 10.0

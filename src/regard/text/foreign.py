@@ -13,7 +13,7 @@ from pathlib import Path
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.marks import MARKS, MASK, PAD, START, UNKNOWN
+from regard.marks import BLANK, MARKS, MASK, PAD, START, UNKNOWN
 from regard.text.tokenizer import (
     SILENT,
     UNKNOWN_SIGN,
@@ -21,6 +21,7 @@ from regard.text.tokenizer import (
     Vocabulary,
     read_model,
     side_names,
+    utf8,
 )
 
 _LANGUAGE = re.compile(r">>.*?<<", re.DOTALL)
@@ -62,18 +63,13 @@ class MarianVocabulary(Vocabulary):
 
     def inside(self, text: str) -> list[int]:
         first, *rest = self._cut(text) or [""]
-        pieces = filter(None, [first.removeprefix("▁"), *rest])
+        pieces = filter(None, [first.removeprefix(BLANK), *rest])
         return [self._ids.get(piece, UNKNOWN) for piece in pieces]
 
     def _cut(self, text: str) -> list[str]:
         language = _LANGUAGE.match(text)
         code = [] if language is None else [language[0]]
-        try:
-            rest = text[len("".join(code)) :].encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RegardError(
-                f"{error.object[error.start]!a} in {text!a} is half of a surrogate pair, no character"
-            ) from None
+        rest = utf8(text[len("".join(code)) :])
         pieces: list[str] = self._processor.encode(rest, out_type=str)
         return code + pieces
 
@@ -81,8 +77,8 @@ class MarianVocabulary(Vocabulary):
         return [self._join([self.entries[i] for i in row if i not in SILENT]) for row in ids]
 
     def _join(self, pieces: list[str]) -> str:
-        known = [f"▁{UNKNOWN_SIGN}" if piece == MARKS[UNKNOWN] else piece for piece in pieces]
-        return str(self._processor.decode_pieces(known)).replace("▁", " ").strip()
+        known = [f"{BLANK}{UNKNOWN_SIGN}" if piece == MARKS[UNKNOWN] else piece for piece in pieces]
+        return str(self._processor.decode_pieces(known)).replace(BLANK, " ").strip()
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         return [self.entries[i] for i in ids]

@@ -23,7 +23,7 @@ from regard.errors import RegardError
 from regard.marks import END, MARKS, PAD, UNKNOWN
 from regard.recipe import Clean, Recipe
 from regard.text.batches import Batch, collate, of_numpy, share, sources, targets
-from regard.text.corpus import Pair, parse_of
+from regard.text.corpus import Pair, parse_of, shortened
 from regard.text.store import Ids, Places, Store, cleaned, encode_pairs
 from regard.text.tokenizer import Tokenizer, Vocabulary
 from regard.text.trees import TokenTree, token_tree
@@ -208,7 +208,3 @@ def encoded(
         tally["read"] += 1
         (ids,) = vocabulary.encode([pair.source])
         yield pair, ids
-
-
-def shortened(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "…")

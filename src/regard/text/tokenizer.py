@@ -21,7 +21,7 @@ import sentencepiece
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.marks import END, MARKS, MASK, PAD, START, UNKNOWN
+from regard.marks import BLANK, END, MARKS, MASK, PAD, START, UNKNOWN
 from regard.text.corpus import Pair
 from regard.text.words import joins
 
@@ -53,7 +53,7 @@ THREADS = 4
 # SentencePiece's own signs, and one to stand before their names. U+FDD0 is a noncharacter: Unicode
 # promises it no meaning ever, and if it comes all the same it is spelled out like the others.
 _ESCAPE = "\ufdd0"
-_SPELLINGS = {_ESCAPE: _ESCAPE + "0", "\u2581": _ESCAPE + "1", "\u2585": _ESCAPE + "2"}
+_SPELLINGS = {_ESCAPE: _ESCAPE + "0", BLANK: _ESCAPE + "1", "\u2585": _ESCAPE + "2"}
 _MEANINGS = {spelling: sign for sign, spelling in _SPELLINGS.items()}
 _SIGN = re.compile("[" + "".join(_SPELLINGS) + "]")
 _SPELLING = re.compile(_ESCAPE + "[012]")
@@ -123,7 +123,7 @@ class Vocabulary:
 
     def spelled(self, text: str) -> str:
         """The text as SentencePiece cuts it, with its sign for blanks."""
-        return _spell(text, self.normalization).decode("utf-8").replace(" ", "\u2581")
+        return _spell(text, self.normalization).decode("utf-8").replace(" ", BLANK)
 
     def scores(self) -> dict[str, tuple[int, float]]:
         """Every piece of text with its id and score; marks and bytes are none."""
@@ -162,7 +162,7 @@ class Vocabulary:
         ids: list[int] = self._processor.encode(spelled, out_type=int)
         pieces: list[str] = self._processor.encode(spelled, out_type=str)
         return [
-            1 if self._processor.is_byte(i) else len(piece.replace("▁", " ").encode("utf-8"))
+            1 if self._processor.is_byte(i) else len(piece.replace(BLANK, " ").encode("utf-8"))
             for i, piece in zip(ids, pieces, strict=True)
         ]
 
@@ -305,11 +305,15 @@ def _spell(text: str, normalization: recipe.Normalization) -> bytes:
     text = _SIGN.sub(lambda sign: _SPELLINGS[sign[0]], text)
     # One space in front, so that a word is the same piece at the start of a text as inside it.
     # SentencePiece can do this itself, but then no longer tells "" from " ".
+    return b" " + utf8(text) if text else b""
+
+
+def utf8(text: str) -> bytes:
     try:
-        return (" " + text if text else "").encode("utf-8")
+        return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RegardError(
-            f"{error.object[error.start]!a} in {text!a} is half of a surrogate pair, no character"
+            f"{text[error.start]!a} in {text!a} is half of a surrogate pair, no character"
         ) from None
 
 
