@@ -128,11 +128,8 @@ def _chance(recipe: Recipe) -> Iterator[str]:
 
 def _texts(recipe: Recipe) -> Iterator[str]:
     """Whether the data are of the kind that the task needs."""
-    sections = {"train": recipe.data.train, "valid": recipe.data.valid, "test": recipe.data.test}
-    for name, texts in sections.items():
-        if texts is None:
-            continue
-        alone = recipe.task in ("mask", "continue")
+    alone = recipe.task in ("mask", "continue")
+    for name, texts in recipe.data.texts.items():
         if alone and texts.text is None:
             yield f"data.{name}: task {recipe.task} needs text: file(s) without a target"
         if not alone and texts.text is not None:
@@ -144,10 +141,7 @@ def _texts(recipe: Recipe) -> Iterator[str]:
 def _tags(recipe: Recipe) -> Iterator[str]:
     """What stands before sources must have been learned, and there is no source where there is no translation."""
     data = recipe.data
-    sections = {"train": data.train, "valid": data.valid, "test": data.test}
-    for name, texts in sections.items():
-        if texts is None:
-            continue
+    for name, texts in data.texts.items():
         keys = [key for key in ("to", "tag") if getattr(texts, key)]
         if keys and recipe.task != "translate":
             yield f"data.{name}.{keys[0]} is for task translate, not for {recipe.task}"
@@ -186,12 +180,11 @@ def _positions(recipe: Recipe) -> Iterator[str]:
 
 
 def _trees(recipe: Recipe) -> Iterator[str]:
-    data, model = recipe.data, recipe.model
-    texts = {"train": data.train, "valid": data.valid, "test": data.test}
-    for name, some in texts.items():
-        if some is not None and model.position == "tree" and some.parses is None:
+    model = recipe.model
+    for name, texts in recipe.data.texts.items():
+        if model.position == "tree" and texts.parses is None:
             yield f"model.position: tree needs data.{name}.parses, a CoNLL-U file with the tree of each source"
-        if some is not None and model.position != "tree" and some.parses is not None:
+        if model.position != "tree" and texts.parses is not None:
             yield f"data.{name}.parses is for model.position: tree, not {model.position}: leave it out"
     if model.position == "tree" and model.attention.encoder != "full":
         yield (

@@ -151,6 +151,12 @@ class Data(Section):
     clean: Clean = Clean()
 
     @property
+    def texts(self) -> dict[str, Texts]:
+        """Those of train, valid and test that are given."""
+        every = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: texts for name, texts in every.items() if texts is not None}
+
+    @property
     def tags(self) -> list[str]:
         """Everything that stands before a source of the training."""
         return sorted({tag for tags in self.train.tags for tag in tags})
