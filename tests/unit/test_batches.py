@@ -9,7 +9,7 @@ from regard.marks import END, PAD, START
 from regard.recipe import Tokenizer as Section
 from regard.text.batches import Batch, collate, plan_batches, plan_in_order
 from regard.text.corpus import Pair
-from regard.text.store import Ints, Places, Store, write_store
+from regard.text.store import Ints, Places, Store, encode_pairs, write_store
 from regard.text.tokenizer import Tokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=120).map(
@@ -97,17 +97,21 @@ PAIRS = [Pair("ab", "abc"), Pair("", "x"), Pair("abcd", ""), Pair("b", "ba"), Pa
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(Section(kind="characters", size=300), lambda: PAIRS)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Store:
     path = tmp_path_factory.mktemp("batches") / "store.arrow"
-    tokenizer = Tokenizer.train(Section(kind="characters", size=300), lambda: PAIRS)
     write_store(path, PAIRS, tokenizer, None)
     return Store(path)
 
 
-def expected(store: Store, rows: list[int]) -> list[tuple[list[int], list[int], list[int]]]:
+def expected(tokenizer: Tokenizer, rows: list[int]) -> list[tuple[list[int], ...]]:
     """Row by row and without padding what a batch must hold."""
-    twos = [tuple(side.tolist() for side in store.pair(row)) for row in rows]
-    return [([*s, END], [START, *t], [*t, END]) for s, t in twos]
+    ids = encode_pairs([PAIRS[row] for row in rows], tokenizer)
+    return [([*one.source, END], [START, *one.target], [*one.target, END]) for one in ids]
 
 
 def unpadded(batch: Batch) -> list[tuple[list[int], ...]]:
@@ -120,9 +124,11 @@ def unpadded(batch: Batch) -> list[tuple[list[int], ...]]:
 
 
 @given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8))
-def test_a_batch_holds_the_rows_with_their_marks(store: Store, rows: list[int]) -> None:
+def test_a_batch_holds_the_rows_with_their_marks(
+    store: Store, tokenizer: Tokenizer, rows: list[int]
+) -> None:
     batch = collate(store, np.array(rows))
-    assert unpadded(batch) == expected(store, rows)
+    assert unpadded(batch) == expected(tokenizer, rows)
     assert batch.target.shape == batch.wanted.shape
     assert batch.source.dtype == batch.target.dtype == batch.wanted.dtype == torch.int64
     assert batch.tokens == sum(int(store.target_lengths[row]) + 1 for row in rows)
@@ -133,16 +139,18 @@ def test_a_batch_holds_the_rows_with_their_marks(store: Store, rows: list[int]) 
 
 
 @given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8), parts=st.integers(1, 10))
-def test_the_parts_make_up_the_batch(store: Store, rows: list[int], parts: int) -> None:
+def test_the_parts_make_up_the_batch(
+    store: Store, tokenizer: Tokenizer, rows: list[int], parts: int
+) -> None:
     whole = collate(store, np.array(rows))
     shared = [collate(store, np.array(rows), part, parts) for part in range(parts)]
     assert sum(part.tokens for part in shared) == whole.tokens
     for number, part in enumerate(shared):
         if number < len(rows):
-            assert unpadded(part) == expected(store, rows[number::parts])
+            assert unpadded(part) == expected(tokenizer, rows[number::parts])
         else:
             assert part.tokens == 0
-            assert unpadded(part)[0][:2] == expected(store, rows[:1])[0][:2]
+            assert unpadded(part)[0][:2] == expected(tokenizer, rows[:1])[0][:2]
 
 
 def test_to_a_device(store: Store) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
@@ -15,6 +16,7 @@ from regard.model import Translator, build, weights_of
 from regard.recipe import Clean, Recipe, Tokenizer as Section, make_recipe
 from regard.run import Run
 from regard.serve.app import create_app
+from regard.text.batches import sources
 from regard.text.corpus import Pair, TaggedPair, fingerprint, read_pairs, tags_of, train_pairs
 from regard.text.store import Store, write_store
 from regard.text.tokenizer import Tokenizer
@@ -105,7 +107,7 @@ def test_the_same_text_to_two_languages_is_no_repeat(tmp_path: Path, run: Path) 
     counts = write_store(tmp_path / "a", pairs, tokenizer, Clean())
     assert (counts.kept, counts.duplicates) == (2, 1)
     store = Store(tmp_path / "a")
-    assert [int(store.pair(row)[0][0]) for row in range(2)] == [5, 7]
+    assert sources(store, np.arange(2))[:, 0].tolist() == [5, 7]
     assert store.source_lengths[0] == store.target_lengths[0] + 1
 
 

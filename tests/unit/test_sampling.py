@@ -19,6 +19,7 @@ from regard.learn.train import train
 from regard.recipe import Clean, Recipe, Tokenizer as Section, TokenizerKind, make_recipe
 from regard.run import Run
 from regard.text import drawing as drawing_module
+from regard.text.batches import sources, targets
 from regard.text.corpus import Pair
 from regard.text.drawing import DRAWS, Drawing, DrawingTokenizer
 from regard.text.grammar import generate
@@ -139,7 +140,10 @@ def test_what_is_kept_does_not_depend_on_the_draw(tmp_path: Path, tokenizers: To
     assert max(other.source_lengths.max(), other.target_lengths.max()) <= most
     fell_back = 0
     for row in range(len(one)):
-        mine, drawn = ([ids.tolist() for ids in store.pair(row)] for store in (one, other))
+        mine, drawn = (
+            [side(store, np.array([row]))[0].tolist() for side in (sources, targets)]
+            for store in (one, other)
+        )
         assert plain.source.decode(mine) == plain.source.decode(drawn)  # it is shared
         fell_back += mine == drawn
     assert 0 < fell_back < len(one)

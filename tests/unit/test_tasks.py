@@ -21,6 +21,7 @@ from regard.nn.networks import NETWORKS
 from regard.recipe import Clean, Recipe, Task, Texts, make_recipe
 from regard.score import NOT_OF_TEXT, sacre, words
 from regard.score.measures import COUNTED
+from regard.text.batches import sources
 from regard.text.corpus import Pair, read_pairs
 from regard.text.forms import FORMS, label_names
 from regard.text.store import Store, write_store
@@ -207,7 +208,7 @@ def test_long_text_is_cut_and_not_lost(tmp_path: Path) -> None:
     pairs = [Pair("abcdefgh", ""), Pair("", ""), Pair("ab", "")]
     tokenizer = characters(pairs)
     form, store = stored("mask", pairs, tmp_path, tokenizer, max_tokens=4)
-    rows = [store.pair(row)[0].tolist() for row in range(len(store))]
+    rows = sources(store, np.arange(len(store))).tolist()
     assert "".join(tokenizer.source.decode(rows)) == "abcdefghab"
     assert store.source_lengths.tolist() == [4, 4, 1, 3]
     batch = form.collate(store, np.array([0, 2]))

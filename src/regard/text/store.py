@@ -267,14 +267,6 @@ class Store:
     def __len__(self) -> int:
         return len(self.source_lengths)
 
-    def pair(self, row: int) -> tuple[Ints, Ints]:
-        """The ids of a row, source and target, without marks; views, not copies."""
-        source, target = self.source_starts[row], self.target_starts[row]
-        return (
-            self.ids[source : source + self.source_lengths[row]],
-            self.ids[target : target + self.target_lengths[row]],
-        )
-
     def _column(self, batches: list[pa.RecordBatch], name: str) -> tuple[Places, Ints]:
         """Where each list of ids starts in ``ids``, and how long it is."""
         starts, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
