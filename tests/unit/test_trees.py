@@ -18,7 +18,7 @@ from regard.recipe import Data, Recipe, Texts, Tokenizer as Section
 from regard.text.batches import collate, collate_trees
 from regard.text.conllu import Parsed, Written, read_conllu
 from regard.text.corpus import Pair, ParsedPair, parse_of, read_pairs
-from regard.text.forms import Parallel
+from regard.text.forms import Translated
 from regard.text.store import Store, write_store
 from regard.text.tokenizer import Tokenizer
 from regard.text.trees import TokenTree, check_parse, token_tree
@@ -232,7 +232,7 @@ def test_trees_rest_in_the_store_and_come_back_in_batches(
         for text, parse in zip(["I see dogs", " ", "dogs see"], parses, strict=True)
     ]
     recipe = small_recipe(data={"train": PARSED}, model={"position": "tree"})
-    write_store(tmp_path / "a", pairs, tokenizer, None, Parallel(recipe).rows)
+    write_store(tmp_path / "a", pairs, tokenizer, None, Translated(recipe).rows)
     batch = collate(Store(tmp_path / "a"), np.arange(3))
     wanted = collate_trees([token_tree(p.source, parse_of(p), tokenizer.source) for p in pairs])
     assert batch.places is not None

@@ -19,7 +19,7 @@ WIDTH = 8
 """so many beams are as dear as one candidate: the logits of all its words exist at once"""
 
 
-class Filling(NamedTuple):
+class History(NamedTuple):
     """How a text was translated by a model that says all words at once."""
 
     hypothesis: Hypothesis
@@ -105,11 +105,11 @@ def _check_length(network: Parallel, length: int, candidates: int | None) -> Non
         )
 
 
-def told(best: Hypothesis, seen: Sequence[Round]) -> Filling:
+def told(best: Hypothesis, seen: Sequence[Round]) -> History:
     """What became of the best candidate in each round."""
     row = _row_of(best, seen[-1])
     places = int((seen[-1].said[row] != PAD).sum())
-    return Filling(
+    return History(
         best,
         [one.read[row, :places].tolist() for one in seen],
         [one.said[row, :places].tolist() for one in seen],

@@ -13,7 +13,7 @@ import torch
 from regard.errors import RegardError
 from regard.model.guiding import Guiding, borders, phrase_of, phrases_of
 from regard.model.languages import Languages, Targets, of_each
-from regard.model.parallel import WIDTH, Filling, in_rounds, told
+from regard.model.parallel import WIDTH, History, in_rounds, told
 from regard.model.parses import Parses, trees_of
 from regard.model.standing_in import Disguise, copied, disguises
 from regard.model.ways import (
@@ -381,7 +381,7 @@ class Translator(Writer):
         rounds: int | None = None,
         candidates: int | None = None,
         length: int | None = None,
-    ) -> Filling:
+    ) -> History:
         """The best hypothesis for one text from a model that says all words at once, and how it came about."""
         if not isinstance(self.network, Parallel):
             raise RegardError("this model says one word after another: it has no rounds to be seen")

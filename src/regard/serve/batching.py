@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Translator(Protocol):
+class Searcher(Protocol):
     """What is needed of a model here."""
 
     def search(
@@ -74,7 +74,7 @@ class Job:
 
 
 class Batcher:
-    def __init__(self, model: Translator, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, model: Searcher, settings: Settings, metrics: Metrics) -> None:
         self._model = model
         self._settings = settings
         self._metrics = metrics

@@ -19,7 +19,7 @@ from regard.serve.asked import (
     event,
     time_limit,
 )
-from regard.serve.batching import Batcher, Options, Refused, Translator
+from regard.serve.batching import Batcher, Options, Refused, Searcher
 from regard.serve.inline import Floats
 from regard.serve.metrics import Metrics
 from regard.serve.settings import Settings
@@ -45,7 +45,7 @@ NAMES = dict(pair.split() for pair in _NAMES.split(","))
 """Of languages, by their codes; one that is not here is called by its code."""
 
 
-class Served(Translator, Protocol):
+class Served(Searcher, Protocol):
     """What is needed of a model."""
 
     @property

@@ -29,7 +29,7 @@ from regard.text.tokenizer import Tokenizer, Vocabulary
 from regard.text.trees import TokenTree, token_tree
 
 
-class Parallel:
+class Translated:
     """translate: two texts."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -61,7 +61,7 @@ class Parallel:
         return int(store.target_lengths[rows].sum()) + len(rows)
 
 
-class Classified(Parallel):
+class Classified(Translated):
     """classify: a text and its label."""
 
     def rows(
@@ -88,7 +88,7 @@ class Classified(Parallel):
         return len(rows)
 
 
-class Tagged(Parallel):
+class Tagged(Translated):
     """tag: words, and as many tags."""
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[Ids]:
@@ -115,7 +115,7 @@ class Tagged(Parallel):
         return int((targets(store, rows, end=PAD) != PAD).sum())
 
 
-class Masked(Parallel):
+class Masked(Translated):
     """mask: text alone; what is too long is cut into pieces, and nothing of it is lost."""
 
     def rows(
@@ -139,7 +139,7 @@ class Masked(Parallel):
         return int(np.maximum(1, (3 * store.source_lengths[rows] + 10) // 20).sum())
 
 
-class Stream(Parallel):
+class Stream(Translated):
     """continue: text alone, as one stream; a block has one token more than is read of it."""
 
     def rows(
@@ -170,8 +170,8 @@ class Stream(Parallel):
         return int(store.target_lengths[rows].sum()) - len(rows)
 
 
-FORMS: dict[recipes.Task, type[Parallel]] = {
-    "translate": Parallel,
+FORMS: dict[recipes.Task, type[Translated]] = {
+    "translate": Translated,
     "tag": Tagged,
     "classify": Classified,
     "mask": Masked,
