@@ -8,6 +8,13 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
+ * What a key adds to a row and a column.
+ *
+ * @type {Record<string, [number, number]>}
+ */
+export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+
+/**
  * An element: properties that are functions listen (`onclick`), `class` and the rest are attributes.
  *
  * @template {keyof HTMLElementTagNameMap} K

@@ -8,7 +8,7 @@
  */
 
 import { onTheme, paint, paintSigned } from "./colour.js";
-import { h } from "./dom.js";
+import { ARROWS, h } from "./dom.js";
 
 const SMALLEST = 16;
 const LARGEST = 34;
@@ -91,9 +91,7 @@ export function labelledMap(name, signal, on) {
     if (at) on.choose?.(...at);
   });
   field.addEventListener("keydown", (event) => {
-    const step = /** @type {Record<string, [number, number]>} */ ({
-      ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-    })[event.key];
+    const step = ARROWS[event.key];
     if (!step) return;
     event.preventDefault();
     /** @param {number} place @param {number} count */

@@ -24,7 +24,7 @@
  * @typedef {{ layer(id: string, place: string, layer: number, part?: Part): Promise<Float32Array> }} Source
  */
 
-export const SPACE = "▁";
+const SPACE = "▁";
 
 /** @type {Kind[]} */
 export const KINDS = ["encoder", "decoder", "cross"];

@@ -14,7 +14,7 @@
  */
 
 import { onTheme, paint, shrink } from "../colour.js";
-import { h, label, rove, segments, share, tabular } from "../dom.js";
+import { ARROWS, h, label, rove, segments, share, tabular } from "../dom.js";
 import { whenThere } from "../trace.js";
 
 /** @type {Pane[]} */
@@ -107,9 +107,7 @@ function build({ trace, state, signal }) {
 
   /** @param {KeyboardEvent} event */
   function move(event) {
-    const step = /** @type {Record<string, [number, number]>} */ ({
-      ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-    })[event.key];
+    const step = ARROWS[event.key];
     const now = thumbs.find((one) => one.button === document.activeElement);
     if (!step || !now) return;
     event.preventDefault();
@@ -276,9 +274,7 @@ function build({ trace, state, signal }) {
   field.addEventListener("pointermove", point);
   field.addEventListener("pointerdown", point);
   field.addEventListener("keydown", (event) => {
-    const step = /** @type {Record<string, [number, number]>} */ ({
-      ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-    })[event.key];
+    const step = ARROWS[event.key];
     if (event.key === "Enter") follow();
     if (!step) return;
     event.preventDefault();

@@ -14,7 +14,7 @@
 import { chart, short } from "../chart.js";
 import { onTheme, paint } from "../colour.js";
 import { courseOf } from "../course.js";
-import { h, label, percent, select, share, tabular } from "../dom.js";
+import { ARROWS, h, label, percent, select, share, tabular } from "../dom.js";
 import { Weights, numbers } from "../trace.js";
 
 /** milliseconds between two looks at a run that still learns */
@@ -286,9 +286,7 @@ function positionsCard({ kind, map }, signal) {
     tell(Math.floor(((event.clientY - box.top) / box.height) * length), Math.floor(((event.clientX - box.left) / box.width) * width));
   });
   field.addEventListener("keydown", (event) => {
-    const step = /** @type {Record<string, [number, number]>} */ ({
-      ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0],
-    })[event.key];
+    const step = ARROWS[event.key];
     if (!step) return;
     event.preventDefault();
     tell(cursor[0] + step[0], cursor[1] + step[1]);
