@@ -114,7 +114,7 @@ def test_without_it_the_first_line_of_several_sentences_is_told_once(
 def test_a_long_line_of_one_sentence_and_a_model_of_long_texts_are_not_told(
     model: OneSentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = inside("translate", "run", "dog " * 400, "Mr. No.", cwd=tmp_path)
+    done = inside("translate", "run", "dog " * 250, "Mr. No.", cwd=tmp_path)
     assert done.stderr == "Computing in its head.\n"
     monkeypatch.setattr(Translator, "load", lambda run, **options: OneSentence(cut=True))
     done = inside("translate", "run", *LINES, cwd=tmp_path)

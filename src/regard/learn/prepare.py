@@ -41,10 +41,8 @@ class Prepared:
 
 def check_files(recipe: Recipe) -> None:
     """Refuse a recipe whose data are not there."""
-    data = recipe.data
-    for name in ("train", "valid", "test"):
-        if (texts := getattr(data, name)) is not None:
-            paths_of(texts, data, f"data.{name}")
+    for name, texts in recipe.data.texts.items():
+        paths_of(texts, recipe.data, f"data.{name}")
 
 
 def prepare(run: Run, recipe: Recipe, report: Report) -> None:
