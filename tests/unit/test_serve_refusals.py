@@ -54,14 +54,14 @@ def test_what_is_asked_amiss_is_refused(
     assert model.batches == []
 
 
-def test_who_asks_for_languages_that_have_no_names_is_told_where_to_name_them(
+def test_who_asks_for_languages_that_have_no_names_is_told_so(
     small_recipe: Callable[..., Recipe],
 ) -> None:
     unnamed = Capitals(small_recipe(data={"train": {"pairs": "pairs.tsv"}}))
     answer = ask(create_app(unnamed), "POST", "/translate", json={"q": "a", **PAIR})
     assert answer.json()["error"] == (
         "en to de is not supported: this server translates source to target "
-        "(data.languages of its recipe names them)"
+        "(its recipe's data.languages has no names)"
     )
 
 

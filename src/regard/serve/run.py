@@ -51,8 +51,11 @@ def serve(
         timeout_graceful_shutdown=int(settings.seconds + LONGEST_END),
     )
     if not model.recipe.data.named:
-        said = f"data.languages in {Run(run).recipe_file}, such as [en, de], names the languages"
-        print(f"regard: {said}; till then they are source and target", file=sys.stderr)
+        print(
+            f"regard: the languages of {run} have no names and are called source and target; the command "
+            "that trained it, given again with --set data.languages=[en,de], names them",
+            file=sys.stderr,
+        )
     with _listen(host, port) as listening:  # only now: who is let in before would have to wait
         place = f"[{host}]" if ":" in host else host
         greeting = f"regard: serving {run} at http://{place}:{listening.getsockname()[1]}"
