@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.fast import pick, prepare, unfit
+from regard.fast import Fast, pick, prepare, unfit
 from regard.fast.linear import Eight, EightRows, Half, Single
 from regard.marks import END, MARKS, PAD, START
+from regard.model import Translator
 from regard.nn.networks import NETWORKS
 from regard.nn.transformer import Transformer
 from regard.recipe import Precision, make_recipe
@@ -191,3 +193,31 @@ def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick("auto", CPU) != "int8"
     with pytest.raises(RegardError, match="precision int8: not on this machine's cpu; it has fp32"):
         pick("int8", CPU)
+
+
+def test_while_it_searches_no_packed_weight_is_asked_whether_it_overrides_torch(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking costs more than many a product."""
+    asked = []
+    step = Fast.step
+
+    def watched(self: Fast, *arguments: Any) -> Any:
+        asked.append(torch._C._is_torch_function_enabled())
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Fast, "step", watched)
+    model = Translator.load(finished_run, "cpu", pick("auto", CPU), threads=1)
+    model.translate(["ein Hund"])
+    assert asked
+    assert not any(asked)
+    assert torch._C._is_torch_function_enabled()
+
+
+def test_two_workers_get_as_much_of_256_like_texts(finished_run: Path) -> None:
+    model = Translator.load(finished_run, "cpu", threads=1)
+    sizes = [len(batch) for batch in model.in_batches([20] * 256, 5, 2)]
+    shares = [0, 0]
+    for size in sorted(sizes, reverse=True):
+        shares[shares.index(min(shares))] += size
+    assert max(shares) <= 1.05 * 128

@@ -4,9 +4,19 @@
 plain Transformer, goes on as it is: ``unfit`` says why.
 """
 
-from regard.fast.layers import usual_kernels
+from regard.fast.layers import without_detours
 from regard.fast.network import Fast
 from regard.fast.picking import pick, prepare, unfit
 from regard.fast.workers import Crew, Lost, at_once, cores
 
-__all__ = ["Crew", "Fast", "Lost", "at_once", "cores", "pick", "prepare", "unfit", "usual_kernels"]
+__all__ = [
+    "Crew",
+    "Fast",
+    "Lost",
+    "at_once",
+    "cores",
+    "pick",
+    "prepare",
+    "unfit",
+    "without_detours",
+]

@@ -156,16 +156,18 @@ class Model(ABC):
         return pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
 
     def in_batches(
-        self, lengths: Sequence[int], beam: int = 1, batches: int = 1
+        self, lengths: Sequence[int], beam: int = 1, workers: int = 1
     ) -> Iterator[list[int]]:
         """The numbers of rows that go through the network together: such of like length.
 
-        There are at least about so many batches, if there are so many rows.
+        Several workers get about as many batches each, so that none waits for the others at the end.
         """
         sizes = np.array(lengths, dtype=np.int64)
         room = tokens_at_once(self.device) // beam
-        if batches > 1:
-            room = min(room, ceil(SLACK * float((sizes + 1).sum()) / batches))
+        if workers > 1:
+            tokens = int((sizes + 1).sum())
+            batches = workers * ceil(tokens / (workers * room))
+            room = min(room, ceil(SLACK * tokens / max(1, batches)))
         most = max(1, rows_at_once(self.device, self.tokenizer.target.size) // beam)
         for part in plan_in_order(sizes, sizes, room):
             for first in range(0, len(part), most):

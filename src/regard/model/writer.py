@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from regard.errors import RegardError
-from regard.fast import Crew, Fast, Lost, at_once, pick, prepare, unfit, usual_kernels
+from regard.fast import Crew, Fast, Lost, at_once, pick, prepare, unfit, without_detours
 from regard.marks import END, START
 from regard.model.base import Model, arithmetic
 from regard.model.guiding import Guiding
@@ -170,7 +170,7 @@ class Writer(Model):
         guides = none if guiding is None else guiding.of(network, sources, phrases)
         plain = ready is None
         with (
-            arithmetic(self.precision, self.device) if plain else usual_kernels(self.device),
+            arithmetic(self.precision, self.device) if plain else without_detours(self.device),
             guides as each,
         ):
             return way(

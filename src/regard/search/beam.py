@@ -86,7 +86,7 @@ def beam_search(
         left = rules.limits[live.sentences] - live.length
         done = (left <= 0) | manner.done(now, alpha, wanted).view(-1, groups).all(1)
         nothing = done & (scores[:, :, 0] == NEVER).all(1)
-        if cuts:
+        if cuts and (left == 1).any():
             full = (left == 1).unsqueeze(1) & (going.totals > NEVER)
             done, nothing = done | full.any(1), nothing & ~full.any(1)
             found.closed(live, full, going)
@@ -97,7 +97,8 @@ def beam_search(
             penalty = manner.penalty(live.length + 1, alpha)
             watch(Looked(live.length, best, ended, going, done, penalty))
         live = live.go_on(~done, going)
-        guide.go_on((~done).nonzero().squeeze(1), going)
+        if guides:
+            guide.go_on((~done).nonzero().squeeze(1), going)
     return found.ranked()
 
 

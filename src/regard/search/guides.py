@@ -37,6 +37,8 @@ class Choice(NamedTuple):
     def of(cls, best: Continuations, end: int, beam: int) -> "Choice":
         """END among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not END go on."""
         is_end = best.tokens == end
+        if not is_end.any():  # as in most steps
+            return cls(best, is_end, best.first(beam))
         rank = torch.arange(is_end.shape[1], device=is_end.device)
         ended = is_end & (rank < beam) & (best.totals > NEVER)
         order = is_end.int().argsort(dim=1, stable=True)[:, :beam]

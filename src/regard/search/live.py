@@ -30,6 +30,14 @@ class Continuations:
             totals=self.totals.gather(1, which),
         )
 
+    def first(self, count: int) -> "Continuations":
+        return Continuations(
+            self.beams[:, :count],
+            self.tokens[:, :count],
+            self.log_probabilities[:, :count],
+            self.totals[:, :count],
+        )
+
     def of(self, sentences: Int[Tensor, "fewer"]) -> "Continuations":
         return Continuations(
             beams=self.beams[sentences],
