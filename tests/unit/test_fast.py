@@ -206,8 +206,8 @@ def test_while_it_searches_no_packed_weight_is_asked_whether_it_overrides_torch(
         asked.append(torch._C._is_torch_function_enabled())
         return step(self, *arguments)
 
-    monkeypatch.setattr(Fast, "step", watched)
     model = Translator.load(finished_run, "cpu", pick("auto", CPU), threads=1)
+    monkeypatch.setattr(Fast, "step", watched)
     model.translate(["ein Hund"])
     assert asked
     assert not any(asked)
