@@ -37,7 +37,7 @@ PARTIAL = ".partial"
 
 
 def one_role(files: Mapping[str, Path | None]) -> None:
-    """Refuse a file that is given twice, by role: what is written would replace what is read."""
+    """Refuse a file that is given twice, by role: written over what is read, or given by mistake."""
     roles: dict[Path, str] = {}
     for role, path in files.items():
         if path and (other := roles.setdefault(path.resolve(), role)) != role:

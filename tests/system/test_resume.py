@@ -158,20 +158,6 @@ def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
     assert files(folder / "unbroken-0") == before
 
 
-def test_languages_are_named_after_training_and_nothing_is_learned_anew(
-    folder: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "unbroken-0"
-    shutil.copytree(folder / "unbroken-0", run)
-    weights, card = (run / "model.safetensors").read_bytes(), Run(run).card()
-    named = ("--set", "data.languages=[xx,yy]")
-    done = regard(*arguments(str(run)), *named, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert Run(run).recipe().data.language_pair == ("xx", "yy")
-    assert (run / "model.safetensors").read_bytes() == weights
-    assert Run(run).card()["valid"] == card["valid"]
-
-
 # Not going on
 
 

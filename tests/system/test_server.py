@@ -27,10 +27,10 @@ LONG = {"q": "a b c d e f\n" * LINES, **PAIR, "beam": 20}
 
 
 @contextmanager
-def serving(run: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def serving(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A server, and a client with its address."""
     server = subprocess.Popen(
-        [*REGARD, "serve", str(run), "--port", "0", "--threads", "2"],
+        [*REGARD, "serve", str(run), "--port", "0", "--threads", "2", *options],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,6 +126,13 @@ def test_a_stream_comes_sentence_by_sentence_and_ends_with_its_client(client: ht
         assert next(lines) == 'data: {"text": "a b c d e f", "source": "a b c d e f"}'
         assert count(client, "regard_queue_sentences") > 0
     wait_until(lambda: count(client, "regard_queue_sentences") == 0)
+
+
+def test_languages_can_be_named(workshop: Path) -> None:
+    with serving(workshop / "run", "--languages", "xx,yy") as (_, client):
+        assert [one["code"] for one in client.get("/languages").json()] == ["xx", "yy"]
+        answer = client.post("/translate", json={"q": "a b c", "source": "xx", "target": "yy"})
+        assert answer.json()["translatedText"] == "a b c"
 
 
 @pytest.mark.skipif(not Crew.possible, reason="processes are forked on Linux only")

@@ -29,15 +29,21 @@ def same(one: list[Places], other: list[Places]) -> bool:
     return [rows.tolist() for rows in one] == [rows.tolist() for rows in other]
 
 
-@given(lengths=LENGTHS, budget=st.integers(1, 300), seed=st.integers(0, 9), chance=st.booleans())
+@given(
+    lengths=LENGTHS,
+    budget=st.integers(1, 300),
+    seed=st.integers(0, 9),
+    chance=st.booleans(),
+    workers=st.integers(1, 4),
+)
 def test_every_row_once_and_within_the_budget(
-    lengths: tuple[Ints, Ints], budget: int, seed: int, chance: bool
+    lengths: tuple[Ints, Ints], budget: int, seed: int, chance: bool, workers: int
 ) -> None:
     source, target = lengths
     plan = (
         plan_batches(source, target, budget, seed, 0)
         if chance
-        else plan_in_order(source, target, budget)
+        else plan_in_order(source, target, budget, workers)
     )
     assert sorted(row for rows in plan for row in rows) == list(range(len(source)))
     for rows in plan:
@@ -88,6 +94,22 @@ def test_validation_goes_from_short_to_long() -> None:
     source, target = realistic_lengths(1000)
     longest = [int(target[rows].max()) for rows in plan_in_order(source, target, 500)]
     assert longest[0] < longest[len(longest) // 2] < longest[-1]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 31, 256, 300, 1024])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_get_as_many_batches_each_and_like_ones(rows: int, workers: int) -> None:
+    lengths, _ = realistic_lengths(rows)
+    alone = plan_in_order(lengths, lengths, 800)
+    plan = plan_in_order(lengths, lengths, 800, workers)
+    rounds = -(-len(alone) // workers)
+    assert len(plan) <= workers * rounds
+    tokens = [len(some) * (int(lengths[some].max()) + 1) for some in plan]
+    shares = [0] * workers
+    for batch in sorted(tokens, reverse=True):  # whoever is free takes the longest that is left
+        shares[shares.index(min(shares))] += batch
+    fewest = len(alone) == 1 or rows < 20
+    assert fewest or max(shares) <= 1.15 * sum(shares) / workers
 
 
 # ---------------------------------------------------------------------------------------------

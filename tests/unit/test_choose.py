@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -10,6 +11,8 @@ from regard.errors import RegardError
 from regard.learn import choose as module
 from regard.learn.choose import FEWEST_PAIRS, choose
 from regard.recipe import Recipe, Texts, make_recipe
+from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer
 
 TEXTS = Texts(pairs=("pairs.tsv",))
 
@@ -94,6 +97,15 @@ def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
     alphabet = 900 * 2 + len("word0123456789") - (0x4E00 + 900 - 0x5000)
     assert recipe.tokenizer.size == 3_000
     assert any(f"{alphabet:,} different letters" in reason for reason in reasons)
+
+
+def test_decomposed_hangul_counts_as_the_signs_it_becomes(tmp_path: Path) -> None:
+    signs = [chr(0xAC00 + 5 * n) for n in range(1500)]
+    lines = [normalize("NFD", f"word{n}\t{sign * 3} {sign}") for n, sign in enumerate(signs)]
+    recipe, _ = choose(TEXTS, write(tmp_path, lines))
+    assert recipe.tokenizer.size == 3_000
+    pairs = [Pair(*line.split("\t")) for line in lines]
+    assert Tokenizer.train(recipe.tokenizer, lambda: pairs).source.size <= 3_000
 
 
 def test_symbols_are_seen_and_kept_whole(tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ def test_a_teacher_does_not_write_over_what_it_learned_from(
         ("translate absent-run --input run", "--input run: a folder, not a file"),
         ("train mine.yaml", "data.valid.pairs: no such file"),
         ("train in.txt absent.txt", "absent.txt: no such file"),
+        (
+            "serve absent-run --languages en",
+            "--languages en: two codes with a comma, such as en,de",
+        ),
     ],
 )
 def test_a_missing_file_is_told_before_anything_is_opened_or_made(
@@ -108,6 +112,12 @@ def test_of_an_empty_file_nothing_is_made(folder: Path) -> None:
     assert (folder / "out.txt").read_bytes() == b""
 
 
+def test_a_text_that_is_no_text_is_refused_in_one_line(folder: Path) -> None:
+    done = inside("translate", "run", "Hund \udcff " * 99, cwd=folder)
+    assert done.returncode == 2
+    assert "is half of a surrogate pair, no character" in done.stderr
+
+
 def test_a_blank_sentence_is_not_looked_at(folder: Path) -> None:
     refused("the text is blank", "look", "run", " ", cwd=folder)
 
@@ -116,7 +126,11 @@ def test_a_line_longer_than_any_that_was_learned_from_is_told_once(folder: Path)
     write(folder / "long.txt", ["ein Hund", " ".join(["Hund"] * 257), " ".join(["Hund"] * 300)])
     done = inside("translate", "run", "--input", "long.txt", "--beam", 1, cwd=folder)
     assert "line 2 has 257 tokens, and the model learned from 256 at most" in done.stderr
+    assert "--sentences cuts it" in done.stderr
     assert done.stderr.count("tokens") == 1
+    done = inside("translate", "run", "--input", "long.txt", "--beam", 2, "--nbest", 2, cwd=folder)
+    assert "line 2 has 257 tokens" in done.stderr
+    assert "--sentences" not in done.stderr  # which does not go with --nbest
     done = inside("translate", "run", "--input", "long.txt", "--beam", 1, "--sentences", cwd=folder)
     assert "tokens" not in done.stderr
 

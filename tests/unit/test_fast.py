@@ -212,12 +212,3 @@ def test_while_it_searches_no_packed_weight_is_asked_whether_it_overrides_torch(
     assert asked
     assert not any(asked)
     assert torch._C._is_torch_function_enabled()
-
-
-def test_two_workers_get_as_much_of_256_like_texts(finished_run: Path) -> None:
-    model = Translator.load(finished_run, "cpu", threads=1)
-    sizes = [len(batch) for batch in model.in_batches([20] * 256, 5, 2)]
-    shares = [0, 0]
-    for size in sorted(sizes, reverse=True):
-        shares[shares.index(min(shares))] += size
-    assert max(shares) <= 1.05 * 128

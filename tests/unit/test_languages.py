@@ -13,7 +13,7 @@ from regard.errors import RegardError
 from regard.exchange.convert import export_model
 from regard.marks import MARKS
 from regard.model import Translator, build, weights_of
-from regard.recipe import Clean, Recipe, Tokenizer as Section, make_recipe
+from regard.recipe import Clean, Data, Recipe, Tokenizer as Section, make_recipe
 from regard.run import Run
 from regard.serve.app import create_app
 from regard.text.batches import sources
@@ -86,6 +86,20 @@ def test_each_file_has_its_tags(files: Path) -> None:
     assert [tags_of(pair) for pair in read_pairs(one.train, one)] == [("2de",)] * 3
     other = one.train.model_copy(update={"to": ("fr",)})
     assert fingerprint(one.train, one) != fingerprint(other, one)
+
+
+@pytest.mark.parametrize(
+    ("train", "named"),
+    [
+        ({"source": "t.en", "target": "t.de.gz"}, True),
+        ({"source": "a.en", "target": "german", "to": "de"}, True),
+        ({"pairs": "t.tsv"}, False),
+        ({"pairs": "t.tsv", "to": "de"}, False),
+        ({"source": "source.txt", "target": "target.txt"}, False),
+    ],
+)
+def test_whether_all_languages_have_names(train: dict[str, str], named: bool) -> None:
+    assert Data.model_validate({"train": train}).named is named
 
 
 def test_a_tag_is_an_entry_that_no_text_is_cut_into(run: Path) -> None:

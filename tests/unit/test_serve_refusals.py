@@ -61,7 +61,7 @@ def test_who_asks_for_languages_that_have_no_names_is_told_so(
     answer = ask(create_app(unnamed), "POST", "/translate", json={"q": "a", **PAIR})
     assert answer.json()["error"] == (
         "en to de is not supported: this server translates source to target "
-        "(its recipe's data.languages has no names)"
+        "(its languages were not named)"
     )
 
 

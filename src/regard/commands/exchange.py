@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,12 @@ def serve(
         str,
         typer.Option(envvar="REGARD_API_KEYS", help="Keys that may use it, with commas between."),
     ] = "",
+    languages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FROM,TO", help="Codes of the languages, such as en,de, if the run has none."
+        ),
+    ] = None,
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
@@ -30,7 +37,15 @@ def serve(
         raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
     keys = tuple(filter(None, map(str.strip, api_keys.split(","))))
     settings = Settings(api_keys=keys)
-    listen(run, host, port, settings, precision=precision_of(precision), threads=threads)
+    pair = None if languages is None else _pair(languages)
+    listen(run, host, port, settings, "auto", precision_of(precision), threads, pair)
+
+
+def _pair(languages: str) -> tuple[str, str]:
+    codes = re.fullmatch(r"([\w-]+),([\w-]+)", languages)
+    if codes is None:
+        raise RegardError(f"--languages {languages}: two codes with a comma, such as en,de")
+    return codes[1], codes[2]
 
 
 def import_(

@@ -49,10 +49,7 @@ def given_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
 
     if texts:
         return iter(texts)
-    if input is None:
-        return _standard_input()
-    empty = input.is_file() and not input.stat().st_size  # a pipe, which has no size, is not
-    return iter(()) if empty else read_lines(input)
+    return read_lines(input, may_be_empty=True) if input else _standard_input()
 
 
 def portions_of(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:

@@ -211,9 +211,7 @@ class Job:
         )
         # Who cuts long sources has learned from texts, not from sentences; a tree is of one sentence.
         self.told = by_sentence or data.clean.cut or parsed
-        """whether a person knows of lines of several sentences, or need not know"""
-        self.longest = None if by_sentence or data.clean.cut else data.clean.max_tokens
-        """tokens of a line that a person need not know of"""
+        """whether a person knows of lines that are too much at once, or need not know"""
 
     def asked(self, input: Path, parses: Path | None) -> dict[str, Any]:
         """All that the translation depends on."""
@@ -241,8 +239,7 @@ class Job:
     def work(self, portion: Sequence[Line], before: int) -> tuple[str, str]:
         """What is shown of a portion, and its alignment; before says how many lines came before it."""
         lines, parses = [line for line, _ in portion], [tree for _, tree in portion]
-        self._tell_of_sentences(lines, before)
-        self._tell_of_length(lines, before)
+        self._tell(lines, before)
         found: Sequence[Sequence[Translation | Joined]] = (
             self._by_sentence(lines) if self.by_sentence else self._search(lines, parses)
         )
@@ -254,35 +251,29 @@ class Job:
             aligned += [self._alignment(line, some[0].text)] if self.aligned else []
         return _joined(shown), _joined(aligned)
 
-    def _tell_of_sentences(self, lines: Sequence[str], before: int) -> None:
-        """Say once that there are lines of several sentences, which a model of sentences cuts short."""
+    def _tell(self, lines: Sequence[str], before: int) -> None:
+        """Say once that a line is more than the model has learned to translate at once."""
         for number, line in enumerate(lines, before + 1):
             if self.told:
                 return
-            count = count_sentences(line, self.source)
-            if count > 1:
+            if what := self._too_much(line):
                 self.told = True
-                typer.echo(
-                    f"line {number} has {count} sentences and is translated as one; "
-                    "--sentences translates each by itself",
-                    err=True,
-                )
+                typer.echo(f"line {number} has {what}", err=True)
 
-    def _tell_of_length(self, lines: Sequence[str], before: int) -> None:
-        """Say once that a line is longer than all that the model learned from."""
-        for number, line in enumerate(lines, before + 1):
-            if self.longest is None:
-                return
-            if len(line.encode()) <= self.longest:  # and no token is less than a byte
-                continue
-            count = len(self.model.tokenizer.source.encode([line])[0])
-            if count > self.longest:
-                typer.echo(
-                    f"line {number} has {count:,} tokens, and the model learned from {self.longest:,} at "
-                    "most: some of it may be lost; --sentences cuts it",
-                    err=True,
-                )
-                self.longest = None
+    def _too_much(self, line: str) -> str | None:
+        whole = self.aligned or self.others["nbest"] > 1 or self.others["length"] is not None
+        count = count_sentences(line, self.source)
+        if count > 1:
+            advice = "" if whole else "; --sentences translates each by itself"
+            return f"{count} sentences and is translated as one{advice}"
+        most = self.model.recipe.data.clean.max_tokens
+        if len(line.encode(errors="replace")) <= most:  # and hardly a token is less than a byte
+            return None
+        tokens = len(self.model.tokenizer.source.encode([line])[0])
+        if tokens <= most:
+            return None
+        advice = "" if whole else "; --sentences cuts it"
+        return f"{tokens:,} tokens, and the model learned from {most:,} at most: some may be lost{advice}"
 
     def _by_sentence(self, lines: Sequence[str]) -> list[list[Joined]]:
         parts = [split_text(line, self.source) for line in lines]

@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from regard.errors import RegardError
 from regard.recipe import PRESETS, Data, Preset, Recipe, Texts, make_recipe
 from regard.text.corpus import Pair, read_pairs
-from regard.text.words import count_unspaced
+from regard.text.words import count_ideographs
 
 FEWEST_PAIRS = 50
 FEW_SYMBOLS = 200
 SIGNS_PER_TOKEN = 1.3
-"""in scripts without blanks, Chinese for example, where a token is a sign or two"""
+"""in Chinese and Japanese, where a token is a sign or two"""
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,14 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
         kind += (
             f", since both sides are made of {measured.symbols} symbols with blanks between them"
         )
-    elif tokenizer.size == measured.vocabulary(size) > size.vocabulary:
+    elif (
+        tokenizer.kind == "unigram"
+        and tokenizer.size == measured.vocabulary(size) > size.vocabulary
+    ):
         kind += f", since there are {measured.alphabet:,} different letters and signs"
     tokens = measured.tokens(size)
     passes = training.steps * training.tokens_per_batch / (measured.pairs * tokens)
     early = f", fewer if {training.patience} validations bring nothing" if training.patience else ""
-    unnamed = ["languages: the files' names do not tell; --set data.languages=[en,de] does"]
     return [
         f"{measured.pairs:,} pairs, about {tokens:.0f} tokens each",
         f"model: {model.preset}, dropout {model.dropout}{suits}",
@@ -107,16 +110,15 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
         f"training: {training.steps:,} steps of {training.tokens_per_batch:,} tokens "
         f"({passes:.0f} times through the data){early}",
         f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
-        *([] if recipe.data.named else unnamed),
     ]
 
 
 class Measured(NamedTuple):
     pairs: int
     letters: float
-    """of a target, blanks counted, in scripts with blanks between words"""
+    """of a target, blanks counted, Chinese and Japanese signs not"""
     signs: float
-    """of a target, in scripts without"""
+    """of a target, Chinese and Japanese ones"""
     words: float
     """of a target, with blanks between them"""
     alphabet: int
@@ -144,13 +146,14 @@ def _measure(pairs: Iterable[Pair]) -> Measured:
     symbols: set[str] = set()
     for pair in pairs:
         count += 1
-        unspaced = count_unspaced(pair.target)
-        signs += unspaced
-        letters += len(pair.target) - unspaced
-        words += len(pair.target.split())
-        alphabet.update(pair.source, pair.target)
+        source, target = normalize("NFC", pair.source), normalize("NFC", pair.target)
+        ideographs = count_ideographs(target)
+        signs += ideographs
+        letters += len(target) - ideographs
+        words += len(target.split())
+        alphabet.update(source, target)
         if len(symbols) <= FEW_SYMBOLS:
-            symbols.update(pair.source.split(), pair.target.split())
+            symbols.update(source.split(), target.split())
     few = len(symbols) <= FEW_SYMBOLS and count > 10 * FEW_SYMBOLS
     letters, signs, words = (some / max(1, count) for some in (letters, signs, words))
     return Measured(count, letters, signs, words, len(alphabet), len(symbols) if few else 0)

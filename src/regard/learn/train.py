@@ -33,7 +33,7 @@ from regard.version import __version__
 
 MAY_CHANGE = (
     *("training.steps", "training.device", "training.log_every"),
-    *("data.root", "data.test", "data.languages", "search.", "score."),
+    *("data.root", "data.test", "search.", "score."),
 )
 """What a run that goes on may have otherwise than when it began; all else would make it another model."""
 

@@ -6,7 +6,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -48,8 +47,6 @@ def chosen(device: torch.device) -> Precision:
     return "bf16" if half else "fp32"
 
 
-SLACK = 1.05
-"""rows of a batch differ in length; without some room more, a small batch would be left over"""
 TOKENS_AT_ONCE = 4_096
 """source tokens, padding included, times beam: what is worked on in one batch on a CPU"""
 TOKENS_A_GIGABYTE = 8_192
@@ -158,18 +155,11 @@ class Model(ABC):
     def in_batches(
         self, lengths: Sequence[int], beam: int = 1, workers: int = 1
     ) -> Iterator[list[int]]:
-        """The numbers of rows that go through the network together: such of like length.
-
-        Several workers get about as many batches each, so that none waits for the others at the end.
-        """
+        """The numbers of rows that go through the network together: such of like length."""
         sizes = np.array(lengths, dtype=np.int64)
         room = tokens_at_once(self.device) // beam
-        if workers > 1:
-            tokens = int((sizes + 1).sum())
-            batches = workers * ceil(tokens / (workers * room))
-            room = min(room, ceil(SLACK * tokens / max(1, batches)))
         most = max(1, rows_at_once(self.device, self.tokenizer.target.size) // beam)
-        for part in plan_in_order(sizes, sizes, room):
+        for part in plan_in_order(sizes, sizes, room, workers):
             for first in range(0, len(part), most):
                 yield part[first : first + most].tolist()
 

@@ -177,8 +177,8 @@ class Data(Section):
 
     @property
     def named(self) -> bool:
-        """Whether both languages have names."""
-        return not {*self.language_pair} & {*UNNAMED}
+        """Whether all languages have names."""
+        return not {code for pair in self.language_pairs for code in pair} & {*UNNAMED}
 
     @property
     def language_pairs(self) -> list[tuple[str, str]]:
@@ -206,7 +206,8 @@ def language_tag(code: str) -> str:
 def _language(name: str) -> str | None:
     """The code in a name such as train.en.gz or corpus.zh-CN."""
     ending = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.removeprefix(".")
-    return ending if re.fullmatch(r"[a-z]{2,3}(-[A-Za-z]{2,4})?", ending) else None
+    known = re.fullmatch(r"(?!txt|tok|raw)[a-z]{2,3}(-[A-Za-z]{2,4})?", ending)
+    return ending if known else None
 
 
 class Tokenizer(Section):

@@ -63,7 +63,8 @@ def beam_search(
     guide = Guides(guides)
     groups = guide.groups
     wanted = -(-nbest // groups)
-    found = Found(len(limits), nbest, groups, beam // groups, alpha, manner.penalty, device)
+    shape = (len(limits), groups, beam // groups)
+    found = Found(shape, nbest, alpha, manner.penalty, device)
     cuts = manner.cuts_at_limit and not guides  # a guide may still want what is not said yet
 
     live = Live.begin(state, rules)
@@ -132,18 +133,17 @@ class Found:
 
     def __init__(
         self,
-        sentences: int,
+        shape: tuple[int, int, int],
         nbest: int,
-        groups: int,
-        each: int,
         alpha: float,
         penalty: Penalty,
         device: torch.device | str,
     ) -> None:
-        self.nbest, self.groups, self.alpha, self.penalty = nbest, groups, alpha, penalty
+        """shape: sentences, groups, beams of a group."""
+        sentences, self.groups, _ = shape
+        self.nbest, self.alpha, self.penalty = nbest, alpha, penalty
         self.of: list[list[tuple[int, Hypothesis]]] = [[] for _ in range(sentences)]
-        none = torch.full((sentences, groups, each), NEVER, dtype=torch.float64, device=device)
-        self.scores: Float[Tensor, "sentences groups each"] = none
+        self.scores = torch.full(shape, NEVER, dtype=torch.float64, device=device)
         """the best of those with END, best first"""
 
     def finished(

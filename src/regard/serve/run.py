@@ -34,10 +34,19 @@ def serve(
     device: Device = "auto",
     precision: Precision = "fp32",
     threads: int | None = None,
+    languages: tuple[str, str] | None = None,
 ) -> None:
-    """Serve the model of a run until a signal ends it. Port 0 takes one that is free."""
+    """Serve the model of a run until a signal ends it. Port 0 takes one that is free.
+
+    languages: the codes of source and target, if other than the run's.
+    """
     settings = settings or Settings()
     model = Translator.load(run, device, precision, threads)
+    if languages:
+        if model.recipe.data.targets:
+            raise RegardError(f"--languages: {run} translates into several, and knows their names")
+        data = model.recipe.data.model_copy(update={"languages": languages})
+        model.recipe = model.recipe.model_copy(update={"data": data})
     choose_threads(model)
     # Else its weights may change, and by then there are threads: no forks.
     if Run(run).card_file.is_file():
@@ -51,9 +60,9 @@ def serve(
         timeout_graceful_shutdown=int(settings.seconds + LONGEST_END),
     )
     if not model.recipe.data.named:
+        known = " and ".join(model.recipe.data.language_pair)
         print(
-            f"regard: the languages of {run} have no names and are called source and target; the command "
-            "that trained it, given again with --set data.languages=[en,de], names them",
+            f"regard: languages without names are called {known}; --languages en,de names them",
             file=sys.stderr,
         )
     with _listen(host, port) as listening:  # only now: who is let in before would have to wait

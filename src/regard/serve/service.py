@@ -181,7 +181,7 @@ class Service:
         settings = self.settings
         if not self.possible(asked):
             known = ", ".join(f"{source} to {target}" for source, target in self.pairs)
-            unnamed = "" if self.named else " (its recipe's data.languages has no names)"
+            unnamed = "" if self.named else " (its languages were not named)"
             raise Refused(
                 400,
                 f"{asked.source} to {asked.target} is not supported: "

@@ -7,8 +7,10 @@ with other processes beside it, sees the same batches.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple, cast
 
@@ -86,11 +88,20 @@ def plan_batches(
 
 
 def plan_in_order(
-    source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int
+    source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, workers: int = 1
 ) -> list[Places]:
-    """The same without chance, shortest first: for validation."""
+    """The same without chance, shortest first.
+
+    Several workers get as many batches each, as small as that allows: so none waits long for the others at the end.
+    """
     order = _by_length(source_lengths, target_lengths)
-    return _cut(order, source_lengths, target_lengths, tokens_per_batch)
+    cut = partial(_cut, order, source_lengths, target_lengths)
+    batches = cut(tokens_per_batch)
+    if workers == 1:
+        return batches
+    most = workers * -(-len(batches) // workers)
+    enough = bisect_left(range(tokens_per_batch), True, key=lambda room: len(cut(room)) <= most)
+    return cut(enough)
 
 
 class Room(NamedTuple):

@@ -15,7 +15,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK = 1 << 20
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, may_be_empty: bool = False) -> Iterator[str]:
     """The lines of a UTF-8 file, unpacked if its name ends in ``.gz`` or ``.zst``.
 
     Only a line feed ends a line. ``str.splitlines`` also cuts at U+2028, U+0085, form feed …, and
@@ -32,7 +32,7 @@ def read_lines(path: Path) -> Iterator[str]:
                 f"{path}:{number}: not UTF-8: byte 0x{line[error.start]:02X} "
                 f"after {error.start} good bytes of the line"
             ) from None
-    if number == 0:
+    if number == 0 and not may_be_empty:
         raise RegardError(f"{path}: the file is empty")
 
 

@@ -6,10 +6,14 @@ import re
 from typing import NamedTuple
 
 # Scripts that set no spaces: a sign is a unit of its own.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
+_IDEOGRAPHS = (
+    "\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"  # and the signs of kana
+)
+_UNSPACED = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_IDEOGRAPHS}"
 _LETTER = rf"[^\W{_UNSPACED}]"
 _UNIT = re.compile(rf"[{_UNSPACED}]|{_LETTER}+|[^\w\s]")
 _SIGN = re.compile(rf"[{_UNSPACED}]")
+_IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
 _WORD = re.compile(r"\S+")
 _ONE_LETTER = re.compile(_LETTER)
 
@@ -39,9 +43,9 @@ def unspaced(sign: str) -> bool:
     return _SIGN.fullmatch(sign) is not None
 
 
-def count_unspaced(text: str) -> int:
-    """How many signs it has of scripts that set no spaces."""
-    return 0 if text.isascii() else len(_SIGN.findall(text))
+def count_ideographs(text: str) -> int:
+    """How many signs of Chinese and Japanese it has."""
+    return 0 if text.isascii() else len(_IDEOGRAPH.findall(text))
 
 
 def as_words(text: str, any_case: bool = False) -> re.Pattern[str]:
