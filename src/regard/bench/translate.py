@@ -256,11 +256,11 @@ def _row(engine: Engine, turns: Sequence[Turn], right: Ids, setting: Setting) ->
 def table(rows: Sequence[Row]) -> list[str]:
     """For a person; ratio: how many times as fast the first is."""
     first = rows[0].sentences_per_second
-    lines = [f"{'':12} {'':5} {'sentences/s':>12} {'per cpu s':>10} {'ratio':>6}  {'agree':>5}"]
+    lines = [f"{'':12} {'':5} {'sentences/s':>12} {'per cpu s':>10} {'ratio':>6}  {'as fp32':>7}"]
     lines += [
         f"{row.name.split()[0]:12} {row.precision:5} {row.sentences_per_second:12.1f} "
         f"{row.sentences_per_cpu_second:10.1f} {first / row.sentences_per_second:5.2f}x  "
-        f"{row.agreement:5.0%}  {row.settings}"
+        f"{row.agreement:7.0%}  {row.settings}"
         for row in rows
     ]
     return lines
