@@ -71,10 +71,10 @@ def beam_search(
     while len(live.sentences):
         live, log_probabilities = live.look_ahead(step, rules)
         log_probabilities = guide.allow(live, log_probabilities)
-        choice = guide.choose(live, log_probabilities, beam, rules.end)
-        best, ended, going = choice or Choice.of(
-            _best(live, log_probabilities, 2 * beam), end, beam
-        )
+        choice = guide.choose(live, log_probabilities, beam, end)
+        if choice is None:
+            choice = Choice.of(_best(live, log_probabilities, 2 * beam), end, beam)
+        best, ended, going = choice
         bonus = guide.bonus(live)
         if ended.any():
             found.finished(live, ended, best, bonus)

@@ -1,5 +1,6 @@
 """The hypotheses that still grow, and how they grow by one token."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -23,27 +24,20 @@ class Continuations:
     """log-probability of the hypothesis with the new token; ``NEVER`` if it may not come"""
 
     def select(self, which: Int[Tensor, "sentences fewer"]) -> "Continuations":
-        return Continuations(
-            beams=self.beams.gather(1, which),
-            tokens=self.tokens.gather(1, which),
-            log_probabilities=self.log_probabilities.gather(1, which),
-            totals=self.totals.gather(1, which),
-        )
+        return self._each(lambda x: x.gather(1, which))
 
     def first(self, count: int) -> "Continuations":
-        return Continuations(
-            self.beams[:, :count],
-            self.tokens[:, :count],
-            self.log_probabilities[:, :count],
-            self.totals[:, :count],
-        )
+        return self._each(lambda x: x[:, :count])
 
     def of(self, sentences: Int[Tensor, "fewer"]) -> "Continuations":
+        return self._each(lambda x: x[sentences])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Continuations":
         return Continuations(
-            beams=self.beams[sentences],
-            tokens=self.tokens[sentences],
-            log_probabilities=self.log_probabilities[sentences],
-            totals=self.totals[sentences],
+            change(self.beams),
+            change(self.tokens),
+            change(self.log_probabilities),
+            change(self.totals),
         )
 
 

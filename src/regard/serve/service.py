@@ -69,7 +69,6 @@ class Service:
         self.source, self.target = self.pairs[0]
         self.asks = bool(model.recipe.data.targets)
         """whether the model must be told which language is wanted"""
-        self.named = model.recipe.data.named
 
     @property
     def sources(self) -> list[str]:
@@ -181,7 +180,8 @@ class Service:
         settings = self.settings
         if not self.possible(asked):
             known = ", ".join(f"{source} to {target}" for source, target in self.pairs)
-            unnamed = "" if self.named else " (its languages were not named)"
+            named = self.model.recipe.data.named
+            unnamed = "" if named else " (its languages were not named)"
             raise Refused(
                 400,
                 f"{asked.source} to {asked.target} is not supported: "

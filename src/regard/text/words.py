@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# Chinese characters, and the signs of kana.
+_IDEOGRAPHS = r"\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 # Scripts that set no spaces: a sign is a unit of its own.
-_IDEOGRAPHS = (
-    "\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"  # and the signs of kana
-)
 _UNSPACED = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_IDEOGRAPHS}"
 _LETTER = rf"[^\W{_UNSPACED}]"
 _UNIT = re.compile(rf"[{_UNSPACED}]|{_LETTER}+|[^\w\s]")
