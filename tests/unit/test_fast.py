@@ -30,6 +30,7 @@ SHAPES: list[dict[str, Any]] = [
     {"activation": "gelu", "norm": "batch", "attention": {"bias": True}, "output_bias": True},
     {"norm": "none", "position": "learned", "max_length": 300, "tie_output": False},
     {"attention": {"score": "unscaled"}, "position": "none", "closing_norm": True},
+    {"position": "rotary"},
 ]
 
 
@@ -175,7 +176,6 @@ def test_top_with_hardly_anything_allowed() -> None:
         ({"architecture": "recurrent"}, "architecture recurrent"),
         ({"attention": {"encoder": "window"}}, "attention pattern window"),
         ({"position": "relative"}, "relative positions"),
-        ({"position": "rotary"}, "rotary positions"),
         ({"attention": {"score": "additive"}}, "its way to score or weight"),
         ({"attention": {"key_value_heads": 1}}, "key_value_heads"),
         ({"value_width": 4}, "key_width that is not value_width"),

@@ -78,13 +78,15 @@ def test_real_lengths_fill_the_rows() -> None:
 
 @settings(max_examples=4)
 @given(few, st.sampled_from(["after", "before"]), st.sampled_from([None, 2]))
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
 def test_the_loss_and_its_gradients_are_those_of_padded_rows(
-    pairs: list[tuple[int, int]], place: str, groups: int | None
+    position: str, pairs: list[tuple[int, int]], place: str, groups: int | None
 ) -> None:
     store, rows = store_of(pairs), np.arange(len(pairs))
     space = Room(100, 90)
     attention = {"key_value_heads": groups, "bias": groups is not None}
-    objective = objective_of(recipe_of(norm_place=place, attention=attention)).double()
+    recipe = recipe_of(norm_place=place, attention=attention, position=position)
+    objective = objective_of(recipe).double()
     found = [
         gradients(objective, batch) for batch in (collate(store, rows), pack(store, rows, space))
     ]
@@ -168,10 +170,11 @@ def test_the_curves_of_packed_and_padded_learning_are_one() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_recorded_updates_are_the_plain_ones() -> None:
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
+def test_recorded_updates_are_the_plain_ones(position: str) -> None:
     """Without dropout the same weights come out, step after step, but for the number format."""
     store = store_of([(7, 9), (12, 5), (3, 3), (20, 22)] * 20)
-    recipe = recipe_of()
+    recipe = recipe_of(position=position)
     device = torch.device("cuda")
     space = room(store.source_lengths, store.target_lengths, 512)
     plan = plan_mixed(store.source_lengths, store.target_lengths, space, 1, 0)

@@ -19,6 +19,7 @@ from regard.nn.feedforward import FeedForward, Gated
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.layers import EncoderLayer, NormAfter, NormBefore
 from regard.nn.norms import LayerNorm, NoNorm
+from regard.nn.positions import Rotary
 
 States = Float[Tensor, "rows d"]
 Bias = Float[Tensor, "S 1 #Q K"] | None
@@ -85,10 +86,14 @@ class SelfAttention(Sublayer):
         self.joined = pack.join(attention.query, attention.key, attention.value, scale=scale)
         self.output = pack.join(attention.output)
         self.heads = attention.heads
+        self.rotary = attention.relation if isinstance(attention.relation, Rotary) else None
 
-    def inside(self, x: States, sentences: int, see: See, bias: Bias) -> States:
+    def inside(self, x: States, sentences: int, places: slice, see: See, bias: Bias) -> States:
         joined = self.joined(x).view(sentences, x.shape[0] // sentences, 3, self.heads, -1)
-        return self.output(attend(*see(joined.permute(2, 0, 3, 1, 4)), bias))
+        joined = joined.permute(2, 0, 3, 1, 4)
+        if self.rotary is not None:  # queries and keys, in their place
+            joined[:2] = self.rotary.turn_at(joined[:2], places)
+        return self.output(attend(*see(joined), bias))
 
 
 def each_other(joined: Float[Tensor, "3 S h T dk"]) -> tuple[Tensor, KeysValues]:

@@ -162,7 +162,7 @@ class Fast:
         words = self.source.embedding(source.flatten()).view(sentences, length, -1)
         x = (words + self.source.places(length)[:length]).flatten(0, 1)
         for layer in self.encoder:
-            x = layer.think(layer.attention(x, sentences, each_other, bias))
+            x = layer.think(layer.attention(x, sentences, slice(0, length), each_other, bias))
         return Memory(self.encoder_norm(x), sentences, bias)
 
     def start(self, memory: Memory) -> FastState:
@@ -176,9 +176,10 @@ class Fast:
     ) -> tuple[Float[Tensor, "R V"], FastState]:
         """Read one more token in each row; the logits of the next."""
         length, past = state.length, state.past.wider()
-        x = self.target.embedding(state.placed(tokens)) + self.target.places(length + 1)[length]
+        newest = slice(length, length + 1)
+        x = self.target.embedding(state.placed(tokens)) + self.target.places(length + 1)[newest]
         for number, (layer, memory) in enumerate(zip(self.decoder, state.memory, strict=True)):
-            x = layer.attention(x, past.sentences, partial(past.put, number), past.bias)
+            x = layer.attention(x, past.sentences, newest, partial(past.put, number), past.bias)
             x = layer.think(layer.memory(x, memory, state.bias))
         logits = self.projection(state.searched(self.decoder_norm(x)))
         return logits, replace(state, past=past, length=length + 1)

@@ -18,7 +18,7 @@ from regard.fast.ranges import settle
 from regard.nn.heads import MultiHeadAttention
 from regard.nn.network import Network
 from regard.nn.patterns import Full
-from regard.nn.positions import Relation
+from regard.nn.positions import Relation, Rotary
 from regard.nn.transformer import Transformer
 from regard.recipe import Precision
 
@@ -98,7 +98,7 @@ def unfit(network: Network) -> str | None:
 def _unfit(part: MultiHeadAttention) -> Iterator[str]:
     if type(part.pattern) is not Full:
         yield f"attention pattern {type(part.pattern).__name__.lower()}"
-    if type(part.relation) is not Relation:
+    if type(part.relation) not in (Relation, Rotary):
         yield f"{type(part.relation).__name__.lower()} positions"
     if not part.attention.fused:
         yield "its way to score or weight"

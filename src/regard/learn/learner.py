@@ -292,7 +292,7 @@ class Learner:
 PACKED: dict[str, tuple[str | int, ...]] = {
     "training.optimizer": ("adam", "adamw"),
     "model.architecture": ("transformer",),
-    "model.position": ("none", "index", "sinusoidal"),
+    "model.position": ("none", "index", "sinusoidal", "rotary"),
     "model.norm": ("layer", "rms", "none"),
     "model.attention.score": ("scaled", "unscaled"),
     "model.attention.weighting": ("softmax",),

@@ -63,8 +63,12 @@ class MultiHeadAttention(nn.Module):
     def among(self, x: Float[Tensor, "B T d"], mask: Mask) -> Float[Tensor, "B T d"]:
         """Self-attention in packed rows: one product for queries, keys and values."""
         query, key, value = at_once([self.query, self.key, self.value], x)
-        seen = KeysValues(split(key, self.groups), split(value, self.groups))
-        return self.look(split(query, self.heads), seen, mask)
+        # A relation minds the distance of two words alone, so their places in the row will do.
+        queries, keys = (
+            self.relation.turn(split(made, heads), 0)
+            for made, heads in ((query, self.heads), (key, self.groups))
+        )
+        return self.look(queries, KeysValues(keys, split(value, self.groups)), mask)
 
     def look(
         self, query: Float[Tensor, "B h Q dk"], seen: KeysValues, mask: Mask

@@ -97,6 +97,12 @@ def angles(length: int, width: int) -> Float[Tensor, "T half"]:
     return position * frequency
 
 
+def turns(length: int, width: int) -> Float[Tensor, "T half 2"]:
+    """Cosine and sine of each angle, in float64."""
+    angle = angles(length, width)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
 class Waves:
     """A table over positions that grows when a longer text comes.
 
@@ -223,12 +229,14 @@ class Rotary(Relation):
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.waves = Waves(lambda length: angles(length, section.key_width))
+        self.waves = Waves(lambda length: turns(length, section.key_width))
 
     def turn(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
-        stop = start + x.shape[2]
-        angle = self.waves(stop, x.device)[start:stop]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return self.turn_at(x, slice(start, start + x.shape[2]))
+
+    def turn_at(self, x: Float[Tensor, "*B T dk"], places: slice) -> Float[Tensor, "*B T dk"]:
+        """The same at these places; one place serves all vectors."""
+        cos, sin = self.waves(places.stop, x.device)[places].to(x.dtype).unbind(-1)
         even, odd = x[..., 0::2], x[..., 1::2]
         turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
         return turned.flatten(-2)
