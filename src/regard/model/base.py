@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from regard.errors import RegardError
 from regard.fast import cores
@@ -149,8 +148,10 @@ class Model(ABC):
         return [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
 
     def padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        ids = [torch.tensor(row, dtype=torch.long) for row in rows]
-        return pad_sequence(ids, batch_first=True, padding_value=PAD).to(self.device)
+        longest = max(map(len, rows))
+        ids = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+        # By way of numpy, which reads lists three times as fast as torch.
+        return torch.from_numpy(np.array(ids, dtype=np.int64)).to(self.device)
 
     def in_batches(
         self, lengths: Sequence[int], beam: int = 1, workers: int = 1

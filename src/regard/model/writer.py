@@ -156,7 +156,8 @@ class Writer(Model):
         of: int | None = None,
     ) -> Batch:
         options = self.recipe.search if guiding is None else guiding.options
-        limits = [_limit(one, options, self.network.longest) for one in asked]
+        longest = self.network.longest
+        limits = [_limit(one, options, longest) for one in asked]
         return Batch(asked, way, limits, guiding, of)
 
     def search_batch(self, batch: Batch) -> list[list[Hypothesis]]:
