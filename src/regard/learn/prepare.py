@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from regard.marks import MARKS
 from regard.recipe import Recipe
 from regard.run import Run, sha256, write_text
 from regard.score import NOT_OF_TEXT, score
-from regard.text.corpus import fingerprint, paths_of, read_pairs, train_pairs, valid_pairs
+from regard.text.corpus import Pair, fingerprint, paths_of, read_pairs, train_pairs, valid_pairs
 from regard.text.forms import FORMS
 from regard.text.store import Counts, Store, write_store
 from regard.text.tokenizer import Tokenizer
@@ -63,9 +63,9 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     tokenizer.save(run.folder)
     report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
     rows = FORMS[recipe.task](recipe).rows
-    train = write_store(
-        run.data / "train.arrow", train_pairs(recipe.data), tokenizer, recipe.data.clean, rows
-    )
+    later = Later(recipe)
+    pairs = later.watch(train_pairs(recipe.data))
+    train = write_store(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
     report.say(f"Training pairs: {train.sentence}")
     if recipe.training.sampling:
         write_copies(run, recipe, train.read)
@@ -77,6 +77,8 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
         )
     valid = write_store(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
     report.say(f"Validation pairs: {valid.read:,}")
+    for sentence in later.told():
+        report.say(sentence)
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
     _write_facts(run, identity, train, valid, time.monotonic() - start)
 
@@ -88,6 +90,36 @@ def _check_scoring(recipe: Recipe) -> None:
     if recipe.data.test is not None:
         for _ in read_pairs(recipe.data.test, recipe.data, "data.test"):
             pass
+
+
+class Later:
+    """The sources of validation and test, and which of them are in the training text: those a model may remember."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        # What is held out of the training text is not in it; and lines of plain text repeat each other.
+        alone = recipe.task in ("mask", "continue")
+        self.asked = {
+            name: {pair.source for pair in read_pairs(texts, recipe.data, f"data.{name}")} - {""}
+            for name, texts in recipe.data.texts.items()
+            if name != "train" and not alone
+        }
+        self.met: set[str] = set()
+
+    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        asked = set().union(*self.asked.values())
+        for pair in pairs:
+            if pair.source in asked:
+                self.met.add(pair.source)
+            yield pair
+
+    def told(self) -> Iterator[str]:
+        """When all of the training text has gone by."""
+        for name, sources in self.asked.items():
+            if both := len(sources & self.met):
+                yield (
+                    f"Sources of data.{name} that are in the training text, too: {both:,} of {len(sources):,}; "
+                    "there a good score may be a good memory"
+                )
 
 
 def _check_lengths(recipe: Recipe, valid: Store) -> None:
