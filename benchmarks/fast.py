@@ -161,7 +161,7 @@ def picture(points: Sequence[dict[str, Any]]) -> str:
             mark(LEFT, y - 4, colours[run], beam),
             f'<text x="{LEFT + 12}" y="{y}">{name}</text>',
         ]
-        parts += curve(own, axes, colours[run], beam)
+        parts += curve(own, points, axes, colours[run], beam)
     top = TOP + LINE * (len(lines) + 1)
     wide, tall = LEFT + WIDTH + 30, top + HEIGHT + 50
     return (
@@ -173,14 +173,22 @@ def picture(points: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def curve(own: Sequence[dict[str, Any]], axes: Axes, colour: str, beam: int) -> Iterator[str]:
-    """The precisions of one run, searched in one way."""
+def curve(
+    own: Sequence[dict[str, Any]],
+    points: Sequence[dict[str, Any]],
+    axes: Axes,
+    colour: str,
+    beam: int,
+) -> Iterator[str]:
+    """The precisions of one run, searched in one way; a name stands above its point unless another point does."""
     at = [axes.place(point["sentences_per_cpu_second"], point["bleu"]) for point in own]
+    all_at = [axes.place(point["sentences_per_cpu_second"], point["bleu"]) for point in points]
     path = " ".join(f"{x},{y}" for x, y in at)
     yield f'<polyline points="{path}" fill="none" stroke="{colour}"/>'
     for (x, y), point in zip(at, own, strict=True):
         yield mark(x, y, colour, beam)
-        named = y - 9 if beam > 1 else y + 18
+        crowded = any(abs(x - other) < 40 and 5 < y - above < 30 for other, above in all_at)
+        named = y + 18 if crowded else y - 9
         yield f'<text x="{x}" y="{named}" {MIDDLE} fill="{colour}">{point["precision"]}</text>'
 
 
