@@ -369,7 +369,7 @@ def write(out: Path, head: Mapping[str, Any], results: Mapping[str, Any]) -> str
     told = table(results, head["measure"])
     text = (
         f"# What each part brings\n\n`python benchmarks/ablation.py {' '.join(words)}`; {len(results)} trainings on "
-        f"{where}, {head['jobs']} at a time.\n\n{told}"
+        f"{where}; seconds are of trainings side by side.\n\n{told}"
     )
     write_text(out.with_suffix(".md"), text)
     return told
@@ -397,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plan = Plan(given.recipe, given.changes, given.test, given.runs)
     measure = plan.load(Job(BASE, 1)).score.measures[0]
     head = {"recipe": given.recipe, "changes": given.changes, "test": given.test}
-    head |= {"measure": measure, "jobs": given.jobs}
+    head["measure"] = measure
     known = {**head, "results": {}}
     if given.out.is_file():
         known = json.loads(given.out.read_text(encoding="utf-8"))

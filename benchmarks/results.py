@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.recipe import load_recipe
+from regard.score.sacre import NAMES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -83,7 +84,7 @@ def result(card: Card, measures: Sequence[str] | None) -> str:
         found = {key.removeprefix("best_"): value for key, value in card["valid"].items()}
         found.pop("loss")
         *_, (measure, value) = found.items()
-        return f"validation: {measure} {value:.1f}"
+        return f"validation: {NAMES.get(measure, measure)} {value:.1f}"
     shown = measures or [test[0]["measure"]]
     told = [score(one) for one in test if one["measure"] in shown]
     if "challenge" in card:

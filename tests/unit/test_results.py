@@ -108,7 +108,7 @@ def test_a_row_says_what_its_card_says(results: ModuleType) -> None:
     ]
     assert results.row("old", OLD, {})[1:5] == [
         "13.0 M",
-        "validation: bleu 40.2",
+        "validation: BLEU 40.2",
         "",
         "H200, 1.5 min",
     ]
