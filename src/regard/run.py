@@ -173,12 +173,13 @@ class Run:
 
     def describe(self, recipe: Recipe, card: Mapping[str, Any]) -> list[str]:
         """A few lines for a person."""
-        model = recipe.model
+        model, tokenizer = recipe.model, recipe.tokenizer
+        other = f" and, of the target, {tokenizer.target_kind}" if tokenizer.target_kind else ""
         lines = [
             f"run          {self}",
             f"model        from {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
             f"width {model.width}, {model.heads} heads, feed-forward {model.feedforward}",
-            f"tokenizer    {recipe.tokenizer.kind}",
+            f"tokenizer    {tokenizer.kind}{other}",
             f"task         {recipe.task}",
         ]
         if "steps" not in card:

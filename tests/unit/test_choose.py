@@ -35,7 +35,9 @@ def sounds(count: int) -> list[str]:
 
 
 def measured(pairs: int, letters: float) -> module.Measured:
-    return module.Measured(pairs, letters, signs=0.0, words=0.0, alphabet=60, symbols=0)
+    many = {f"word{number}" for number in range(module.FEW_SYMBOLS + 1)}
+    side = module.Side(texts=pairs, letters=round(pairs * letters), symbols=many)
+    return module.Measured(side, side)
 
 
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
@@ -115,6 +117,48 @@ def test_symbols_are_seen_and_kept_whole(tmp_path: Path) -> None:
     assert not recipe.model.tie_embeddings
     assert recipe.score.measures == ("wer", "per")
     assert any("52 symbols" in reason for reason in reasons)  # 26 letters and S0 to S25
+
+
+def words_and_sounds(count: int) -> list[str]:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return [
+        f"{letters[n % 26]}{letters[n // 26 % 26]}x{letters[n // 676]}\tS{n % 26} S{n // 26 % 26} S{n // 676}"
+        for n in range(count)
+    ]
+
+
+def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
+    lines = words_and_sounds(2001)
+    recipe, reasons = choose(TEXTS, write(tmp_path, lines))
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", "words")
+    assert recipe.score.measures == ("wer", "per")
+    assert any("single words" in reason and "26 symbols" in reason for reason in reasons)
+    pairs = [Pair(*line.split("\t")) for line in lines]
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
+    (letters,) = tokenizer.source.encode(["abxc"])
+    assert len(letters) == 1 + 4  # a word begins with a blank
+    (sounds,) = tokenizer.target.encode(["S1 S25 S0"])
+    assert tokenizer.target.decode([sounds]) == ["S1 S25 S0"]
+    assert len(sounds) == 3
+
+
+def test_sounds_to_letters_and_letters_to_letters(tmp_path: Path) -> None:
+    turned = ["\t".join(reversed(line.split("\t"))) for line in words_and_sounds(2001)]
+    recipe, _ = choose(TEXTS, write(tmp_path, turned))
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("words", "characters")
+    assert recipe.score.measures == ("wer", "chrf")
+    letters = [f"{line.split()[-1]}\t{line.split()[-1].upper()}" for line in turned]
+    recipe, reasons = choose(TEXTS, write(tmp_path, letters))
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", None)
+    assert not recipe.tokenizer.shared
+    assert any("both sides are single words" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("text", ["ฉันรักเธอมากที่สุดในโลกนี้เลย", "我爱你", "two words"])
+def test_sentences_without_blanks_are_no_single_words(tmp_path: Path, text: str) -> None:
+    lines = [f"{text}{number}\tword{number}" for number in range(300)]
+    recipe, _ = choose(TEXTS, write(tmp_path, lines))
+    assert recipe.tokenizer.kind == "unigram"
 
 
 def test_prose_is_not_taken_for_symbols(tmp_path: Path) -> None:

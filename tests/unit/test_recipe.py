@@ -304,6 +304,15 @@ def test_learned_positions_must_reach_the_longest_text() -> None:
     assert parse(DATA, "model.max_length=1").model.position == "sinusoidal"
 
 
+def test_two_kinds_of_pieces_are_two_vocabularies() -> None:
+    two = DATA + "tokenizer: {kind: characters, target_kind: words, shared: false}\n"
+    assert parse(two).tokenizer.of_target.kind == "words"
+    assert "need tokenizer.shared: false" in refusal(two.replace("shared: false", "shared: true"))
+    assert "labels as its target" in refusal("task: classify\n" + two)
+    drawn = two.replace("characters", "bpe") + "training: {sampling: 0.1}\n"
+    assert "leave out tokenizer.target_kind" in refusal(drawn)
+
+
 def test_embeddings_of_two_vocabularies_cannot_be_tied() -> None:
     text = DATA + "tokenizer: {shared: false}\nmodel: {tie_embeddings: true}\n"
     assert "model.tie_embeddings: true needs tokenizer.shared: true" in refusal(text)

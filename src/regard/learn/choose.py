@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
 from regard.errors import RegardError
-from regard.recipe import PRESETS, Data, Preset, Recipe, Texts, make_recipe
+from regard.recipe import (
+    PRESETS,
+    Data,
+    Preset,
+    Recipe,
+    Texts,
+    Tokenizer,
+    TokenizerKind,
+    make_recipe,
+)
 from regard.text.corpus import Pair, read_pairs
 from regard.text.words import count_ideographs
 
 FEWEST_PAIRS = 50
 FEW_SYMBOLS = 200
+LONGEST_WORD = 20
+"""letters: where single texts are longer in the mean they are sentences of a script without blanks, such as Thai"""
 SIGNS_PER_TOKEN = 1.3
 """in Chinese and Japanese, where a token is a sign or two"""
 
@@ -55,7 +66,7 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
         raise RegardError(
             f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
         )
-    if not measured.letters + measured.signs:
+    if not measured.target.letters + measured.target.signs:
         raise RegardError(f"nothing to learn: all {count:,} targets are blank")
     size = next(size for size in SIZES if count <= size.pairs)
     tokens = count * measured.tokens(size)
@@ -79,9 +90,11 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
             "patience": 10,
         },
     }
-    if measured.symbols:
-        values["tokenizer"] = {"kind": "words", "size": 1_000, "shared": False}
-        values["score"] = {"measures": ["wer", "per"]}
+    if kinds := measured.kinds:
+        kind, target_kind = kinds
+        values["tokenizer"] = {"kind": kind, "size": measured.entries, "shared": False}
+        values["tokenizer"]["target_kind"] = target_kind if target_kind != kind else None
+        values["score"] = {"measures": ["wer", "per" if target_kind == "words" else "chrf"]}
     recipe = make_recipe(values, "the chosen recipe", changes)
     return recipe, _reasons(recipe, size, measured)
 
@@ -91,15 +104,13 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
     model, tokenizer, training = recipe.model, recipe.tokenizer, recipe.training
     suits = f" ({size.preset} suits {size.suits})"
     kind = f"{tokenizer.kind}, at most {tokenizer.size:,} entries"
-    if measured.symbols:
-        kind += (
-            f", since both sides are made of {measured.symbols} symbols with blanks between them"
-        )
+    if measured.kinds == (tokenizer.kind, tokenizer.of_target.kind):
+        kind = measured.why(tokenizer)
     elif (
         tokenizer.kind == "unigram"
         and tokenizer.size == measured.vocabulary(size) > size.vocabulary
     ):
-        kind += f", since there are {measured.alphabet:,} different letters and signs"
+        kind += f", since there are {len(measured.alphabet):,} different letters and signs"
     tokens = measured.tokens(size)
     passes = training.steps * training.tokens_per_batch / (measured.pairs * tokens)
     early = f", fewer if {training.patience} validations bring nothing" if training.patience else ""
@@ -113,47 +124,106 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
     ]
 
 
+@dataclass
+class Side:
+    """What one side of the pairs is made of, counted text by text."""
+
+    texts: int = 0
+    letters: int = 0
+    """blanks counted, Chinese and Japanese signs not"""
+    signs: int = 0
+    """Chinese and Japanese ones"""
+    words: int = 0
+    """with blanks between them"""
+    single: int = 0
+    """texts of one word"""
+    alphabet: set[str] = field(default_factory=set)
+    symbols: set[str] = field(default_factory=set)
+    """all different words; where there are many, not all"""
+
+    def read(self, text: str) -> None:
+        words, signs = text.split(), count_ideographs(text)
+        self.texts += 1
+        self.letters += len(text) - signs
+        self.signs += signs
+        self.words += len(words)
+        self.single += len(words) == 1
+        self.alphabet.update(text)
+        if len(self.symbols) <= FEW_SYMBOLS:
+            self.symbols.update(words)
+
+    @property
+    def kind(self) -> TokenizerKind | None:
+        """What it is to be cut into; None: it is sentences."""
+        if len(self.symbols) <= FEW_SYMBOLS and self.texts > 10 * FEW_SYMBOLS:
+            return "words"
+        short = self.letters <= LONGEST_WORD * self.texts
+        return (
+            "characters" if self.single >= 0.95 * self.texts and short and not self.signs else None
+        )
+
+
+def _made_of(kind: TokenizerKind, symbols: set[str]) -> str:
+    several = f"made of {len(symbols)} symbols with blanks between them"
+    return several if kind == "words" else "single words"
+
+
 class Measured(NamedTuple):
-    pairs: int
-    letters: float
-    """of a target, blanks counted, Chinese and Japanese signs not"""
-    signs: float
-    """of a target, Chinese and Japanese ones"""
-    words: float
-    """of a target, with blanks between them"""
-    alphabet: int
-    """how many different letters and signs both sides have"""
-    symbols: int
-    """how many there are, if both sides are nothing but a few symbols with blanks between them"""
+    source: Side
+    target: Side
+
+    @property
+    def pairs(self) -> int:
+        return self.target.texts
+
+    @property
+    def alphabet(self) -> set[str]:
+        """The different letters and signs of both sides."""
+        return self.source.alphabet | self.target.alphabet
+
+    @property
+    def kinds(self) -> tuple[TokenizerKind, TokenizerKind] | None:
+        """What each side is to be cut into; None where one is sentences: then both into pieces."""
+        kind, target_kind = self.source.kind, self.target.kind
+        return (kind, target_kind) if kind and target_kind else None
+
+    @property
+    def entries(self) -> int:
+        """Enough for a few symbols, or for every letter beside the bytes of those never seen."""
+        return 1_000 * math.ceil((len(self.alphabet) + 300) / 1_000)
+
+    def why(self, tokenizer: Tokenizer) -> str:
+        """Of the kinds."""
+        most = f"at most {tokenizer.size:,} entries"
+        if not tokenizer.target_kind:
+            both = _made_of(tokenizer.kind, self.source.symbols | self.target.symbols)
+            return f"{tokenizer.kind}, {most}, since both sides are {both}"
+        source = _made_of(tokenizer.kind, self.source.symbols)
+        target = _made_of(tokenizer.target_kind, self.target.symbols)
+        return (
+            f"{tokenizer.kind} for sources, which are {source}, and {tokenizer.target_kind} for "
+            f"targets, which are {target}; {most} each"
+        )
 
     def tokens(self, size: Size) -> float:
         """Of a target, about, END counted."""
-        if self.symbols:
-            return self.words + 1
-        return self.letters / size.letters_per_token + self.signs / SIGNS_PER_TOKEN + 1
+        target = self.target
+        said = target.letters / size.letters_per_token + target.signs / SIGNS_PER_TOKEN
+        if self.kinds:
+            said = target.words if target.kind == "words" else target.letters + target.texts
+        return said / max(1, target.texts) + 1
 
     def vocabulary(self, size: Size) -> int:
         """Each letter is an entry, and pieces of several are to have room beside them, in Chinese too."""
-        if self.alphabet <= size.vocabulary / 4:
+        alphabet = len(self.alphabet)
+        if alphabet <= size.vocabulary / 4:
             return size.vocabulary
-        return 1_000 * math.ceil((self.alphabet + size.vocabulary) / 1_000)
+        return 1_000 * math.ceil((alphabet + size.vocabulary) / 1_000)
 
 
 def _measure(pairs: Iterable[Pair]) -> Measured:
-    count = 0
-    letters = signs = words = 0.0
-    alphabet: set[str] = set()
-    symbols: set[str] = set()
+    measured = Measured(Side(), Side())
     for pair in pairs:
-        count += 1
-        source, target = normalize("NFC", pair.source), normalize("NFC", pair.target)
-        ideographs = count_ideographs(target)
-        signs += ideographs
-        letters += len(target) - ideographs
-        words += len(target.split())
-        alphabet.update(source, target)
-        if len(symbols) <= FEW_SYMBOLS:
-            symbols.update(source.split(), target.split())
-    few = len(symbols) <= FEW_SYMBOLS and count > 10 * FEW_SYMBOLS
-    letters, signs, words = (some / max(1, count) for some in (letters, signs, words))
-    return Measured(count, letters, signs, words, len(alphabet), len(symbols) if few else 0)
+        for side, text in zip(measured, pair[:2], strict=True):
+            side.read(normalize("NFC", text))
+    return measured

@@ -145,7 +145,9 @@ def open_prepared(run: Run, recipe: Recipe) -> Prepared:
 def identity_of(recipe: Recipe) -> dict[str, str]:
     """What the ids on disk depend on."""
     data = recipe.data
-    choices = [recipe.task, recipe.tokenizer.model_dump_json(), data.clean.model_dump_json()]
+    # A key that is not given, and that older runs do not know, changes nothing.
+    tokenizer = recipe.tokenizer.model_dump_json(exclude_none=True)
+    choices = [recipe.task, tokenizer, data.clean.model_dump_json()]
     choices.append(str(recipe.training.start_from))
     if data.valid is None:
         choices.append(str(data.hold_out))
@@ -187,6 +189,11 @@ def _names(recipe: Recipe) -> list[str]:
 
 def _sizes(tokenizer: Tokenizer, recipe: Recipe) -> str:
     kind = recipe.tokenizer.kind
+    if of_target := recipe.tokenizer.target_kind:
+        return (
+            f"{kind}, {tokenizer.source.size:,} entries; {of_target}, {tokenizer.target.size:,} "
+            "entries for the target"
+        )
     if recipe.labelled:
         labels = tokenizer.target.size - len(MARKS)
         return f"{kind}, {tokenizer.source.size:,} entries; {labels:,} labels"

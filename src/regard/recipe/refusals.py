@@ -76,6 +76,10 @@ def _task(recipe: Recipe) -> Iterator[str]:
         yield f"task continue needs model.architecture: {' or '.join(DECODERS)}, not {architecture}"
     if architecture in DECODERS and not recipe.tokenizer.shared:
         yield f"model.architecture: {architecture} reads both sides alike and needs tokenizer.shared: true"
+    if recipe.tokenizer.target_kind and recipe.tokenizer.shared:
+        yield "tokenizer.target_kind: two kinds are two vocabularies and need tokenizer.shared: false"
+    if recipe.tokenizer.target_kind and recipe.labelled:
+        yield f"tokenizer.target_kind: task {task} has labels as its target, each an entry as it stands"
     if recipe.labelled and recipe.tokenizer.shared:
         yield f"task {task} has labels as its target and needs tokenizer.shared: false"
     if task == "mask" and not recipe.tokenizer.shared:
@@ -93,7 +97,7 @@ CAN_SAMPLE: tuple[TokenizerKind, ...] = ("unigram", "bpe")
 
 def _chance(recipe: Recipe) -> Iterator[str]:
     """What is drawn at random while it learns."""
-    training, task, kind = recipe.training, recipe.task, recipe.tokenizer.kind
+    training, task, tokenizer = recipe.training, recipe.task, recipe.tokenizer
     whole = task == "translate" and recipe.model.architecture != "parallel"
     if training.word_dropout and not (recipe.labelled or whole):
         yield (
@@ -105,11 +109,13 @@ def _chance(recipe: Recipe) -> Iterator[str]:
             "training.target_word_dropout is for task translate (but not for architecture: parallel); "
             "here it must be 0"
         )
-    if training.sampling and kind not in CAN_SAMPLE:
+    if training.sampling and tokenizer.kind not in CAN_SAMPLE:
         yield (
-            f"training.sampling: tokenizer.kind {kind} knows one way only to cut a text; "
+            f"training.sampling: tokenizer.kind {tokenizer.kind} knows one way only to cut a text; "
             f"allowed: {', '.join(CAN_SAMPLE)}"
         )
+    if training.sampling and tokenizer.target_kind:
+        yield "training.sampling cuts both sides in one way: leave out tokenizer.target_kind"
     if training.sampling and task in ("mask", "continue"):
         yield f"training.sampling is for the tasks translate, tag and classify, not for {task}"
     if training.sampling and recipe.model.position == "tree":

@@ -213,6 +213,8 @@ def _language(name: str) -> str | None:
 class Tokenizer(Section):
     kind: TokenizerKind = "unigram"
     """unigram and bpe lose no text (unknown characters become bytes); characters; words; marian: of an import"""
+    target_kind: TokenizerKind | None = None
+    """of the target, where it is another: characters in, words (such as sounds) out; needs shared: false"""
     size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000
     """entries of the vocabulary, at most; small data give fewer"""
     shared: StrictBool = True
@@ -220,6 +222,11 @@ class Tokenizer(Section):
     normalize: Normalization = "nfc"
     """nfc keeps every letter as it looks; nfkc also folds ligatures, full width, superscripts; lower is nfc
     in lower case"""
+
+    @property
+    def of_target(self) -> Tokenizer:
+        """What its target is cut by."""
+        return self.model_copy(update={"kind": self.target_kind or self.kind})
 
 
 PRESETS: dict[Preset, dict[str, Any]] = {

@@ -206,18 +206,19 @@ class Tokenizer:
         labels: the targets are labels, blanks between them; each is an entry as it stands. tags: what can stand before
         a source, each an entry that no text is ever cut into.
         """
-        if section.kind not in MODEL_TYPES:
-            raise RegardError(
-                f"tokenizer.kind {section.kind} comes with an imported model and cannot be learned; "
-                f"learned are {', '.join(MODEL_TYPES)}"
-            )
+        for kind in (section.kind, section.of_target.kind):
+            if kind not in MODEL_TYPES:
+                raise RegardError(
+                    f"tokenizer.kind {kind} comes with an imported model and cannot be learned; "
+                    f"learned are {', '.join(MODEL_TYPES)}"
+                )
         if labels:
             return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
         if section.shared:
             both = _learn(section, pairs, ("source", "target"), tags)
             return cls(both, both)
         source = _learn(section, pairs, ("source",), tags)
-        return cls(source, _learn(section, pairs, ("target",)))
+        return cls(source, _learn(section.of_target, pairs, ("target",)))
 
     @property
     def shared(self) -> bool:
