@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import regard as package
+from regard.learn.train import Interrupted
 from regard.model import Translator
 from system.commands import (
     TIMEOUT,
@@ -60,6 +61,15 @@ def test_the_help_names_every_command_and_comes_at_once(tmp_path: Path) -> None:
 
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     assert succeeds("--version", cwd=tmp_path).stdout == f"regard {version('regard')}\n"
+
+
+def test_an_interrupted_demo_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(out: Path) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("regard.demo.demo", interrupted)
+    done = inside("demo", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 # Errors

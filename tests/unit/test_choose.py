@@ -37,7 +37,7 @@ def sounds(count: int) -> list[str]:
 def measured(pairs: int, letters: float) -> module.Measured:
     many = {f"word{number}" for number in range(module.FEW_SYMBOLS + 1)}
     side = module.Side(texts=pairs, letters=round(pairs * letters), symbols=many)
-    return module.Measured(side, side)
+    return module.Measured(pairs, side, side)
 
 
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_steps_go_through_the_data_so_many_times(
 
 
 def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
-    lines = [f"word{n}\t{chr(0x4E00 + n)}{chr(0x5000 + n)}" for n in range(900)]
+    lines = [f"word {n}\t{chr(0x4E00 + n)}{chr(0x5000 + n)}" for n in range(900)]
     recipe, reasons = choose(TEXTS, write(tmp_path, lines))
-    alphabet = 900 * 2 + len("word0123456789") - (0x4E00 + 900 - 0x5000)
+    alphabet = 900 * 2 + len("word 0123456789") - (0x4E00 + 900 - 0x5000)
     assert recipe.tokenizer.size == 3_000
     assert any(f"{alphabet:,} different letters" in reason for reason in reasons)
 
@@ -132,7 +132,7 @@ def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
     recipe, reasons = choose(TEXTS, write(tmp_path, lines))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", "words")
     assert recipe.score.measures == ("wer", "per")
-    assert any("single words" in reason and "26 symbols" in reason for reason in reasons)
+    assert any("single words, targets made of 26 symbols" in reason for reason in reasons)
     pairs = [Pair(*line.split("\t")) for line in lines]
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
     (letters,) = tokenizer.source.encode(["abxc"])
@@ -140,6 +140,11 @@ def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
     (sounds,) = tokenizer.target.encode(["S1 S25 S0"])
     assert tokenizer.target.decode([sounds]) == ["S1 S25 S0"]
     assert len(sounds) == 3
+
+
+def test_short_words_of_a_script_without_blanks_are_words(tmp_path: Path) -> None:
+    lines = [f"{chr(0x30A1 + n % 80)}{chr(0x30A1 + n // 80)}ル\tx{n}y" for n in range(400)]
+    assert choose(TEXTS, write(tmp_path, lines))[0].tokenizer.kind == "characters"
 
 
 def test_sounds_to_letters_and_letters_to_letters(tmp_path: Path) -> None:
@@ -154,7 +159,48 @@ def test_sounds_to_letters_and_letters_to_letters(tmp_path: Path) -> None:
     assert any("both sides are single words" in reason for reason in reasons)
 
 
-@pytest.mark.parametrize("text", ["ฉันรักเธอมากที่สุดในโลกนี้เลย", "我爱你", "two words"])
+def test_a_wish_for_one_kind_is_one_for_both_sides(tmp_path: Path) -> None:
+    root = write(tmp_path, words_and_sounds(2001))
+    recipe, reasons = choose(TEXTS, root, ["tokenizer.kind=bpe"])
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("bpe", None)
+    assert any(reason == "tokenizer: bpe, at most 1,000 entries" for reason in reasons)
+    assert choose(TEXTS, root, ["tokenizer.shared=true"])[0].tokenizer.shared
+    recipe, reasons = choose(TEXTS, root, ["tokenizer.target_kind=bpe"])
+    assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", "bpe")
+    assert any("characters for sources, bpe for targets" in reason for reason in reasons)
+
+
+def test_tokens_are_those_of_the_kind_that_is_taken(tmp_path: Path) -> None:
+    root = write(tmp_path, words_and_sounds(2001))
+    sounds, letters = (
+        choose(TEXTS, root, change) for change in ([], ["tokenizer.kind=characters"])
+    )
+    assert "about 4 tokens each" in sounds[1][0]
+    assert "about 11 tokens each" in letters[1][0]
+    assert letters[0].training.steps > 2 * sounds[0].training.steps
+
+
+def test_a_few_that_are_otherwise_change_nothing(tmp_path: Path) -> None:
+    lines = [*words_and_sounds(600), *["\t"] * 60, "東\tS1 S2", "two words\tS3"]
+    assert choose(TEXTS, write(tmp_path, lines))[0].tokenizer.target_kind == "words"
+
+
+def test_toy_sentences_stay_sentences(tmp_path: Path) -> None:
+    lines = [
+        f"the dog{n % 90} sees cat{n // 90 % 60}\tder Hund{n % 90} sieht Katze{n // 90 % 60}"
+        for n in range(5000)
+    ]
+    assert choose(TEXTS, write(tmp_path, lines))[0].tokenizer.kind == "unigram"
+
+
+@pytest.mark.parametrize("side", ["sources", "targets"])
+def test_a_blank_side_is_refused(tmp_path: Path, side: str) -> None:
+    lines = [f"\tword{n}" if side == "sources" else f"word{n}\t" for n in range(60)]
+    with pytest.raises(RegardError, match=f"nothing to learn: all 60 {side} are blank"):
+        choose(TEXTS, write(tmp_path, lines))
+
+
+@pytest.mark.parametrize("text", ["ฉันรักเธอมาก", "我爱你，你爱我吗", "two words"])
 def test_sentences_without_blanks_are_no_single_words(tmp_path: Path, text: str) -> None:
     lines = [f"{text}{number}\tword{number}" for number in range(300)]
     recipe, _ = choose(TEXTS, write(tmp_path, lines))

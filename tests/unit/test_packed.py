@@ -173,10 +173,10 @@ def test_the_curves_of_packed_and_padded_learning_are_one() -> None:
 @pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
 def test_recorded_updates_are_the_plain_ones(position: str) -> None:
     """Without dropout the same weights come out, step after step, but for the number format."""
-    store = store_of([(7, 9), (12, 5), (3, 3), (20, 22)] * 20)
+    store = store_of([(7, 9), (12, 5), (3, 3), (20, 22)] * 60)
     recipe = recipe_of(position=position)
     device = torch.device("cuda")
-    space = room(store.source_lengths, store.target_lengths, 512)
+    space = room(store.source_lengths, store.target_lengths, 1024)  # beyond the first table
     plan = plan_mixed(store.source_lengths, store.target_lengths, space, 1, 0)
     losses = []
     for records in (False, True):
@@ -190,6 +190,9 @@ def test_recorded_updates_are_the_plain_ones(position: str) -> None:
         update: Any = Update(objective, optimizer, recipe.training, device)
         update = Recorded(update, objective.network) if records else update
         losses.append(
-            [float(update([pack(store, rows, space)], Numbers(1 / 500, 1e-3))) for rows in plan * 3]
+            [
+                float(update([pack(store, rows, space)], Numbers(1 / 1000, 1e-3)))
+                for rows in plan * 3
+            ]
         )
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)

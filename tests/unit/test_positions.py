@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from regard.errors import RegardError
-from regard.nn.positions import Learned, Sinusoidal, sinusoids
+from regard.nn.positions import Learned, Rotary, Sinusoidal, sinusoids
 from regard.recipe import Recipe
 
 Array = npt.NDArray[np.float64]
@@ -111,6 +111,16 @@ def test_growing_keeps_the_near_positions(small_recipe: SmallRecipe) -> None:
     before = module(x)
     module(torch.zeros(1, 2000, 16))
     assert torch.equal(module(x), before)
+
+
+def test_a_table_that_grew_in_use_serves_learning(small_recipe: SmallRecipe) -> None:
+    rotary = Rotary(small_recipe(model={"position": "rotary"}).model)
+    x = torch.randn(1, 1, 600, rotary.waves.table.shape[1] * 2, dtype=torch.float64)
+    with torch.inference_mode():
+        rotary.turn(x, 0)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(rotary.turn(x, 0).square().sum(), x)
+    torch.testing.assert_close(gradient, 2 * x)  # to turn changes no length
 
 
 @pytest.mark.parametrize("kind", [Sinusoidal, Learned])

@@ -31,7 +31,7 @@ def test_sources_that_are_learned_from_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "train.tsv", "a\tx", "b\ty", "b\tz", "c\tx")
-    write(tmp_path / "valid.tsv", "b\tx", "b\ty", "d\ty")
+    write(tmp_path / "valid.tsv", " b\tx", "b\ty", "d\ty", " \ty")
     write(tmp_path / "test.tsv", "e\tx", "f\ty")
     both = {"valid": {"pairs": "valid.tsv"}, "test": {"pairs": "test.tsv"}}
     said = said_of(tmp_path, capsys, **both)

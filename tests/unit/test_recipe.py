@@ -307,7 +307,9 @@ def test_learned_positions_must_reach_the_longest_text() -> None:
 def test_two_kinds_of_pieces_are_two_vocabularies() -> None:
     two = DATA + "tokenizer: {kind: characters, target_kind: words, shared: false}\n"
     assert parse(two).tokenizer.of_target.kind == "words"
-    assert "need tokenizer.shared: false" in refusal(two.replace("shared: false", "shared: true"))
+    assert "leave out one of the two" in refusal(two.replace("shared: false", "shared: true"))
+    assert "comes with an imported model" in refusal(two.replace("words", "marian"))
+    assert parse(two.replace("words", "characters")).tokenizer.target_kind is None
     assert "labels as its target" in refusal("task: classify\n" + two)
     drawn = two.replace("characters", "bpe") + "training: {sampling: 0.1}\n"
     assert "leave out tokenizer.target_kind" in refusal(drawn)

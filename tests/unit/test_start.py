@@ -40,6 +40,14 @@ def run_of(recipe: Recipe, folder: Path) -> Path:
     return folder
 
 
+def test_labels_start_from_a_run_whose_target_was_cut_in_another_way(tmp_path: Path) -> None:
+    two = {"target_kind": "characters", "shared": False, "size": 300}
+    start = run_of(recipe_of("translate", tokenizer=two), tmp_path / "before")
+    recipe = recipe_of("classify", start, tokenizer={"size": 300})
+    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    assert "of the encoder taken" in take_weights(build(recipe, tokenizer), recipe)
+
+
 @pytest.mark.parametrize("before", ["mask", "translate"])
 @pytest.mark.parametrize("task", ["tag", "classify"])
 def test_labels_take_the_encoder_and_begin_with_a_new_head(

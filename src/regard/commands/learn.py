@@ -20,8 +20,12 @@ def demo(
 ) -> None:
     """Train, score and try a small English-German translator in about three minutes."""
     from regard.demo import demo as show
+    from regard.learn.train import Interrupted
 
-    show(out)
+    try:
+        show(out)
+    except Interrupted:
+        raise typer.Exit(130) from None
 
 
 def train(

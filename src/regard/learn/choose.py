@@ -20,12 +20,12 @@ from regard.recipe import (
     make_recipe,
 )
 from regard.text.corpus import Pair, read_pairs
-from regard.text.words import count_ideographs
+from regard.text.words import count_ideographs, unspaced
 
 FEWEST_PAIRS = 50
 FEW_SYMBOLS = 200
-LONGEST_WORD = 20
-"""letters: where single texts are longer in the mean they are sentences of a script without blanks, such as Thai"""
+LONGEST_WORD, LONGEST_UNSPACED = 20, 6
+"""letters, in the mean, of texts without blanks that are words; the second where a script sets no blanks anyway"""
 SIGNS_PER_TOKEN = 1.3
 """in Chinese and Japanese, where a token is a sign or two"""
 
@@ -66,37 +66,52 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
         raise RegardError(
             f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
         )
-    if not measured.target.letters + measured.target.signs:
-        raise RegardError(f"nothing to learn: all {count:,} targets are blank")
+    for side, name in ((measured.source, "sources"), (measured.target, "targets")):
+        if not side.texts:
+            raise RegardError(f"nothing to learn: all {count:,} {name} are blank")
     size = next(size for size in SIZES if count <= size.pairs)
-    tokens = count * measured.tokens(size)
-    steps = max(200, round(size.epochs * tokens / size.tokens_per_batch, -2))
-    every = max(50, round(steps / 40, -1))
-    warmup = int(min(4_000, max(100, steps // 10)))
-    width = PRESETS[size.preset]["width"]
     hold_out = min(0.05, max(1_000 / count, 0.001))
     values: dict[str, Any] = {
         "data": {"root": root, "train": texts.model_dump(), "hold_out": round(hold_out, 4)},
         "tokenizer": {"kind": "unigram", "size": measured.vocabulary(size)},
         # With the norm before each sub-layer even short trainings at a high rate are stable.
         "model": {"preset": size.preset, "dropout": size.dropout, "norm_place": "before"},
-        "training": {
-            "steps": int(steps),
-            "tokens_per_batch": size.tokens_per_batch,
-            "warmup": warmup,
-            "rate": round(size.highest_rate * math.sqrt(width * warmup), 3),
-            "validate_every": int(every),
-            "checkpoint_every": int(every),
-            "patience": 10,
-        },
     }
-    if kinds := measured.kinds:
-        kind, target_kind = kinds
-        values["tokenizer"] = {"kind": kind, "size": measured.entries, "shared": False}
-        values["tokenizer"]["target_kind"] = target_kind if target_kind != kind else None
-        values["score"] = {"measures": ["wer", "per" if target_kind == "words" else "chrf"]}
+    if measured.kinds:
+        values["tokenizer"] = _of_symbols(measured, changes)
+        unit = "per" if measured.kinds[1] == "words" else "chrf"
+        values["score"] = {"measures": ["wer", unit]}
+    tokenizer = make_recipe(values, "the chosen recipe", changes).tokenizer
+    values["training"] = _training(size, count * measured.tokens(size, tokenizer))
     recipe = make_recipe(values, "the chosen recipe", changes)
     return recipe, _reasons(recipe, size, measured)
+
+
+def _of_symbols(measured: Measured, changes: Sequence[str]) -> dict[str, Any]:
+    """A tokenizer for letters or a few symbols."""
+    assert measured.kinds is not None
+    kind, target_kind = measured.kinds
+    chosen = {"kind": kind, "size": measured.entries, "shared": False}
+    # Who wishes for a kind, or for one vocabulary, has no use for two kinds.
+    own = ("tokenizer.kind=", "tokenizer.shared=")
+    one = any(change.startswith(own) for change in changes)
+    return chosen if one else {**chosen, "target_kind": target_kind}
+
+
+def _training(size: Size, tokens: float) -> dict[str, Any]:
+    steps = max(200, round(size.epochs * tokens / size.tokens_per_batch, -2))
+    every = max(50, round(steps / 40, -1))
+    warmup = int(min(4_000, max(100, steps // 10)))
+    width = PRESETS[size.preset]["width"]
+    return {
+        "steps": int(steps),
+        "tokens_per_batch": size.tokens_per_batch,
+        "warmup": warmup,
+        "rate": round(size.highest_rate * math.sqrt(width * warmup), 3),
+        "validate_every": int(every),
+        "checkpoint_every": int(every),
+        "patience": 10,
+    }
 
 
 def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
@@ -104,14 +119,19 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
     model, tokenizer, training = recipe.model, recipe.tokenizer, recipe.training
     suits = f" ({size.preset} suits {size.suits})"
     kind = f"{tokenizer.kind}, at most {tokenizer.size:,} entries"
+    if tokenizer.target_kind:
+        kind = (
+            f"{tokenizer.kind} for sources, {tokenizer.target_kind} for targets, "
+            f"at most {tokenizer.size:,} entries each"
+        )
     if measured.kinds == (tokenizer.kind, tokenizer.of_target.kind):
-        kind = measured.why(tokenizer)
+        kind += f", since {measured.why}"
     elif (
         tokenizer.kind == "unigram"
         and tokenizer.size == measured.vocabulary(size) > size.vocabulary
     ):
         kind += f", since there are {len(measured.alphabet):,} different letters and signs"
-    tokens = measured.tokens(size)
+    tokens = measured.tokens(size, tokenizer)
     passes = training.steps * training.tokens_per_batch / (measured.pairs * tokens)
     early = f", fewer if {training.patience} validations bring nothing" if training.patience else ""
     return [
@@ -126,13 +146,15 @@ def _reasons(recipe: Recipe, size: Size, measured: Measured) -> list[str]:
 
 @dataclass
 class Side:
-    """What one side of the pairs is made of, counted text by text."""
+    """What one side of the pairs is made of, counted text by text; blank ones do not count."""
 
     texts: int = 0
     letters: int = 0
     """blanks counted, Chinese and Japanese signs not"""
     signs: int = 0
     """Chinese and Japanese ones"""
+    unspaced: int = 0
+    """texts that begin in a script which sets no blanks"""
     words: int = 0
     """with blanks between them"""
     single: int = 0
@@ -142,10 +164,13 @@ class Side:
     """all different words; where there are many, not all"""
 
     def read(self, text: str) -> None:
-        words, signs = text.split(), count_ideographs(text)
+        if not (words := text.split()):
+            return
+        signs = count_ideographs(text)
         self.texts += 1
         self.letters += len(text) - signs
         self.signs += signs
+        self.unspaced += unspaced(words[0][0])
         self.words += len(words)
         self.single += len(words) == 1
         self.alphabet.update(text)
@@ -155,26 +180,27 @@ class Side:
     @property
     def kind(self) -> TokenizerKind | None:
         """What it is to be cut into; None: it is sentences."""
-        if len(self.symbols) <= FEW_SYMBOLS and self.texts > 10 * FEW_SYMBOLS:
+        if few(self.symbols, self.texts):
             return "words"
-        short = self.letters <= LONGEST_WORD * self.texts
-        return (
-            "characters" if self.single >= 0.95 * self.texts and short and not self.signs else None
-        )
+        longest = LONGEST_UNSPACED if self.unspaced > 0.5 * self.texts else LONGEST_WORD
+        short = self.letters + self.signs <= longest * self.texts
+        return "characters" if self.single >= 0.95 * self.texts and short else None
+
+
+def few(symbols: set[str], texts: int) -> bool:
+    """Whether each of them comes so often that there are hardly any others."""
+    return len(symbols) <= FEW_SYMBOLS and texts > 10 * len(symbols)
 
 
 def _made_of(kind: TokenizerKind, symbols: set[str]) -> str:
-    several = f"made of {len(symbols)} symbols with blanks between them"
-    return several if kind == "words" else "single words"
+    several = f"{len(symbols)} symbols" if len(symbols) > 1 else "one symbol"
+    return f"made of {several}, blanks between them" if kind == "words" else "single words"
 
 
 class Measured(NamedTuple):
+    pairs: int
     source: Side
     target: Side
-
-    @property
-    def pairs(self) -> int:
-        return self.target.texts
 
     @property
     def alphabet(self) -> set[str]:
@@ -185,33 +211,41 @@ class Measured(NamedTuple):
     def kinds(self) -> tuple[TokenizerKind, TokenizerKind] | None:
         """What each side is to be cut into; None where one is sentences: then both into pieces."""
         kind, target_kind = self.source.kind, self.target.kind
-        return (kind, target_kind) if kind and target_kind else None
+        if kind is None or target_kind is None:
+            return None
+        # Words on both sides are soon found in toy sentences, too: those of both together must be few.
+        if kind == target_kind == "words" and not few(self.symbols, self.pairs):
+            return None
+        return kind, target_kind
+
+    @property
+    def symbols(self) -> set[str]:
+        return self.source.symbols | self.target.symbols
 
     @property
     def entries(self) -> int:
         """Enough for a few symbols, or for every letter beside the bytes of those never seen."""
         return 1_000 * math.ceil((len(self.alphabet) + 300) / 1_000)
 
-    def why(self, tokenizer: Tokenizer) -> str:
+    @property
+    def why(self) -> str:
         """Of the kinds."""
-        most = f"at most {tokenizer.size:,} entries"
-        if not tokenizer.target_kind:
-            both = _made_of(tokenizer.kind, self.source.symbols | self.target.symbols)
-            return f"{tokenizer.kind}, {most}, since both sides are {both}"
-        source = _made_of(tokenizer.kind, self.source.symbols)
-        target = _made_of(tokenizer.target_kind, self.target.symbols)
-        return (
-            f"{tokenizer.kind} for sources, which are {source}, and {tokenizer.target_kind} for "
-            f"targets, which are {target}; {most} each"
-        )
+        assert self.kinds is not None
+        kind, target_kind = self.kinds
+        if kind == target_kind:
+            return f"both sides are {_made_of(kind, self.symbols)}"
+        source = _made_of(kind, self.source.symbols)
+        return f"sources are {source}, targets {_made_of(target_kind, self.target.symbols)}"
 
-    def tokens(self, size: Size) -> float:
+    def tokens(self, size: Size, tokenizer: Tokenizer) -> float:
         """Of a target, about, END counted."""
         target = self.target
-        said = target.letters / size.letters_per_token + target.signs / SIGNS_PER_TOKEN
-        if self.kinds:
-            said = target.words if target.kind == "words" else target.letters + target.texts
-        return said / max(1, target.texts) + 1
+        said = {
+            "words": target.words,
+            "characters": target.letters + target.signs + target.texts,
+        }
+        pieces = target.letters / size.letters_per_token + target.signs / SIGNS_PER_TOKEN
+        return said.get(tokenizer.of_target.kind, pieces) / max(1, self.pairs) + 1
 
     def vocabulary(self, size: Size) -> int:
         """Each letter is an entry, and pieces of several are to have room beside them, in Chinese too."""
@@ -222,8 +256,8 @@ class Measured(NamedTuple):
 
 
 def _measure(pairs: Iterable[Pair]) -> Measured:
-    measured = Measured(Side(), Side())
-    for pair in pairs:
-        for side, text in zip(measured, pair[:2], strict=True):
-            side.read(normalize("NFC", text))
-    return measured
+    count, source, target = 0, Side(), Side()
+    for count, pair in enumerate(pairs, start=1):  # noqa: B007
+        source.read(normalize("NFC", pair.source))
+        target.read(normalize("NFC", pair.target))
+    return Measured(count, source, target)

@@ -21,7 +21,7 @@ from regard.score import NOT_OF_TEXT, score
 from regard.text.corpus import Pair, fingerprint, paths_of, read_pairs, train_pairs, valid_pairs
 from regard.text.forms import FORMS
 from regard.text.store import Counts, Store, write_store
-from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer import Tokenizer, normalize
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     tokenizer.save(run.folder)
     report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
     rows = FORMS[recipe.task](recipe).rows
-    later = Later(recipe)
-    pairs = later.watch(train_pairs(recipe.data))
+    repeats = Repeats(recipe)
+    pairs = repeats.watch(train_pairs(recipe.data))
     train = write_store(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
     report.say(f"Training pairs: {train.sentence}")
     if recipe.training.sampling:
@@ -77,7 +77,7 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
         )
     valid = write_store(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
     report.say(f"Validation pairs: {valid.read:,}")
-    for sentence in later.told():
+    for sentence in repeats.told():
         report.say(sentence)
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
     _write_facts(run, identity, train, valid, time.monotonic() - start)
@@ -92,14 +92,14 @@ def _check_scoring(recipe: Recipe) -> None:
             pass
 
 
-class Later:
-    """The sources of validation and test, and which of them are in the training text: those a model may remember."""
+class Repeats:
+    """The sources of validation and test, and which of them are in the training text as well."""
 
     def __init__(self, recipe: Recipe) -> None:
         # What is held out of the training text is not in it; and lines of plain text repeat each other.
         alone = recipe.task in ("mask", "continue")
         self.asked = {
-            name: {pair.source for pair in read_pairs(texts, recipe.data, f"data.{name}")} - {""}
+            name: {_plain(pair) for pair in read_pairs(texts, recipe.data, f"data.{name}")} - {""}
             for name, texts in recipe.data.texts.items()
             if name != "train" and not alone
         }
@@ -108,8 +108,8 @@ class Later:
     def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         asked = set().union(*self.asked.values())
         for pair in pairs:
-            if pair.source in asked:
-                self.met.add(pair.source)
+            if (source := _plain(pair)) in asked:
+                self.met.add(source)
             yield pair
 
     def told(self) -> Iterator[str]:
@@ -117,9 +117,14 @@ class Later:
         for name, sources in self.asked.items():
             if both := len(sources & self.met):
                 yield (
-                    f"Sources of data.{name} that are in the training text, too: {both:,} of {len(sources):,}; "
-                    "there a good score may be a good memory"
+                    f"Sources of data.{name} that are in the training text, too: {both:,} of "
+                    f"{len(sources):,}; there the model may answer from memory"
                 )
+
+
+def _plain(pair: Pair) -> str:
+    """The source, however it is written."""
+    return normalize(pair.source, "nfc").strip()
 
 
 def _check_lengths(recipe: Recipe, valid: Store) -> None:

@@ -19,6 +19,8 @@ FREE = {"preset", "dropout", "attention_dropout", "feedforward_dropout"}
 """keys of the model section that may differ: they shape no weight"""
 FREE_WITH_A_NEW_HEAD = {"decoder_layers", "tie_embeddings", "tie_output"}
 """further ones, where the encoder alone is taken"""
+OF_TARGET = {"shared", "target_kind"}
+"""keys of the tokenizer section that say nothing of the source"""
 
 
 def starting_tokenizer(recipe: Recipe, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
@@ -66,7 +68,7 @@ def _agree(run: Run, before: Recipe, now: Recipe) -> None:
     theirs, ours = (
         {
             "model": recipe.model.model_dump(exclude=free),
-            "tokenizer": recipe.tokenizer.model_dump(exclude={"shared"} if now.labelled else set()),
+            "tokenizer": recipe.tokenizer.model_dump(exclude=OF_TARGET if now.labelled else set()),
         }
         for recipe in (before, now)
     )

@@ -17,7 +17,7 @@ from regard.learn.loss import Goal, portion_loss
 from regard.learn.optimizers import set_rate
 from regard.model import arithmetic
 from regard.nn.dropout import seeded
-from regard.nn.positions import Rotary
+from regard.nn.positions import reach
 from regard.text.batches import Batch
 
 
@@ -102,14 +102,17 @@ class Recorded:
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[Batch] = []
+        self.tables: list[Tensor] = []
+        """over positions; the record reads these, whatever longer ones a validation makes"""
         self.places = [torch.zeros((), device=update.device) for _ in Numbers._fields]
 
     def __call__(self, batches: Sequence[Batch], numbers: Numbers) -> Tensor:
         for place, number in zip(self.places, numbers, strict=True):
             place.fill_(number)
         self.steps += 1
-        if self.steps == 1:
-            self._reach(batches)
+        if self.graph is None:  # before a layer is compiled, or recorded
+            longest = max(side.shape[1] for one in batches for side in (one.source, one.target))
+            self.tables = reach(self.network, longest, self.update.device)
         if self.steps <= EAGER_STEPS:
             return self._in_a_side_stream(batches)
         if self.graph is None:
@@ -119,13 +122,6 @@ class Recorded:
             own.fill(batch)
         self.graph.replay()
         return self.loss.clone()
-
-    def _reach(self, batches: Sequence[Batch]) -> None:
-        """Tables over positions grow as far as the rows go, so that no compiled layer has to make one."""
-        longest = max(side.shape[1] for batch in batches for side in (batch.source, batch.target))
-        for part in self.network.modules():
-            if isinstance(part, Rotary):
-                part.waves(longest, self.update.device)
 
     def _in_a_side_stream(self, batches: Sequence[Batch]) -> Tensor:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -116,10 +116,9 @@ class Waves:
     def __call__(self, end: int, device: torch.device) -> Tensor:
         """The rows of all positions before end, and perhaps more."""
         table = self.table  # another thread may exchange it meanwhile
-        if end > len(table):
-            table = self.table = self.make(2 * end)
-        if table.device != device:
-            table = self.table = table.to(device)
+        if end > len(table) or table.device != device:
+            with torch.inference_mode(False):  # who learns is to use it, too
+                table = self.table = self.make(max(len(table), 2 * end)).to(device)
         return table
 
 
@@ -279,6 +278,13 @@ class Relative(Relation):
         sums = weights.new_zeros(*weights.shape[:3], len(self.values))
         sums = sums.scatter_add(-1, self.which(distance).expand(*weights.shape), weights)
         return sums @ self.values.to(sums.dtype)
+
+
+def reach(network: nn.Module, end: int, device: torch.device) -> list[Tensor]:
+    """Let all tables over positions go so far. The tables: who holds them may go on reading them, though a longer
+    text make others."""
+    parts = [part for part in network.modules() if isinstance(part, (Sinusoidal, Rotary))]
+    return [part.waves(end, device) for part in parts]
 
 
 class Acts(NamedTuple):

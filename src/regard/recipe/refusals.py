@@ -76,10 +76,7 @@ def _task(recipe: Recipe) -> Iterator[str]:
         yield f"task continue needs model.architecture: {' or '.join(DECODERS)}, not {architecture}"
     if architecture in DECODERS and not recipe.tokenizer.shared:
         yield f"model.architecture: {architecture} reads both sides alike and needs tokenizer.shared: true"
-    if recipe.tokenizer.target_kind and recipe.tokenizer.shared:
-        yield "tokenizer.target_kind: two kinds are two vocabularies and need tokenizer.shared: false"
-    if recipe.tokenizer.target_kind and recipe.labelled:
-        yield f"tokenizer.target_kind: task {task} has labels as its target, each an entry as it stands"
+    yield from _two_kinds(recipe)
     if recipe.labelled and recipe.tokenizer.shared:
         yield f"task {task} has labels as its target and needs tokenizer.shared: false"
     if task == "mask" and not recipe.tokenizer.shared:
@@ -89,6 +86,20 @@ def _task(recipe: Recipe) -> Iterator[str]:
     if recipe.data.clean.cut and task == "tag":
         yield "data.clean.cut: true would leave words without a tag; task tag needs cut: false"
     yield from _texts(recipe)
+
+
+def _two_kinds(recipe: Recipe) -> Iterator[str]:
+    """What a target that is cut in another way than its source asks for."""
+    kind = recipe.tokenizer.target_kind
+    if kind and recipe.tokenizer.shared:
+        yield (
+            f"tokenizer.target_kind {kind} with tokenizer.shared: true: two kinds are two "
+            "vocabularies; leave out one of the two"
+        )
+    if kind and recipe.labelled:
+        yield f"tokenizer.target_kind: task {recipe.task} has labels as its target, each an entry as it stands"
+    if kind == "marian":
+        yield "tokenizer.target_kind marian: such a tokenizer comes with an imported model, for both sides"
 
 
 CAN_SAMPLE: tuple[TokenizerKind, ...] = ("unigram", "bpe")

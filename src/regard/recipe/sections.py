@@ -228,6 +228,14 @@ class Tokenizer(Section):
         """What its target is cut by."""
         return self.model_copy(update={"kind": self.target_kind or self.kind})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_kind(cls, given: Any) -> Any:
+        """Twice the same kind is one."""
+        if isinstance(given, Mapping) and given.get("target_kind") == given.get("kind", "unigram"):
+            return {**given, "target_kind": None}
+        return given
+
 
 PRESETS: dict[Preset, dict[str, Any]] = {
     "tiny": {"encoder_layers": 4, "decoder_layers": 4, "width": 128, "feedforward": 256}

@@ -206,12 +206,11 @@ class Tokenizer:
         labels: the targets are labels, blanks between them; each is an entry as it stands. tags: what can stand before
         a source, each an entry that no text is ever cut into.
         """
-        for kind in (section.kind, section.of_target.kind):
-            if kind not in MODEL_TYPES:
-                raise RegardError(
-                    f"tokenizer.kind {kind} comes with an imported model and cannot be learned; "
-                    f"learned are {', '.join(MODEL_TYPES)}"
-                )
+        if section.kind not in MODEL_TYPES:
+            raise RegardError(
+                f"tokenizer.kind {section.kind} comes with an imported model and cannot be learned; "
+                f"learned are {', '.join(MODEL_TYPES)}"
+            )
         if labels:
             return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
         if section.shared:
