@@ -149,12 +149,13 @@ def test_a_word_lights_what_it_looked_at(look: Open) -> None:
     page.locator(".line.target .word").nth(1).hover()
     average = shown.cross[-1].mean(0)
     colours = scale(STOPS["light"])
+    drawn_at = "getComputedStyle(document.querySelectorAll('.source .word')[{}]).backgroundColor"
+    none, lit = "rgba(0, 0, 0, 0)", drawn_at.format(int(average[1].argmax()))
+    until(page, f"{lit} !== '{none}' && !document.getAnimations().length")  # colours fade in
     for place, weight in enumerate(average[1]):
-        style = f"getComputedStyle(document.querySelectorAll('.source .word')[{place}])"
-        page.wait_for_timeout(150 if place == 0 else 0)  # colours fade in
-        drawn = page.evaluate(f"{style}.backgroundColor")
+        drawn = page.evaluate(drawn_at.format(place))
         if weight < 0.02:
-            assert drawn == "rgba(0, 0, 0, 0)"
+            assert drawn == none
         else:
             parts = [float(part) for part in drawn.removeprefix("rgb(").rstrip(")").split(",")]
             np.testing.assert_allclose(parts, colours[round(float(weight) * 255)], atol=1)

@@ -213,7 +213,7 @@ class Measured(NamedTuple):
         kind, target_kind = self.source.kind, self.target.kind
         if kind is None or target_kind is None:
             return None
-        # Words on both sides are soon found in toy sentences, too: those of both together must be few.
+        # Toy sentences have few words on each side, too: both sides together must have few.
         if kind == target_kind == "words" and not few(self.symbols, self.pairs):
             return None
         return kind, target_kind
