@@ -108,7 +108,7 @@ class Repeats:
     def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         asked = set().union(*self.asked.values())
         for pair in pairs:
-            if (source := _plain(pair)) in asked:
+            if asked and (source := _plain(pair)) in asked:
                 self.met.add(source)
             yield pair
 
