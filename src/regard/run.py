@@ -213,7 +213,7 @@ class Run:
     def _belongings(self) -> dict[str, str]:
         """What weights fit: the sections of the recipe that shape them, and the tokenizer."""
         recipe = self.recipe()
-        shape = recipe.model.model_dump_json() + recipe.tokenizer.model_dump_json()
+        shape = recipe.model.model_dump_json() + recipe.tokenizer.identity
         digest = hashlib.sha256(shape.encode()).hexdigest()
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 

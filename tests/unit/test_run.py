@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from regard.errors import RegardError
 from regard.model import Translator
-from regard.recipe import Recipe
-from regard.run import Run, sha256, write_text, write_whole
+from regard.recipe import Recipe, make_recipe
+from regard.run import Run, facts_of, sha256, write_text, write_whole
 
 SmallRecipe = Callable[..., Recipe]
 FILES = ["recipe.yaml", "tokenizer.model", "model.safetensors"]
@@ -38,6 +39,17 @@ def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) 
     run = Run(tmp_path)
     run.write_recipe(recipe)
     assert run.recipe() == recipe
+
+
+def test_runs_written_by_earlier_versions_can_be_opened(tmp_path: Path) -> None:
+    """A new key of the sections model and tokenizer must change nothing where it is not given."""
+    run = Run(tmp_path)
+    run.write_recipe(make_recipe({"data": {"train": {"pairs": "x.tsv"}}}, "test"))
+    run.write_weights({"weight": torch.zeros(1)})
+    with safe_open(run.weights_file, "pt") as file:
+        named = facts_of(file)
+    earlier = "78dc6ceb75e01098b074b38908b1366cf73bb2fd0b8b571911bb3e7154db6491"
+    assert named == {"recipe.yaml": earlier}
 
 
 def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:

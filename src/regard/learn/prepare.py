@@ -150,9 +150,7 @@ def open_prepared(run: Run, recipe: Recipe) -> Prepared:
 def identity_of(recipe: Recipe) -> dict[str, str]:
     """What the ids on disk depend on."""
     data = recipe.data
-    # A key that is not given, and that older runs do not know, changes nothing.
-    tokenizer = recipe.tokenizer.model_dump_json(exclude_none=True)
-    choices = [recipe.task, tokenizer, data.clean.model_dump_json()]
+    choices = [recipe.task, recipe.tokenizer.identity, data.clean.model_dump_json()]
     choices.append(str(recipe.training.start_from))
     if data.valid is None:
         choices.append(str(data.hold_out))

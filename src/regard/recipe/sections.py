@@ -224,6 +224,11 @@ class Tokenizer(Section):
     in lower case"""
 
     @property
+    def identity(self) -> str:
+        """What ids and weights depend on; target_kind, which older runs do not know, counts where it is given."""
+        return self.model_dump_json(exclude_none=True)
+
+    @property
     def of_target(self) -> Tokenizer:
         """What its target is cut by."""
         return self.model_copy(update={"kind": self.target_kind or self.kind})
