@@ -133,6 +133,7 @@ def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", "words")
     assert recipe.score.measures == ("wer", "per")
     assert any("single words, targets made of 26 symbols" in reason for reason in reasons)
+    assert any("dropout 0.1" in reason for reason in reasons)
     pairs = [Pair(*line.split("\t")) for line in lines]
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
     (letters,) = tokenizer.source.encode(["abxc"])

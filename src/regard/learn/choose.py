@@ -26,6 +26,8 @@ FEWEST_PAIRS = 50
 FEW_SYMBOLS = 200
 LONGEST_WORD, LONGEST_UNSPACED = 20, 6
 """letters, in the mean, of texts without blanks that are words; the second where a script sets no blanks anyway"""
+DROPOUT_OF_SYMBOLS = 0.1
+"""letters and symbols come so often that more keeps a model from learning them in the time people have"""
 SIGNS_PER_TOKEN = 1.3
 """in Chinese and Japanese, where a token is a sign or two"""
 
@@ -81,6 +83,7 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
         values["tokenizer"] = _of_symbols(measured, changes)
         unit = "per" if measured.kinds[1] == "words" else "chrf"
         values["score"] = {"measures": ["wer", unit]}
+        values["model"]["dropout"] = DROPOUT_OF_SYMBOLS
     tokenizer = make_recipe(values, "the chosen recipe", changes).tokenizer
     values["training"] = _training(size, count * measured.tokens(size, tokenizer))
     recipe = make_recipe(values, "the chosen recipe", changes)
