@@ -319,7 +319,8 @@ def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[st
     runs, done, _ = chosen[name]
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("No recipe given, so this was chosen from the data:\n  200 pairs")
-    assert "model: tiny, dropout 0.3 (tiny suits up to 5,000 pairs)" in done.stderr
+    assert "model: tiny, dropout 0.1 (tiny suits up to 5,000 pairs)" in done.stderr
+    assert "since both sides are made of" in done.stderr
     assert (runs / name / "card.json").is_file()
 
 
