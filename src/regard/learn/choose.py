@@ -260,7 +260,8 @@ class Measured(NamedTuple):
 
 def _measure(pairs: Iterable[Pair]) -> Measured:
     count, source, target = 0, Side(), Side()
-    for count, pair in enumerate(pairs, start=1):  # noqa: B007
+    for pair in pairs:
+        count += 1
         source.read(normalize("NFC", pair.source))
         target.read(normalize("NFC", pair.target))
     return Measured(count, source, target)
