@@ -79,8 +79,13 @@ VARIANTS: dict[str, list[str]] = {
     "embeddings not tied": ["model.tie_embeddings=false"],
     "both directions": [BOTH_WAYS, "data.valid.to=de", "data.test.to=de"],
     "translations of a teacher": ["data.train={pairs: multi30k/distilled-fast.tsv}"],
+    "half of the pairs": ["data.train={pairs: multi30k/half.jsonl}"],
+    "half, the rest back-translated": [
+        "data.train={pairs: [multi30k/half.jsonl, multi30k/rest-back.jsonl], tag: [null, bt]}"
+    ],
 }
-"""widths go with multi30k-tiny's layers: about as many parameters; the teacher is that of recipes/multi30k-fast.yaml"""
+"""widths go with multi30k-tiny's layers: about as many parameters; the teacher is that of recipes/multi30k-fast.yaml,
+and benchmarks/back.py writes the halves"""
 ENDING = 25.0
 """seconds before the minutes are over at which trainings are told to save and end"""
 SCORES = "scores.json"

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("recipe", help="a recipe with packed batches, or that can have them")
     parser.add_argument("--set", action="append", default=[], dest="changes")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
     curves: dict[str, list[list[float]]] = {"fast": [], "plain": []}
     with tempfile.TemporaryDirectory() as made:
         run = prepared(load_recipe(options.recipe, changes), Path(made) / "run")
-        for seed in range(1, options.seeds + 1):
+        for seed in options.seeds:
             recipe = load_recipe(options.recipe, [*changes, f"training.seed={seed}"])
             for way, found in curves.items():
                 found.append(list(curve(run, recipe, way == "fast", options.steps)))

@@ -1,7 +1,5 @@
 """What all tests share. It is read before any of them, so shapes are checked in every test."""
 
-# ruff: noqa: E402 (the hook comes before what it checks)
-
 import os
 import shutil
 from collections.abc import Callable
@@ -9,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-# Before regard is imported anywhere: the hook checks what is imported after it.
-install_import_hook(["regard.nn", "regard.search", "regard.learn.loss"], "beartype.beartype")
-
-import torch
+# Before regard is imported anywhere: the hook checks what is imported after it. Not with a GPU, where networks are
+# compiled: torch.compile and Triton cannot read what is checked.
+if not torch.cuda.is_available():
+    install_import_hook(["regard.nn", "regard.search", "regard.learn.loss"], "beartype.beartype")
 
 from regard.learn.checkpoint import Progress, checkpoint_name, save_checkpoint
 from regard.marks import END

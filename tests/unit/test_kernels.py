@@ -67,12 +67,13 @@ def test_dropout_of_the_weights_takes_its_share_and_the_way_back_finds_the_same_
     value = torch.ones(2, T, 3, 16, device="cuda").transpose(1, 2).requires_grad_()
     seed = torch.tensor([7], dtype=torch.int32, device="cuda")
     out, _ = attend_in_texts(query, key, value, low, high, low, high, seed, SCALE, 0.3)
-    assert abs(float(out.mean()) - 1) < 0.05
-    assert float(out.std()) > 0.05
+    assert abs(float(out.detach().mean()) - 1) < 0.05
+    assert float(out.detach().std()) > 0.05
     (of_value,) = torch.autograd.grad(out.sum(), (value,))
     torch.testing.assert_close(of_value.sum(), out.sum(), rtol=1e-4, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch, about what its own compiler does
 @pytest.mark.parametrize(("words", "width"), [(33, 512), (7, 48), (5000, 20)])
 def test_the_way_back_through_a_norm(words: int, width: int) -> None:
     torch.manual_seed(0)

@@ -170,6 +170,7 @@ def test_the_curves_of_packed_and_padded_learning_are_one() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore")  # of torch, about what its own compiler does
 @pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
 def test_recorded_updates_are_the_plain_ones(position: str) -> None:
     """Without dropout the same weights come out, step after step, but for the number format."""

@@ -12,7 +12,7 @@ finds the same ones.
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 TILE = 64
@@ -196,8 +196,7 @@ def key_kernel(
     put(of_value + batch * ub + head * uh, ut, there, keys, of_v, value_width, VALUE)
 
 
-Vectors = Float[Tensor, "B h T d"]
-Places = Int[Tensor, "B T"]
+Vectors = Float[Tensor, "B h _ _"]
 
 
 def side_by_side(x: Vectors) -> Vectors:

@@ -59,7 +59,7 @@ def attend_few(
     query: Float[Tensor, "S h Q dk"],
     key: Float[Tensor, "S h K dk"],
     value: Float[Tensor, "S h K dv"],
-    bias: Float[Tensor, "S 1 #Q K"] | None,
+    bias: Float[Tensor, "#S 1 #Q K"] | None,
 ) -> Float[Tensor, "S Q h*dv"]:
     """Softmax of query . key + bias, times value; each query sees some key. The heads of a query stand side by side."""
     sentences, heads, queries, width = query.shape
