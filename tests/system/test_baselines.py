@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from system.commands import Done, regard, together, write_task
+from system.commands import Done, in_workers, inside, write_task
 
 ARCHITECTURES = ["recurrent", "convolution"]
 
@@ -25,14 +25,14 @@ def learn(folder: Path, architecture: str) -> Learned:
     recipe["model"]["architecture"] = architecture
     recipe["training"] |= {"steps": 300, "validate_every": 300}
     path.write_text(yaml.safe_dump(recipe))
-    training = regard("train", path, "--out", "run", cwd=folder)
-    translating = regard("translate", "run", "--input", "test.src", "--beam", 5, cwd=folder)
+    training = inside("train", path, "--out", "run", cwd=folder)
+    translating = inside("translate", "run", "--input", "test.src", "--beam", 5, cwd=folder)
     return Learned(folder, training, translating)
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Learned]:
-    return together(
+    return in_workers(
         {name: partial(learn, tmp_path_factory.mktemp(name), name) for name in ARCHITECTURES}
     )
 
@@ -50,6 +50,6 @@ def test_learns_to_copy_unseen_sequences(architecture: str, learned: dict[str, L
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_sentence_can_be_seen_to_pass(architecture: str, learned: dict[str, Learned]) -> None:
-    done = regard("look", "run", "a b c", cwd=learned[architecture].folder)
+    done = inside("look", "run", "a b c", cwd=learned[architecture].folder)
     assert done.returncode == 0, done.stderr
     assert "<html" in (learned[architecture].folder / "look.html").read_text()

@@ -45,7 +45,7 @@ DEFAULTS = {
 ELSEWHERE = {"model.position=tree"}
 """needs parses: test_trees.py"""
 
-LONGER = ["training.steps=800", "training.validate_every=800"]
+LONGER = ["training.steps=600", "training.validate_every=600"]
 
 NEEDS: dict[str, list[str]] = {
     "model.attention.encoder=window": ["model.attention.reach=2"],
@@ -93,8 +93,8 @@ def write_data(folder: Path, task: Callable[[list[str]], list[str]]) -> Path:
         data={name: {"source": f"{name}.src", "target": f"{name}.tgt"} for name in names}
         | {"clean": {"max_tokens": 20}},
         model={"width": 32, "heads": 2, "feedforward": 64},
-        training={"steps": 400, "validate_every": 400, "validate_sentences": 4}
-        | {"tokens_per_batch": 512, "rate": 0.01, "warmup": 40},
+        training={"steps": 300, "validate_every": 300, "validate_sentences": 4}
+        | {"tokens_per_batch": 256, "rate": 0.01, "warmup": 40},
         score={"measures": ["wer"]},
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system.commands import Done, regard, succeeds, together, write_task
+from system.commands import Done, in_workers, inside, succeeds_inside, write_task
 
 Task = Callable[[list[str]], Iterable[str]]
 
@@ -23,14 +23,14 @@ def learn(folder: Path, task: Task, changes: list[str]) -> Path:
     recipe = write_task(folder, task, count=4000)
     every = ["model.architecture=parallel", *changes]
     sets = [word for change in every for word in ("--set", change)]
-    succeeds("train", recipe, *sets, "--out", "run", cwd=folder)
+    succeeds_inside("train", recipe, *sets, "--out", "run", cwd=folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder with a run for each case. To be read only."""
-    return together(
+    return in_workers(
         {
             name: partial(learn, tmp_path_factory.mktemp("parallel"), *case)
             for name, case in CASES.items()
@@ -45,7 +45,9 @@ def test_unseen_sequences_are_translated_right(
     name: str, rounds: int, learned: dict[str, Path]
 ) -> None:
     folder = learned[name]
-    done = succeeds("translate", "run", "--input", "test.src", "--rounds", rounds, cwd=folder)
+    done = succeeds_inside(
+        "translate", "run", "--input", "test.src", "--rounds", rounds, cwd=folder
+    )
     wanted = (folder / "test.tgt").read_text().splitlines()
     found = done.stdout.splitlines()
     assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= 0.9 * 150
@@ -53,12 +55,12 @@ def test_unseen_sequences_are_translated_right(
 
 def test_scores_are_told_for_the_rounds_asked(learned: dict[str, Path]) -> None:
     files = ("--source", "test.src", "--reference", "test.tgt")
-    done = succeeds("evaluate", "run", *files, "--rounds", 2, "--json", cwd=learned["copy"])
+    done = succeeds_inside("evaluate", "run", *files, "--rounds", 2, "--json", cwd=learned["copy"])
     assert json.loads(done.stdout)["scores"][0]["value"] > 90
 
 
 def test_a_beam_is_refused_in_one_line(learned: dict[str, Path]) -> None:
-    done = regard("translate", "run", "a b", "--beam", 3, cwd=learned["copy"])
+    done = inside("translate", "run", "a b", "--beam", 3, cwd=learned["copy"])
     assert done.returncode == 2
     assert done.stderr.startswith("regard: beam 3: this model says all words at once")
     assert done.stderr.count("\n") == 1
@@ -68,7 +70,7 @@ def test_a_beam_is_refused_in_one_line(learned: dict[str, Path]) -> None:
 
 
 def distilled(folder: Path, output: Path, *options: object) -> tuple[Done, list[str]]:
-    done = succeeds("distill", "run", "--output", output, *options, cwd=folder)
+    done = succeeds_inside("distill", "run", "--output", output, *options, cwd=folder)
     return done, output.read_text(encoding="utf-8").splitlines()
 
 
@@ -86,5 +88,5 @@ def test_a_teacher_translates_its_own_sources_for_a_student(workshop: Path, tmp_
         "training.choose_by=loss",
     ]
     sets = [word for change in small for word in ("--set", change)]
-    trained = succeeds("train", "distilled.tsv", *sets, "--out", "student", cwd=tmp_path)
+    trained = succeeds_inside("train", "distilled.tsv", *sets, "--out", "student", cwd=tmp_path)
     assert "all 3 steps are done" in trained.stderr

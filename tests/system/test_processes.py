@@ -1,6 +1,5 @@
 """Two processes learn what one learns."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from regard.learn.checkpoint import checkpoint_files, load_checkpoint
 from regard.run import Run
 from regard.text.batches import plan_batches
 from regard.text.store import Store
-from system.commands import PYTHON, Done, regard, sequences, succeeds, together, write, write_recipe
+from system.commands import PYTHON, Done, regard, sequences, succeeds_inside, write, write_recipe
 
 # No -W error here: torchrun itself warns of settings that are not ours.
 TORCHRUN = [PYTHON[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -31,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         training={"steps": STEPS, "tokens_per_batch": TOKENS, "log_every": 1, "rate": 0.001}
         | {"validate_every": STEPS, "validate_sentences": 2, "schedule": "constant", "warmup": 5},
     )
-    alone = {n: partial(succeeds, *arguments(f"one-{n}", n), cwd=folder) for n in ("1", "2")}
-    together(alone)
+    for accumulate in ("1", "2"):
+        succeeds_inside(*arguments(f"one-{accumulate}", accumulate), cwd=folder)
     return folder
 
 

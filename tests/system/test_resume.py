@@ -15,9 +15,9 @@ from regard.learn.checkpoint import checkpoint_files, load_checkpoint, step_of
 from regard.run import Run
 from system.commands import (
     Done,
-    regard,
+    in_workers,
+    inside,
     started,
-    together,
     write,
     write_recipe,
     write_task,
@@ -39,8 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         | {"accumulate": 2, "validate_every": 50, "checkpoint_every": 10, "keep": 3}
         | {"validate_sentences": 0, "choose_by": "loss", "log_every": 10},
     )
-    jobs = {ema: partial(train, folder, f"unbroken-{ema}", ema) for ema in EMA}
-    for done in together(jobs).values():
+    runs = {f"unbroken-{ema}": partial(train, folder, f"unbroken-{ema}", ema) for ema in EMA}
+    halves = {f"halves-{ema}": partial(go_halfway_twice, folder, ema) for ema in EMA}
+    for done in in_workers(runs | halves).values():
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -51,7 +52,7 @@ def arguments(out: str, ema: str = "0", steps: int = STEPS) -> list[str]:
 
 
 def train(folder: Path, out: str, ema: str = "0", steps: int = STEPS) -> Done:
-    return regard(*arguments(out, ema, steps), cwd=folder)
+    return inside(*arguments(out, ema, steps), cwd=folder)
 
 
 def state(run: Path) -> dict[str, object]:
@@ -100,16 +101,19 @@ def newest(run: Path) -> int:
 # Going on
 
 
-def go_halfway_twice(folder: Path, ema: str) -> None:
+def go_halfway_twice(folder: Path, ema: str) -> Done:
     run = folder / f"halves-{ema}"
-    assert train(folder, run.name, ema, STEPS // 2).returncode == 0
-    assert newest(run) == STEPS // 2
-    assert train(folder, run.name, ema).returncode == 0
-    assert_same_run(run, folder / f"unbroken-{ema}")
+    half = train(folder, run.name, ema, STEPS // 2)
+    if half.returncode or newest(run) != STEPS // 2:
+        return half
+    return train(folder, run.name, ema)
 
 
-def test_half_and_half_is_the_whole_with_and_without_a_moving_average(folder: Path) -> None:
-    together({ema: partial(go_halfway_twice, folder, ema) for ema in EMA})
+@pytest.mark.parametrize("ema", EMA)
+def test_half_and_half_is_the_whole_with_and_without_a_moving_average(
+    ema: str, folder: Path
+) -> None:
+    assert_same_run(folder / f"halves-{ema}", folder / f"unbroken-{ema}")
 
 
 def test_a_killed_training_goes_on_exactly(folder: Path) -> None:
@@ -129,7 +133,10 @@ def test_a_killed_training_goes_on_exactly(folder: Path) -> None:
     assert_same_run(run, folder / "unbroken-0")
 
 
-def interrupt_and_go_on(folder: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_training_saves_says_so_and_goes_on_exactly(
+    number: signal.Signals, folder: Path
+) -> None:
     run = folder / number.name
     process = underway(folder, run.name)
     process.send_signal(number)
@@ -143,11 +150,6 @@ def interrupt_and_go_on(folder: Path, number: signal.Signals) -> None:
     assert done.returncode == 0
     assert f"Going on from step {step} of {STEPS}" in done.stderr
     assert_same_run(run, folder / "unbroken-0")
-
-
-def test_an_interrupted_training_saves_says_so_and_goes_on_exactly(folder: Path) -> None:
-    signals = signal.SIGINT, signal.SIGTERM
-    together({number.name: partial(interrupt_and_go_on, folder, number) for number in signals})
 
 
 def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
@@ -171,7 +173,7 @@ def refused(done: Done) -> str:
 
 def test_a_run_of_another_recipe_is_refused_with_the_differences(folder: Path) -> None:
     before = files(folder / "unbroken-0")
-    done = regard(*arguments("unbroken-0"), "--set", "model.dropout=0.3", cwd=folder)
+    done = inside(*arguments("unbroken-0"), "--set", "model.dropout=0.3", cwd=folder)
     message = refused(done)
     assert "another recipe" in message
     assert "model.dropout is 0.2 there, 0.3 here" in message
@@ -211,7 +213,7 @@ def test_a_second_process_in_one_folder_is_refused(folder: Path) -> None:
 
 
 def test_a_start_that_failed_stands_in_nobodys_way(folder: Path) -> None:
-    wrong = regard(*arguments("again"), "--set", "data.train.source=typo.src", cwd=folder)
+    wrong = inside(*arguments("again"), "--set", "data.train.source=typo.src", cwd=folder)
     assert "typo.src" in refused(wrong)
     done = train(folder, "again", steps=2)
     assert done.returncode == 0, done.stderr
