@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from regard.distill import distill
@@ -32,11 +32,11 @@ REVERSE = [
 ]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--run", type=Path, default=Path("runs/back"), help="of German to English")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="A.B=C")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     data = load_recipe(RECIPE, given.changes).data
     pairs = list(train_pairs(data))
     half, rest = pairs[::2], pairs[1::2]

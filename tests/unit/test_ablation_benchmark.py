@@ -1,6 +1,5 @@
 """benchmarks/ablation.py: slices that go on where they stopped, and a table that can be checked by hand."""
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -9,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from scripts import load_script
 from system.commands import write_task
 
 from regard.learn.prepare import open_prepared, prepare
@@ -16,18 +16,10 @@ from regard.learn.report import Report
 from regard.learn.train import open_run, refuse_strangers
 from regard.run import Run
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "ablation.py"
 
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ablation_benchmark", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return load_script("benchmarks/ablation.py")
 
 
 def plan(benchmark: ModuleType, recipe: str, runs: Path = Path("runs"), **more: Any) -> Any:

@@ -1,27 +1,17 @@
 """What benchmarks/baselines.py measures, where the answer is known."""
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from scripts import load_script
 from torch import Tensor
-
-FILE = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("baselines_benchmark", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/baselines.py")
 
 
 def shift_by(places: int) -> Callable[[Tensor], Tensor]:

@@ -42,7 +42,7 @@ def measured(pairs: int, letters: float) -> module.Measured:
 
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
     root = write(tmp_path, prose(FEWEST_PAIRS - 1))
-    with pytest.raises(RegardError, match=f"^{FEWEST_PAIRS - 1} pairs are too few"):
+    with pytest.raises(RegardError, match=f"^too few pairs to learn from: {FEWEST_PAIRS - 1};"):
         choose(TEXTS, root)
 
 

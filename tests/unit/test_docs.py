@@ -1,23 +1,18 @@
 """The generated page of choices is the one the code would write now, and every part has its place in the book."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
 def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_choices", DOCS / "make_choices.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/make_choices.py")
 
 
 def test_the_page_of_choices_is_up_to_date(maker: ModuleType) -> None:

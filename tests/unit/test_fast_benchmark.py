@@ -1,30 +1,21 @@
 """benchmarks/fast.py: every run in every precision and way becomes a figure and a point."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
+from scripts import load_script
 
 from regard.errors import RegardError
 from regard.recipe import load_recipe
 from regard.run import Run
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "fast.py"
 
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fast_benchmark", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    return load_script("benchmarks/fast.py")
 
 
 def test_a_run_becomes_points(

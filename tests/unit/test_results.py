@@ -1,6 +1,5 @@
 """The tables of results are what the cards say, and a card says what the tables need."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import load_script
 
 from regard.learn.train import layers
 from regard.nn.networks import NETWORKS
@@ -19,12 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def results() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks/results.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/results.py")
 
 
 def score(measure: str, name: str, value: float, *interval: float) -> dict[str, Any]:

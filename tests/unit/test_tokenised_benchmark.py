@@ -1,25 +1,17 @@
 """benchmarks/tokenised.py: three ways to count the same words, and which language is written."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 from regard.errors import RegardError
 from regard.recipe import Data
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "tokenised.py"
-
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tokenised_benchmark", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/tokenised.py")
 
 
 def test_only_moses_parts_what_an_apostrophe_joins(benchmark: ModuleType) -> None:

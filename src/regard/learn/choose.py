@@ -66,7 +66,7 @@ def choose(texts: Texts, root: str, changes: Sequence[str] = ()) -> tuple[Recipe
     count = measured.pairs
     if count < FEWEST_PAIRS:
         raise RegardError(
-            f"{count} pairs are too few to learn from: give {FEWEST_PAIRS} or more, best thousands"
+            f"too few pairs to learn from: {count}; give {FEWEST_PAIRS} or more, best thousands"
         )
     for side, name in ((measured.source, "sources"), (measured.target, "targets")):
         if not side.texts:
