@@ -1,6 +1,6 @@
 """How many translations stay the same when a model goes elsewhere: regard against the engines of an exported run.
 
-    python benchmarks/exchange.py RUN TEXTS [SENTENCES]
+    python benchmarks/exchange.py RUN TEXTS
 
 Each engine gets the text, cuts it by the tokenizer that was exported with the model, and searches by itself: greedily,
 with the run's beam and no length penalty, and with the run's beam and alpha, where ours searches in its manner.
@@ -8,9 +8,9 @@ with the run's beam and no length penalty, and with the run's beam and alpha, wh
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
-import sys
 import tempfile
 import time
 import warnings
@@ -145,9 +145,14 @@ ENGINES: dict[str, tuple[Callable[[Path], Engine], Manner]] = {
 """and the manner of our search that is theirs; onnx brings none of its own"""
 
 
-def main(run: Path, file: Path, count: int) -> None:
-    texts = file.read_text(encoding="utf-8").splitlines()[:count]
-    model = Translator.load(run, "cpu")
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("texts", type=Path, help="one a line")
+    parser.add_argument("--sentences", type=int, default=1000, help="how many of them")
+    given = parser.parse_args()
+    texts = given.texts.read_text(encoding="utf-8").splitlines()[: given.sentences]
+    model = Translator.load(given.run, "cpu")
     search = model.recipe.search.model_copy(update={"max_length": LONGEST, "extra_length": LONGEST})
     model.recipe = model.recipe.model_copy(update={"search": search})
     ours: dict[tuple[Any, ...], list[Translation]] = {}
@@ -156,7 +161,7 @@ def main(run: Path, file: Path, count: int) -> None:
         ways = [(1, 0.0, "paper"), (search.beam, 0.0, "paper"), (search.beam, search.alpha, manner)]
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                lines = export_model(run, name, Path(scratch) / "out")[:-1]
+                lines = export_model(given.run, name, Path(scratch) / "out")[:-1]
                 print(name, *lines, sep=": ", flush=True)
             except RegardError as error:
                 print(name, error, sep=": ")
@@ -184,4 +189,4 @@ def _same(said: list[str], ours: list[Translation]) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1000)
+    main()

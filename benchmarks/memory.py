@@ -5,6 +5,7 @@
 Ids are read memory-mapped, so memory must not grow with the corpus.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -39,6 +40,7 @@ def train(*arguments: str) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.split("\n", 1)[0]).parse_args()
     results = {}
     changes = [word for change in STEPS for word in ("--set", change)]
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ Each format is a process of its own. What is counted is Linux's RssAnon, above w
 weights that stand in the file and are only mapped are not among it, since the system can let go of them.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -31,14 +32,18 @@ def opened(run: Path, precision: Precision) -> float:
 
 
 def main() -> None:
-    if len(sys.argv) == 3:
-        print(opened(Path(sys.argv[1]), one_of(FORMATS, sys.argv[2], "precision")))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        run, precision = given.one
+        print(opened(Path(run), one_of(FORMATS, precision, "precision")))
         return
     with tempfile.TemporaryDirectory() as made:
-        run = Path(made) / "run"
-        of_preset(run, "base", 1)
+        folder = Path(made) / "run"
+        of_preset(folder, "base", 1)
         for precision in FORMATS:
-            command = [sys.executable, "-W", "ignore", __file__, str(run), precision]
+            command = [sys.executable, "-W", "ignore", __file__, "--one", str(folder), precision]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             print(f"{precision:5} {float(done.stdout):6.0f} MB")
 

@@ -172,7 +172,7 @@ CHOICES = [
         SMOOTHINGS,
         {
             "all": Fact("right: 1 - ε + ε/K, others: ε/K", "loss", "nothing", "ε over all K classes: torch's"),
-            "others": Fact("right: 1 - ε, others: ε/(K - 1)", "loss", "nothing", "ε over the others: the study notes'"),
+            "others": Fact("right: 1 - ε, others: ε/(K - 1)", "loss", "nothing", "ε over the others: some textbooks'"),
         },
     ),
     Choice(("model.architecture",), recipes.Architecture, NETWORKS, {}),

@@ -418,7 +418,7 @@ class Training(Section):
     """the same of the target words that the decoder reads; for translate"""
     label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.1
     smoothing_over: Smoothing = "all"
-    """epsilon is spread over all classes (torch), or over the others only (the study notes)"""
+    """epsilon is spread over all classes (torch), or over the others only (some textbooks)"""
     validate_every: Annotated[int, Field(ge=1)] = 1000
     validate_sentences: Annotated[int, Field(ge=0)] = 500
     """valid pairs translated, greedily, for the validation score; 0 validates by loss alone"""
