@@ -164,7 +164,7 @@ def work(job: Job, runs: Path) -> dict[str, Any]:
         "high": round(bleu["high"], 2),
         "pronouns": pronouns,
         "asked": asked,
-        "loss": round(card["valid"]["best_loss"], 4),
+        "loss": round(card["valid"]["loss"], 4),
         "parameters": card["parameters"],
         "seconds": card["seconds"],
     }

@@ -11,7 +11,7 @@ import torch
 
 from regard.learn.checkpoint import checkpoint_files, load_checkpoint
 from regard.run import Run
-from system.commands import Done, inside, write_recipe, write_task
+from system.commands import Done, inside, write, write_recipe, write_task
 
 Train = Callable[..., Done]
 
@@ -64,7 +64,7 @@ def test_the_card_tells_all_it_takes_to_judge_and_to_repeat_the_run(workshop: Pa
     assert card["vocabulary"] == {"source": 13, "target": 13}
     assert [result["measure"] for result in card["test"]] == ["bleu", "chrf", "ter"]
     assert all(result["signature"] and result["low"] is not None for result in card["test"])
-    assert card["valid"]["best_loss"] < 0.5
+    assert card["valid"]["loss"] < 0.5
     assert "train" in card["command"]
     assert card["files"].keys() == {"recipe.yaml", "tokenizer.model", "model.safetensors"}
     for key in ("regard", "averaged_checkpoints", "epochs", "target_tokens", "seconds", "hardware"):
@@ -138,6 +138,16 @@ def test_what_only_the_end_needs_is_checked_before_the_first_step(
     assert not list((folder / "refused" / "checkpoints").glob("step-*"))
 
 
+def test_a_test_text_that_is_too_long_is_found_before_the_first_step(folder: Path) -> None:
+    write(folder / "long.src", ["a b", "a " * 12])
+    write(folder / "long.tgt", ["a b", "a"])
+    test = "data.test={source: long.src, target: long.tgt}"
+    short = "model.position=learned", "model.max_length=9", "data.clean.max_tokens=8"
+    said = refused(folder, test, *short)
+    assert "data.test: source 2 has 13 tokens, END counted, but the model can read only 9" in said
+    assert not list((folder / "refused" / "checkpoints").glob("step-*"))
+
+
 def test_broken_weights_are_never_kept(folder: Path) -> None:
     sets = ["optimizer=sgd", "schedule=constant", "warmup=0", "rate=1e30", "clip=null"]
     said = refused(folder, *(f"training.{change}" for change in sets), "training.validate_every=1")
@@ -162,3 +172,22 @@ def test_more_steps_under_a_cosine_are_refused(folder: Path) -> None:
     done = inside(*command, "--set", "training.steps=8", cwd=folder)
     assert done.returncode == 2
     assert "training.steps is 4 there, 8 here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("score.measures=[ter]", "score.measures"),  # checkpoints were chosen by BLEU
+        ("training.steps=3", "has learned for 4 steps; training.steps 3 is fewer"),
+    ],
+)
+def test_what_would_contradict_what_was_learned_is_refused(
+    folder: Path, change: str, message: str
+) -> None:
+    command = ["train", "recipe.yaml", "--out", "run", "--set", "training.schedule=constant"]
+    assert inside(*command, cwd=folder).returncode == 0
+    done = inside(*command, "--set", "training.steps=6", "--set", change, cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    also = ["--set", "training.steps=6", "--set", "score.measures=[bleu, ter]"]
+    assert inside(*command, *also, cwd=folder).returncode == 0

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from regard.learn.prepare import prepare
+from regard.errors import RegardError
+from regard.learn.prepare import open_prepared, prepare
 from regard.learn.report import Report
 from regard.recipe import make_recipe
 from regard.run import Run
@@ -46,3 +47,21 @@ def test_what_is_held_out_is_not_looked_for(
     said = said_of(tmp_path, capsys, hold_out=0.3)
     assert "Validation pairs" in said
     assert "training text" not in said
+
+
+def test_text_whose_preparation_failed_is_not_taken_for_that_of_before(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "a b c\tx", "a\ty", "b\tz")
+    write(tmp_path / "valid.tsv", "a b c\tx")
+    data = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "valid": {"pairs": "valid.tsv"}}
+    sections = {"data": data, "tokenizer": {"kind": "words", "size": 50}}
+    short = {**sections, "data": {**data, "clean": {"max_tokens": 2}}}
+    short |= {"model": {"position": "learned", "max_length": 3}}
+    run = Run(tmp_path / "run")
+    run.folder.mkdir()
+    whole, report = make_recipe(sections, "test"), Report(run, speaks=False)
+    prepare(run, whole, report)
+    with pytest.raises(RegardError, match=r"data\.valid has a text of 4 tokens"):
+        prepare(run, make_recipe(short, "test"), report)
+    prepare(run, whole, report)
+    report.end()
+    assert len(open_prepared(run, whole).train) == 3

@@ -12,6 +12,7 @@ from regard.model import build, weights_of
 from regard.recipe import Recipe, Task, make_recipe
 from regard.run import Run
 from regard.text.corpus import Pair
+from regard.text.tokenizer import Tokenizer
 
 MODEL = {"width": 16, "heads": 2, "feedforward": 32, "decoder_layers": 1}
 PAIRS = [Pair("a b c", "X Y X")] * 3
@@ -45,7 +46,7 @@ def test_labels_start_from_a_run_whose_target_was_cut_in_another_way(tmp_path: P
     start = run_of(recipe_of("translate", tokenizer=two), tmp_path / "before")
     recipe = recipe_of("classify", start, tokenizer={"size": 300})
     tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
-    assert "of the encoder taken" in take_weights(build(recipe, tokenizer), recipe)
+    assert "of the encoder taken" in take_weights(build(recipe, tokenizer), recipe, tokenizer)
 
 
 @pytest.mark.parametrize("before", ["mask", "translate"])
@@ -60,7 +61,7 @@ def test_labels_take_the_encoder_and_begin_with_a_new_head(
     assert tokenizer.target.decode([[5], [6]]) == ["X", "Y"]
     network = build(recipe, tokenizer)
     head = weights_of(network)["projection.weight"].clone()
-    said = take_weights(network, recipe)
+    said = take_weights(network, recipe, tokenizer)
     own, theirs = weights_of(network), Run(start).weights()
     taken = [name for name in own if name.startswith("encoder.")]
     assert all(torch.equal(own[name], theirs[name]) for name in taken)
@@ -73,8 +74,9 @@ def test_other_tasks_take_everything(before: Task, task: Task, tmp_path: Path) -
     model = {"architecture": "decoder"} if before == "continue" else {}
     start = run_of(recipe_of(before, model=model), tmp_path / "before")
     recipe = recipe_of(task, start, model=model)
-    network = build(recipe, starting_tokenizer(recipe, lambda: PAIRS))
-    said = take_weights(network, recipe)
+    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    network = build(recipe, tokenizer)
+    said = take_weights(network, recipe, tokenizer)
     theirs = Run(start).weights()
     assert weights_of(network).keys() == theirs.keys()
     assert all(torch.equal(own, theirs[name]) for name, own in weights_of(network).items())
@@ -103,12 +105,20 @@ def test_the_first_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
     deeper = build(recipe_of("tag", model={"encoder_layers": 7}), tokenizer)
     with pytest.raises(RegardError, match=r"has no weight encoder.layers.6.attention.query"):
-        take_weights(deeper, recipe)
+        take_weights(deeper, recipe, tokenizer)
     wider = build(recipe_of("tag", model={"width": 32}), tokenizer)
     with pytest.raises(
         RegardError, match=r"encoder.embedding.weight .* is \[\d+, 16\], here .*32\]"
     ):
-        take_weights(wider, recipe)
+        take_weights(wider, recipe, tokenizer)
+
+
+def test_a_run_whose_tokenizer_is_another_by_now_is_refused(tmp_path: Path) -> None:
+    """The text was prepared, and before it was learned from, the other run was trained anew."""
+    recipe = recipe_of("tag", run_of(recipe_of("mask"), tmp_path / "before"))
+    other = Tokenizer.train(recipe.tokenizer, lambda: [Pair("d e", "X Y")], labels=True)
+    with pytest.raises(RegardError, match="before has another tokenizer"):
+        take_weights(build(recipe, other), recipe, other)
 
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -98,7 +97,7 @@ class Learner:
         self.taken: str | None = None
         """what a new training began with, in words; None: with random weights"""
         if self.training.start_from and not checkpoint_files(run.checkpoints):
-            self.taken = take_weights(self.network, recipe)
+            self.taken = take_weights(self.network, recipe, prepared.tokenizer)
         self.names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
@@ -323,7 +322,6 @@ def _seed(seed: int, step: int, group: Group) -> None:
 
 def _spread(pairs: Iterable[Pair], count: int, training: recipes.Training) -> list[Pair]:
     """Some pairs at equal distances: files are often sorted, so the first ones would not do."""
-    if training.validate_sentences == 0:
-        return []
-    every = max(1, count // training.validate_sentences)
-    return list(islice(pairs, 0, every * training.validate_sentences, every))
+    wanted = min(count, training.validate_sentences)
+    places = {number * count // wanted for number in range(wanted)}
+    return [pair for place, pair in enumerate(pairs) if place in places]

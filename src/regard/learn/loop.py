@@ -90,11 +90,15 @@ def finished(learner: Learner) -> Stop:
 
 def _patience(learner: Learner) -> Stop:
     """Whether the best validation lies too far back. Only the first process knows; the others follow."""
-    values = [validation[1:] for validation in learner.progress.validations]
-    if learner.training.patience is None or not values:
+    validations, training = learner.progress.validations, learner.training
+    if training.patience is None or not validations:
         return Stop.NOT_YET
-    since_best = len(values) - 1 - values.index(min(values))
-    return Stop.PATIENCE if since_best >= learner.training.patience else Stop.NOT_YET
+    best, *_ = min(validations, key=lambda validation: validation[1:])
+    # One that came because time was over does not count: to learn in portions must not end a run sooner.
+    since = [
+        step for step, *_ in validations if step > best and step % training.validate_every == 0
+    ]
+    return Stop.PATIENCE if len(since) >= training.patience else Stop.NOT_YET
 
 
 class Meter:

@@ -18,10 +18,21 @@ from regard.marks import MARKS
 from regard.recipe import Recipe
 from regard.run import Run, sha256, write_text
 from regard.score import NOT_OF_TEXT, score
-from regard.text.corpus import Pair, fingerprint, paths_of, read_pairs, train_pairs, valid_pairs
+from regard.text.corpus import (
+    Pair,
+    fingerprint,
+    paths_of,
+    read_pairs,
+    tags_of,
+    train_pairs,
+    valid_pairs,
+)
 from regard.text.forms import FORMS
 from regard.text.store import Counts, Store, write_store
 from regard.text.tokenizer import Tokenizer, normalize
+
+FACTS = "facts.json"
+"""what the prepared text is of; written last, so that whoever finds it finds the rest"""
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,7 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
         )
     start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
+    (run.data / FACTS).unlink(missing_ok=True)  # they would tell of ids that are about to go
     report.say(f"Reading {', '.join(_names(recipe))}")
     tokenizer = starting_tokenizer(recipe, lambda: train_pairs(recipe.data))
     tokenizer.save(run.folder)
@@ -80,6 +92,7 @@ def prepare(run: Run, recipe: Recipe, report: Report) -> None:
     for sentence in repeats.told():
         report.say(sentence)
     _check_lengths(recipe, Store(run.data / "valid.arrow"))
+    _check_test(recipe, tokenizer)
     _write_facts(run, identity, train, valid, time.monotonic() - start)
 
 
@@ -141,6 +154,23 @@ def _check_lengths(recipe: Recipe, valid: Store) -> None:
         )
 
 
+def _check_test(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """The test is read when all is learned, which is late to find a source too long for the model."""
+    most, data = recipe.model.longest, recipe.data
+    if most is None or data.test is None or recipe.task in ("mask", "continue"):
+        return
+    cut = FORMS[recipe.task](recipe).cut
+    pairs = list(read_pairs(data.test, data, "data.test"))
+    encoded = tokenizer.source.encode([pair.source for pair in pairs])
+    for number, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), 1):
+        length = len(tags_of(pair)) + len(ids[:cut]) + 1
+        if length > most:
+            raise RegardError(
+                f"data.test: source {number} has {length} tokens, END counted, but the model can "
+                f"read only {most}: raise model.max_length, or cut it"
+            )
+
+
 def open_prepared(run: Run, recipe: Recipe) -> Prepared:
     train, valid = Store(run.data / "train.arrow"), Store(run.data / "valid.arrow")
     copies = [Store(path) for path in copy_files(run, recipe)]
@@ -164,7 +194,7 @@ def identity_of(recipe: Recipe) -> dict[str, str]:
 
 
 def _read_facts(run: Run) -> dict[str, Any]:
-    path = run.data / "facts.json"
+    path = run.data / FACTS
     facts: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     whole = facts.get("tokenizer") == {p.name: sha256(p) for p in run.tokenizer_files()}
     return facts if whole else {}
@@ -181,7 +211,7 @@ def _write_facts(
         "seconds": round(seconds, 1),
     }
     text = json.dumps(facts, indent=2) + "\n"
-    write_text(run.data / "facts.json", text)
+    write_text(run.data / FACTS, text)
 
 
 def _names(recipe: Recipe) -> list[str]:

@@ -36,13 +36,18 @@ def starting_tokenizer(recipe: Recipe, pairs: Callable[[], Iterable[Pair]]) -> T
     return tokenizer
 
 
-def take_weights(network: nn.Module, recipe: Recipe) -> str:
+def take_weights(network: nn.Module, recipe: Recipe, tokenizer: Tokenizer) -> str:
     """Put the weights of the run to start from into the network; what was taken, in words.
 
     A network with labels takes the encoder, its head stays random; any other takes everything.
     """
     assert recipe.training.start_from is not None
     run = Run(recipe.training.start_from)
+    if run.tokenizer(run.recipe()).source.model != tokenizer.source.model:
+        raise RegardError(
+            f"training.start_from: {run} has another tokenizer than when the text was prepared; "
+            "choose another --out"
+        )
     weights, own = run.weights(), weights_of(network)
     taken = [name for name in own if not recipe.labelled or name.startswith("encoder.")]
     for name in taken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import platform
 import shlex
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from regard.learn.checkpoint import average, checkpoint_files, step_of
 from regard.learn.distributed import Group, join
 from regard.learn.learner import Learner, NotANumberError, unpackable
 from regard.learn.loop import Stop, check, finished, learn, perplexity, save
-from regard.learn.prepare import check_files, open_prepared, prepare
+from regard.learn.prepare import FACTS, check_files, open_prepared, prepare
 from regard.learn.report import Report
 from regard.learn.start import differences
 from regard.model import Model, put_weights
@@ -32,7 +32,7 @@ from regard.text.corpus import read_pairs
 from regard.version import __version__
 
 MAY_CHANGE = (
-    *("training.steps", "training.device", "training.log_every"),
+    *("training.steps", "training.patience", "training.device", "training.log_every"),
     *("data.root", "data.test", "search.", "score."),
 )
 """What a run that goes on may have otherwise than when it began; all else would make it another model."""
@@ -41,7 +41,7 @@ LOCK = ".lock"
 """of the folder of checkpoints; it is the first file of a run"""
 LEFTOVERS = (
     *(f".{name}{PARTIAL}" for name in ("recipe.yaml", "model.safetensors", "card.json")),
-    *(f"checkpoints/.step-*{PARTIAL}", f"data/.facts.json{PARTIAL}", "data/.*.arrow.*.unfinished"),
+    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{FACTS}{PARTIAL}", "data/.*.arrow.*.unfinished"),
 )
 """what a training that was killed can leave; whatever else lies there is another's"""
 
@@ -130,7 +130,7 @@ def locked(run: Run) -> Iterator[None]:
 
 def refuse_strangers(run: Run) -> None:
     """A folder with files that are no run's is not ours to write to; a recipe alone may be one that a person wrote."""
-    begun = (run.checkpoints / LOCK, run.data / "facts.json", run.weights_file)
+    begun = (run.checkpoints / LOCK, run.data / FACTS, run.weights_file)
     if not run.folder.exists() or any(path.exists() for path in begun):
         return
     if not run.folder.is_dir():
@@ -156,8 +156,7 @@ def open_run(run: Run, recipe: Recipe) -> None:
         return
     before = run.recipe()
     found = list(differences(before.model_dump(), recipe.model_dump()))
-    # The cosine falls to its end at the last step: with other steps every rate is another.
-    fixed = ("training.steps",) if recipe.training.schedule == "cosine" else ()
+    fixed = tuple(_fixed(before, recipe))
     foreign = [
         text for key, text in found if not key.startswith(MAY_CHANGE) or key.startswith(fixed)
     ]
@@ -166,9 +165,24 @@ def open_run(run: Run, recipe: Recipe) -> None:
             f"{run}: holds a run of another recipe; choose another --out. Different: "
             + "; ".join(foreign[:5])
         )
+    done = step_of(checkpoint_files(run.checkpoints)[-1])
+    if recipe.training.steps < done:
+        raise RegardError(
+            f"{run}: has learned for {done:,} steps; training.steps {recipe.training.steps:,} is fewer"
+        )
     if found:
         run.card_file.unlink(missing_ok=True)  # it names the old recipe
         run.write_recipe(recipe)
+
+
+def _fixed(before: Recipe, now: Recipe) -> Iterator[str]:
+    """What could change in other runs, but not in this one."""
+    if now.training.schedule == "cosine":
+        yield "training.steps"  # the rate falls to its end at the last step: every other would be another
+    if now.training.choose_by == "score":
+        yield "score.tokenize"  # scores of checkpoints would not be comparable
+        if before.score.measures[0] != now.score.measures[0]:
+            yield "score.measures"
 
 
 def tell_start(learner: Learner, report: Report) -> None:
@@ -197,7 +211,9 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
     start = time.monotonic()
     learner.moving = None  # from here on the network holds the very weights to be judged
     learner.model.precision = "fp32"  # and the scores are those anybody gets
-    averaged = _choose_weights(learner, report, deadline)
+    if deadline is not None and not learner.validation_seconds:
+        learner.rehearse(most=math.inf)  # all was learned before, and nothing validated since
+    averaged, valid = _choose_weights(learner, report, deadline)
     learner.network.eval()
     progress, prepared = learner.progress, learner.prepared
     card = {
@@ -219,7 +235,7 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
             "target": prepared.tokenizer.target.size,
         },
         "data": {key: prepared.facts[key] for key in ("identity", "train", "valid")},
-        "valid": _valid(learner),
+        "valid": valid,
         "test": [result.to_json() for result in _score_test(learner, report, deadline)],
         "search": learner.recipe.search.model_dump(),
         "versions": {name: version(name) for name in ("torch", "sentencepiece", "sacrebleu")},
@@ -232,15 +248,18 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
     report.say(f'The run is in {learner.run}; try  regard {command} {learner.run} "…"')
 
 
-def _choose_weights(learner: Learner, report: Report, deadline: float | None) -> int:
-    """Average the checkpoints, or take the best single one where that validates better; how many."""
+def _choose_weights(
+    learner: Learner, report: Report, deadline: float | None
+) -> tuple[int, dict[str, float]]:
+    """Average the checkpoints, or take the best single one where that validates better; how many, and how good."""
     chosen = learner.chosen()
     put_weights(learner.network, learner.run.weights(), str(learner.run))
+    single = 1, _valid(learner, *learner.progress.best)
     if learner.training.average == "none" or len(chosen) < 2:
-        return 1
+        return single
     if _too_late(deadline, learner.validation_seconds):
         report.say("No time is left to try the average of the checkpoints")
-        return 1
+        return single
     mean = average(chosen)
     put_weights(learner.network, mean, "the average")
     rank = learner.validate().rank
@@ -250,21 +269,21 @@ def _choose_weights(learner: Learner, report: Report, deadline: float | None) ->
     if not used:
         report.say(f"The average of {len(chosen)} checkpoints is no better than the best of them")
         put_weights(learner.network, learner.run.weights(), str(learner.run))
-        return 1
+        return single
     report.say(f"The average of {len(chosen)} checkpoints is taken")
     learner.run.write_weights(mean)
-    return len(chosen)
+    return len(chosen), _valid(learner, *rank)
 
 
 def _too_late(deadline: float | None, seconds: float) -> bool:
     return deadline is not None and time.monotonic() + seconds > deadline
 
 
-def _valid(learner: Learner) -> dict[str, Any]:
-    _, badness, loss = min(learner.progress.validations, key=lambda validation: validation[1:])
-    found = {"best_loss": loss, "best_perplexity": perplexity(loss)}
+def _valid(learner: Learner, badness: float, loss: float) -> dict[str, float]:
+    """What the weights came to in validation; they are those with the least badness, not always the least loss."""
+    found = {"loss": loss, "perplexity": perplexity(loss)}
     if learner.training.choose_by == "score":
-        found[f"best_{learner.recipe.score.measures[0]}"] = abs(badness)
+        found[learner.recipe.score.measures[0]] = abs(badness)
     return found
 
 

@@ -1,0 +1,41 @@
+"""What a training is judged by, and when it has had enough."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from regard.learn.checkpoint import Progress
+from regard.learn.learner import _spread
+from regard.learn.loop import Stop, finished
+from regard.recipe import make_recipe
+from regard.text.corpus import Pair
+
+
+def recipe_with(**training: Any) -> Any:
+    return make_recipe({"data": {"train": {"pairs": "x.tsv"}}, "training": training}, "test")
+
+
+@given(count=st.integers(1, 300), asked=st.integers(0, 300))
+def test_examples_are_spread_over_the_whole_file(count: int, asked: int) -> None:
+    pairs = [Pair(str(number), "") for number in range(count)]
+    training = recipe_with(validate_sentences=asked, choose_by="loss").training
+    places = [int(pair.source) for pair in _spread(pairs, count, training)]
+    assert len(places) == min(count, asked)
+    edges = [*places, count] if places else []
+    gaps = [after - before for before, after in pairwise(edges)]
+    assert not gaps or max(gaps) - min(gaps) <= 1
+    assert places[:1] == [0][: len(places)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "stop"), [([100, 150, 170, 190], Stop.NOT_YET), ([100, 200, 300], Stop.PATIENCE)]
+)
+def test_a_validation_because_time_was_over_costs_no_patience(steps: list[int], stop: Stop) -> None:
+    """The first is the best. What is learned in portions of time ends no sooner."""
+    progress = Progress(step=steps[-1], validations=[(step, step / 100, 1.0) for step in steps])
+    training = recipe_with(patience=2, validate_every=100).training
+    learner: Any = SimpleNamespace(progress=progress, training=training)
+    assert finished(learner) is stop
