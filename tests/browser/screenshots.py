@@ -32,7 +32,10 @@ VIEWS = {
 CAPTION = "Two young men are playing football in the snow while a brown dog watches them."
 ROUNDS = {"rounds": "#view=rounds"}
 """of a model that says all words at once, which has no beam"""
-WIDTH, HEIGHT, TALLEST = 1200, 900, 1500
+WIDTH, HEIGHT, TALLEST, MARGIN = 1200, 900, 1500, 10
+CARDS = """all => all.map(one => one.getBoundingClientRect())
+  .map(box => [box.top + scrollY, box.bottom + scrollY])"""
+"""where each card begins and ends"""
 COLOURS = 256
 """few enough for small files, enough for a scale of weights"""
 
@@ -60,13 +63,21 @@ def main() -> None:
                 page.wait_for_timeout(2000)  # until layers have come and colours have faded in
                 shown = page.screenshot(full_page=True)
                 top = 0 if name == "translate" else page.locator("main").bounding_box()["y"] - 16  # type: ignore[index]
-                write(shown, int(top), IMAGES / f"page-{name}-{scheme}.png")
+                cards = page.locator(".view:not([hidden]) .card").evaluate_all(CARDS)
+                bottom = end(cards, top + TALLEST) + MARGIN
+                write(shown, int(top), int(bottom), IMAGES / f"page-{name}-{scheme}.png")
         browser.close()
 
 
-def write(shown: bytes, top: int, path: Path) -> None:
+def end(cards: list[tuple[float, float]], lowest: float) -> float:
+    """The lowest end of a card that is not below, and not inside of another card."""
+    ends = [end for _, end in cards if end <= lowest]
+    return max(one for one in ends if not any(top < one < end for top, end in cards))
+
+
+def write(shown: bytes, top: int, bottom: int, path: Path) -> None:
     picture = Image.open(io.BytesIO(shown)).convert("RGB")
-    picture = picture.crop((0, top, WIDTH, min(picture.height, top + TALLEST)))
+    picture = picture.crop((0, top, WIDTH, min(picture.height, bottom)))
     picture.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 

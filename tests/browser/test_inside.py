@@ -116,6 +116,30 @@ def test_a_cell_of_a_head_leads_to_its_number(look: Open, traced: Trace) -> None
     assert page.locator(".result strong").text_content() == f"{traced.cross[1, 1, 1, 1]:.4f}"
 
 
+BOX = "one => { const { x, y, width, height } = one.getBoundingClientRect(); return [x, y, width, height]; }"
+
+
+def test_the_chosen_row_and_column_are_framed(look: Open, traced: Trace) -> None:
+    page = look(traced, "#view=number&pane=cross&layer=0&head=0&query=1&key=2")
+    until(page, "document.querySelectorAll('.step-card').length === 6")
+    assert_framed(page, ".number-view", traced, row=1, column=2)
+    page.locator("#tab-heads").click()
+    until(page, f"document.querySelector('#map').width === {len(traced.source)}")
+    page.locator(".heads .cells").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert_framed(page, ".heads", traced, row=1, column=1)
+
+
+def assert_framed(page: Page, view: str, traced: Trace, row: int, column: int) -> None:
+    """The frames lie over the whole row and the whole column of a map of cross attention."""
+    x, y, width, height = page.locator(f"{view} .map canvas").evaluate(BOX)
+    cell = width / len(traced.source)
+    across, down = [x, y + row * cell, width, cell], [x + column * cell, y, cell, height]
+    assert page.locator(f"{view} .light.row").evaluate(BOX) == pytest.approx(across, abs=1)
+    assert page.locator(f"{view} .light.column").evaluate(BOX) == pytest.approx(down, abs=1)
+
+
 def test_what_is_left_out_of_a_file_is_said_so(
     look: Open, traced: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +191,7 @@ def test_occlusion_stands_beside_attention(look: Open) -> None:
     }
     assert falls["sleeps"] == f"{before}% → 1.0%"
     assert falls["The"] == f"{before}% → {before}%"
+    assert texts(page, ".need.heading .lost") == ["probability of ▁Hund lost without it"]
     colours = page.locator(".source .word").evaluate_all(
         "all => all.map(one => one.style.backgroundColor !== '')"
     )
@@ -219,7 +244,7 @@ def test_a_place_without_attention_and_keys_that_are_no_words(look: Open) -> Non
 def test_a_file_says_calmly_that_it_has_no_model(look: Open) -> None:
     page = look(synthetic(), "#view=interfere&mute=cross.0.0")
     said = page.locator("#view-interfere .card").text_content()
-    assert said == "A file holds no model to ask again: regard serve RUN serves this page with one."
+    assert said == "Interfere needs a model: regard serve RUN serves this page with one."
 
 
 def test_before_and_after(page: Page, address: str, model: Translator) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from regard.run import Run
 from regard.trace import Trace
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 DOG = [
     "▁The",
@@ -80,6 +81,40 @@ def test_the_numbers_drawn_are_those_of_training(look: Open, learned: Trace) -> 
     assert [(float(row[2]), float(row[3])) for row in rows] == [
         pytest.approx(one, rel=1e-3) for one in targets
     ]
+
+
+def test_charts_can_be_read(look: Open, learned: Trace) -> None:
+    """On a phone nothing is cut off or runs into another; numbers are written as in sentences."""
+    told = learned.course
+    assert told is not None
+    valid = [
+        {"step": 500 * i, "loss": 1.0, "score": score, "best": False}
+        for i, score in enumerate((90.0, 98.0, 99.5), 1)
+    ]
+    curves = {**told["curves"], "valid": valid}
+    page = look(
+        replace(learned, course={**told, "curves": curves}),
+        "#view=learning",
+        viewport={"width": 390, "height": 844},
+    )
+    until(page, "document.querySelectorAll('.chart .unit').length === 4")
+    inside = """all => all.map(one => one.closest("svg").getBoundingClientRect().bottom
+      - one.getBoundingClientRect().bottom)"""
+    assert min(page.locator(".chart .unit").evaluate_all(inside)) >= 0
+    aside = """all => all.map(one => [one, one.parentElement].map(each => each.getBoundingClientRect()))
+      .map(([a, b]) => Math.abs(a.y + a.height / 2 - b.y - b.height / 2))"""
+    assert max(page.locator(".lines-key .stroke").evaluate_all(aside)) < 2
+    score = page.locator(".chart", has=page.locator("svg[aria-label='BLEU by step']"))
+    assert score.locator(".tick.x").all_text_contents() == ["500", "1,000", "1,500", "step"]
+    assert min(float(one) for one in score.locator(".tick.y").all_text_contents()) >= 80
+    bars = """all => all.map(bars => [...bars.querySelectorAll("span")].map(one => {
+      const range = document.createRange();
+      range.selectNodeContents(one);
+      const { left, right } = range.getBoundingClientRect();
+      return [left, right];
+    }))"""
+    for labels in page.locator(".bars").evaluate_all(bars):
+        assert all(a[1] < b[0] for a, b in pairwise(labels))
 
 
 def test_the_slider_goes_through_the_checkpoints(look: Open, learned: Trace) -> None:
@@ -160,7 +195,9 @@ def test_the_story_counts_what_it_claims(look: Open) -> None:
             nouns = shown.cross[:, :, row][:, :, [dog, street]]
             layer, head = np.unravel_index(nouns.max(2).argmax(), nouns.shape[:2])
             numbers = [f"{weight:.2f}" for weight in nouns[layer, head]]
-            assert f"layer {layer + 1}, head {head + 1} gave " in step(page)
+            where = f"head {head + 1} of layer {layer + 1} (cross attention), the most decided"
+            assert where in step(page)
+            assert f"The word that looks most at it is {shown.said[row].text}." in step(page)
             assert f"dog {numbers[0]}, street {numbers[1]}" in step(page)
             assert f"&layer={layer}&head={head}" in page.evaluate("location.hash")
         following = page.locator(".guide button", has_text="Next")
@@ -172,6 +209,36 @@ def test_the_story_counts_what_it_claims(look: Open) -> None:
     assert 'regard look RUN "The dog' in step(page)
     page.get_by_role("button", name="Leave the story").click()
     assert not page.locator(".guide").is_visible()
+
+
+def test_the_word_for_it_is_where_two_translations_part(browser: Browser, address: str) -> None:
+    """Not where attention to “it” is strongest: heads that look at the noun need not look at it."""
+    with browser.new_context() as context:
+        page = context.new_page()
+
+        def answer(route: Route) -> None:
+            text = json.loads(route.request.post_data or "{}")["q"]
+            last, pronoun, other = (
+                ("tired", "er", "müde") if "tired" in text else ("wide", "sie", "breit")
+            )
+            shown = synthetic(
+                [*DOG, f"▁{last}", "▁."], ["▁weil", f"▁{pronoun}", "▁zu", f"▁{other}"]
+            )
+            cross = shown.cross.copy()
+            cross[1, 2, 1] = 0
+            cross[1, 2, 1, 1 if last == "tired" else 6] = 1
+            route.fulfill(json=replace(shown, text=text, cross=cross).to_json("file"))
+
+        page.route("**/v1/trace", answer)
+        text = "The dog didn't cross the street because it was too tired."
+        page.goto(f"{address}/#view=heads&story=10&arrive=1&q={text}")
+        page.locator(".guide .tale").wait_for()
+        told = step(page)
+        assert "Here it became ▁er, the first word that wide at the end would change." in told
+        assert re.search(
+            r"head 3 of layer 2 .*, gave dog 1\.00, street 0\.00; with wide, it became ▁sie", told
+        )
+        assert told.endswith("turned its eyes from one noun to the other.")
 
 
 # ---------------------------------------------------------------------------------------------

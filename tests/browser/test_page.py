@@ -167,7 +167,11 @@ def test_a_chosen_word_shows_its_alternatives(look: Open) -> None:
     page.locator(".line.target .word").first.click()
     assert texts(page, ".others .token") == ["▁Der", "▁anders"]
     assert texts(page, ".others .number") == ["20%", "1.0%"]
+    assert texts(page, ".others h3") == ["To begin, the model could say"]
+    assert texts(page, ".others .sign") == ["▁ marks the beginning of a word."]
     assert page.evaluate("location.hash") == "#said=0"
+    page.locator(".line.target .word").nth(1).click()
+    assert texts(page, ".others h3") == ["After “Der” the model could say"]
 
 
 def test_risks_are_marked(look: Open) -> None:
@@ -293,6 +297,39 @@ def test_a_phone_needs_no_scrolling_to_the_side(look: Open, view: str) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+def test_what_scrolls_fades_where_there_is_more(look: Open) -> None:
+    page = look(synthetic(source=[f"▁w{i}" for i in range(30)]), "#view=heads", **PHONE)
+    until(page, "document.querySelector('#map').width === 31")
+    more = "document.querySelector('.heads .map').matches('.more-right')"
+    until(page, more)
+    page.evaluate("document.querySelector('.heads .map').scrollTo(9999, 0)")
+    until(page, f"!{more}")
+
+
+def test_a_finger_is_told_to_touch(look: Open) -> None:
+    page = look(synthetic(), "#view=heads", **PHONE)
+    says(page, ".heads .value", "Touch a cell")
+    says(page, ".heads .sign", "▁ marks the beginning of a word.")
+    assert "double click" not in (page.locator("#view-heads").text_content() or "")
+
+
+def test_the_tree_opens_at_the_chosen_node(look: Open) -> None:
+    """Also when one comes back: what is hidden forgets where it was scrolled to."""
+    page = look(synthetic(), "#view=beam", **PHONE)
+    seen = """(() => {
+      const [node, tree] = [".node[aria-pressed=true]", ".tree"]
+        .map(one => document.querySelector(one).getBoundingClientRect());
+      return node.left >= tree.left && node.right <= tree.right;
+    })()"""
+    until(page, seen)
+    page.locator("#tab-heads").click()
+    page.locator("#tab-beam").click()
+    until(page, seen)
+
+
 DRAWN = {
     "translate": "document.querySelectorAll('.target .word').length === 256",
     "heads": "document.querySelector('#map').width === 256 && "
@@ -358,3 +395,20 @@ def test_served_it_asks_this_server_and_no_other(browser: Browser, address: str)
         says(page, ".status", "characters")
     asked = [url for url in asked if not url.startswith(("data:,", "about:"))]
     assert {url.split("/")[2] for url in asked} == {address.split("/")[2]}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_served_it_says_which_languages(browser: Browser, address: str, named: bool) -> None:
+    sides = {"source": ("en", "English"), "target": ("de", "German")}
+    told = {
+        side: {"code": code, "name": name if named else code}
+        for side, (code, name) in sides.items()
+    }
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("**/frontend/settings", lambda route: route.fulfill(json={"language": told}))
+        with page.expect_response("**/frontend/settings"):
+            page.goto(address)
+        says(page, "button.primary", "Translate into German" if named else "Translate")
+        placeholder = page.get_by_label("Text").get_attribute("placeholder")
+        assert placeholder == ("A sentence in English" if named else "A sentence to translate")

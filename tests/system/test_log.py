@@ -139,7 +139,7 @@ def test_what_only_the_end_needs_is_checked_before_the_first_step(
 
 
 def test_a_test_text_that_is_too_long_is_found_before_the_first_step(folder: Path) -> None:
-    write(folder / "long.src", ["a b", "a " * 12])
+    write(folder / "long.src", ["a b", " ".join("a" * 12)])
     write(folder / "long.tgt", ["a b", "a"])
     test = "data.test={source: long.src, target: long.tgt}"
     short = "model.position=learned", "model.max_length=9", "data.clean.max_tokens=8"

@@ -1,7 +1,7 @@
 /**
  * Lines over one axis, drawn for the width there is. The pointer, or the arrow keys, read values off.
  *
- * @typedef {{ name: string, points: [x: number, y: number][], kind?: "line" | "dots" | "dashed", rank?: 1 | 2 }} Line
+ * @typedef {{ name: string, points: [x: number, y: number][], kind?: "solid" | "dots" | "dashed", rank?: 1 | 2 }} Line
  * @typedef {{ x: string, lines: Line[], band?: [x: number, low: number, high: number][], height?: number,
  *   zero?: boolean, write?: (value: number) => string, empty?: string }} Chart
  */
@@ -9,9 +9,9 @@
 import { h, svg } from "./dom.js";
 
 const LEFT = 52;
-const RIGHT = 14;
+const RIGHT = 20;
 const TOP = 12;
-const BOTTOM = 30;
+const BOTTOM = 38;
 
 /**
  * @param {string} name read out for those who do not see it
@@ -59,7 +59,7 @@ export function chart(name, content, signal) {
     for (const x of ticks(x0, x1, width < 420 ? 3 : 6)) {
       if (x >= x0 && x <= x1) parts.push(svg("text", { class: "tick x", x: right(x), y: height - BOTTOM + 17 }, short(x)));
     }
-    parts.push(svg("text", { class: "tick x unit", x: width - RIGHT, y: height - 1 }, now.x));
+    parts.push(svg("text", { class: "tick x unit", x: width - RIGHT, y: height - 6 }, now.x));
     if (now.band?.length) {
       const there = now.band.map(([x, , high]) => `${right(x)},${down(high)}`);
       const back = [...now.band].reverse().map(([x, low]) => `${right(x)},${down(low)}`);
@@ -72,7 +72,7 @@ export function chart(name, content, signal) {
       } else if (places.length === 1) {
         parts.push(svg("circle", { class: `dot rank${line.rank ?? 1}`, cx: places[0][0], cy: places[0][1], r: 3.5 }));
       } else {
-        parts.push(svg("polyline", { class: `curve ${line.kind ?? "line"} rank${line.rank ?? 1}`, points: places.map((p) => p.join(",")).join(" ") }));
+        parts.push(svg("polyline", { class: `curve ${line.kind ?? "solid"} rank${line.rank ?? 1}`, points: places.map((p) => p.join(",")).join(" ") }));
       }
     }
     if (at !== null) {
@@ -130,7 +130,7 @@ export function chart(name, content, signal) {
 /** @param {Line[]} lines */
 function legend(lines) {
   return h("ul", { class: "lines-key" }, lines.map((line) =>
-    h("li", {}, h("span", { class: `stroke ${line.kind ?? "line"} rank${line.rank ?? 1}` }), line.name)));
+    h("li", {}, h("span", { class: `stroke ${line.kind ?? "solid"} rank${line.rank ?? 1}` }), line.name)));
 }
 
 /**
@@ -151,14 +151,14 @@ export function ticks(low, high, count) {
 }
 
 /**
- * A number in few signs.
+ * A number in few signs; a large one, such as a step, whole and as the page's sentences write it.
  *
  * @param {number} value
  */
 export function short(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  const text = size >= 10000 ? `${Number((value / 1000).toPrecision(3))}k`
+  const text = size >= 1000 ? Math.round(value).toLocaleString("en")
     : size < 0.001 ? value.toExponential(1).replace("e-", "e−")
       : String(Number(value.toPrecision(3)));
   return text.replace(/^-/, "−");

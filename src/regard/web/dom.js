@@ -7,6 +7,12 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+/** Whether a finger does what a mouse does elsewhere: it can touch, but not hover, and rarely has keys beside it. */
+export const TOUCH = matchMedia("(pointer: coarse)").matches;
+
+/** How one looks at a thing here. */
+export const POINT = TOUCH ? "Touch" : "Point at";
+
 /**
  * What a key adds to a row and a column.
  *
@@ -86,6 +92,16 @@ export function label(token) {
 }
 
 /**
+ * What the sign before many tokens means; nothing where none of them has it.
+ *
+ * @param {Token[]} tokens
+ */
+export function signNote(tokens) {
+  const there = tokens.some((token) => !token.special && token.text.startsWith("▁"));
+  return there ? h("p", { class: "quiet sign" }, "▁ marks the beginning of a word.") : null;
+}
+
+/**
  * A token with its share of 1, as a bar and a number.
  *
  * @param {Token} token
@@ -154,6 +170,30 @@ export function tabular(caption, content) {
         h("tr", {}, h("th", { scope: "row" }, first), rest.map((one) => h("td", {}, one)))))));
   };
   return { element: h("div", { class: "tabular" }, button, place), update };
+}
+
+/**
+ * An element that scrolls fades where there is more: style.css is told on which sides.
+ *
+ * @template {HTMLElement} T
+ * @param {T} element
+ * @param {AbortSignal} signal
+ * @returns {T}
+ */
+export function fading(element, signal) {
+  const look = () => {
+    const { scrollLeft, scrollTop, scrollWidth, scrollHeight, clientWidth, clientHeight } = element;
+    element.classList.toggle("more-left", scrollLeft > 1);
+    element.classList.toggle("more-right", scrollLeft + clientWidth < scrollWidth - 1);
+    element.classList.toggle("more-above", scrollTop > 1);
+    element.classList.toggle("more-below", scrollTop + clientHeight < scrollHeight - 1);
+  };
+  element.classList.add("fading");
+  element.addEventListener("scroll", look, { passive: true });
+  const size = new ResizeObserver(look);
+  for (const one of [element, ...element.children]) size.observe(one);
+  signal.addEventListener("abort", () => size.disconnect());
+  return element;
 }
 
 /**

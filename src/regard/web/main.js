@@ -8,7 +8,7 @@
 import { recallTheme, toggleTheme } from "./colour.js";
 import { h } from "./dom.js";
 import { render } from "./render.js";
-import { align, ask as server, course, curves, keyForm, layer, live } from "./server.js";
+import { align, ask as server, course, curves, keyForm, languages, layer, live } from "./server.js";
 
 const page = /** @type {HTMLElement} */ (document.getElementById("page"));
 const embedded = document.getElementById("trace");
@@ -45,6 +45,10 @@ function ask() {
   const prefix = h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "anything" });
   const button = h("button", { type: "submit", class: "primary" }, "Translate");
   const status = h("p", { class: "status", role: "status" });
+  languages().then(({ source, target }) => {
+    if (source) text.placeholder = `A sentence in ${source}`;
+    if (target) button.textContent = `Translate into ${target}`;
+  }, () => {}); // then they stay unnamed
   const growing = h("p", { class: "growing", dir: "auto", "aria-label": "Translation so far", hidden: true });
   /** @type {(() => void) | undefined} */
   let close;

@@ -2,13 +2,13 @@
  * A matrix with names on its rows and columns, of which one cell can be pointed at or chosen.
  *
  * @typedef {import("./dom.js").Child} Child
- * @typedef {{ values: Float32Array, rows: Child[], columns: Child[], corner?: [rows: string, columns: string],
+ * @typedef {{ values: Float32Array, rows: Child[], columns: Child[], corner?: [rows: Child, columns: Child],
  *   chosen?: [row: number, column: number] | null, greatest?: number }} Content values row by row; with a greatest, they
  *   have a sign, and it is the strongest colour's
  */
 
 import { onTheme, paint, paintSigned } from "./colour.js";
-import { ARROWS, h } from "./dom.js";
+import { ARROWS, fading, h } from "./dom.js";
 
 const SMALLEST = 16;
 const LARGEST = 34;
@@ -26,7 +26,8 @@ export function labelledMap(name, signal, on) {
   const rows = h("div", { class: "rows" });
   const columns = h("div", { class: "columns" });
   const corner = h("div", { class: "corner" });
-  const element = h("div", { class: "map", tabindex: -1 }, h("div", { class: "sheet" }, corner, columns, rows, field));
+  const sheet = h("div", { class: "sheet" }, corner, columns, rows, field);
+  const element = fading(h("div", { class: "map", tabindex: -1 }, sheet), signal);
   /** @type {Content} */
   let content = { values: new Float32Array(0), rows: [], columns: [] };
   let cell = LARGEST;
@@ -55,14 +56,14 @@ export function labelledMap(name, signal, on) {
   const show = (next) => {
     content = next;
     const [down, across] = [next.rows.length, next.columns.length];
-    const space = (element.clientWidth || 560) - 130;
+    corner.replaceChildren(h("span", {}, next.corner?.[0] ?? "query"), h("span", {}, next.corner?.[1] ?? "key"));
+    rows.replaceChildren(...next.rows.map((one) => h("div", {}, one)));
+    columns.replaceChildren(...next.columns.map((one) => h("div", {}, one)));
+    const space = (element.clientWidth || 560) - (rows.offsetWidth || 130);
     cell = Math.min(Math.max(Math.floor(space / Math.max(across, 1)), SMALLEST), LARGEST);
     element.style.setProperty("--cell", `${cell}px`);
     element.style.setProperty("--across", String(across));
     element.style.setProperty("--down", String(down));
-    corner.replaceChildren(h("span", {}, next.corner?.[0] ?? "query"), h("span", {}, next.corner?.[1] ?? "key"));
-    rows.replaceChildren(...next.rows.map((one) => h("div", {}, one)));
-    columns.replaceChildren(...next.columns.map((one) => h("div", {}, one)));
     cursor = next.chosen ?? [0, 0];
     draw();
     light(next.chosen ?? null);

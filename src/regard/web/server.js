@@ -68,6 +68,18 @@ async function problem(answer) {
   return new Error(told.error ?? `The server answered ${answer.status}.`);
 }
 
+/**
+ * What the two languages are called, where that is known; no key is needed to ask.
+ *
+ * @returns {Promise<{ source: string | null, target: string | null }>}
+ */
+export async function languages() {
+  const { source, target } = (await ask("frontend/settings")).language;
+  /** @param {{ code: string, name: string }} one called by its code where it has no name */
+  const named = ({ code, name }) => (name === code ? null : name);
+  return { source: named(source), target: named(target) };
+}
+
 /** @returns {Promise<CourseJson>} */
 export function course() {
   return ask("v1/run");

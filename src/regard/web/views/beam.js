@@ -10,13 +10,13 @@
  *   parent: Place | null }} Place
  */
 
-import { h, label, percent, rove, select, signed, svg, tabular, words } from "../dom.js";
+import { fading, h, label, percent, rove, select, signed, svg, tabular, words } from "../dom.js";
 import { labelledMap } from "../map.js";
 import { textOf, whenThere } from "../trace.js";
 
-const WIDTH = 148;
+const WIDTH = 160;
 const HEIGHT = 58;
-const BOX = { width: 112, height: 46 };
+const BOX = { width: 130, height: 46 };
 const TOP = 34;
 const END = "</s>";
 
@@ -83,13 +83,31 @@ function build({ trace, state, signal }) {
   } }, drawing, ...steps, ...nodes);
   plane.style.width = `${columns * WIDTH - (WIDTH - BOX.width) + 8}px`;
   plane.style.height = `${TOP + tallest * HEIGHT}px`;
+  plane.style.setProperty("--box", `${BOX.width}px`);
+  const tree = fading(h("div", { class: "tree card", tabindex: -1 }, plane), signal);
+  /** @param {Place} place brought into the middle, if it is not in sight */
+  const bring = (place) => {
+    const { scrollLeft, scrollTop, clientWidth, clientHeight } = tree;
+    const button = nodes[places.indexOf(place)];
+    /** @param {number} from @param {number} size @param {number} scrolled @param {number} room */
+    const sought = (from, size, scrolled, room) =>
+      (from >= scrolled && from + size <= scrolled + room ? scrolled : from + size / 2 - room / 2);
+    tree.scrollTo({
+      left: sought(button.offsetLeft + plane.offsetLeft, BOX.width, scrollLeft, clientWidth),
+      top: sought(button.offsetTop + plane.offsetTop, BOX.height, scrollTop, clientHeight),
+    });
+  };
 
   const detail = h("div", { class: "detail card", "aria-live": "polite" });
   const last = [...best].at(-1) ?? places[0];
   const chosen = () => places.find((place) => String(place.node.id) === state.get("node")) ?? last;
   let before = "";
+  let open = false;
   const update = () => {
     const place = chosen();
+    const opens = !open;
+    open = state.get("view") === "beam";
+    if (open && opens) requestAnimationFrame(() => bring(chosen())); // hidden, it forgot where it was
     const now = `${place.node.id} ${state.get("at")}`;
     if (state.get("view") !== "beam" || now === before) return;
     before = now;
@@ -102,6 +120,7 @@ function build({ trace, state, signal }) {
     rove(nodes, nodes[places.indexOf(place)]);
     detail.replaceChildren(...describe(trace, places, best, place));
     looked.show(place);
+    bring(place);
   };
   const looked = attention(trace, state, signal);
 
@@ -117,11 +136,6 @@ function build({ trace, state, signal }) {
   state.listen(update);
   requestAnimationFrame(() => { before = ""; update(); }); // only in the page does the map have a width
   update();
-  const tree = h("div", { class: "tree card", tabindex: -1 }, plane);
-  // Only in the page can it scroll to what a link chose.
-  if (state.get("node")) {
-    requestAnimationFrame(() => tree.scrollTo({ left: chosen().step * WIDTH - tree.clientWidth / 2 }));
-  }
   return h("div", { class: "beam" },
     h("ul", { class: "key" },
       h("li", {}, h("span", { class: "sample kept" }), "kept: goes on"),

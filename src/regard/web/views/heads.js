@@ -14,7 +14,7 @@
  */
 
 import { onTheme, paint, shrink } from "../colour.js";
-import { ARROWS, h, label, rove, segments, share, tabular } from "../dom.js";
+import { ARROWS, POINT, TOUCH, fading, h, label, rove, segments, share, signNote, tabular } from "../dom.js";
 import { whenThere } from "../trace.js";
 
 /** @type {Pane[]} */
@@ -35,7 +35,7 @@ export const heads = {
   id: "heads",
   title: "Heads",
   help: "Each small square is one attention head: a row is the token that looks (the query), a column the token "
-    + "looked at (the key). Choose one to see it large; arrow keys move between heads.",
+    + `looked at (the key). Choose one to see it large${TOUCH ? "" : "; arrow keys move between heads"}.`,
   build,
 };
 
@@ -127,7 +127,7 @@ function build({ trace, state, signal }) {
   const columnLabels = h("div", { class: "columns" });
   const corner = h("div", { class: "corner" });
   const sheet = h("div", { class: "sheet" }, corner, columnLabels, rowLabels, field);
-  const map = h("div", { class: "map", tabindex: -1 }, sheet);
+  const map = fading(h("div", { class: "map", tabindex: -1 }, sheet), signal);
   const title = h("h3", { class: "which" });
   const value = h("p", { class: "value", "aria-live": "polite" });
   const shares = h("div", { class: "shares" });
@@ -142,13 +142,16 @@ function build({ trace, state, signal }) {
     };
   });
 
+  /** @param {number} across cells beside one another, which shall fit if they can */
+  const cellFor = (across) => {
+    const space = (map.clientWidth || 600) - (rowLabels.offsetWidth || 150);
+    return Math.min(Math.max(Math.floor(space / across), SMALLEST_CELL), LARGEST_CELL);
+  };
   const measure = () => {
     const now = chosen();
     const { rows, columns } = places(trace, now.pane, hidden());
     const values = now.weights.map(now.layer, now.way === "one" ? now.head : now.way);
-    const space = (map.clientWidth || 600) - 150;
-    const cell = Math.min(Math.max(Math.floor(space / columns.length), SMALLEST_CELL), LARGEST_CELL);
-    return { ...now, values, rows, columns, cell };
+    return { ...now, values, rows, columns, cell: cellFor(columns.length) };
   };
   let large = measure();
   /** what the labels were made for */
@@ -166,7 +169,7 @@ function build({ trace, state, signal }) {
   };
   const drawLarge = () => {
     large = measure();
-    const { pane, weights, layer, head, way, values, rows, columns, cell } = large;
+    const { pane, weights, layer, head, way, values, rows, columns } = large;
     for (const one of thumbs) {
       const row = one.pane === pane && one.layer === layer;
       one.button.setAttribute("aria-pressed", String(row && (way !== "one" || one.head === head)));
@@ -180,7 +183,6 @@ function build({ trace, state, signal }) {
     const which = { one: `head ${head + 1}`, average: `average ${all}`, max: `maximum ${all}` }[way];
     title.textContent = `${pane.title}, layer ${layer + 1}, ${which}`;
     paint(canvas, values, weights.keys, rows, columns);
-    map.style.setProperty("--cell", `${cell}px`);
     map.style.setProperty("--across", String(columns.length));
     map.style.setProperty("--down", String(rows.length));
     const now = `${pane.kind} ${way} ${hidden()}`;
@@ -191,10 +193,12 @@ function build({ trace, state, signal }) {
       const sums = way === "one" && Math.abs(row - 1) < 0.02;
       sum.textContent = `attention weight${sums ? "; a head's row sums to 1" : ""}${
         weights.rounded ? "; rounded to 8 bits in this file, within 0.004" : ""}`;
-      corner.replaceChildren(h("span", {}, pane.rows === "target" ? "read → said" : "query"), h("span", {}, "key"));
+      corner.replaceChildren(...cornerOf(pane).map((one) => h("span", {}, one)));
       rowLabels.replaceChildren(...rows.map((row) => h("div", { "data-index": row }, rowName(trace, pane, row))));
       columnLabels.replaceChildren(...columns.map((column) => h("div", { "data-index": column }, label(keys[column]))));
     }
+    large.cell = cellFor(columns.length); // now that its labels are there
+    map.style.setProperty("--cell", `${large.cell}px`);
     table.update();
     light(null);
   };
@@ -234,8 +238,10 @@ function build({ trace, state, signal }) {
     const { pane, weights, values, rows, columns } = large;
     if (at?.row === undefined) {
       value.replaceChildren(h("span", { class: "quiet" },
-        "Point at a cell for its value, or at a row for what it looks at most."
-        + (followable() ? " A double click, or Enter, follows the number from query and key on." : "")));
+        TOUCH ? `${POINT} a cell for its value and for what its row looks at most.`
+          : `${POINT} a cell for its value, or at a row for what it looks at most.`,
+        followable() && (TOUCH ? " One number, above, follows a value from query and key on."
+          : " A double click, or Enter, follows the number from query and key on.")));
       shares.replaceChildren();
       return;
     }
@@ -325,7 +331,8 @@ function build({ trace, state, signal }) {
     h("div", { class: "large card" },
       h("div", { class: "controls" }, title, way,
         h("label", { class: "check" }, marks, "Hide marks such as </s>")),
-      h("div", { class: "beside" }, map, h("aside", { class: "reading" }, legend(signal, sum), value, shares)),
+      h("div", { class: "beside" }, map, h("aside", { class: "reading" },
+        legend(signal, sum), signNote([...trace.source, ...trace.said]), value, shares)),
       table.element));
 
   let before = "";
@@ -369,6 +376,16 @@ export function rowName(trace, pane, row) {
   if (pane.rows === "source") return label(trace.source[row]);
   return h("span", { class: "step" }, h("span", { class: "read" }, label(trace.read[row])),
     h("span", { class: "arrow" }, " → "), label(trace.said[row]));
+}
+
+/**
+ * What the names of rows and columns are. A narrow screen has room only for the token said: style.css hides what was read.
+ *
+ * @param {Pane} pane
+ * @returns {[rows: import("../dom.js").Child, columns: string]}
+ */
+export function cornerOf(pane) {
+  return [pane.rows === "target" ? h("span", {}, h("span", { class: "read" }, "read → "), "said") : "query", "key"];
 }
 
 /**

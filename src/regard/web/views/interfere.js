@@ -10,10 +10,10 @@
  * @typedef {{ at: number, id: number | null, text: string }} Force a token, or a text, from a place on
  */
 
-import { h, label, percent, rove, select, share, signed, tabular } from "../dom.js";
+import { POINT, h, label, percent, rove, select, share, signed, tabular } from "../dom.js";
 import { labelledMap } from "../map.js";
 import { running, Trace, whenThere } from "../trace.js";
-import { PANES, rowName } from "./heads.js";
+import { PANES, cornerOf, rowName } from "./heads.js";
 
 /** a difference smaller than this gets no strong colour, even if it is the greatest */
 const LEAST = 0.05;
@@ -30,7 +30,7 @@ export const interfere = {
 /** @param {Context} context */
 function build(context) {
   if (!context.api) {
-    return h("p", { class: "card" }, "A file holds no model to ask again: ", h("code", {}, "regard serve RUN"),
+    return h("p", { class: "card" }, "Interfere needs a model: ", h("code", {}, "regard serve RUN"),
       " serves this page with one.");
   }
   const { trace, state } = context;
@@ -294,7 +294,7 @@ function outcome({ trace, state, signal }) {
   };
   const rest = () => reading.replaceChildren(h("p", { class: "quiet" },
     `Blue is more attention than before, amber less; the strongest colour is ${strongest().toFixed(2)}. `
-    + "Rows are the words that both translations have. Point at a cell for its numbers."));
+    + `Rows are the words that both translations have. ${POINT} a cell for its numbers.`));
   const strongest = () => drawn?.values.reduce((most, one) => Math.max(most, Math.abs(one)), LEAST) ?? LEAST;
   const map = labelledMap("Change of attention", signal, { point: tell, leave: rest });
   const words_ = tabular("Word by word, before and after", () => ({
@@ -345,7 +345,7 @@ function outcome({ trace, state, signal }) {
       map.show({
         values, rows: rows.map(([, j]) => rowName(then, pane, j)),
         columns: columns.map(([, j]) => label(then.columns[pane.kind][j])),
-        greatest: strongest(),
+        corner: cornerOf(pane), greatest: strongest(),
       });
       rest();
       changes.update();

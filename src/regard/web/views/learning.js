@@ -14,12 +14,11 @@
 import { chart, short } from "../chart.js";
 import { onTheme, paint } from "../colour.js";
 import { courseOf } from "../course.js";
-import { ARROWS, h, label, percent, select, share, tabular } from "../dom.js";
+import { ARROWS, fading, h, label, percent, select, share, tabular } from "../dom.js";
 import { Weights, numbers } from "../trace.js";
 
 /** milliseconds between two looks at a run that still learns */
 const AGAIN = 5000;
-const CELL = 26;
 
 /** @type {View} */
 export const learning = {
@@ -91,7 +90,7 @@ function alignment({ trace, state, signal, api }, course) {
       h("div", { class: "corner" }, h("span", {}, "said"), h("span", {}, "source")),
       h("div", { class: "columns" }, trace.source.map((token) => h("div", {}, label(token)))),
       h("div", { class: "rows" }, trace.said.map((token) => h("div", {}, label(token)))), cells));
-  map.style.setProperty("--cell", `${CELL}px`);
+  fading(map, signal);
   map.style.setProperty("--across", String(trace.source.length));
   map.style.setProperty("--down", String(trace.said.length));
   const slider = h("input", { type: "range", min: 0, step: 1, "aria-label": "Checkpoint", oninput: () => choose() });
@@ -240,7 +239,10 @@ function lossLines({ learned, valid }) {
 function scoreLines({ valid }, measure) {
   /** @type {[number, number][]} */
   const points = valid.flatMap((one) => (one.score === null ? [] : [[one.step, one.score]]));
-  return { x: "step", lines: [{ name: measure, points }], empty: "No validation yet." };
+  const scores = points.map(([, one]) => one);
+  // From 90 to 99 would be a flat line over nothing: where all are far from 0, the axis begins near the least.
+  const zero = points.length < 2 || Math.min(...scores) < Math.max(...scores) / 2;
+  return { x: "step", lines: [{ name: measure, points }], zero, empty: "No validation yet." };
 }
 
 /** @param {CurvesJson} curves */

@@ -18,7 +18,7 @@ import { onTheme, paintSigned } from "../colour.js";
 import { h, label, segments, select, tabular } from "../dom.js";
 import { labelledMap } from "../map.js";
 import { whenThere } from "../trace.js";
-import { PANES, rowName } from "./heads.js";
+import { PANES, cornerOf, rowName } from "./heads.js";
 
 /** terms of a sum that are written out, at its start */
 const TERMS = 3;
@@ -102,7 +102,7 @@ function build({ trace, state, signal }) {
       const keys = trace.columns[pane.kind];
       map.show({
         values: now.model, rows: Array.from({ length: now.T }, (_, row) => rowName(trace, pane, row)),
-        columns: keys.map(label), chosen: [i, at],
+        columns: keys.map(label), corner: cornerOf(pane), chosen: [i, at],
       });
       result.replaceChildren(...told(now, rowName(trace, pane, i), keys[at]));
       steps.replaceChildren(...stepsOf(now, parts, layer, head, weights.heads, signal, keys[at]));

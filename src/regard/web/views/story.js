@@ -6,7 +6,6 @@
  * @typedef {import("../render.js").Context} Context
  * @typedef {import("../render.js").View} View
  * @typedef {import("../state.js").Values} Values
- * @typedef {import("../trace.js").Kind} Kind
  * @typedef {import("../trace.js").Token} Token
  * @typedef {import("../trace.js").Trace} Trace
  * @typedef {import("../trace.js").Weights} Weights
@@ -122,7 +121,7 @@ const STEPS = [
     const { layer, head } = await decided(trace);
     return {
       says: ["Where a model looks is not why it says something. To learn that, interfere. ", ...(api
-        ? ["Here the head with the greatest weight, ", ...where("cross", { layer, head }), ", is made to say nothing. Where the "
+        ? ["Here the head with the greatest weight, ", where({ layer, head }), " (cross attention), is made to say nothing. Where the "
           + "translation stays the same, the model did not need it; mute more and see what breaks."]
         : ["A served page can mute a head or force a word, and see whether the translation changes."])],
       set: { mute: api ? `cross.${layer}.${head}` : "", pane: "cross", layer: String(layer), head: String(head) },
@@ -271,7 +270,7 @@ async function encoderStep({ trace }) {
   })), (one) => Math.max(one.dog, one.street));
   const most = Math.max(dog, street);
   return {
-    says: ["In the encoder the source looks at itself. Of all its heads, ", ...where("encoder", { layer, head }),
+    says: ["In the encoder the source looks at itself. Of all its heads, ", where({ layer, head }),
       " lets ", h("i", {}, "it"), " look most at one of the two nouns: ", pair(dog, street), ". ", most < HARDLY
         ? "That is hardly any: if this model knows what “it” means, it does not show here. Go on to the decoder."
         : `So here it looks at the ${dog > street ? "dog" : "street"}.`],
@@ -288,25 +287,47 @@ async function encoderStep({ trace }) {
  */
 async function pronounStep({ trace, api }, otherText) {
   const other = api ? new Traced(await remember(otherText, api), api) : null;
-  const mine = await pronoun(trace);
-  const theirs = other && await pronoun(other);
+  const apart = other && parting(trace.said, other.said);
+  const mine = await pronoun(trace, apart?.[0]);
+  const theirs = other && await pronoun(other, apart?.[1]);
   if (!mine || (other && !theirs)) return lost();
   const all = mine.heads.map((one, i) => ({ ...one, then: theirs?.heads[i] }));
   const best = greatest(all, (one) => (one.then
     ? Math.abs(one.dog - one.street - one.then.dog + one.then.street) : Math.max(one.dog, one.street)));
   const [now, then] = [noun(best), best.then && noun(best.then)];
-  const last = /too (\w+)\.$/.exec(otherText)?.[1];
+  const last = /too (\w+)\.$/.exec(otherText)?.[1] ?? "";
+  const it = () => h("i", {}, "it");
   const set = { pane: "cross", layer: String(best.layer), head: String(best.head), heads: "", marks: "" };
   return {
-    says: ["The model wrote ", words(trace.translation), " The row that looks at ", h("i", {}, "it"), " most says ",
-      label(trace.said[mine.row]), ". While it wrote that, ", ...where("cross", best), " gave ", pair(best.dog, best.street),
-      ...(best.then && theirs && other ? ["; with ", h("i", {}, last ?? ""), " it said ", label(other.said[theirs.row]), " and gave ",
-        pair(best.then.dog, best.then.street), ". ", now !== then
+    says: ["The model wrote “", words(trace.translation), "” ", ...(apart
+      ? ["Here ", it(), " became ", label(trace.said[mine.row]), ", the first word that ", h("i", {}, last), " at the end would change. "]
+      : ["The word that looks most at ", it(), " is ", label(trace.said[mine.row]), ". "]),
+      "While the model wrote it, ", where(best), " (cross attention), ",
+      best.then ? "of all heads the one that changes most" : "the most decided of all heads", ", gave ", pair(best.dog, best.street),
+      ...(best.then && theirs && other ? ["; with ", h("i", {}, last), ", ", ...(apart ? [it(), " became "] : ["that word is "]),
+        label(other.said[theirs.row]), " and the same head gave ", pair(best.then.dog, best.then.street), ". ",
+        now && then && now !== then
           ? "One word at the end of the sentence turned its eyes from one noun to the other."
-          : "Even in this head, where the two sentences differ most, it does not turn from one noun to the other."]
+          : "Even in this head it does not turn from one noun to the other."]
         : ["."])],
     set,
   };
+}
+
+/**
+ * Where the word for “it” stands in two translations that differ in two words: the last is the one for “tired” or “wide”.
+ *
+ * @param {Token[]} a
+ * @param {Token[]} b
+ * @returns {[number, number] | null} the place in each; null where they differ otherwise
+ */
+function parting(a, b) {
+  const [one, other] = [a, b].map((said) => wordsOf(said).map((places) => ({
+    place: places[0], text: textOf(places.map((place) => said[place])),
+  })));
+  const differ = one.flatMap((word, i) => (word.text === other[i]?.text ? [] : [i]));
+  if (one.length !== other.length || differ.length !== 2) return null;
+  return [one[differ[0]].place, other[differ[0]].place];
 }
 
 /** @type {Map<string, Promise<import("../trace.js").TraceJson>>} */
@@ -320,14 +341,19 @@ function remember(q, api) {
   return asked;
 }
 
-/** @param {Trace} trace */
-async function pronoun(trace) {
+/**
+ * The row that writes the word for “it”: where nothing else tells, the one that looks at it most.
+ *
+ * @param {Trace} trace
+ * @param {number} [known]
+ */
+async function pronoun(trace, known) {
   const { cross } = trace;
   await ready(cross);
   const found = places(trace);
   if (!found) return null;
   const rows = trace.said.flatMap((token, row) => (token.special ? [] : [row]));
-  const row = greatest(rows, (one) => Math.max(...headsOf(cross).map(({ layer, head }) =>
+  const row = known ?? greatest(rows, (one) => Math.max(...headsOf(cross).map(({ layer, head }) =>
     sum(cross.head(layer, head), one * cross.keys, found.it))));
   return { row, heads: headsOf(cross).map((one) => ({ ...one, ...looks(cross, one, [row], found) })) };
 }
@@ -360,19 +386,20 @@ function looks(weights, { layer, head }, rows, { dog, street }) {
   return { dog: mean(dog), street: mean(street) };
 }
 
-/** @param {{ dog: number, street: number }} one */
+/** @param {{ dog: number, street: number }} one the noun that is looked at; null where neither is, or hardly */
 function noun({ dog, street }) {
+  if (Math.max(dog, street) < HARDLY) return null;
   return dog > street ? "dog" : "street";
 }
 
 /** @param {number} dog @param {number} street */
 function pair(dog, street) {
-  return h("strong", {}, `dog ${dog.toFixed(2)}, street ${street.toFixed(2)}`);
+  return h("strong", {}, h("i", {}, "dog"), ` ${dog.toFixed(2)}, `, h("i", {}, "street"), ` ${street.toFixed(2)}`);
 }
 
-/** @param {Kind} kind @param {{ layer: number, head: number }} one @returns {Child[]} */
-function where(kind, { layer, head }) {
-  return [`${kind === "cross" ? "cross attention" : kind} layer ${layer + 1}, head ${head + 1}`];
+/** @param {{ layer: number, head: number }} one */
+function where({ layer, head }) {
+  return `head ${head + 1} of layer ${layer + 1}`;
 }
 
 // ----- counting

@@ -10,7 +10,7 @@
  */
 
 import { onTheme, tint } from "../colour.js";
-import { h, label, percent, rove, segments, select, share, signed, tabular, words } from "../dom.js";
+import { POINT, h, label, percent, rove, segments, select, share, signNote, signed, tabular, words } from "../dom.js";
 import { running, textOf, whenThere, wordsOf } from "../trace.js";
 
 /** a probability below this is low */
@@ -32,7 +32,7 @@ const NEEDED = 6;
 export const translate = {
   id: "translate",
   title: "Translate",
-  help: "Point at a word to see where the model looked while it wrote it. Choose a word of the translation to see "
+  help: `${POINT} a word to see where the model looked while it wrote it. Choose a word of the translation to see `
     + "what else it might have said, and which source words it needs.",
   build,
 };
@@ -171,14 +171,15 @@ function build({ trace, state, signal }) {
     const all = known ? row : [...row, { ...trace.said[at], probability: trace.probabilities[at] }];
     others.replaceChildren(
       h("h3", {}, trace.rounds.length ? `At place ${at + 1} the model could say`
-        : told ? ["After ", words(told), " the model could say"] : "To begin, the model could say"),
+        : told ? ["After “", words(told), "” the model could say"] : "To begin, the model could say"),
       h("ol", {}, all.map((one) => {
         const said = one.id === trace.said[at].id;
         return h("li", { class: said ? "share said" : "share" }, share(one, one.probability, percent(one.probability)),
           said && h("span", { class: "quiet" }, "said"));
       })),
       known ? "" : h("p", { class: "quiet" },
-        "What was said is not among the most probable here: the beam found it better as a whole."));
+        "What was said is not among the most probable here: the beam found it better as a whole."),
+      signNote(all) ?? "");
   };
 
   // ----- what a word looked at, and what it needs
@@ -206,12 +207,15 @@ function build({ trace, state, signal }) {
     }));
     const most = rows.sort((a, b) => Math.max(b.seen, Math.abs(b.fall)) - Math.max(a.seen, Math.abs(a.fall)))
       .slice(0, NEEDED);
+    const left = occlusion.words.length - most.length;
     needs.replaceChildren(...told,
       h("div", { class: "need heading" }, h("span", {}, "source word"), h("span", {}, "attention"), h("span", {}),
-        h("span", {}, "without it, ", label(said), " is"), h("span", {})),
+        h("span", { class: "lost" }, "probability of ", label(said), " lost without it")),
       ...most.map((one) => h("div", { class: "need" }, h("span", { class: "token" }, words(one.text)),
         looks ? bar(one.seen) : h("span", {}), h("span", { class: "number" }, looks ? one.seen.toFixed(2) : "–"),
-        bar(Math.max(one.fall, 0)), h("span", { class: "number" }, change(trace.probabilities[at], one.fall)))));
+        bar(Math.max(one.fall, 0)), h("span", { class: "number" }, change(trace.probabilities[at], one.fall)))),
+      left > 0 ? h("p", { class: "quiet" },
+        `These ${most.length} source words count most here, by the one or the other. There are ${left} more.`) : "");
   };
 
   // ----- what to attend to
@@ -221,7 +225,7 @@ function build({ trace, state, signal }) {
   const ways = select("Heads", [["", "average"], ["max", "maximum"], ...numbered(cross.heads, (i) => `head ${i + 1}`)],
     (value) => state.set({ by: value }));
 
-  const shown = segments("Light shows", [["", "attention"], ["occlusion", "occlusion"]], "",
+  const shown = segments("Colour shows", [["", "attention"], ["occlusion", "occlusion"]], "",
     (value) => state.set({ light: value }));
 
   const table = tabular("The translation, token by token", () => ({
@@ -243,7 +247,7 @@ function build({ trace, state, signal }) {
   const element = h("div", { class: "translate" },
     h("div", { class: "lines card" },
       h("h3", {}, "Source"), source.text, h("h3", {}, "Translation"), target.text,
-      h("div", { class: "controls" }, looks && occlusion && h("span", { class: "quiet" }, "Light shows"),
+      h("div", { class: "controls" }, looks && occlusion && h("span", { class: "quiet" }, "Colour shows"),
         looks && occlusion && shown, looks && h("span", { class: "quiet" }, "Attention of"), looks && layers.field,
         looks && ways.field, !looks && h("span", { class: "quiet" }, "This model has no attention to source words here."),
         problem)),
