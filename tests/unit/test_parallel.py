@@ -47,6 +47,21 @@ WANTED = pad([9, 10, 11, 12, END], [13, 14, END])
 # The network
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [{"position": "relative"}, {"attention": {"weighting": "relu"}}, {"attention": {"score": "additive"}}],
+    ids=str,
+)  # fmt: skip
+def test_a_target_that_is_all_padding_teaches_nothing_and_leaves_numbers(
+    small_recipe: SmallRecipe, choice: dict[str, Any]
+) -> None:
+    """What a process reads that has no row of its own."""
+    section = small_recipe(model={"architecture": "parallel", **choice}).model
+    network = Parallel(section, V, V)
+    network(SOURCE[:1], torch.full((1, 3), PAD)).sum().backward()
+    assert all(w.grad is None or bool(w.grad.isfinite().all()) for w in network.parameters())
+
+
 def test_every_word_sees_every_other(network: Parallel) -> None:
     read = torch.tensor([[MASK, 9, 10, MASK]])
     before = network(SOURCE[:1], read)

@@ -65,14 +65,17 @@ class Mask:
             inside = self.spans.matrix()
             return inside | ~inside.any(-1, keepdim=True)  # as below: nobody looks at padding
         allowed = None if self.real is None else self.real[:, None, None, :]
-        if not self.causal or queries == 1:
-            return allowed
-        earlier = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        if self.causal and queries > 1:
+            square = torch.ones(queries, keys, dtype=torch.bool, device=device)
+            earlier = square.tril(keys - queries)[None, None]
+            if allowed is None:
+                return earlier
+            allowed = allowed & earlier
         if allowed is None:
-            return earlier[None, None]
-        both = allowed & earlier
-        # Padding in front of a text sees nothing: it may see all, since nobody looks at it.
-        return both | ~both.any(-1, keepdim=True)
+            return None
+        # Padding in front of a text, and a text that is all padding, see nothing: they may see all, since nobody
+        # looks at them, and stay numbers.
+        return allowed | ~allowed.any(-1, keepdim=True)
 
     def distance(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "#B Q K"]:
         """How far each key lies from each query: ahead is positive, behind is negative."""
