@@ -165,6 +165,12 @@ def test_the_held_out_share_is_stable_and_about_right() -> None:
     assert not any(held_out(str(n), 0.0) for n in range(100))
 
 
+@pytest.mark.parametrize("like", ["{} äpfel essen", "{} A\u0308pfel essen", " {} Äpfel Essen "])
+def test_how_a_source_is_written_does_not_decide(like: str) -> None:
+    for number in range(50):
+        assert held_out(like.format(number), 0.3) == held_out(f"{number} Äpfel essen", 0.3)
+
+
 @given(source=st.text(), smaller=st.floats(0, 0.5), larger=st.floats(0, 0.5))
 def test_a_larger_share_holds_out_a_superset(source: str, smaller: float, larger: float) -> None:
     smaller, larger = sorted((smaller, larger))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import chain, tee, zip_longest
 from pathlib import Path
@@ -130,10 +131,18 @@ def read_parses(lines: Iterable[str], path: Path, of: str) -> Iterator[Parsed | 
 def held_out(source: str, share: float) -> bool:
     """Whether a pair is kept from training; its source text alone decides, on any machine.
 
-    So all translations of one source stay on one side, and no held-out source was ever trained on.
+    So all translations of one source stay on one side, and no held-out source was ever trained on, however it is
+    written.
     """
-    digest = hashlib.blake2b(source.encode("utf-8"), digest_size=8).digest()
+    digest = hashlib.blake2b(_folded(source).encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < share * 2**64
+
+
+def _folded(source: str) -> str:
+    """The same for all sources that a model may read as one, whatever ``tokenizer.normalize`` is."""
+    plain = unicodedata.normalize("NFKC", source).casefold()
+    # To fold the case may take a letter apart, or two marks out of their order.
+    return unicodedata.normalize("NFKC", plain).strip()
 
 
 def fingerprint(texts: Texts, data: Data) -> str:
