@@ -43,6 +43,25 @@ def test_the_sample_with_the_least_risk_is_given(make_run: Callable[..., Path]) 
     assert model.search(texts, mbr=8, nbest=3, temperature=2.0) == found
 
 
+def test_what_is_drawn_for_a_text_does_not_depend_on_those_before_it(
+    make_run: Callable[..., Path],
+) -> None:
+    """Lines on standard input come as they like: all at once, or one after another."""
+    model = Translator.load(make_run(), device="cpu")
+    texts = ["the dog sees a cat", "no", "a dog", "no"]
+
+    def of(some: list[str]) -> tuple[list[list[str]], list[list[str]]]:
+        least_risk = model.search(some, mbr=4, nbest=4, temperature=2.0)
+        return [[s.text for s in each] for each in least_risk], [
+            s.tokens for s in model.sample(some)
+        ]
+
+    together, sampled = of(texts)
+    for row, text in enumerate(texts[:3]):
+        assert of([text]) == ([together[row]], [sampled[row]])
+    assert together[3] == together[1]
+
+
 def test_samples_of_a_text_are_the_same_however_many_work_and_never_repeat_in_step(
     make_run: Callable[..., Path],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
@@ -196,11 +197,15 @@ class Translator(Writer):
         prefixes: Sequence[str] | None = None,
         parses: Parses = None,
     ) -> list[Translation]:
-        """One translation of each text drawn at random, as likely as the model thinks it."""
+        """One translation of each text drawn at random, as likely as the model thinks it.
+
+        It depends on the seed, the text, and how often the text stood before in this call.
+        """
         if self.at_once:
             refuse(AT_ONCE, temperature=temperature)
         way = Sampling(temperature, top_k, top_p, seed)
-        return [drawn for (drawn,) in self._run(self._asked(texts, prefixes, parses), way, 1)]
+        asked = _told_apart(self._asked(texts, prefixes, parses))
+        return [drawn for (drawn,) in self._run(asked, way, 1)]
 
     def _best(self, asked: Sequence[Asked], search: Search, nbest: int) -> list[list[Translation]]:
         """By beam search, and a wider one where something must be said."""
@@ -274,7 +279,7 @@ class Translator(Writer):
         self, asked: Sequence[Asked], search: Search, nbest: int
     ) -> list[list[Translation]]:
         """Of many samples those most like the others; the score is the mean chrF."""
-        times = [one for one in asked for _ in range(search.mbr)]
+        times = [one._replace(draw=number) for one in asked for number in range(search.mbr)]
         drawn = self._run(times, Sampling(search.temperature), 1, search)
         found = []
         for row in range(len(asked)):
@@ -367,9 +372,9 @@ class Translator(Writer):
         changes = {"beam": beam, "alpha": alpha, "groups": 1, "coverage": 0.0}
         watched = change_search(self.recipe.search, changes)
         way: Way = partial(in_a_beam(watched, beam), watch=watch)
-        if temperature:
-            way = Sampling(temperature, seed=seed).of([0])
         asked = self.asked(text, parse)._replace(prefix=forced)
+        if temperature:
+            way = Sampling(temperature, seed=seed).of([asked.source], [asked.draw])
         ((best, *_),) = self.search_batch(self.batch([asked], way, Guiding(watched)))
         return best
 
@@ -412,6 +417,17 @@ def _terms(constraints: Sequence[Sequence[str]] | None, count: int) -> Sequence[
             f"{len(constraints)} constraints for {count} texts: give a list of terms for each"
         )
     return constraints
+
+
+def _told_apart(asked: Sequence[Asked]) -> list[Asked]:
+    """Each with its number among those of the same source: what is drawn for them differs."""
+    met: Counter[tuple[int, ...]] = Counter()
+    numbered = []
+    for one in asked:
+        source = tuple(one.source)
+        numbered.append(one._replace(draw=met[source]))
+        met[source] += 1
+    return numbered
 
 
 def _lifted(one: Translation, disguise: Disguise) -> Translation:

@@ -28,22 +28,23 @@ Way = Callable[..., list[list[Hypothesis]]]
 
 
 class Sampling(NamedTuple):
-    """Draw at random; what is drawn for a text depends on the seed and its number alone."""
+    """Draw at random; what is drawn depends on the seed, the text and the number of the draw alone, not on its row."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 1
 
-    def of(self, rows: Sequence[int]) -> Way:
-        """The search of the texts with these numbers."""
-        drawn = (np.random.SeedSequence([self.seed, row]).generate_state(1)[0] for row in rows)
+    def of(self, sources: Sequence[Sequence[int]], draws: Sequence[int]) -> Way:
+        """The search of texts, in ids, each for the draw of this number."""
+        every = zip(draws, sources, strict=True)
+        mixed = (np.random.SeedSequence([self.seed, number, *ids]) for number, ids in every)
         way = partial(
             sample,
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
-            seeds=[int(seed) for seed in drawn],
+            seeds=[int(one.generate_state(1)[0]) for one in mixed],
         )
         return OneEach(way)
 

@@ -41,6 +41,8 @@ class Asked(NamedTuple):
     """of the source, for ``position: tree``"""
     blank: bool = False
     """white space alone: there is nothing to say"""
+    draw: int = 0
+    """of those who ask for the same text at random: which this is"""
 
 
 class Batch(NamedTuple):
@@ -122,15 +124,9 @@ class Writer(Model):
         lengths = [len(one.source) for one in asked]
         # The longest first: what is left at the end, when not all have work, is short.
         rows = [*self.in_batches(lengths, beam, self.threads if shared else 1)][::-1]
-        batches = [
-            self.batch(
-                [asked[row] for row in some],
-                way.of(some) if isinstance(way, Sampling) else way,
-                guiding,
-                None if plain else len(asked),
-            )
-            for some in rows
-        ]
+        of = None if plain else len(asked)
+        parts = ([asked[row] for row in some] for some in rows)
+        batches = [self.batch(part, _way_of(part, way), guiding, of) for part in parts]
         every = self._shared_out(batches) if shared else map(self.search_batch, batches)
         found = {
             row: hypotheses
@@ -193,6 +189,12 @@ class Writer(Model):
             return None
         assert len(trees) == len(asked)
         return Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
+
+
+def _way_of(asked: Sequence[Asked], way: Way | Sampling) -> Way:
+    if not isinstance(way, Sampling):
+        return way
+    return way.of([one.source for one in asked], [one.draw for one in asked])
 
 
 def _limit(one: Asked, options: Search, longest: int | None) -> int:
