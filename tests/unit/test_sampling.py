@@ -21,7 +21,7 @@ from regard.run import Run
 from regard.text import drawing as drawing_module
 from regard.text.batches import sources, targets
 from regard.text.corpus import Pair
-from regard.text.drawing import DRAWS, Drawing, DrawingTokenizer
+from regard.text.drawing import DRAWS, ByProbability, Drawing, DrawingTokenizer
 from regard.text.grammar import generate
 from regard.text.store import Store, write_store
 from regard.text.tokenizer import Tokenizer
@@ -67,6 +67,23 @@ def test_the_seed_decides(tokenizers: Tokenizers, kind: TokenizerKind) -> None:
     assert other.source.encode(TEXTS) != first
     assert one.source.encode(TEXTS) != first  # the next draw
     assert one.target.encode(TEXTS) != first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_does_not_grow_with_the_corpus_and_draws_stay_the_same(
+    tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, kind: TokenizerKind
+) -> None:
+    """Where no blanks are set, every sentence is a word of its own."""
+    texts = [text.replace(" ", "") for text in TEXTS]
+    vocabulary = tokenizers[kind].source
+    free = Drawing(vocabulary, kind, KINDS[kind], [1]).encode(texts)
+    monkeypatch.setattr(drawing_module, "WORDS_REMEMBERED", 5)
+    monkeypatch.setattr(drawing_module, "LATTICES_KEPT", 5)
+    bound = Drawing(vocabulary, kind, KINDS[kind], [1])
+    assert bound.encode(texts) == free
+    assert len(bound._drawn) == 5
+    if isinstance(bound._draw, ByProbability):
+        assert bound._draw._lattice.cache_info().currsize <= 5
 
 
 def test_the_same_in_every_process(tokenizers: Tokenizers) -> None:

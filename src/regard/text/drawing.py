@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import exp
@@ -25,12 +27,18 @@ from regard.text.tokenizer import Tokenizer, Vocabulary
 
 DRAWS_OF_A_WORD = 512
 """from so many draws on, a word that comes again gets one of them: any of them is as likely as a new one"""
+WORDS_REMEMBERED = 2**16
+"""their draws; where no blanks are set a sentence is a word, and all of them would be the whole corpus"""
+LATTICES_KEPT = 2**14
+LONGEST_KEPT = 24
+"""signs of a word whose lattice is kept: a longer one is a sentence, which hardly comes again"""
 UNKNOWN_PENALTY = 10.0
 """of unigram: how much less likely than the least likely piece a letter is that has no piece; SentencePiece's figure"""
 
 _WORD = re.compile(f"{BLANK}?[^{BLANK}]+|{BLANK}")
 Cut = tuple[int, ...]
 """the ids of a word"""
+Lattice = list[tuple[list[float], list[int]]]
 
 
 class Draw(ABC):
@@ -93,10 +101,10 @@ class ByProbability(Draw):
     def __init__(self, vocabulary: Vocabulary, alpha: float) -> None:
         super().__init__(vocabulary, alpha)
         self.unknown = min(score for _, score in self.pieces.values()) - UNKNOWN_PENALTY
-        self.lattices: dict[str, list[tuple[list[float], list[int]]]] = {}
+        self._lattice = lru_cache(LATTICES_KEPT)(self._new_lattice)
 
     def __call__(self, word: str, random: Random) -> Cut:
-        lattice = self.lattices.get(word) or self.lattices.setdefault(word, self._lattice(word))
+        lattice = self._new_lattice(word) if len(word) > LONGEST_KEPT else self._lattice(word)
         end, found = len(word), list[Cut]()
         while end:
             shares, starts = lattice[end]
@@ -105,7 +113,7 @@ class ByProbability(Draw):
             end = start
         return tuple(i for cut in reversed(found) for i in cut)
 
-    def _lattice(self, word: str) -> list[tuple[list[float], list[int]]]:
+    def _new_lattice(self, word: str) -> Lattice:
         """For each place: where the piece that ends there can begin, and how likely each is, summed up."""
         ways, lattice = [1.0], [([1.0], [0])]
         for end in range(1, len(word) + 1):
@@ -136,7 +144,8 @@ class Drawing(Vocabulary):
         super().__init__(plain.model, plain.normalization)
         self._draw = DRAWS[kind](plain, alpha)
         self._random = Random(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
-        self._drawn: dict[str, list[Cut]] = {}
+        self._drawn: OrderedDict[str, list[Cut]] = OrderedDict()
+        """of words, those met last at the end"""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         words = (_WORD.findall(self.spelled(text)) for text in texts)
@@ -144,6 +153,9 @@ class Drawing(Vocabulary):
 
     def _cut(self, word: str) -> Cut:
         drawn = self._drawn.setdefault(word, [])
+        self._drawn.move_to_end(word)
+        if len(self._drawn) > WORDS_REMEMBERED:
+            self._drawn.popitem(last=False)
         if len(drawn) < DRAWS_OF_A_WORD:
             drawn.append(self._draw(word, self._random))
             return drawn[-1]
