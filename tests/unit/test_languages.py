@@ -8,6 +8,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+from regard.commands.use import _scored_on
 from regard.distill import distill
 from regard.errors import RegardError
 from regard.exchange.convert import export_model
@@ -167,6 +168,19 @@ def test_each_language_is_scored_apart(run: Path, files: Path) -> None:
     alone = model.evaluate([pair for pair in pairs if tags_of(pair) == ("2fr",)])
     assert [result.value for result in alone] == [result.value for result in results[2:4]]
     assert [result.name for result in model.evaluate(pairs, quick=True)] == ["WER"]
+
+
+def test_what_has_no_pairs_to_score_is_refused(run: Path, files: Path) -> None:
+    model = Translator.load(run, "cpu")
+    with pytest.raises(RegardError, match="nothing to score: no lines"):
+        model.evaluate([])
+    german = {"source": "t.en", "target": "t.de", "to": "de"}
+    model.recipe = make(files, data={"test": german})
+    with pytest.raises(RegardError, match="language xx: this model translates to de, fr, en"):
+        _scored_on(model, {}, "xx")
+    with pytest.raises(RegardError, match=r"data\.test of the recipe has no pairs to fr"):
+        _scored_on(model, {}, "fr")
+    assert len(_scored_on(model, {}, "de")) == 3
 
 
 def test_pairs_turned_round_are_back_translations(run: Path, files: Path, tmp_path: Path) -> None:

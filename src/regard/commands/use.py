@@ -187,6 +187,17 @@ def _search_by(model: Model, ways: dict[str, Any]) -> None:
     model.search_by(**asked)
 
 
+def _check_language(model: Model, to: str | None) -> None:
+    """That it is one the model translates to."""
+    from regard.model import Translator
+
+    if to is None:
+        return
+    if not isinstance(model, Translator):
+        raise RegardError(f"--to {to} is for models to translate, not to {model.task}")
+    model.targets.tags(0, to)
+
+
 def _scored_on(model: Model, files: dict[str, str], to: str | None) -> list[Pair]:
     """The pairs of the files named, or of the recipe's test, or those of one language."""
     from pydantic import ValidationError
@@ -195,6 +206,7 @@ def _scored_on(model: Model, files: dict[str, str], to: str | None) -> list[Pair
     from regard.text.corpus import language_of, read_pairs
 
     data = model.recipe.data
+    _check_language(model, to)
     if to and files:
         files["to"] = to
     if not files:
@@ -204,7 +216,11 @@ def _scored_on(model: Model, files: dict[str, str], to: str | None) -> list[Pair
                 "--pairs, --conllu or --text"
             )
         pairs = read_pairs(data.test, data, "data.test")
-        return [pair for pair in pairs if to is None or language_of(pair) == to]
+        wanted = [pair for pair in pairs if to is None or language_of(pair) == to]
+        if not wanted:
+            asked = "" if to is None else f" to {to}"
+            raise RegardError(f"nothing to score: data.test of the recipe has no pairs{asked}")
+        return wanted
     try:
         texts: Texts = Texts.model_validate(files)
     except ValidationError:

@@ -118,7 +118,7 @@ class Translator(Writer):
         """As of any model; where several languages are asked for, each is scored apart, but not for validation."""
         parts = by_language(pairs)
         whole = super().evaluate
-        if quick or len(parts) == 1:
+        if quick or len(parts) <= 1:
             return whole(pairs, quick=quick)
         return [
             replace(result, name=f"{result.name} to {language}")
