@@ -88,11 +88,14 @@ def test_normalization(normalization: str, outcome: str) -> None:
 @pytest.mark.parametrize("kind", [*LOSSLESS, "words"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, kind: str, shared: bool) -> None:
+    for stale in ("tokenizer.model", "tokenizer.source.model", "tokenizer.source.json"):
+        (tmp_path / stale).write_text("of a training before, which was broken off")
     section = Section.model_validate({"kind": kind, "size": 400, "shared": shared})
     learnt = Tokenizer.train(section, lambda: PAIRS)
     names = [path.name for path in learnt.save(tmp_path)]
     two = ["tokenizer.source.model", "tokenizer.target.model"]
     assert names == (["tokenizer.model"] if shared else two)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     loaded = Tokenizer.load(tmp_path, section)
     assert loaded.shared == learnt.shared == shared
     for side in ("source", "target"):

@@ -229,13 +229,16 @@ class Tokenizer:
         return self
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the file(s) and say which."""
+        """Write the file(s) and say which. Those of another tokenizer go: what is there belongs to the model."""
         vocabularies = [self.source] if self.shared else [self.source, self.target]
         files: dict[str, bytes] = {}
         for stem, vocabulary in zip(side_names(self.shared), vocabularies, strict=True):
             files |= vocabulary.files(stem)
         for name, content in files.items():
             (folder / name).write_bytes(content)
+        for other in folder.glob("tokenizer*"):
+            if other.name not in files:
+                other.unlink()
         return [folder / name for name in files]
 
     @classmethod
