@@ -1,4 +1,4 @@
-"""In int8 what a row gives does not depend on the rows beside it, nor a translation on how batches are cut."""
+"""In int8 what a row of a packed map gives does not depend on the rows beside it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_input_out_of_range_counts_as_its_border() -> None:
 
 
 @torch.inference_mode()
-def test_a_sentence_alone_is_translated_as_among_others() -> None:
+def test_with_packed_maps_a_sentence_alone_is_translated_as_among_others() -> None:
     sizes = {"width": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "feedforward": 64}
     section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
     torch.manual_seed(1)
