@@ -50,13 +50,14 @@ def ways(one_by_one: Path, at_once: Path) -> list[Way]:
 class Models:
     """Runs opened on one device, each once."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, threads: int | None = None) -> None:
         self.device: Device = device
+        self.threads = threads
         self.open: dict[Path, Translator] = {}
 
     def translate(self, way: Way, texts: Sequence[str]) -> list[str]:
         if way.run not in self.open:
-            self.open[way.run] = Translator.load(way.run, self.device)
+            self.open[way.run] = Translator.load(way.run, self.device, threads=self.threads)
         return self.open[way.run].translate(texts, **way.options)
 
 
@@ -108,8 +109,10 @@ def table(measured: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def measure(every: Sequence[Way], pairs: Sequence[Pair], count: int, device: Device) -> Any:
-    scoring, timing = Models(device), Models("cpu")
+def measure(
+    every: Sequence[Way], pairs: Sequence[Pair], count: int, device: Device, threads: int
+) -> Any:
+    scoring, timing = Models(device), Models("cpu", threads)
     scores = {way.name: bleu(scoring, way, pairs) for way in every}
     some = [pair.source for pair in pairs[:: max(1, len(pairs) // count)]][:count]
     speeds: dict[str, dict[str, float]] = {way.name: {} for way in every}
@@ -120,7 +123,7 @@ def measure(every: Sequence[Way], pairs: Sequence[Pair], count: int, device: Dev
         "regard": __version__,
         "torch": torch.__version__,
         "hardware": hardware(torch.device("cpu")),
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "sentences": {"scored": len(pairs), "timed": len(some)},
         "ways": {
             way.name: {
@@ -150,7 +153,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     pairs = test_pairs(given.at_once)[: given.scored]
-    found = measure(ways(given.one_by_one, given.at_once), pairs, given.sentences, given.device)
+    every = ways(given.one_by_one, given.at_once)
+    found = measure(every, pairs, given.sentences, given.device, given.threads)
     given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(table(found))
     print(f"\nSpeed on {found['hardware']}, {found['threads']} threads; written to {given.out}")

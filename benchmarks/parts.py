@@ -201,7 +201,7 @@ class Side:
 
     def __init__(self, job: Job, runs: Path, sentences: Sequence[str]) -> None:
         run = Run(job.folder(runs))
-        self.model = Translator.load(run.folder, "cpu")
+        self.model = Translator.load(run.folder, "cpu", threads=1)
         self.sentences = sentences
         recipe = run.recipe()
         with join("cpu") as group:

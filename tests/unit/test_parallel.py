@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from scripts import load_script
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -21,6 +22,7 @@ from regard.text.corpus import Pair
 from regard.text.tokenizer import Tokenizer
 
 SmallRecipe = Callable[..., Recipe]
+MakeRun = Callable[..., Path]
 V = 20
 
 
@@ -347,3 +349,11 @@ def test_learned_positions_bound_the_length(small_recipe: SmallRecipe, tmp_path:
     model = translator(small_recipe, architecture="parallel", position="learned", max_length=300)
     (one, *_) = model.search(["a dog " * 140])[0]
     assert 1 <= len(one.tokens) <= 300
+
+
+def test_the_benchmark_measures_with_as_many_threads_as_it_says(make_run: MakeRun) -> None:
+    benchmark = load_script("benchmarks/parallel.py")
+    run = make_run(model={"architecture": "parallel"})
+    models = benchmark.Models("cpu", threads=1)
+    models.translate(benchmark.Way("one round", run, {"rounds": 1}), ["a dog"])
+    assert models.open[run].threads == 1
