@@ -1,6 +1,7 @@
 """Glossaries and what is kept: found in the source, guaranteed and verified in the translation."""
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from regard.model import Translator
 from regard.model.guiding import phrase_of
 from regard.text.glossary import Glossary
 from regard.text.kept import Kept
-from regard.text.words import as_words
+from regard.text.words import as_words, caseless, joins
 
 EVERYTHING = Kept(("placeholders", "numbers"))
 
@@ -68,6 +69,41 @@ def test_a_glossary_finds_terms_as_words() -> None:
     for term in ("", " dog"):
         with pytest.raises(RegardError, match="is no term"):
             Glossary({term: "Hund"})
+
+
+@given(
+    term=st.text("aAİß日. ", min_size=1, max_size=4).filter(lambda term: term == term.strip()),
+    text=st.text("aAiIİıßẞ日. \t", max_size=12),
+    any_case=st.booleans(),
+)
+def test_words_are_found_as_by_one_pattern(term: str, text: str, any_case: bool) -> None:
+    before = r"(?<![^\W日])" if joins(term[0]) else ""
+    after = r"(?![^\W日])" if joins(term[-1]) else ""
+    blanks = r"\s+".join(map(re.escape, term.split()))
+    pattern = re.compile(before + blanks + after, re.IGNORECASE if any_case else 0)
+    found, wanted = as_words(term, any_case).finditer(text), pattern.finditer(text)
+    assert [one.span() for one in found] == [one.span() for one in wanted]
+    assert as_words(term, any_case).sub(lambda _: "#", text) == pattern.sub("#", text)
+    lower = term == term.lower()
+    wanted_of_it = ["x"] if as_words(term, lower).search(text) else []
+    assert Glossary({term: "x"}).asked_by(text) == wanted_of_it
+
+
+def test_a_glossary_of_many_terms_takes_little_time() -> None:
+    start = time.process_time()
+    glossary = Glossary({f"term{number} of many": f"Wort{number}" for number in range(2_000)})
+    for number in range(50):
+        assert glossary.asked_by(f"A Term{number}  of many.") == [f"Wort{number}"]
+    assert time.process_time() - start < 2  # it took 20 seconds
+
+
+def test_signs_that_are_one_whatever_their_case_are_one_caseless() -> None:
+    signs = (chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    cased = "".join(sign for sign in signs if not sign.lower() == sign.upper() == sign)
+    for sign in cased[::20]:
+        assert {caseless(same) for same in re.findall(sign, cased, re.IGNORECASE)} == {
+            caseless(sign)
+        }
 
 
 def test_a_glossary_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from itertools import chain
 from pathlib import Path
 
 from regard.errors import RegardError
 from regard.text.lines import read_lines
-from regard.text.words import as_words
+from regard.text.words import as_words, caseless
+
+BEGINNING = 8
+"""signs by which terms are looked up"""
 
 
 class Glossary:
@@ -21,11 +24,13 @@ class Glossary:
         if wrong := [term for term in terms if not term or term != term.strip()]:
             raise RegardError(f"{wrong[0]!r} is no term: it is empty, or has blanks around it")
         self.terms = terms
-        longest_first = sorted(terms.items(), key=lambda pair: -len(pair[0]))
-        self._patterns: list[tuple[re.Pattern[str], str]] = [
-            (as_words(term, any_case=term == term.lower()), target)
-            for term, target in longest_first
-        ]
+        self._longest_first = sorted(terms, key=lambda term: -len(term))
+        self._by_beginning: dict[str, list[int]] = {}
+        """places of terms among the longest first"""
+        for place, term in enumerate(self._longest_first):
+            beginning = caseless(term.split()[0][:BEGINNING])
+            self._by_beginning.setdefault(beginning, []).append(place)
+        self._sizes = {len(beginning) for beginning in self._by_beginning}
 
     @classmethod
     def read(cls, path: Path) -> Glossary:
@@ -47,9 +52,18 @@ class Glossary:
     def asked_by(self, text: str) -> list[str]:
         """The target terms for the source terms of a text, each once."""
         found: dict[str, None] = {}
-        for pattern, target in self._patterns:
+        for term in self._perhaps_in(text):
             # What belongs to a longer term is blotted out.
-            text, count = pattern.subn(lambda term: "\0" * len(term[0]), text)
-            if count:
-                found[target] = None
+            pattern = as_words(term, any_case=term == term.lower())
+            rest = pattern.sub(lambda term: "\0" * len(term[0]), text)
+            if rest != text:
+                found[self.terms[term]] = None
+            text = rest
         return list(found)
+
+    def _perhaps_in(self, text: str) -> list[str]:
+        """The terms whose beginning is somewhere in a text, the longest first: to try all of many takes long."""
+        plain = caseless(text)
+        parts = {plain[at : at + size] for size in self._sizes for at in range(len(plain))}
+        begun = (self._by_beginning[part] for part in parts & self._by_beginning.keys())
+        return [self._longest_first[place] for place in sorted(chain.from_iterable(begun))]
