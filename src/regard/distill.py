@@ -22,7 +22,7 @@ from regard.journal import Journal, asked_of
 from regard.learn.report import QUIET_SECONDS
 from regard.model import Translator
 from regard.run import one_role, sha256
-from regard.text.corpus import fingerprint, language_of, paths_of, read_lines, read_pairs
+from regard.text.corpus import fingerprint, language_of, read_lines, read_pairs
 
 PAIRS_AT_ONCE = 4096
 """sources in memory at a time: enough to find neighbours of like length"""
@@ -72,12 +72,15 @@ def distill(
 
 
 def _files(model: Translator, file: Path | None) -> list[tuple[str, Path]]:
-    """What is read, by role."""
-    if file is not None:
-        return [("--input", file)]
-    data = model.recipe.data
-    paths = paths_of(data.train, data, "data.train")
-    return [(f"data.train.{role}", path) for role, some in paths.items() for path in some]
+    """What is read, and what the model learned from, which is nothing to write over either; by role."""
+    train = model.recipe.data.train
+    roles = {"source": train.source, "target": train.target, "pairs": train.pairs}
+    learned = [
+        (f"data.train.{role}", model.recipe.data.path(name))
+        for role, names in roles.items()
+        for name in names or ()
+    ]
+    return learned if file is None else [("--input", file), *learned]
 
 
 def _asked(

@@ -92,6 +92,11 @@ ERRORS: dict[str, tuple[str, str]] = {
     "missing input": ("translate run --input absent", r"absent: no such file"),
     "unequal files": ("evaluate run --source test.src --reference train.tgt", r"has 150 lines but"),
     "changed tokenizer": ("translate changed abc", r"changed/tokenizer.model: not the file that"),
+    "two files of pairs": (
+        "train a.tsv b.jsonl.gz",
+        r"a.tsv, b.jsonl.gz: two files of pairs; give",
+    ),
+    "keys without a key": ("serve run --api-keys ,", r"--api-keys ',': no key in it"),
     "too many checkpoints": ("average run --out new --last 9", r"3 checkpoints are kept there, 9"),
 }
 """what is wrong: the command, and what must be said"""
@@ -241,7 +246,7 @@ def test_scores_come_with_interval_and_signature(workshop: Path) -> None:
 def test_scores_in_json_and_against_another_run(workshop: Path, tmp_path: Path) -> None:
     other = tmp_path / "first"
     said = succeeds_inside("average", "run", "--out", other, "--last", 1, cwd=workshop).stdout
-    assert said == f"{other}: the average of 1 checkpoints (steps 300)\n"
+    assert said == f"{other}: the average of 1 checkpoint (step 300)\n"
     files = "--source", "test.src", "--reference", "test.tgt", "--against", other, "--threads", 2
     plain, asked = (
         succeeds_inside("evaluate", "run", *files, *more, cwd=workshop).stdout

@@ -77,8 +77,9 @@ def test_a_teacher_does_not_write_over_what_it_learned_from(
 ) -> None:
     monkeypatch.setenv("REGARD_DATA", str(folder))
     write(folder / "pairs.tsv", ["a dog\tein Hund"])  # the recipe's data.train
-    with pytest.raises(RegardError, match=r"pairs.tsv: that is the data.train.pairs"):
-        distill(Translator.load(folder / "run", "cpu"), folder / "pairs.tsv")
+    for sources in (None, folder / "in.txt"):
+        with pytest.raises(RegardError, match=r"pairs.tsv: that is the data.train.pairs"):
+            distill(Translator.load(folder / "run", "cpu"), folder / "pairs.tsv", sources)
 
 
 # What is not there, or empty

@@ -1,6 +1,9 @@
 """What a training is judged by, and when it has had enough."""
 
+import time
+from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,9 @@ from hypothesis import given, strategies as st
 from regard.learn.checkpoint import Progress
 from regard.learn.learner import _spread
 from regard.learn.loop import Stop, finished
+from regard.learn.report import Report
 from regard.recipe import make_recipe
+from regard.run import Run
 from regard.text.corpus import Pair
 
 
@@ -39,3 +44,13 @@ def test_a_validation_because_time_was_over_costs_no_patience(steps: list[int], 
     training = recipe_with(patience=2, validate_every=100).training
     learner: Any = SimpleNamespace(progress=progress, training=training)
     assert finished(learner) is stop
+
+
+def test_the_time_left_ends_with_the_minutes_given(tmp_path: Path) -> None:
+    report = Report(Run(tmp_path), speaks=False)
+    report.begin(0, 1000, time.monotonic() + 60)
+    report.begun -= 100  # ten steps took a hundred seconds
+    assert report.left(10, 1000) <= timedelta(seconds=60)
+    assert report.left(999, 1000) < timedelta(seconds=1)
+    report.deadline = None
+    assert report.left(10, 1000) >= timedelta(seconds=9900)

@@ -17,9 +17,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     api_keys: Annotated[
-        str,
+        str | None,
         typer.Option(envvar="REGARD_API_KEYS", help="Keys that may use it, with commas between."),
-    ] = "",
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -35,7 +35,9 @@ def serve(
         from regard.serve.settings import Settings
     except ModuleNotFoundError as error:
         raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
-    keys = tuple(filter(None, map(str.strip, api_keys.split(","))))
+    keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
+    if api_keys is not None and not keys:
+        raise RegardError(f"--api-keys {api_keys!r}: no key in it, and all could use the server")
     settings = Settings(api_keys=keys)
     pair = None if languages is None else _pair(languages)
     listen(run, host, port, settings, "auto", precision_of(precision), threads, pair)

@@ -77,6 +77,11 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
         return load_recipe(what[0], changes), name
     if len(what) == 2:
         one_role({"source": Path(what[0]), "target": Path(what[1])})
+        if all(file.removesuffix(".gz").removesuffix(".zst").endswith(pairs[:2]) for file in what):
+            raise RegardError(
+                f"{what[0]}, {what[1]}: two files of pairs; give one, or a recipe with "
+                "data.train.pairs: [both]"
+            )
     texts = (
         Texts(pairs=(what[0],)) if len(what) == 1 else Texts(source=(what[0],), target=(what[1],))
     )
@@ -133,7 +138,9 @@ def average(
     from regard.learn.checkpoint import average_run
 
     steps = average_run(run, out, last)
-    print(f"{out}: the average of {len(steps)} checkpoints (steps {', '.join(map(str, steps))})")
+    many = "s" * (len(steps) > 1)
+    told = ", ".join(map(str, steps))
+    print(f"{out}: the average of {len(steps)} checkpoint{many} (step{many} {told})")
 
 
 def recipes() -> None:

@@ -46,7 +46,7 @@ def learn(learner: Learner, report: Report, deadline: float | None) -> Stop:
     meter = Meter(learner, report)
     if deadline is not None:
         learner.rehearse(most=0.1 * (deadline - time.monotonic()))
-    report.begin(progress.step, training.steps)
+    report.begin(progress.step, training.steps, deadline)
     with interrupts() as interrupted, closing(ahead(learner.batches(), BATCHES_AHEAD)) as stream:
         while True:
             meter.add(learner.step([next(stream) for _ in range(training.accumulate)]))

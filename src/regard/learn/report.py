@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from regard.run import Run
 
@@ -31,6 +31,7 @@ class Report:
         self.bar: Progress | None = None
         self.last_line = 0.0
         self.first_step, self.begun = 0, 0.0
+        self.deadline: float | None = None
 
     def say(self, text: str) -> None:
         """One line for the person."""
@@ -56,9 +57,9 @@ class Report:
             self.board = SummaryWriter(str(self.run.events))
         return self.board
 
-    def begin(self, step: int, steps: int) -> None:
+    def begin(self, step: int, steps: int, deadline: float | None = None) -> None:
         """Draw the bar."""
-        self.first_step, self.begun = step, time.monotonic()
+        self.first_step, self.begun, self.deadline = step, time.monotonic(), deadline
         if not (self.speaks and self.console.is_terminal):
             return
         self.bar = Progress(
@@ -66,9 +67,7 @@ class Report:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[news]}"),
-            TimeRemainingColumn(),
             console=self.console,
-            speed_estimate_period=600,
         )
         self.bar.add_task("learning", total=steps, completed=step, news="")
         self.bar.start()
@@ -80,15 +79,20 @@ class Report:
 
     def step(self, step: int, steps: int, *, loss: float, rate: float, speed: float) -> None:
         news = f"loss {loss:.3f}  rate {rate:.2e}  {speed:,.0f} tokens/s"
+        news += f"  {self.left(step, steps)} left"
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], news=news)
         elif time.monotonic() - self.last_line > QUIET_SECONDS:
             self.last_line = time.monotonic()
-            self.say(f"step {step:,} of {steps:,}  {news}  {self._left(step, steps)} left")
+            self.say(f"step {step:,} of {steps:,}  {news}")
 
-    def _left(self, step: int, steps: int) -> str:
-        each = (time.monotonic() - self.begun) / max(1, step - self.first_step)
-        return str(timedelta(seconds=round(each * (steps - step))))
+    def left(self, step: int, steps: int) -> timedelta:
+        """Until the steps are done, or the time is over."""
+        now = time.monotonic()
+        seconds = (now - self.begun) / max(1, step - self.first_step) * (steps - step)
+        if self.deadline is not None:
+            seconds = min(seconds, max(0.0, self.deadline - now))
+        return timedelta(seconds=round(seconds))
 
     def end(self) -> None:
         if self.bar is not None:

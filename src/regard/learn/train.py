@@ -101,6 +101,8 @@ def _train(run: Run, recipe: Recipe, group: Group, report: Report, deadline: flo
         report.say("To go on, give the same command again.")
         raise Interrupted
     report.say(f"Training stopped: {reason}.")
+    if stop is Stop.TIME:
+        report.say("To go on, give the same command again.")
     if group.first:
         finish(learner, report, reason, deadline)
     group.wait()
@@ -244,8 +246,9 @@ def finish(learner: Learner, report: Report, reason: str, deadline: float | None
     }
     card["scoring_seconds"] = round(time.monotonic() - start, 1)
     learner.run.write_card(card)
-    command = learner.model.command
-    report.say(f'The run is in {learner.run}; try  regard {command} {learner.run} "…"')
+    language = learner.recipe.data.targets[:1]
+    words = [learner.model.command, str(learner.run), *(f"--to {one}" for one in language)]
+    report.say(f'The run is in {learner.run}; try  regard {" ".join(words)} "…"')
 
 
 def _choose_weights(
