@@ -21,10 +21,10 @@ IMAGES = ROOT / "docs" / "images"
 TEXT = "The dog didn't cross the street because it was too tired."
 VIEWS = {
     "translate": "#said=8",
-    "heads": "#view=heads&pane=cross&layer=1&head=2",
+    "heads": "#view=heads&pane=cross&layer=1&head=0",
     "beam": "#view=beam",
     "interfere": "#view=interfere&mute=cross.1.2,cross.1.0",
-    "number": "#view=number&pane=cross&layer=1&head=2&query=8&key=1",
+    "number": "#view=number&pane=cross&layer=1&head=0&query=8&key=1",
     "learning": "#view=learning&step=500",
     "story": "#view=heads&story=10&arrive=1",
 }
