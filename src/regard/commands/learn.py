@@ -66,8 +66,8 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
         raise RegardError(
             f"{len(what)} files given: train takes a recipe, two parallel files, or one"
         )
-    pairs = (".tsv", ".jsonl", ".txt")
-    if len(what) == 1 and not what[0].removesuffix(".gz").removesuffix(".zst").endswith(pairs):
+    plain = [file.removesuffix(".gz").removesuffix(".zst") for file in what]
+    if len(what) == 1 and not plain[0].endswith((".tsv", ".jsonl", ".txt")):
         path = Path(what[0])
         if path.is_file() and path.suffix not in (".yaml", ".yml"):
             raise RegardError(
@@ -77,7 +77,7 @@ def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
         return load_recipe(what[0], changes), name
     if len(what) == 2:
         one_role({"source": Path(what[0]), "target": Path(what[1])})
-        if all(file.removesuffix(".gz").removesuffix(".zst").endswith(pairs[:2]) for file in what):
+        if all(file.endswith((".tsv", ".jsonl")) for file in plain):
             raise RegardError(
                 f"{what[0]}, {what[1]}: two files of pairs; give one, or a recipe with "
                 "data.train.pairs: [both]"

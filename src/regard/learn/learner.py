@@ -322,6 +322,8 @@ def _seed(seed: int, step: int, group: Group) -> None:
 
 def _spread(pairs: Iterable[Pair], count: int, training: recipes.Training) -> list[Pair]:
     """Some pairs at equal distances: files are often sorted, so the first ones would not do."""
+    if training.validate_sentences == 0:
+        return []  # nothing need be read
     wanted = min(count, training.validate_sentences)
     places = {number * count // wanted for number in range(wanted)}
     return [pair for place, pair in enumerate(pairs) if place in places]

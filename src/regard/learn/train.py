@@ -37,6 +37,7 @@ MAY_CHANGE = (
 )
 """What a run that goes on may have otherwise than when it began; all else would make it another model."""
 
+GO_ON = "To go on, give the same command again."
 LOCK = ".lock"
 """of the folder of checkpoints; it is the first file of a run"""
 LEFTOVERS = (
@@ -98,11 +99,11 @@ def _train(run: Run, recipe: Recipe, group: Group, report: Report, deadline: flo
     report.log("stop", step=learner.progress.step, reason=reason, resumable=True)
     if stop is Stop.INTERRUPTED:
         report.say(f"Stopped at step {learner.progress.step:,}; everything is saved.")
-        report.say("To go on, give the same command again.")
+        report.say(GO_ON)
         raise Interrupted
     report.say(f"Training stopped: {reason}.")
     if stop is Stop.TIME:
-        report.say("To go on, give the same command again.")
+        report.say(GO_ON)
     if group.first:
         finish(learner, report, reason, deadline)
     group.wait()
