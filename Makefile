@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 --moduleResolution node \
-	--lib es2022,dom,dom.iterable src/regard/web/main.js
+	--lib es2022,dom,dom.iterable src/regard/inspection/web/main.js
 
 .PHONY: install demo test check format
 

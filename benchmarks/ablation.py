@@ -36,10 +36,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.errors import RegardError
-from regard.learn.loop import interrupts
-from regard.learn.prepare import identity_of
 from regard.recipe import Recipe, load_recipe
-from regard.run import Run, write_text
+from regard.storage.run_dir import RunDir, write_text
+from regard.training.prepare import identity_of
+from regard.training.trainer import interrupts
 
 HERE = Path(__file__).parent
 BOTH_WAYS = (
@@ -51,14 +51,14 @@ VARIANTS: dict[str, list[str]] = {
     BASE: [],
     "R-Drop 1": ["training.rdrop=1"],
     "R-Drop 5": ["training.rdrop=5"],
-    "BPE-dropout 0.1": ["training.sampling=0.1"],
-    "unigram, alpha 0.2": ["tokenizer.kind=unigram", "training.sampling=0.2"],
-    "vocabulary of 3,000": ["tokenizer.size=3000"],
+    "BPE-dropout 0.1": ["training.subword_sampling=0.1"],
+    "unigram, alpha 0.2": ["tokenizer.kind=unigram", "training.subword_sampling=0.2"],
+    "vocabulary of 3,000": ["tokenizer.vocab_size=3000"],
     "dropout 0.1": ["model.dropout=0.1"],
     "dropout 0.3": ["model.dropout=0.3"],
     "none in attention and feed-forward": [
         "model.attention_dropout=0",
-        "model.feedforward_dropout=0",
+        "model.activation_dropout=0",
     ],
     "source words dropped 0.1": ["training.word_dropout=0.1"],
     "target words dropped 0.1": ["training.target_word_dropout=0.1"],
@@ -67,13 +67,13 @@ VARIANTS: dict[str, list[str]] = {
     "no averaging": ["training.average=none"],
     "2+2 layers of 176": [
         *("model.encoder_layers=2", "model.decoder_layers=2"),
-        *("model.width=176", "model.feedforward=352"),
+        *("model.d_model=176", "model.d_ff=352"),
     ],
     "8+8 layers of 96": [
         *("model.encoder_layers=8", "model.decoder_layers=8"),
-        *("model.width=96", "model.feedforward=192"),
+        *("model.d_model=96", "model.d_ff=192"),
     ],
-    "norm after": ["model.norm_place=after"],
+    "norm after": ["model.norm_order=post"],
     "warm-up 2,000": ["training.warmup=2000"],
     "output not tied": ["model.tie_output=false"],
     "embeddings not tied": ["model.tie_embeddings=false"],
@@ -147,13 +147,13 @@ def admitted(plan: Plan, names: Sequence[str]) -> Iterator[str]:
 
 def work(recipe: Recipe, folder: Path) -> None:
     """One training, in a process of its own: train or go on, score the validation pairs, write it down."""
-    from regard.learn.train import train
-    from regard.text.corpus import valid_pairs
+    from regard.data.corpus import valid_pairs
+    from regard.training.run import train
 
     model = train(recipe, folder)
-    first = recipe.score.model_copy(update={"measures": recipe.score.measures[:1]})
+    first = recipe.evaluation.model_copy(update={"metrics": recipe.evaluation.metrics[:1]})
     model.recipe = recipe.model_copy(update={"score": first})
-    card = Run(folder).card()
+    card = RunDir(folder).card()
     found = {
         # of several languages the mean
         "valid": fmean(one.value for one in model.evaluate(list(valid_pairs(recipe.data)))),
@@ -169,8 +169,8 @@ def work(recipe: Recipe, folder: Path) -> None:
     write_text(folder / SCORES, json.dumps(found))
 
 
-class Texts:
-    """Prepared text, shared by all trainings that learn from the same ids."""
+class DataFiles:
+    """PreparedData text, shared by all trainings that learn from the same ids."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -186,25 +186,25 @@ class Texts:
 
     def keep(self, job: Job) -> None:
         """What a run has prepared, if it is whole: facts.json is written last."""
-        run, place = Run(self.plan.folder(job)), self.of(job)
+        run, place = RunDir(self.plan.folder(job)), self.of(job)
         if place.exists() or not (run.data / "facts.json").is_file():
             return
-        part = Run(place.with_suffix(".part"))
+        part = RunDir(place.with_suffix(".part"))
         shutil.rmtree(part.folder, ignore_errors=True)
         _link(run, part)
         part.folder.replace(place)
 
     def give(self, job: Job) -> None:
         """Put it into a run that has not begun."""
-        run, place = Run(self.plan.folder(job)), self.of(job)
+        run, place = RunDir(self.plan.folder(job)), self.of(job)
         begun = run.weights_file.exists() or (run.data / "facts.json").exists()
         if place.exists() and not begun:
             shutil.rmtree(run.folder, ignore_errors=True)
-            _link(Run(place), run)
+            _link(RunDir(place), run)
             run.write_recipe(self.plan.load(job))  # without it the folder would be no run
 
 
-def _link(one: Run, other: Run) -> None:
+def _link(one: RunDir, other: RunDir) -> None:
     """The same files, not copies: they are written once, and removing one name leaves the other."""
     shutil.copytree(one.data, other.data, copy_function=os.link)
     for path in one.tokenizer_files():
@@ -222,7 +222,7 @@ def train_all(
 ) -> Iterator[Job]:
     """Train them, so many at a time, until all are done, the time is over, or it is stopped; each as it is done."""
     running: dict[Job, subprocess.Popen[bytes]] = {}
-    texts = Texts(plan)
+    texts = DataFiles(plan)
     plan.runs.mkdir(parents=True, exist_ok=True)
     try:
         while (
@@ -250,7 +250,7 @@ def train_all(
             process.wait()
 
 
-def _next(waiting: Sequence[Job], running: Mapping[Job, Any], texts: Texts) -> Job | None:
+def _next(waiting: Sequence[Job], running: Mapping[Job, Any], texts: DataFiles) -> Job | None:
     """The next training that need not prepare text that another one is just preparing."""
     preparing = {place for place in map(texts.of, running) if not place.exists()}
     return next((job for job in waiting if texts.of(job) not in preparing), None)
@@ -400,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         one_training(load_recipe(given.recipe, given.changes), given.work)
         return
     plan = Plan(given.recipe, given.changes, given.test, given.runs)
-    measure = plan.load(Job(BASE, 1)).score.measures[0]
+    measure = plan.load(Job(BASE, 1)).evaluation.metrics[0]
     head = {"recipe": given.recipe, "changes": given.changes, "test": given.test}
     head["measure"] = measure
     known = {**head, "results": {}}
@@ -429,7 +429,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def one_training(recipe: Recipe, folder: Path) -> None:
-    from regard.learn.train import Interrupted
+    from regard.training.run import Interrupted
 
     try:
         work(recipe, folder)

@@ -2,7 +2,7 @@
 
     python benchmarks/agree.py multi30k --device cuda
 
-The fast way is ``training.batches: packed`` on a GPU, compiled and recorded; the plain way is the same batches, padded
+The fast way is ``training.batching: packed`` on a GPU, compiled and recorded; the plain way is the same batches, padded
 and eager. Dropout and number formats make any two runs differ, so each way runs with several seeds: the curves agree if
 the means of the two ways differ by no more than the seeds of one way do.
 """
@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from regard.learn.distributed import Group
-from regard.learn.learner import Learner
-from regard.learn.prepare import open_prepared, prepare
-from regard.learn.report import Report
-from regard.learn.train import open_run
 from regard.nn.dropout import Dropout
 from regard.recipe import Recipe, load_recipe
-from regard.run import Run
+from regard.storage.run_dir import RunDir
+from regard.training.distributed import Group
+from regard.training.prepare import open_prepared, prepare
+from regard.training.progress import ProgressReporter
+from regard.training.run import open_run
+from regard.training.trainer import Trainer
 
 WINDOW = 50
 """steps that are averaged"""
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    changes = [*options.changes, "training.batches=packed", f"training.device={options.device}"]
+    changes = [*options.changes, "training.batching=packed", f"training.device={options.device}"]
     curves: dict[str, list[list[float]]] = {"fast": [], "plain": []}
     with tempfile.TemporaryDirectory() as made:
         run = prepared(load_recipe(options.recipe, changes), Path(made) / "run")
@@ -56,31 +56,31 @@ def main() -> None:
         options.json.write_text(json.dumps({"curves": curves, "told": told}, indent=2) + "\n")
 
 
-def prepared(recipe: Recipe, folder: Path) -> Run:
+def prepared(recipe: Recipe, folder: Path) -> RunDir:
     """The texts of the recipe as ids: the same for all seeds."""
-    run = Run(folder)
+    run = RunDir(folder)
     run.folder.mkdir()
-    report = Report(run, speaks=False)
+    report = ProgressReporter(run, speaks=False)
     open_run(run, recipe)
     prepare(run, recipe, report)
     report.end()
     return run
 
 
-def curve(run: Run, recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
+def curve(run: RunDir, recipe: Recipe, fast: bool, steps: int) -> Iterator[float]:
     """The mean loss of every WINDOW steps."""
     wanted = recipe.training.device
     device = "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
-    learner = Learner(run, recipe, open_prepared(run, recipe), Group(0, 1, torch.device(device)))
+    trainer = Trainer(run, recipe, open_prepared(run, recipe), Group(0, 1, torch.device(device)))
     if not fast:
-        learner.recorded = None
-        for part in learner.network.modules():
+        trainer.recorded = None
+        for part in trainer.network.modules():
             if isinstance(part, Dropout):
                 # nobody would draw a seed anew: the same words would be dropped at each step
                 part.seed = None
-    drawn = learner.batches()
+    drawn = trainer.batches()
     for _ in range(steps // WINDOW):
-        yield statistics.mean(float(learner.step([one])) for one in islice(drawn, WINDOW))
+        yield statistics.mean(float(trainer.step([one])) for one in islice(drawn, WINDOW))
 
 
 def agreement(curves: dict[str, list[list[float]]]) -> list[str]:

@@ -16,13 +16,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from regard.distill import distill
+from regard.data.corpus import Pair, train_pairs
 from regard.errors import RegardError
-from regard.learn.train import train
-from regard.model import Translator
 from regard.recipe import load_recipe
-from regard.run import write_text
-from regard.text.corpus import Pair, train_pairs
+from regard.storage.run_dir import write_text
+from regard.tasks import Translator
+from regard.training.distillation import distill
+from regard.training.run import train
 
 RECIPE = "multi30k-tiny"
 REVERSE = [

@@ -26,16 +26,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import recipe
-from regard.learn.loss import OBJECTIVES
-from regard.learn.optimizers import OPTIMIZERS
-from regard.learn.train import hardware
-from regard.marks import PAD
-from regard.model import arithmetic
-from regard.nn.attention import KeysValues, Mask
-from regard.nn.convolution import WindowAround
+from regard.data.special_tokens import PAD
+from regard.nn.architectures import ARCHITECTURES
+from regard.nn.attention import KeyValue, Mask
+from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.layers import EncoderLayer
-from regard.nn.networks import NETWORKS
-from regard.nn.recurrent import LeftToRight
+from regard.nn.loss import LOSSES
+from regard.nn.lstm import LSTMDecoderLayer
+from regard.tasks import autocast
+from regard.training.optimizers import OPTIMIZERS
+from regard.training.run import hardware
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
@@ -54,7 +54,7 @@ Layer = Callable[[Tensor], Tensor]
 
 def section(**model: Any) -> recipe.Model:
     """A small model without dropout, its norms after the sums: gradients then stay far from the smallest number."""
-    sizes = {"preset": "tiny", "width": 16, "heads": 2, "dropout": 0.0, "position": "none"}
+    sizes = {"preset": "tiny", "d_model": 16, "heads": 2, "dropout": 0.0, "position": "none"}
     values = {"data": {"train": {"pairs": "none"}}, "model": {**sizes, **model}}
     return recipe.make_recipe(values, "benchmark").model
 
@@ -72,7 +72,7 @@ def window_attention_layer(number: int) -> Layer:
 
 
 def convolution_layer(number: int) -> Layer:
-    layer = WindowAround(section(architecture="convolution", kernel=KERNEL)).double()
+    layer = ConvolutionEncoderLayer(section(architecture="convolution", kernel=KERNEL)).double()
     return lambda x: layer(x, Mask(), None)
 
 
@@ -81,7 +81,7 @@ def dilated_layer(number: int) -> Layer:
 
     So the layers are the digits of the distance, and n of them reach kernel^n words back.
     """
-    layer = WindowAround(section(architecture="convolution", kernel=KERNEL)).double()
+    layer = ConvolutionEncoderLayer(section(architecture="convolution", kernel=KERNEL)).double()
     convolution, apart = layer.window.convolution, KERNEL**number
     convolution.dilation = (apart,)
     ends = (0, 0, apart * (KERNEL - 1), 0)
@@ -140,7 +140,7 @@ def steps_to_meet(length: int) -> int:
 
     The states carried over all but the last ``count`` steps are cut out of the gradient.
     """
-    lstm = LeftToRight(section(architecture="recurrent")).lstm.double()
+    lstm = LSTMDecoderLayer(section(architecture="recurrent")).lstm.double()
 
     def works(count: int) -> bool:
         words = torch.randn(1, length, 16, dtype=torch.float64)
@@ -187,7 +187,7 @@ def longest_chain(output: Tensor) -> int:
 
 def measure_steps() -> dict[str, Any]:
     """Of one layer, for texts of every length. In float64, for which torch has no fused LSTM on a CPU."""
-    lstm = LeftToRight(section(architecture="recurrent")).lstm.double()
+    lstm = LSTMDecoderLayer(section(architecture="recurrent")).lstm.double()
     kinds = {kind: make(0) for kind, make in LAYERS.items()}
     kinds["recurrent"] = lambda x: lstm(x)[0]
     return {
@@ -212,9 +212,9 @@ class Size(NamedTuple):
 
 
 def attention_work(size: Size, **attention: Any) -> Callable[[], Any]:
-    part = EncoderLayer(section(width=size.width, attention=attention)).attention.double()
-    query = torch.randn(1, 2, size.length, size.width // 2, dtype=torch.float64)
-    return lambda: part.pattern(part.attention, query, KeysValues(query, query), Mask())
+    part = EncoderLayer(section(width=size.d_model, attention=attention)).attention.double()
+    query = torch.randn(1, 2, size.length, size.d_model // 2, dtype=torch.float64)
+    return lambda: part.pattern(part.attention, query, KeyValue(query, query), Mask())
 
 
 def window_attention_work(size: Size) -> Callable[[], Any]:
@@ -222,15 +222,15 @@ def window_attention_work(size: Size) -> Callable[[], Any]:
 
 
 def recurrent_work(size: Size) -> Callable[[], Any]:
-    lstm = LeftToRight(section(architecture="recurrent", width=size.width)).lstm.double()
-    x = torch.randn(1, size.length, size.width, dtype=torch.float64)
+    lstm = LSTMDecoderLayer(section(architecture="recurrent", width=size.d_model)).lstm.double()
+    x = torch.randn(1, size.length, size.d_model, dtype=torch.float64)
     return lambda: lstm(x)
 
 
 def convolution_work(size: Size) -> Callable[[], Any]:
-    model = section(architecture="convolution", width=size.width, kernel=size.window)
-    window = WindowAround(model).window.double()
-    x = torch.randn(1, size.length + size.window - 1, size.width, dtype=torch.float64)
+    model = section(architecture="convolution", width=size.d_model, kernel=size.window)
+    window = ConvolutionEncoderLayer(model).window.double()
+    x = torch.randn(1, size.length + size.window - 1, size.d_model, dtype=torch.float64)
     return lambda: window(x)
 
 
@@ -262,7 +262,7 @@ def measure_work() -> dict[str, Any]:
         "d": [Size(width=value) for value in (32, 64, 128, 256)],
         "window": [Size(window=value) for value in (4, 8, 16, 32)],
     }
-    fields = {"T": "length", "d": "width", "window": "window"}
+    fields = {"T": "length", "d": "d_model", "window": "window"}
     return {
         kind: {
             name: round(
@@ -298,17 +298,17 @@ def batch(length: int, tokens: int, device: torch.device) -> Batch:
 
 
 class Trainee:
-    """A network of a recipe that takes steps as the learner does."""
+    """A network of a recipe that takes steps as the trainer does."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.recipe, self.device = recipe.load_recipe(name), device
         model, training = self.recipe.model, self.recipe.training
-        network = NETWORKS[model.architecture](model, VOCABULARY, VOCABULARY).to(device)
-        self.objective = OBJECTIVES[self.recipe.task](network, training).train()
+        network = ARCHITECTURES[model.architecture](model, VOCABULARY, VOCABULARY).to(device)
+        self.objective = LOSSES[self.recipe.task](network, training).train()
         self.optimizer = OPTIMIZERS[training.optimizer](network.parameters(), training)
 
     def step(self, given: Batch) -> None:
-        with arithmetic(self.recipe.training.precision, self.device):
+        with autocast(self.recipe.training.precision, self.device):
             loss = self.objective(*given)
         (loss / (given.wanted != PAD).sum()).backward()
         nn.utils.clip_grad_norm_(self.objective.parameters(), 1.0)
@@ -449,7 +449,7 @@ KINDS = {
 
 def parameters(model: recipe.Model) -> int:
     with torch.device("meta"):
-        network = NETWORKS[model.architecture](model, VOCABULARY, VOCABULARY)
+        network = ARCHITECTURES[model.architecture](model, VOCABULARY, VOCABULARY)
     return sum(weight.numel() for weight in network.parameters())
 
 

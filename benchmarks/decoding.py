@@ -20,15 +20,15 @@ import sacrebleu
 
 import regard
 import regard.recipe
-from regard.text.corpus import read_lines
-from regard.text.words import as_words
+from regard.data.corpus import read_lines
+from regard.data.words import as_words
 
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},
-    "no_repeat 3": {"no_repeat": 3},
+    "no_repeat_ngram 3": {"no_repeat_ngram": 3},
     "coverage 0.01": {"coverage": 0.01},
     "coverage 0.2": {"coverage": 0.2},
-    "groups 5": {"groups": 5},
+    "groups 5": {"beam_groups": 5},
     "mbr 8": {"mbr": 8},
     "mbr 32": {"mbr": 32},
     "constraints, beam 5": {"constrained_beam": 5},
@@ -84,7 +84,7 @@ def main() -> None:
     print(f"{'beam search':24} {scores(plain)}   {seconds:6.1f} s   1.00")
     draw = random.Random(1)
     constraints = [missing(*both, draw) for both in zip(references, plain, strict=True)]
-    more = {one: regard.recipe.search_changes(one.split()) for one in asked.set}
+    more = {one: regard.recipe.decoding_overrides(one.split()) for one in asked.set}
     for name, options in {**WAYS, **more}.items():
         if asked.only not in name:
             continue

@@ -22,12 +22,12 @@ import numpy as np
 import sentencepiece
 import torch
 
+from regard.decoding import beam_search
 from regard.errors import RegardError
-from regard.exchange.convert import export_model
-from regard.exchange.onnx import session
-from regard.model import Translation, Translator
+from regard.interop.convert import export_model
+from regard.interop.onnx import session
 from regard.recipe import Manner
-from regard.search import beam_search
+from regard.tasks import Translation, Translator
 
 Engine = Callable[[list[str], int, float], list[str]]
 BATCH = 32
@@ -43,7 +43,7 @@ def huggingface(folder: Path) -> Engine:
 
     def translate(texts: list[str], beam: int, alpha: float) -> list[str]:
         given = tokenizer(texts, return_tensors="pt", padding=True)
-        # Theirs counts START too.
+        # Theirs counts BOS too.
         options = {"num_beams": beam, "length_penalty": alpha, "max_length": LONGEST + 1}
         with torch.inference_mode():
             said = model.generate(**given, **options)
@@ -119,8 +119,8 @@ def onnx(folder: Path) -> Engine:
             )
         )
         shape = marks["layers"], len(rows), 1, marks["heads"], 0
-        feed["keys"] = np.zeros((*shape, marks["key_width"]), np.float32)
-        feed["values"] = np.zeros((*shape, marks["value_width"]), np.float32)
+        feed["keys"] = np.zeros((*shape, marks["d_k"]), np.float32)
+        feed["values"] = np.zeros((*shape, marks["d_v"]), np.float32)
         found = beam_search(
             step,
             State(feed),
@@ -153,12 +153,12 @@ def main() -> None:
     given = parser.parse_args()
     texts = given.texts.read_text(encoding="utf-8").splitlines()[: given.sentences]
     model = Translator.load(given.run, "cpu")
-    search = model.recipe.search.model_copy(update={"max_length": LONGEST, "extra_length": LONGEST})
+    search = model.recipe.decoding.model_copy(update={"max_length": LONGEST, "extra_length": LONGEST})
     model.recipe = model.recipe.model_copy(update={"search": search})
     ours: dict[tuple[Any, ...], list[Translation]] = {}
     for name, (open_engine, manner) in ENGINES.items():
         ways: list[tuple[int, float, Manner]]
-        ways = [(1, 0.0, "paper"), (search.beam, 0.0, "paper"), (search.beam, search.alpha, manner)]
+        ways = [(1, 0.0, "paper"), (search.beam, 0.0, "paper"), (search.beam, search.length_penalty, manner)]
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 lines = export_model(given.run, name, Path(scratch) / "out")[:-1]

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 
+from regard.data.corpus import Pair, read_pairs
 from regard.errors import RegardError
-from regard.learn.train import hardware
-from regard.model import Translator
+from regard.metrics import score
 from regard.recipe import Precision
-from regard.run import Run, write_text
-from regard.score import score
-from regard.text.corpus import Pair, read_pairs
+from regard.storage.run_dir import RunDir, write_text
+from regard.tasks import Translator
+from regard.training.run import hardware
 
 HERE = Path(__file__).resolve()
 PRECISIONS: list[Precision] = ["fp32", "bf16", "int8"]
@@ -63,7 +63,7 @@ class Runner(NamedTuple):
 
     def point(self, said: list[str], turns: Sequence[Turn]) -> dict[str, Any]:
         sources, targets = zip(*self.pairs, strict=True)
-        how = self.model.recipe.score.tokenize
+        how = self.model.recipe.evaluation.tokenize
         (bleu,) = score(["bleu"], said, list(targets), list(sources), tokenize=how)
         section = self.model.recipe.model
         return {
@@ -85,13 +85,13 @@ def runners(
 ) -> list[Runner]:
     found = []
     for folder in folders:
-        data = Run(folder).recipe().data
+        data = RunDir(folder).recipe().data
         if data.test is None:
             raise RegardError(f"{folder}: its recipe has no data.test to translate")
         pairs = list(islice(read_pairs(data.test, data, "data.test"), sentences))
         for precision in precisions:
             model = Translator.load(folder, "cpu", precision)
-            model.work_in_processes()
+            model.start_worker_pool()
             found += [Runner(folder.resolve().name, model, beam, pairs) for beam in BEAMS]
     return found
 

@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from regard.nn.attention import Attention, KeysValues, Mask
-from regard.nn.patterns import PATTERNS, BigBird, Window
-from regard.nn.positions import Relation
+from regard.nn.attention import Attention, KeyValue, Mask
+from regard.nn.positions import AttentionPosition
+from regard.nn.sparse_attention import PATTERNS, BigBird, Window
 from regard.recipe import Model, Pattern, make_recipe
 
 HEADS, WIDTH = 8, 512
@@ -54,7 +54,7 @@ Call = Callable[[], Tensor]
 
 class Inputs(NamedTuple):
     query: Tensor
-    seen: KeysValues
+    seen: KeyValue
     section: Model
 
     @property
@@ -68,7 +68,7 @@ class Inputs(NamedTuple):
 def ours(name: Pattern, given: Inputs) -> Call:
     """A pattern as a recipe would have it, by the fast way."""
     pattern = PATTERNS[name](given.section, "encoder").to(given.query)
-    attend = Attention(given.section, Relation(given.section)).eval()
+    attend = Attention(given.section, AttentionPosition(given.section)).eval()
     return lambda: pattern(attend, given.query, pattern.condense(given.seen, None), Mask())
 
 
@@ -86,7 +86,7 @@ def without_fusion(given: Inputs) -> Call:
 def gathered(given: Inputs) -> Call:
     """A window as where there is no kernel for it."""
     pattern = Window(given.section, "encoder").to(given.query)
-    attend = Attention(given.section, Relation(given.section)).eval()
+    attend = Attention(given.section, AttentionPosition(given.section)).eval()
     return lambda: pattern.in_blocks(attend, given.query, given.seen, Mask())
 
 
@@ -137,8 +137,8 @@ DASHES = {"": "none", "not fused": "7 3", "gathered": "7 3", "FlexAttention": "2
 
 
 def inputs(length: int, device: str) -> Inputs:
-    sizes = {"width": WIDTH, "heads": HEADS, "max_length": length, "dropout": 0.0}
-    options = {"reach": REACH, "block": BLOCK}
+    sizes = {"d_model": WIDTH, "heads": HEADS, "max_length": length, "dropout": 0.0}
+    options = {"window_size": REACH, "block_size": BLOCK}
     values = {"data": {"train": {"pairs": "x"}, "clean": {"max_tokens": 1}}}
     recipe = make_recipe({**values, "model": {**sizes, "attention": options}}, "long")
     torch.manual_seed(1)
@@ -146,7 +146,7 @@ def inputs(length: int, device: str) -> Inputs:
     parts = [
         torch.randn(1, HEADS, length, WIDTH // HEADS, device=device, dtype=dtype) for _ in range(3)
     ]
-    return Inputs(parts[0], KeysValues(*parts[1:]), recipe.model)
+    return Inputs(parts[0], KeyValue(*parts[1:]), recipe.model)
 
 
 # Measuring

@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py        # writes benchmarks/memory.json
 
-Ids are read memory-mapped, so memory must not grow with the corpus.
+EncodedPair are read memory-mapped, so memory must not grow with the corpus.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 
-from regard.text.corpus import Pair
-from regard.text.grammar import generate
+from regard.data.corpus import Pair
+from regard.demo.grammar import generate
 
 STEPS = ("training.steps=20", "training.validate_every=20", "training.validate_sentences=20")
 
@@ -29,7 +29,7 @@ def million() -> Iterator[Pair]:
 
 
 def train(*arguments: str) -> dict[str, float]:
-    """Run `regard train` to its end; its highest resident memory and its time."""
+    """RunDir `regard train` to its end; its highest resident memory and its time."""
     command = [sys.executable, "-m", "regard", "train", *arguments]
     process = subprocess.Popen(command)
     _, status, usage = os.wait4(process.pid, 0)

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from regard.bench.subject import of_preset
-from regard.model import Translator
-from regard.recipe import Precision, one_of
+from regard.recipe import Precision, parse_choice
+from regard.tasks import Translator
 
 FORMATS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 
@@ -37,7 +37,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.one:
         run, precision = given.one
-        print(opened(Path(run), one_of(FORMATS, precision, "precision")))
+        print(opened(Path(run), parse_choice(FORMATS, precision, "precision")))
         return
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "run"

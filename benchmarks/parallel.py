@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from regard.learn.train import hardware
-from regard.model import Translator
-from regard.recipe import Device
-from regard.score import score
-from regard.text.corpus import Pair, read_pairs
 from regard.version import __version__
+
+from regard.data.corpus import Pair, read_pairs
+from regard.metrics import score
+from regard.recipe import Device
+from regard.tasks import Translator
+from regard.training.run import hardware
 
 BATCHES = (1, 32)
 
@@ -40,10 +40,10 @@ def ways(one_by_one: Path, at_once: Path) -> list[Way]:
         Way("autoregressive, greedy", one_by_one, {"beam": 1}),
         Way("autoregressive, beam 5", one_by_one, {"beam": 5}),
         *(
-            Way(f"parallel, {rounds} round{'s' * (rounds > 1)}", at_once, {"rounds": rounds})
+            Way(f"parallel, {rounds} round{'s' * (rounds > 1)}", at_once, {"iterations": rounds})
             for rounds in (1, 4, 10)
         ),
-        Way("parallel, 1 round, 1 length", at_once, {"rounds": 1, "candidates": 1}),
+        Way("parallel, 1 round, 1 length", at_once, {"iterations": 1, "candidates": 1}),
     ]
 
 

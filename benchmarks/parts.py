@@ -1,6 +1,6 @@
 """What one word of a recipe changes: the demo's model, trained once for each choice, all else as it is.
 
-    python benchmarks/parts.py                      # every row that is missing; about half an hour on two cores
+    python benchmarks/parts.py                      # every row that is missing; about half an hour on two available_cores
     python benchmarks/parts.py --minutes 10         # a slice of it; the same command goes on
     python benchmarks/parts.py --seeds 1 2 3 --only "model.norm=rms" "model.activation=swiglu"
     python benchmarks/parts.py --speeds             # time and memory of all rows that are trained
@@ -34,25 +34,25 @@ import torch
 from ablation import student
 from torch import Tensor
 
-from regard.demo import score_challenge, write_corpus
+from regard.demo.demo import score_challenge, write_corpus
+from regard.demo.grammar import challenge
 from regard.errors import RegardError
-from regard.learn.distributed import join
-from regard.learn.learner import Drawn, Learner
-from regard.learn.prepare import open_prepared, prepare
-from regard.learn.report import Report
-from regard.learn.train import hardware, train
-from regard.model import Translator
 from regard.recipe import Recipe, load_recipe
-from regard.run import Run, write_text
-from regard.text.grammar import challenge
+from regard.storage.run_dir import RunDir, write_text
+from regard.tasks import Translator
+from regard.training.distributed import join
+from regard.training.prepare import open_prepared, prepare
+from regard.training.progress import ProgressReporter
+from regard.training.run import hardware, train
+from regard.training.trainer import Trainer, TrainingBatch
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "parts.md"
 BEGIN = "<!-- measured: written by python benchmarks/parts.py -->\n"
-END = "<!-- end of measured -->\n"
+EOS = "<!-- end of measured -->\n"
 
 STEPS = 350
-ALWAYS = [f"training.steps={STEPS}", "score.measures=[bleu]"]
+ALWAYS = [f"training.steps={STEPS}", "evaluation.metrics=[bleu]"]
 BASE = ""
 ATTENTION = "model.attention"
 ROWS: dict[str, list[str]] = {
@@ -75,7 +75,7 @@ ROWS: dict[str, list[str]] = {
         f"model.position={name}" for name in ("none", "index", "learned", "rotary", "relative")
     ],
     "norm": [
-        *("model.norm=rms", "model.norm=batch", "model.norm=none", "model.norm_place=after"),
+        *("model.norm=rms", "model.norm=batch", "model.norm=none", "model.norm_order=post"),
         "model.norm=rms model.activation=swiglu",
     ],
     "depth": [
@@ -86,17 +86,17 @@ ROWS: dict[str, list[str]] = {
     "activation": [f"model.activation={name}" for name in ("gelu", "swish", "swiglu")],
     "optimizer": [
         "training.optimizer=adamw training.weight_decay=0.01",
-        "training.optimizer=rmsprop training.rate=0.001",
-        "training.optimizer=adagrad training.rate=0.03",
-        "training.optimizer=momentum training.rate=0.3",
-        "training.optimizer=sgd training.rate=1.0",
+        "training.optimizer=rmsprop training.learning_rate=0.001",
+        "training.optimizer=adagrad training.learning_rate=0.03",
+        "training.optimizer=momentum training.learning_rate=0.3",
+        "training.optimizer=sgd training.learning_rate=1.0",
         "training.optimizer=rmsprop",
-        "training.optimizer=adagrad training.rate=0.01",
-        "training.optimizer=momentum training.rate=0.1",
-        "training.optimizer=sgd training.rate=3.0",
+        "training.optimizer=adagrad training.learning_rate=0.01",
+        "training.optimizer=momentum training.learning_rate=0.1",
+        "training.optimizer=sgd training.learning_rate=3.0",
     ],
-    "schedule": ["training.schedule=paper training.rate=0.4", "training.schedule=constant"],
-    "smoothing": ["training.label_smoothing=0", "training.smoothing_over=others"],
+    "schedule": ["training.schedule=paper training.learning_rate=0.4", "training.schedule=constant"],
+    "smoothing": ["training.label_smoothing=0", "training.label_smoothing_over=others"],
     "embeddings": ["model.tie_embeddings=false", "model.tie_output=false"],
 }
 """by what they are about; a row is what goes behind --set, with blanks between"""
@@ -130,18 +130,18 @@ def rows() -> list[str]:
 # Trainings
 
 
-def text_of(runs: Path) -> Run:
+def text_of(runs: Path) -> RunDir:
     """The corpus and its ids, made once for all trainings."""
-    corpus, run = (runs / "corpus").resolve(), Run(runs / "text")
+    corpus, run = (runs / "corpus").resolve(), RunDir(runs / "text")
     if not (corpus / "test.de").exists():
         write_corpus(corpus)
-    prepare(run, Job(BASE, 1).recipe(corpus), Report(run))
+    prepare(run, Job(BASE, 1).recipe(corpus), ProgressReporter(run))
     return run
 
 
 def work(job: Job, runs: Path) -> dict[str, Any]:
     """One training, in a process of its own."""
-    text, run = Run(runs / "text"), Run(job.folder(runs))
+    text, run = RunDir(runs / "text"), RunDir(job.folder(runs))
     recipe = job.recipe((runs / "corpus").resolve())
     shutil.rmtree(run.folder, ignore_errors=True)  # one that was stopped begins again
     shutil.copytree(text.data, run.data, copy_function=os.link)
@@ -200,23 +200,23 @@ class Side:
     """One row in the measurement of speeds: its model as it was trained, and another that learns."""
 
     def __init__(self, job: Job, runs: Path, sentences: Sequence[str]) -> None:
-        run = Run(job.folder(runs))
+        run = RunDir(job.folder(runs))
         self.model = Translator.load(run.folder, "cpu", threads=1)
         self.sentences = sentences
         recipe = run.recipe()
         with join("cpu") as group:
-            self.learner = Learner(run, recipe, open_prepared(run, recipe), group)
-        self.batches = self.learner.batches()
+            self.trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
+        self.batches = self.trainer.batches()
         self.learning: list[float] = []
         self.searching: list[float] = []
-        self.kept = bytes_kept(self.learner, next(self.batches))
+        self.kept = bytes_kept(self.trainer, next(self.batches))
         self.model.translate(sentences[:8])
 
     def learn(self) -> None:
         drawn = list(islice(self.batches, STEPS_OF_A_ROUND))
         start = time.process_time()
         for one in drawn:
-            self.learner.step([one])
+            self.trainer.step([one])
         seconds = time.process_time() - start
         self.learning.append(sum(one.tokens for one in drawn) / seconds)
 
@@ -233,7 +233,7 @@ class Side:
         }
 
 
-def bytes_kept(learner: Learner, drawn: Drawn) -> int:
+def bytes_kept(trainer: Trainer, drawn: TrainingBatch) -> int:
     """What forward keeps for backward, each piece of memory once; weights are not counted."""
     found: dict[int, int] = {}
 
@@ -243,8 +243,8 @@ def bytes_kept(learner: Learner, drawn: Drawn) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        learner.step([drawn])
-    for weight in learner.network.parameters():
+        trainer.step([drawn])
+    for weight in trainer.network.parameters():
         found.pop(weight.untyped_storage().data_ptr(), None)
     return sum(found.values())
 
@@ -253,7 +253,7 @@ def speeds(runs: Path, trained: Sequence[str]) -> dict[str, dict[str, float]]:
     """All rows in turn, round after round, on the same batches and sentences."""
     torch.set_num_threads(1)
     sentences = [item.source for item in challenge()[::2]]
-    there = [row for row in trained if Run(Job(row, 1).folder(runs)).card_file.exists()]
+    there = [row for row in trained if RunDir(Job(row, 1).folder(runs)).card_file.exists()]
     sides = {row: Side(Job(row, 1), runs, sentences) for row in there}
     for _ in range(ROUNDS):
         for side in sides.values():
@@ -350,8 +350,8 @@ def table(known: Mapping[str, Any]) -> str:
 
 def with_table(page: str, known: Mapping[str, Any]) -> str:
     before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, f"{PAGE} has no {BEGIN} … {END}"
+    _, end, after = rest.partition(EOS)
+    assert end, f"{PAGE} has no {BEGIN} … {EOS}"
     return f"{before}{begin}\n{table(known)}\n{end}{after}"
 
 

@@ -19,9 +19,9 @@ from unittest.mock import patch
 import sacrebleu
 
 import regard
-from regard.model import Translator
-from regard.text.corpus import read_lines
-from regard.text.kept import Kept
+from regard.data.corpus import read_lines
+from regard.data.protected_spans import Kept
+from regard.tasks import Translator
 
 PLACEHOLDERS = [
     *("{name}", "%s", "{0}", "${user}", "%(count)d", "{{ title }}"),

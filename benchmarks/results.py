@@ -19,8 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from regard.metrics.sacrebleu import NAMES
 from regard.recipe import load_recipe
-from regard.score.sacre import NAMES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -30,7 +30,7 @@ CARDS = HERE / "cards"
 PUBLISHED = HERE / "published.json"
 
 BEGIN = "<!-- results: written by python benchmarks/results.py -->\n"
-END = "<!-- end of results -->\n"
+EOS = "<!-- end of results -->\n"
 HEAD = """\
 | task | model | result | published | where, how long | command |
 |---|---|---|---|---|---|
@@ -61,7 +61,7 @@ def row(name: str, card: Card, said: Said) -> list[str]:
     return [
         f"[{name}](recipes/{name}.yaml){what}",
         model(card),
-        result(card, said.get("measures")),
+        result(card, said.get("metrics")),
         said.get("published", ""),
         where(name, card),
         ", ".join(f"`{command}`" for command in commands),
@@ -137,9 +137,9 @@ def signatures(cards: Mapping[str, Card]) -> str:
 def document(page: Path) -> str:
     """This page with the table that the cards make."""
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    _, end, after = rest.partition(EOS)
     assert begin, f"{page.name} has no line {BEGIN}"
-    assert end, f"{page.name} has no line {END}"
+    assert end, f"{page.name} has no line {EOS}"
     return f"{before}{begin}{table(page)}{end}{after}"
 
 

@@ -21,8 +21,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from regard.run import Run
-from regard.text.grammar import generate
+from regard.demo.grammar import generate
+from regard.storage.run_dir import RunDir
 
 
 @contextmanager
@@ -86,14 +86,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=15)
     given = parser.parse_args()
-    languages = Run(given.run).recipe().data.language_pair
+    languages = RunDir(given.run).recipe().data.language_pair
     texts = [pair.source for pair in islice(generate("test", 500), 500)]
     with serving(given.run) as address:
         measure(address, languages, 1, texts, 1)  # to warm up
         alone = measure(address, languages, 1, texts, given.seconds)
         together = measure(address, languages, given.clients, texts, given.seconds)
     results = {
-        "cores": os.cpu_count(),
+        "available_cores": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", "as serve chooses"),
         "one request at a time": alone,
         "all at once": together,

@@ -3,7 +3,7 @@
     python benchmarks/tags.py runs/demo         # writes benchmarks/tags.json
 
 Test sentences of the built-in grammar, translated by the model; each noun that stands once in a sentence, and whose
-German stands once in the translation, is tagged by itself. Counted is how often the tag holds exactly that word.
+German stands once in the translation, is tagged by itself. CountMetric is how often the tag holds exactly that word.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 
 from regard import align
-from regard.model import Translator
-from regard.probe import Floats
-from regard.serve.split import split_html
-from regard.text.grammar import generate
-from regard.text.lexicon import NOUNS
+from regard.demo.grammar import generate
+from regard.demo.lexicon import NOUNS
+from regard.inspection.hooks import Floats
+from regard.server.html_markup import split_html
+from regard.tasks import Translator
 
 Item = tuple[str, str, str, str]
 """sentence, translation, English noun, German noun"""

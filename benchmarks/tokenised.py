@@ -17,10 +17,10 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU
 from sacremoses import MosesTokenizer
 
+from regard.data.corpus import Pair, language_of, read_pairs
 from regard.errors import RegardError
-from regard.model import Translator
-from regard.recipe import Data, Texts
-from regard.text.corpus import Pair, language_of, read_pairs
+from regard.recipe import Data, DataFiles
+from regard.tasks import Translator
 
 NAMELESS = "target"
 """how a recipe calls a language whose code nobody told"""
@@ -38,7 +38,7 @@ def written(data: Data, asked: str | None) -> str:
 
 def pairs_of(data: Data, files: Sequence[str], language: str) -> list[Pair]:
     if files:
-        texts = Texts.model_validate(dict(zip(("source", "target"), files, strict=True)))
+        texts = DataFiles.model_validate(dict(zip(("source", "target"), files, strict=True)))
         return list(read_pairs(texts, Data(root=".", train=texts), ""))
     if data.test is None:
         raise RegardError("the recipe has no data.test; give --source and --reference")

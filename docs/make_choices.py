@@ -2,7 +2,7 @@
 
     python docs/make_choices.py
 
-Names come from ``regard.recipe.names``, what a key means from the sections of a recipe, what a name is from the first
+Names come from ``regard.recipe.choices``, what a key means from the sections of a recipe, what a name is from the first
 line of its class. Formula, place and cost stand here. A test fails when the file is not what this script writes.
 """
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from regard import recipe as recipes
-from regard.learn.loss import SMOOTHINGS
-from regard.learn.optimizers import OPTIMIZERS, SCHEDULES
-from regard.model import MODELS
+from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import SCORES, WEIGHTINGS
-from regard.nn.feedforward import ACTIVATIONS
+from regard.nn.feed_forward import ACTIVATIONS
 from regard.nn.layers import RESIDUALS
-from regard.nn.networks import NETWORKS
+from regard.nn.loss import SMOOTHINGS
 from regard.nn.norms import NORMS
-from regard.nn.patterns import PATTERNS
-from regard.nn.positions import POSITIONS, Acts, Relation, Unmarked
+from regard.nn.positions import POSITIONS, AttentionPosition, NoPosition, PositionSpec
+from regard.nn.sparse_attention import PATTERNS
+from regard.tasks import MODELS
+from regard.training.optimizers import OPTIMIZERS, SCHEDULES
 
 FILE = Path(__file__).parent / "choices.md"
 HEAD = """# Choices
@@ -32,7 +32,7 @@ Every name that a recipe may choose; change one word in a recipe, or say it on t
 
     regard train multi30k --set model.position=rotary
 
-Written by `python docs/make_choices.py`; what each part does, with shapes, is in [parts.md](parts.md). T is the length of
+MultiwordToken by `python docs/make_choices.py`; what each part does, with shapes, is in [parts.md](parts.md). T is the length of
 a text, d the width, d_k and d_v the widths of a head, h the heads. Costs are of one layer and one text, beyond the default's
 where that is said.
 """
@@ -46,7 +46,7 @@ class Fact(NamedTuple):
     """where no class tells it"""
 
 
-class Choice(NamedTuple):
+class BeamSelection(NamedTuple):
     keys: tuple[str, ...]
     names: Any
     """the Literal"""
@@ -59,7 +59,7 @@ BOTH = "encoder and decoder self-attention; cached"
 LAYERS = "every sub-layer"
 
 CHOICES = [
-    Choice(
+    BeamSelection(
         ("model.attention.score",),
         recipes.Score,
         SCORES,
@@ -69,7 +69,7 @@ CHOICES = [
             "additive": Fact("v·tanh(q + k + b)", EVERYWHERE, "T² d_k h, and as much memory: no kernel"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("model.attention.weighting",),
         recipes.Weighting,
         WEIGHTINGS,
@@ -78,8 +78,8 @@ CHOICES = [
             "relu": Fact("max(0, e_ij) / n_i", EVERYWHERE, "T² h time and memory: no kernel"),
         },
     ),
-    Choice(
-        ("model.attention.encoder", "model.attention.decoder", "model.attention.memory"),
+    BeamSelection(
+        ("model.attention.encoder", "model.attention.decoder", "model.attention.cross_attention"),
         recipes.Pattern,
         PATTERNS,
         {
@@ -89,7 +89,7 @@ CHOICES = [
             "bigbird": Fact("own block, its neighbours, global and random blocks", "", "T · block · (3 + global + random) · d"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("model.attention.key_value_heads",),
         None,
         {},
@@ -98,7 +98,7 @@ CHOICES = [
             "g": Fact("head i reads keys and values ⌊i g / h⌋", EVERYWHERE, "cache: T g (d_k + d_v)", "h / g query heads share one (Ainslie et al. 2023); 1: all share one (Shazeer 2019)"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("model.position",),
         recipes.Position,
         POSITIONS,
@@ -112,7 +112,7 @@ CHOICES = [
             "tree": Fact("x + tanh(U PE(pos) + V PE(depth)); a, b of the distance along the tree", "source embeddings, encoder; target: sinusoidal", "as relative, in the encoder"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("model.norm",),
         recipes.Norm,
         NORMS,
@@ -123,16 +123,16 @@ CHOICES = [
             "none": Fact("x", LAYERS, "nothing"),
         },
     ),
-    Choice(
-        ("model.norm_place",),
-        recipes.NormPlace,
+    BeamSelection(
+        ("model.norm_order",),
+        recipes.NormOrder,
         RESIDUALS,
         {
             "after": Fact("Norm(x + Sublayer(x))", LAYERS, "nothing more"),
             "before": Fact("x + Sublayer(Norm(x))", LAYERS, "one norm more for each stack"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("model.activation",),
         recipes.Activation,
         ACTIVATIONS,
@@ -143,7 +143,7 @@ CHOICES = [
             "swiglu": Fact("(swish(x W1) ⊙ x V) W2", "feed-forward", "as relu: inner width 2/3 d_ff"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("training.optimizer",),
         recipes.Optimizer,
         OPTIMIZERS,
@@ -156,7 +156,7 @@ CHOICES = [
             "rmsprop": Fact("s = 0.99 s + 0.01 g²; w -= η g / (√s + ε)", "training", "1 number a weight", "the same with a memory that fades"),
         },
     ),
-    Choice(
+    BeamSelection(
         ("training.schedule",),
         recipes.Schedule,
         SCHEDULES,
@@ -166,8 +166,8 @@ CHOICES = [
             "cosine": Fact("rate · (1 + cos(π done)) / 2 after the rise", "training", "nothing"),
         },
     ),
-    Choice(
-        ("training.smoothing_over",),
+    BeamSelection(
+        ("training.label_smoothing_over",),
         recipes.Smoothing,
         SMOOTHINGS,
         {
@@ -175,15 +175,15 @@ CHOICES = [
             "others": Fact("right: 1 - ε, others: ε/(K - 1)", "loss", "nothing", "ε over the others: some textbooks'"),
         },
     ),
-    Choice(("model.architecture",), recipes.Architecture, NETWORKS, {}),
-    Choice(("task",), recipes.Task, MODELS, {}),
+    BeamSelection(("model.architecture",), recipes.Architecture, ARCHITECTURES, {}),
+    BeamSelection(("task",), recipes.Task, MODELS, {}),
 ]  # fmt: skip
 
 CACHED = {"encoder": "", "decoder": "; cached", "memory": "; computed once for a source"}
 PLACES: dict[str, Any] = {
     "encoder": recipes.EncoderPattern,
     "decoder": recipes.DecoderPattern,
-    "memory": recipes.MemoryPattern,
+    "memory": recipes.CrossAttentionPattern,
 }
 
 
@@ -191,7 +191,7 @@ def document() -> str:
     return HEAD + "".join("\n" + "\n".join(section(choice)) + "\n" for choice in CHOICES)
 
 
-def section(choice: Choice) -> Iterator[str]:
+def section(choice: BeamSelection) -> Iterator[str]:
     yield f"## {', '.join(f'`{key}`' for key in choice.keys)}"
     yield ""
     for key in choice.keys:
@@ -214,7 +214,7 @@ def section(choice: Choice) -> Iterator[str]:
         )
 
 
-def names_of(choice: Choice, key: str | None = None) -> list[str]:
+def names_of(choice: BeamSelection, key: str | None = None) -> list[str]:
     """The names of a choice, each once; of a pattern, those that may stand at this key."""
     if choice.names is None:
         return list(choice.facts)
@@ -240,11 +240,13 @@ def explain(key: str) -> str:
 
 def told(kind: Any) -> str:
     """The first line of what a class or function says of itself."""
-    if isinstance(kind, Acts):
+    if isinstance(kind, PositionSpec):
         parts = [
-            part for part in (kind.embedding, kind.attention) if part not in (Unmarked, Relation)
+            part
+            for part in (kind.embedding, kind.attention)
+            if part not in (NoPosition, AttentionPosition)
         ]
-        return " ".join(told(part) for part in parts or [Unmarked])
+        return " ".join(told(part) for part in parts or [NoPosition])
     speaker: type | Callable[..., Any] = kind.func if isinstance(kind, partial) else kind
     first, *_ = (speaker.__doc__ or "–").strip().split("\n")
     return first

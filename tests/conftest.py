@@ -14,22 +14,22 @@ from jaxtyping import install_import_hook
 # Before regard is imported anywhere: the hook checks what is imported after it. Not with a GPU, where networks are
 # compiled: torch.compile and Triton cannot read what is checked.
 if not torch.cuda.is_available():
-    install_import_hook(["regard.nn", "regard.search", "regard.learn.loss"], "beartype.beartype")
+    install_import_hook(["regard.nn", "regard.decoding", "regard.nn.loss"], "beartype.beartype")
 
-from regard.learn.checkpoint import Progress, checkpoint_name, save_checkpoint
-from regard.marks import END
-from regard.model import Translator, build, weights_of
+from regard.data.corpus import Pair
+from regard.data.special_tokens import EOS
+from regard.data.tokenizer import Tokenizer
+from regard.demo.grammar import generate
 from regard.recipe import Recipe, make_recipe
-from regard.run import Run
-from regard.text.corpus import Pair
-from regard.text.grammar import generate
-from regard.text.tokenizer import Tokenizer
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator, build, named_weights
+from regard.training.checkpoint import Progress, checkpoint_name, save_checkpoint
 
 # How long an example takes says more about the other users of a machine than about the code.
 settings.register_profile("regard", deadline=None)
 settings.load_profile("regard")
 
-SMALL_MODEL = {"encoder_layers": 2, "decoder_layers": 2, "width": 16, "heads": 2, "feedforward": 32}
+SMALL_MODEL = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "heads": 2, "d_ff": 32}
 
 
 def _small_recipe(**sections: dict[str, Any]) -> Recipe:
@@ -57,14 +57,14 @@ def data_folder() -> Path:
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole bundle with untrained weights. To be read only."""
-    run = Run(tmp_path_factory.mktemp("runs") / "finished")
+    run = RunDir(tmp_path_factory.mktemp("runs") / "finished")
     run.folder.mkdir()
-    recipe = _small_recipe(tokenizer={"kind": "words", "size": 60})
+    recipe = _small_recipe(tokenizer={"kind": "word", "vocab_size": 60})
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("ein Hund", "a dog")] * 5)
     run.write_recipe(recipe)
     tokenizer.save(run.folder)
     torch.manual_seed(1)
-    run.write_weights(weights_of(build(recipe, tokenizer)))
+    run.write_weights(named_weights(build(recipe, tokenizer)))
     run.write_card({"note": "for tests"})
     return run.folder
 
@@ -72,7 +72,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a log and two checkpoints, of which the last holds its weights. To be read only."""
-    run = Run(shutil.copytree(finished_run, tmp_path_factory.mktemp("runs") / "trained"))
+    run = RunDir(shutil.copytree(finished_run, tmp_path_factory.mktemp("runs") / "trained"))
     run.checkpoints.mkdir()
     weights = run.weights()
     before = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
@@ -80,12 +80,12 @@ def trained_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
         save_checkpoint(run.checkpoints / checkpoint_name(step), Progress(step), then, None, {})
     lines = [
         '{"event": "start", "step": 0, "steps": 4}',
-        '{"event": "step", "step": 1, "loss": 9.0, "rate": 0.1}',
-        '{"event": "step", "step": 2, "loss": 3.0, "rate": 0.2}',
+        '{"event": "step", "step": 1, "loss": 9.0, "learning_rate": 0.1}',
+        '{"event": "step", "step": 2, "loss": 3.0, "learning_rate": 0.2}',
         '{"event": "valid", "step": 2, "best": true, "loss": 2.5, "perplexity": 12.2, "bleu": 50.0}',
         '{"event": "start", "step": 1, "steps": 4}',
-        '{"event": "step", "step": 2, "loss": 2.0, "rate": 0.2}',
-        '{"event": "step", "step": 3, "loss": NaN, "rate": 0.2}',
+        '{"event": "step", "step": 2, "loss": 2.0, "learning_rate": 0.2}',
+        '{"event": "step", "step": 3, "loss": NaN, "learning_rate": 0.2}',
         '{"event": "valid", "step": 4, "best": false, "loss": 2.6, "perplexity": 13.5, "bleu": 40.0}',
         '{"event": "st',
     ]
@@ -116,12 +116,12 @@ def make_run(
     known: dict[str, Tokenizer] = {}
 
     def make(**sections: dict[str, Any]) -> Path:
-        sections = {"tokenizer": {"size": 420}, **sections}
+        sections = {"tokenizer": {"vocab_size": 420}, **sections}
         recipe = _small_recipe(**sections)
         key = recipe.tokenizer.model_dump_json()
         if key not in known:
             known[key] = Tokenizer.train(recipe.tokenizer, lambda: pairs)
-        run = Run(tmp_path_factory.mktemp("exchange") / "run")
+        run = RunDir(tmp_path_factory.mktemp("exchange") / "run")
         run.folder.mkdir()
         run.write_recipe(recipe)
         known[key].save(run.folder)
@@ -135,12 +135,12 @@ def make_run(
             if network.projection.bias is not None:
                 ids = torch.randint(5, 300, (40, 12))
                 logits = network.eval()(ids, ids).flatten(0, 1)
-                behind = logits.max(-1).values - logits[:, END]
+                behind = logits.max(-1).values - logits[:, EOS]
                 bias = network.projection.bias
-                bias[END] += behind.quantile(0.2)  # else it would hardly ever come
+                bias[EOS] += behind.quantile(0.2)  # else it would hardly ever come
                 # As in a trained model; CTranslate2 shares out the probability of what may not be said.
-                bias[list(known[key].target.never_said)] = -50.0
-        run.write_weights(weights_of(network))
+                bias[list(known[key].target.suppressed_tokens)] = -50.0
+        run.write_weights(named_weights(network))
         run.write_card({"note": "for tests"})
         return run.folder
 

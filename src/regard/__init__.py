@@ -10,7 +10,7 @@ are asked for: a model that traces itself (course), and a trace that shows itsel
     version     the version
     errors      RegardError, the one exception that speaks to a person
     background  items made in another thread while the ones before are in use
-    marks       PAD, START, END, UNKNOWN, MASK: the ids that stand for no text
+    marks       PAD, BOS, EOS, UNK, MASK: the ids that stand for no text
     recipe/     everything that makes a model what it is, typed, with every default
     text/       read pairs, tokenize, store ids, make batches; where sentences end; the built-in grammar
     nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
@@ -40,17 +40,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from regard.version import __version__ as __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from regard.errors import RegardError as RegardError
-    from regard.model import Model as Model
     from regard.recipe import Device, Precision, Recipe as Recipe
+    from regard.tasks import Model as Model
 
-_HOMES = {"RegardError": "errors", "Recipe": "recipe", "Model": "model"}
+_HOMES = {"RegardError": "errors", "Recipe": "recipe", "Model": "tasks"}
 
 
 def __getattr__(name: str) -> Any:
@@ -71,9 +71,9 @@ def load(
     """Open a run folder: a Translator, a Tagger …, whatever its task is.
 
     precision: the numbers to compute in, fp32, bf16, int8, or auto, the fastest the machine has.
-    threads: batches worked on at a time, on a CPU (all cores, unless given).
+    threads: batches worked on at a time, on a CPU (all available_cores, unless given).
     """
-    from regard.model import Model
+    from regard.tasks import Model
 
     return Model.load(run, device, precision, threads)
 
@@ -92,8 +92,8 @@ def train(
     from pathlib import Path
 
     from regard.errors import RegardError
-    from regard.learn.train import train as train_in
     from regard.recipe import Recipe, load_recipe
+    from regard.training.run import train as train_in
 
     if isinstance(recipe, Recipe):
         if out is None or changes:

@@ -1,5 +1,5 @@
 """``python -m regard`` is the command ``regard``; torchrun starts it this way."""
 
-from regard.cli import main
+from regard.cli.main import main
 
 main()

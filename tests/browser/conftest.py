@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser.pages import Open
-from regard.look import page as page_of
-from regard.model import build, weights_of
+from regard.data.corpus import Pair
+from regard.data.tokenizer import Tokenizer
+from regard.inspection.html import page as page_of
+from regard.inspection.trace import Trace
 from regard.recipe import Recipe
-from regard.run import Run
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
-from regard.trace import Trace
+from regard.storage.run_dir import RunDir
+from regard.tasks import build, named_weights
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -61,7 +61,7 @@ def look(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     def open_page(shown: Trace, where: str = "", **options: Any) -> Page:
         path = tmp_path / "page.html"
         path.write_text(page_of(shown), encoding="utf-8")
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context = browser.new_context(**{"viewport": {"d_model": 1280, "height": 900}, **options})
         contexts.append(context)
         opened = context.new_page()
         opened.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
@@ -111,17 +111,17 @@ def large_address(
     small_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A model with as many layers and heads as the paper's, so that there is much attention."""
-    run = Run(tmp_path_factory.mktemp("runs") / "large")
+    run = RunDir(tmp_path_factory.mktemp("runs") / "large")
     run.folder.mkdir()
     recipe = small_recipe(
-        tokenizer={"kind": "words", "size": 60},
+        tokenizer={"kind": "word", "vocab_size": 60},
         model={"encoder_layers": 6, "decoder_layers": 6, "heads": 8},
         search={"beam": 1, "extra_length": 1},
     )
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("a b", "c d")] * 5)
     run.write_recipe(recipe)
     tokenizer.save(run.folder)
-    run.write_weights(weights_of(build(recipe, tokenizer)))
+    run.write_weights(named_weights(build(recipe, tokenizer)))
     run.write_card({"note": "for tests"})
     with served(run.folder) as place:
         yield place

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from regard.marks import END, START
-from regard.search import Node
-from regard.trace import Candidate, Token, Trace
+from regard.data.special_tokens import BOS, EOS
+from regard.decoding import Node
+from regard.inspection.trace import Candidate, Token, Trace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -28,7 +28,7 @@ def synthetic(
 ) -> Trace:
     """Any weights, rows summing to 1; a beam of two of which the better says what was said."""
     random = np.random.default_rng(1)
-    start, end = Token(START, "<s>", True), Token(END, "</s>", True)
+    start, end = Token(BOS, "<s>", True), Token(EOS, "</s>", True)
     names = {text: Token(10 + i, text, False) for i, text in enumerate(dict.fromkeys(said))}
     sources = [*(Token(500 + i, text, False) for i, text in enumerate(source)), end]
     says = [*(names[text] for text in said), end]
@@ -40,7 +40,7 @@ def synthetic(
 
     other = Token(400, "▁anders", False)
     probabilities = [0.2, *random.uniform(0.5, 1, T - 1)]
-    nodes, at, total = [Node(0, None, START, 0.0, 0.0, 0.0, "kept")], 0, 0.0
+    nodes, at, total = [Node(0, None, BOS, 0.0, 0.0, 0.0, "kept")], 0, 0.0
     for step, (token, probability) in enumerate(zip(says, probabilities, strict=True), 1):
         penalty = ((5 + step) / 6) ** 0.6
         best, rest = math.log(probability), math.log(0.01)
@@ -70,7 +70,7 @@ def synthetic(
         ],
         beam=nodes,
         tokens={token.id: token for token in [start, other, *says]},
-        options={"beam": 1, "alpha": 0.6},
+        options={"beam": 1, "length_penalty": 0.6},
     )
 
 

@@ -23,14 +23,14 @@ VIEWS = {
     "translate": "#said=8",
     "heads": "#view=heads&pane=cross&layer=1&head=0",
     "beam": "#view=beam",
-    "interfere": "#view=interfere&mute=cross.1.2,cross.1.0",
+    "interfere": "#view=interfere&mute=cross_attention.1.2,cross_attention.1.0",
     "number": "#view=number&pane=cross&layer=1&head=0&query=8&key=1",
     "learning": "#view=learning&step=500",
     "story": "#view=heads&story=10&arrive=1",
 }
 """where each view is at its best"""
 CAPTION = "Two young men are playing football in the snow while a brown dog watches them."
-ROUNDS = {"rounds": "#view=rounds"}
+ROUNDS = {"iterations": "#view=rounds"}
 """of a model that says all words at once, which has no beam"""
 WIDTH, HEIGHT, TALLEST, MARGIN = 1200, 900, 1500, 10
 CARDS = """all => all.map(one => one.getBoundingClientRect())
@@ -50,11 +50,11 @@ def main() -> None:
 
     from browser.conftest import FLAGS, served
 
-    text, views = (CAPTION, ROUNDS) if options.rounds else (TEXT, VIEWS)
+    text, views = (CAPTION, ROUNDS) if options.iterations else (TEXT, VIEWS)
     with sync_playwright() as running, served(options.run) as address:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for scheme in ("light", "dark"):
-            size = {"width": WIDTH, "height": HEIGHT}
+            size = {"d_model": WIDTH, "height": HEIGHT}
             page = browser.new_context(viewport=size, color_scheme=scheme).new_page()  # type: ignore[arg-type]
             for name, where in views.items():
                 page.goto("about:blank")

@@ -14,10 +14,9 @@ import pytest
 
 from browser.pages import Open, patience, rows_of, says, synthetic, texts, until
 from regard import trace as module
-from regard.model import Translator
-from regard.probe import Head
-from regard.trace import Occlusion, Trace
-from regard.tracing import trace
+from regard.inspection.hooks import Head
+from regard.inspection.trace import Occlusion, Trace, trace
+from regard.tasks import Translator
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -40,7 +39,7 @@ def traced(model: Translator) -> Trace:
 def page(browser: Browser) -> Iterator[Page]:
     """Of a server. At the end: nothing was complained of."""
     troubles: list[str] = []
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+    with browser.new_context(viewport={"d_model": 1280, "height": 900}) as context:
         opened = context.new_page()
         opened.on("console", lambda message: troubles.append(message.text))
         opened.on("pageerror", lambda error: troubles.append(str(error)))
@@ -56,7 +55,7 @@ def number(text: str | None) -> float:
 # One number
 
 
-@pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
+@pytest.mark.parametrize("place", ["encoder", "decoder", "cross_attention"])
 def test_one_number_is_followed_with_the_models_numbers(
     look: Open, traced: Trace, place: str
 ) -> None:
@@ -97,23 +96,23 @@ def test_a_cell_is_chosen_by_click_and_by_key(look: Open, traced: Trace) -> None
     until(page, "document.querySelectorAll('.step-card').length === 6")
     box = page.locator(".number-view .map canvas").bounding_box()
     assert box is not None
-    cell = box["width"] / len(traced.source)
+    cell = box["d_model"] / len(traced.source)
     page.mouse.click(box["x"] + 1.5 * cell, box["y"] + 2.5 * cell)
     assert page.evaluate("location.hash").endswith("query=2&key=1")
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("location.hash").endswith("query=2&key=0")
-    assert page.locator(".value strong").text_content() == f"{traced.cross[0, 0, 2, 0]:.4f}"
+    assert page.locator(".value strong").text_content() == f"{traced.cross_attention[0, 0, 2, 0]:.4f}"
 
 
 def test_a_cell_of_a_head_leads_to_its_number(look: Open, traced: Trace) -> None:
     page = look(traced, "#view=heads&pane=cross&layer=1&head=1")
-    until(page, f"document.querySelector('#map').width === {len(traced.source)}")
+    until(page, f"document.querySelector('#map').d_model === {len(traced.source)}")
     page.locator(".heads .cells").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     until(page, "document.querySelectorAll('.step-card').length === 6")
-    assert page.locator(".result strong").text_content() == f"{traced.cross[1, 1, 1, 1]:.4f}"
+    assert page.locator(".result strong").text_content() == f"{traced.cross_attention[1, 1, 1, 1]:.4f}"
 
 
 BOX = "one => { const { x, y, width, height } = one.getBoundingClientRect(); return [x, y, width, height]; }"
@@ -124,7 +123,7 @@ def test_the_chosen_row_and_column_are_framed(look: Open, traced: Trace) -> None
     until(page, "document.querySelectorAll('.step-card').length === 6")
     assert_framed(page, ".number-view", traced, row=1, column=2)
     page.locator("#tab-heads").click()
-    until(page, f"document.querySelector('#map').width === {len(traced.source)}")
+    until(page, f"document.querySelector('#map').d_model === {len(traced.source)}")
     page.locator(".heads .cells").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
@@ -163,7 +162,7 @@ def test_on_a_phone_with_hostile_text(look: Open, traced: Trace, view: str) -> N
         said=[token._replace(text=HOSTILE) for token in traced.said],
         tokens={i: token._replace(text=HOSTILE) for i, token in traced.tokens.items()},
     )
-    page = look(hostile, f"#view={view}&said=1", viewport={"width": 390, "height": 844})
+    page = look(hostile, f"#view={view}&said=1", viewport={"d_model": 390, "height": 844})
     for button in page.locator("button:visible", has_text="Show as table").all()[::-1]:
         button.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -223,9 +222,9 @@ def test_any_node_shows_where_it_looked(look: Open, traced: Trace) -> None:
 def test_a_place_without_attention_and_keys_that_are_no_words(look: Open) -> None:
     shown = synthetic()
     none = np.zeros((0, 0, 0, 0), dtype=np.float32)
-    other = replace(shown, encoder=none, cross=shown.cross[..., :3], mixed={"cross"})
+    other = replace(shown, encoder=none, cross=shown.cross_attention[..., :3], mixed={"cross_attention"})
     page = look(other, "#view=heads&pane=cross&layer=0&head=0")
-    until(page, "document.querySelector('#map').width === 3")
+    until(page, "document.querySelector('#map').d_model === 3")
     assert texts(page, ".pane .quiet")[1] == "This model has none here."
     assert texts(page, ".map .columns > div") == ["1", "2", "3"]
     page.locator("#tab-translate").click()
@@ -242,7 +241,7 @@ def test_a_place_without_attention_and_keys_that_are_no_words(look: Open) -> Non
 
 
 def test_a_file_says_calmly_that_it_has_no_model(look: Open) -> None:
-    page = look(synthetic(), "#view=interfere&mute=cross.0.0")
+    page = look(synthetic(), "#view=interfere&mute=cross_attention.0.0")
     said = page.locator("#view-interfere .card").text_content()
     assert said == "Interfere needs a model: regard serve RUN serves this page with one."
 
@@ -311,14 +310,14 @@ def test_256_tokens_come_layer_by_layer(page: Page, large_address: str) -> None:
     assert page.locator(".line.source .word").count() == 256
     waits = {}
     for name, click, drawn in [
-        ("heads", "#tab-heads", "document.querySelector('#map')?.width === 256"),
+        ("heads", "#tab-heads", "document.querySelector('#map')?.d_model === 256"),
         (
             "another layer",
             ".pane[data-kind=encoder] .thumb",
             "document.querySelector('.which').textContent.startsWith('Encoder')",
         ),
         ("one number", "#tab-number", "document.querySelectorAll('.step-card').length === 6"),
-        ("a node", "#tab-beam", "document.querySelector('.looked canvas')?.width === 256"),
+        ("a node", "#tab-beam", "document.querySelector('.looked canvas')?.d_model === 256"),
     ]:
         start = time.monotonic()
         page.locator(click).first.click()
@@ -327,5 +326,5 @@ def test_256_tokens_come_layer_by_layer(page: Page, large_address: str) -> None:
         waits[name] = round(time.monotonic() - start, 2)
     print(f"from click to picture, in seconds: {waits}")
     assert max(waits.values()) < patience(2)
-    layers = [url for url in asked if re.search(r"/v1/trace/\w+/(encoder|decoder|cross)/\d$", url)]
+    layers = [url for url in asked if re.search(r"/v1/trace/\w+/(encoder|decoder|cross_attention)/\d$", url)]
     assert len(layers) == len(set(layers)), "each layer is asked for once"

@@ -16,10 +16,10 @@ import pytest
 
 from browser.conftest import served
 from browser.pages import Open, rows_of, synthetic, texts, until
-from regard.course import course
-from regard.model import Translator
-from regard.run import Run
-from regard.trace import Trace
+from regard.inspection.history import course
+from regard.inspection.trace import Trace
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -56,7 +56,7 @@ def tables(page: Page) -> dict[str, list[list[str]]]:
 
 def test_the_numbers_drawn_are_those_of_training(look: Open, learned: Trace) -> None:
     page = look(learned, "#view=learning&step=2")
-    until(page, "document.querySelector('#forming').width > 0")
+    until(page, "document.querySelector('#forming').d_model > 0")
     told = learned.course
     assert told is not None
     shown = tables(page)
@@ -67,14 +67,14 @@ def test_the_numbers_drawn_are_those_of_training(look: Open, learned: Trace) -> 
     plots = page.locator(".plot").evaluate_all("all => all.map(one => one.clientWidth)")
     assert len(plots) == 4
     assert min(plots) > 450, "as wide as their cards"
-    size = "canvas => [canvas.width, canvas.height]"
+    size = "canvas => [canvas.d_model, canvas.height]"
     assert page.locator("#positions").evaluate(size) == [16, 64]
     _, *rows = shown["Dot product by distance"]
     assert [float(row[1]) for row in rows] == pytest.approx(told["positions"]["mean"], abs=1e-4)
     head, *rows = shown["Learning rate by step"]
     assert [float(row[1]) for row in rows] == pytest.approx(told["schedule"]["rates"], rel=1e-4)
     head, *rows = shown["The log, by step"]
-    assert head == ["step", "loss", "rate", "validation loss", "BLEU"]
+    assert head == ["step", "loss", "learning_rate", "validation loss", "BLEU"]
     assert rows[1] == ["2", "2.0000", "2.000e-1", "2.5000", "50.00"]
     head, *rows = shown["Targets under label smoothing"]
     targets = [(one["right"], one["other"]) for one in told["smoothing"]["targets"]]
@@ -95,7 +95,7 @@ def test_charts_can_be_read(look: Open, learned: Trace) -> None:
     page = look(
         replace(learned, course={**told, "curves": curves}),
         "#view=learning",
-        viewport={"width": 390, "height": 844},
+        viewport={"d_model": 390, "height": 844},
     )
     until(page, "document.querySelectorAll('.chart .unit').length === 4")
     inside = """all => all.map(one => one.closest("svg").getBoundingClientRect().bottom
@@ -144,11 +144,11 @@ def test_a_page_without_a_past_says_so(look: Open, finished_run: Path) -> None:
 def test_a_phone_and_hostile_text(look: Open, finished_run: Path, view: str) -> None:
     shown = synthetic(source=[HOSTILE, "▁a"], said=[HOSTILE, "▁b"])
     told = {**course(Translator.load(finished_run, "cpu")), "checkpoints": [1]}
-    rows = [{"step": 1, "cross": shown.to_json()["cross"], "probabilities": [0.5, 0.5, 0.5]}]
+    rows = [{"step": 1, "cross_attention": shown.to_json()["cross_attention"], "probabilities": [0.5, 0.5, 0.5]}]
     page = look(
         replace(shown, text=HOSTILE, course={**told, "alignments": rows}),
         f"#view={view}&story=1&arrive=1",
-        viewport={"width": 390, "height": 844},
+        viewport={"d_model": 390, "height": 844},
         color_scheme="dark",
     )
     page.locator(".guide .tale").wait_for()
@@ -191,8 +191,8 @@ def test_the_story_counts_what_it_claims(look: Open) -> None:
             assert "is exactly 0" in step(page)
         if title == "Too tired":
             it, dog, street = 8, 1, 6
-            row = shown.cross[:, :, :-1, it].max((0, 1)).argmax()
-            nouns = shown.cross[:, :, row][:, :, [dog, street]]
+            row = shown.cross_attention[:, :, :-1, it].max((0, 1)).argmax()
+            nouns = shown.cross_attention[:, :, row][:, :, [dog, street]]
             layer, head = np.unravel_index(nouns.max(2).argmax(), nouns.shape[:2])
             numbers = [f"{weight:.2f}" for weight in nouns[layer, head]]
             where = f"head {head + 1} of layer {layer + 1} (cross attention), the most decided"
@@ -224,7 +224,7 @@ def test_the_word_for_it_is_where_two_translations_part(browser: Browser, addres
             shown = synthetic(
                 [*DOG, f"▁{last}", "▁."], ["▁weil", f"▁{pronoun}", "▁zu", f"▁{other}"]
             )
-            cross = shown.cross.copy()
+            cross = shown.cross_attention.copy()
             cross[1, 2, 1] = 0
             cross[1, 2, 1, 1 if last == "tired" else 6] = 1
             route.fulfill(json=replace(shown, text=text, cross=cross).to_json("file"))
@@ -249,7 +249,7 @@ def test_a_notebook_shows_it_in_a_frame_that_can_touch_nothing(
     browser: Browser, learned: Trace
 ) -> None:
     troubles: list[str] = []
-    with browser.new_context(viewport={"width": 1000, "height": 900}) as context:
+    with browser.new_context(viewport={"d_model": 1000, "height": 900}) as context:
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -270,7 +270,7 @@ def test_a_notebook_shows_it_in_a_frame_that_can_touch_nothing(
         )
         box = page.locator("iframe").bounding_box()
         assert box is not None
-        assert (box["width"], box["height"]) == (984, 768)
+        assert (box["d_model"], box["height"]) == (984, 768)
         assert page.url == "about:blank"
     assert troubles == []
 
@@ -282,7 +282,7 @@ def test_a_notebook_shows_it_in_a_frame_that_can_touch_nothing(
 @pytest.fixture(scope="module")
 def learning_run(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is not finished."""
-    run = Run(shutil.copytree(trained_run, tmp_path_factory.mktemp("runs") / "learning"))
+    run = RunDir(shutil.copytree(trained_run, tmp_path_factory.mktemp("runs") / "learning"))
     run.card_file.unlink()
     return run.folder
 
@@ -316,8 +316,8 @@ def test_a_key_is_asked_for_once_and_a_run_is_watched(
 
         # The run goes on, and the page with it.
         assert "Still learning, or stopped: 2 of 4" in texts(page, ".learning")[0]
-        line = {"event": "step", "step": 4, "loss": 1.0, "rate": 0.1}
-        with Run(learning_run).log_file.open("a", encoding="utf-8") as file:
+        line = {"event": "step", "step": 4, "loss": 1.0, "learning_rate": 0.1}
+        with RunDir(learning_run).log_file.open("a", encoding="utf-8") as file:
             file.write(f"\n{json.dumps(line)}\n")
         page.get_by_text("4 of 4 steps so far").wait_for(timeout=20_000)
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from browser.pages import SAID, SOURCE, Open, patience, rows_of, says, synthetic, texts, until
-from regard.model import Translator
-from regard.tracing import trace
+from regard.inspection.trace import trace
+from regard.tasks import Translator
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,7 +29,7 @@ HOSTILE = "</script><img src=x onerror=window.struck=1><b>▁"
 # Heads
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross_attention"])
 def test_the_table_holds_the_weights_with_queries_on_rows(look: Open, kind: str) -> None:
     shown = synthetic()
     page = look(shown, f"#view=heads&pane={kind}&layer=1&head=2")
@@ -48,7 +48,7 @@ def test_the_table_holds_the_weights_with_queries_on_rows(look: Open, kind: str)
 def test_heads_together(look: Open, way: str) -> None:
     shown = synthetic()
     _, *rows = rows_of(look(shown, f"#view=heads&pane=cross&layer=0&heads={way}"))
-    expected = shown.cross[0].mean(0) if way == "average" else shown.cross[0].max(0)
+    expected = shown.cross_attention[0].mean(0) if way == "average" else shown.cross_attention[0].max(0)
     values = np.array([row[1:] for row in rows], dtype=float)
     np.testing.assert_allclose(values, expected, atol=0.51e-4)
 
@@ -61,7 +61,7 @@ def test_marks_can_be_hidden(look: Open) -> None:
     assert keys == SOURCE
     assert rows[0][0] == "<s> → ▁Der", "the row that says the first word stays"
     values = np.array([row[1:] for row in rows], dtype=float)
-    np.testing.assert_allclose(values, shown.cross[0, 0, :-1, :-1], atol=0.51e-4)
+    np.testing.assert_allclose(values, shown.cross_attention[0, 0, :-1, :-1], atol=0.51e-4)
 
 
 def scale(stops: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -96,7 +96,7 @@ PIXELS = """canvas => {
   const { width, height } = canvas;
   const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
   const box = canvas.getBoundingClientRect();
-  return { width, height, data: [...data], ratio: [box.width / width, box.height / height] };
+  return { width, height, data: [...data], ratio: [box.d_model / width, box.height / height] };
 }"""
 
 
@@ -104,11 +104,11 @@ PIXELS = """canvas => {
 def test_pixels_are_the_scale(look: Open, colours: str) -> None:
     shown = synthetic()
     page = look(shown, "#view=heads&pane=cross&layer=1&head=1", color_scheme=colours)
-    until(page, "document.querySelector('#map').width === 6")
+    until(page, "document.querySelector('#map').d_model === 6")
     for where in ("#map", ".pane[data-kind=cross] .thumb[aria-pressed=true] canvas"):
         seen = page.locator(where).evaluate(PIXELS)
-        drawn = np.array(seen["data"]).reshape(seen["height"], seen["width"], 4)
-        expected = scale(STOPS[colours])[np.round(shown.cross[1, 1] * 255).astype(int)]
+        drawn = np.array(seen["data"]).reshape(seen["height"], seen["d_model"], 4)
+        expected = scale(STOPS[colours])[np.round(shown.cross_attention[1, 1] * 255).astype(int)]
         np.testing.assert_allclose(drawn[..., :3], expected, atol=1)
         assert (drawn[..., 3] == 255).all()
         across, down = seen["ratio"]
@@ -124,15 +124,15 @@ def test_the_scale_goes_one_way() -> None:
 def test_pointing_at_a_cell_tells_its_value_and_lights_the_row_everywhere(look: Open) -> None:
     shown = synthetic()
     page = look(shown, "#view=heads&pane=cross&layer=1&head=1")
-    until(page, "document.querySelector('#map').width === 6")
+    until(page, "document.querySelector('#map').d_model === 6")
     box = page.locator("#map").bounding_box()
     assert box is not None
-    cell = box["width"] / len(shown.source)
+    cell = box["d_model"] / len(shown.source)
     page.mouse.move(box["x"] + 3.5 * cell, box["y"] + 2.5 * cell)
-    assert page.locator(".value strong").text_content() == f"{shown.cross[1, 1, 2, 3]:.4f}"
+    assert page.locator(".value strong").text_content() == f"{shown.cross_attention[1, 1, 2, 3]:.4f}"
     assert texts(page, ".map .lit") == ["s", "▁Hund → ▁schläf"]
     lit = page.locator(".pane.lit-row").evaluate_all("all => all.map(one => one.dataset.kind)")
-    assert lit == ["decoder", "cross"]
+    assert lit == ["decoder", "cross_attention"]
     page.mouse.move(0, 0)
     assert page.locator(".lit-row").count() == 0
 
@@ -147,7 +147,7 @@ def test_a_word_lights_what_it_looked_at(look: Open) -> None:
     assert "".join(texts(page, ".line.source")) == "The dog sleeps . </s>"
     assert "".join(texts(page, ".line.target")) == "Der Hund schläft . </s>"
     page.locator(".line.target .word").nth(1).hover()
-    average = shown.cross[-1].mean(0)
+    average = shown.cross_attention[-1].mean(0)
     colours = scale(STOPS["light"])
     drawn_at = "getComputedStyle(document.querySelectorAll('.source .word')[{}]).backgroundColor"
     none, lit = "rgba(0, 0, 0, 0)", drawn_at.format(int(average[1].argmax()))
@@ -176,7 +176,7 @@ def test_a_chosen_word_shows_its_alternatives(look: Open) -> None:
 
 def test_risks_are_marked(look: Open) -> None:
     shown = synthetic(said=["▁der", "▁der", "▁Hund"])
-    cross = shown.cross.copy()
+    cross = shown.cross_attention.copy()
     cross[..., 2:4] = 0.001
     page = look(replace(shown, cross=cross))
     notes = texts(page, ".notes li")
@@ -291,18 +291,18 @@ def test_light_and_dark(look: Open) -> None:
 
 @pytest.mark.parametrize("view", ["translate", "heads", "beam"])
 def test_a_phone_needs_no_scrolling_to_the_side(look: Open, view: str) -> None:
-    size = {"width": 390, "height": 844}
+    size = {"d_model": 390, "height": 844}
     page = look(synthetic(), f"#view={view}&said=1", viewport=size)
     page.locator("button:visible", has_text="Show as table").first.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+PHONE = {"viewport": {"d_model": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
 def test_what_scrolls_fades_where_there_is_more(look: Open) -> None:
     page = look(synthetic(source=[f"▁w{i}" for i in range(30)]), "#view=heads", **PHONE)
-    until(page, "document.querySelector('#map').width === 31")
+    until(page, "document.querySelector('#map').d_model === 31")
     more = "document.querySelector('.heads .map').matches('.more-right')"
     until(page, more)
     page.evaluate("document.querySelector('.heads .map').scrollTo(9999, 0)")
@@ -332,8 +332,8 @@ def test_the_tree_opens_at_the_chosen_node(look: Open) -> None:
 
 DRAWN = {
     "translate": "document.querySelectorAll('.target .word').length === 256",
-    "heads": "document.querySelector('#map').width === 256 && "
-    "[...document.querySelectorAll('.thumb canvas')].every(one => one.width === 64)",
+    "heads": "document.querySelector('#map').d_model === 256 && "
+    "[...document.querySelectorAll('.thumb canvas')].every(one => one.d_model === 64)",
     "beam": "document.querySelectorAll('.node').length > 700",
 }
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from browser.pages import Open, rows_of, texts
-from regard.marks import MASK
-from regard.model import Translator
-from regard.trace import Trace
+from regard.data.special_tokens import MASK
+from regard.inspection.trace import Trace
+from regard.tasks import Translator
 
 TEXT = "the dog sees the old house"
 
 
 @pytest.fixture(scope="module")
 def shown(make_run: Callable[..., Path]) -> Trace:
-    model = Translator.load(make_run(model={"architecture": "parallel"}), "cpu")
+    model = Translator.load(make_run(model={"architecture": "non_autoregressive"}), "cpu")
     return model.trace(TEXT, rounds=3, length=6)
 
 

@@ -61,8 +61,8 @@ def test_preparing_a_large_corpus_stays_below_a_gigabyte_and_a_half(tmp_path: Pa
         (tmp_path / name).write_text("abc def\n")
     write_recipe(
         tmp_path,
-        tokenizer={"kind": "unigram", "size": 2000},
-        training={"steps": 1, "validate_sentences": 0, "choose_by": "loss"},
+        tokenizer={"kind": "unigram", "vocab_size": 2000},
+        training={"steps": 1, "validate_sentences": 0, "best_checkpoint_metric": "loss"},
     )
     kilobytes = peak("train", "recipe.yaml", "--out", "run", cwd=tmp_path)
     assert GIGABYTE / 10 < kilobytes < 1.5 * GIGABYTE

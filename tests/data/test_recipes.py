@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from system.commands import Done, in_workers, inside
 
-from regard.demo import write_pairs
-from regard.recipe import Texts, load_recipe, shipped_recipes
-from regard.text.corpus import read_lines, read_pairs
-from regard.text.grammar import generate
+from regard.data.corpus import read_lines, read_pairs
+from regard.demo.demo import write_pairs
+from regard.demo.grammar import generate
+from regard.recipe import DataFiles, bundled_recipes, load_recipe
 
 LINES = 300
 QUICK = {
-    "model.width": "128",
+    "model.d_model": "128",
     "training.steps": "3",
     "training.tokens_per_batch": "300",
     "training.validate_sentences": "4",
     "training.device": "cpu",
-    "training.start_from": "null",
-    "training.copies": "2",
+    "training.init_from": "null",
+    "training.subword_copies": "2",
     "data.test": "null",
     "data.clean.max_tokens": "40",
     "search.extra_length": "5",
@@ -35,7 +35,7 @@ USE: dict[str, list[object]] = {
 }
 
 
-def names(texts: Texts) -> list[str]:
+def names(texts: DataFiles) -> list[str]:
     roles = (texts.source, texts.target, texts.pairs, texts.conllu, texts.text)
     return [name for names in roles if names for name in names]
 
@@ -87,10 +87,10 @@ def write_student(recipe: str, data_folder: Path, folder: Path) -> str:
 def use(recipe: str, folder: Path) -> tuple[Done, Done]:
     """Train, and use it for one line."""
     # The texts are too short for the vocabulary of the whole corpus.
-    size = min(load_recipe(recipe).tokenizer.size, 3000)
+    size = min(load_recipe(recipe).tokenizer.vocab_size, 3000)
     language = load_recipe(recipe).data.targets[:1]
     command = [*USE[load_recipe(recipe).task], *(("--to", *language) if language else ())]
-    changes = {**QUICK, "data.root": str(folder), "tokenizer.size": str(size)}
+    changes = {**QUICK, "data.root": str(folder), "tokenizer.vocab_size": str(size)}
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     trained = inside("train", recipe, "--out", "run", *sets, cwd=folder)
     return trained, inside(*command, cwd=folder)
@@ -103,7 +103,7 @@ def used(
     """For each recipe what came of it, or why it was not tried."""
     found: dict[str, str | tuple[Done, Done]] = {}
     jobs = {}
-    for recipe in shipped_recipes():
+    for recipe in bundled_recipes():
         folder = tmp_path_factory.mktemp(recipe)
         if reason := write_heads(recipe, data_folder, folder):
             found[recipe] = reason
@@ -112,7 +112,7 @@ def used(
     return {**found, **in_workers(jobs)}
 
 
-@pytest.mark.parametrize("recipe", shipped_recipes())
+@pytest.mark.parametrize("recipe", bundled_recipes())
 def test_a_shipped_recipe_trains_and_can_be_used(
     recipe: str, used: dict[str, str | tuple[Done, Done]]
 ) -> None:

@@ -31,7 +31,7 @@ def environment() -> dict[str, str]:
 
 
 def regard(*arguments: object, cwd: Path, stdin: str = "", start: list[str] = REGARD) -> Done:
-    """Run one command to its end, whatever that is."""
+    """RunDir one command to its end, whatever that is."""
     return subprocess.run(
         [*start, *map(str, arguments)],
         cwd=cwd,
@@ -45,8 +45,8 @@ def regard(*arguments: object, cwd: Path, stdin: str = "", start: list[str] = RE
 
 
 def inside(*arguments: object, cwd: Path) -> Done:
-    """Run one command in this very process, which saves the seconds that importing torch takes."""
-    from regard.cli import main
+    """RunDir one command in this very process, which saves the seconds that importing torch takes."""
+    from regard.cli.main import main
 
     said, told = io.StringIO(), io.StringIO()
     words = ["regard", *map(str, arguments)]
@@ -135,33 +135,33 @@ def write_task(folder: Path, task: Callable[[list[str]], Iterable[str]], count: 
 
 
 def write_recipe(folder: Path, **sections: Mapping[str, Any]) -> Path:
-    """A quick learner of short sequences, in which the sections given replace some values."""
+    """A quick trainer of short sequences, in which the sections given replace some values."""
     recipe: dict[str, dict[str, Any]] = {
         "data": {
             "train": {"source": "train.src", "target": "train.tgt"},
             "valid": {"source": "valid.src", "target": "valid.tgt"},
         },
-        "tokenizer": {"kind": "words", "size": 40},
+        "tokenizer": {"kind": "word", "vocab_size": 40},
         "model": {
-            "width": 64,
+            "d_model": 64,
             "heads": 4,
-            "feedforward": 128,
+            "d_ff": 128,
             "encoder_layers": 1,
             "decoder_layers": 1,
             "dropout": 0.0,
-            "norm_place": "before",
+            "norm_order": "pre",
         },
         "training": {
             "steps": 500,
             "tokens_per_batch": 512,
             "schedule": "cosine",
-            "rate": 0.005,
+            "learning_rate": 0.005,
             "warmup": 50,
             "label_smoothing": 0.0,
             "validate_every": 500,
             "validate_sentences": 20,
         },
-        "search": {"beam": 2},
+        "decoding": {"beam": 2},
     }
     full = {
         name: {**recipe.get(name, {}), **sections.get(name, {})} for name in {**recipe, **sections}

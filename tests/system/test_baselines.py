@@ -21,7 +21,7 @@ class Learned(NamedTuple):
 def learn(folder: Path, architecture: str) -> Learned:
     path = write_task(folder, list, count=3000)
     recipe = yaml.safe_load(path.read_text())
-    del recipe["model"]["feedforward"]
+    del recipe["model"]["d_ff"]
     recipe["model"]["architecture"] = architecture
     recipe["training"] |= {"steps": 300, "validate_every": 300}
     path.write_text(yaml.safe_dump(recipe))

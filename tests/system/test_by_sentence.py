@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from regard.model import Translation, Translator
-from regard.recipe import Data, Search, Texts
-from regard.recipe.sections import Clean
+from regard.recipe import Data, DataFiles, Search
+from regard.recipe.schema import Cleaning
+from regard.tasks import Translation, Translator
 from system.commands import inside, regard, write
 
 NOTICE = "line 2 has 2 sentences and is translated as one; --sentences translates each by itself"
@@ -23,17 +23,17 @@ class OneSentence:
 
     run = SimpleNamespace(fingerprint=lambda: "capitals")
     language = None
-    precision, threads, device, picked = "fp32", 1, torch.device("cpu"), "its head"
+    precision, threads, device, summary = "fp32", 1, torch.device("cpu"), "its head"
     words = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
     tokenizer = SimpleNamespace(source=words)
 
     def __init__(self, cut: bool = False) -> None:
-        train = Texts(source=("train.en",), target=("train.de",))
-        data = Data(train=train, clean=Clean(cut=cut))
+        train = DataFiles(source=("train.en",), target=("train.de",))
+        data = Data(train=train, clean=Cleaning(cut=cut))
         self.recipe = SimpleNamespace(search=Search(), data=data)
         self.asked: list[tuple[str, Sequence[str]]] = []
 
-    def work_in_processes(self) -> None:
+    def start_worker_pool(self) -> None:
         """It does not."""
 
     def into(self, language: str | None) -> "OneSentence":
@@ -104,7 +104,7 @@ def test_json_tells_of_the_line_and_of_each_sentence(model: OneSentence, tmp_pat
 def test_without_it_the_first_line_of_several_sentences_is_told_once(
     model: OneSentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.commands.lines.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("regard.cli.text_io.LINES_AT_ONCE", 2)
     write(tmp_path / "in", LINES)
     done = inside("translate", "run", "--input", "in", cwd=tmp_path)
     assert done.stdout.splitlines() == ["ONE DOG.", "  A DOG CAME", "", "***", "IT IS 3.5"]
@@ -124,7 +124,7 @@ def test_a_long_line_of_one_sentence_and_a_model_of_long_texts_are_not_told(
 def test_whoever_goes_on_must_ask_for_the_same(
     model: OneSentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.commands.lines.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("regard.cli.text_io.LINES_AT_ONCE", 2)
     write(tmp_path / "in", LINES)
     files = ["--input", "in", "--output", "out"]
     searched = model.search

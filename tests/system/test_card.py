@@ -15,7 +15,7 @@ def test_a_card_says_how_large_the_network_is_and_where_the_time_went(tmp_path: 
     assert done.returncode == 0, done.stderr
     card = json.loads((tmp_path / "run/card.json").read_text())
     assert card["layers"] == {"encoder": 1, "decoder": 1}
-    assert card["width"] == 64
+    assert card["d_model"] == 64
     parts = [card[f"{part}seconds"] for part in ("", "preparing_", "scoring_")]
     assert all(0 <= seconds < 60 for seconds in parts)
     assert card["seconds"] > 0

@@ -20,10 +20,10 @@ CHOICES: dict[str, Any] = {
     "model.attention.weighting": recipes.Weighting,
     "model.attention.encoder": recipes.EncoderPattern,
     "model.attention.decoder": recipes.DecoderPattern,
-    "model.attention.memory": recipes.MemoryPattern,
+    "model.attention.cross_attention": recipes.CrossAttentionPattern,
     "model.position": recipes.Position,
     "model.norm": recipes.Norm,
-    "model.norm_place": recipes.NormPlace,
+    "model.norm_order": recipes.NormOrder,
     "model.activation": recipes.Activation,
     "training.optimizer": recipes.Optimizer,
 }
@@ -33,10 +33,10 @@ DEFAULTS = {
     "model.attention.weighting=softmax",
     "model.attention.encoder=full",
     "model.attention.decoder=full",
-    "model.attention.memory=full",
+    "model.attention.cross_attention=full",
     "model.position=sinusoidal",
     "model.norm=layer",
-    "model.norm_place=before",
+    "model.norm_order=pre",
     "model.activation=relu",
     "training.optimizer=adam",
 }
@@ -48,20 +48,20 @@ ELSEWHERE = {"model.position=tree"}
 LONGER = ["training.steps=600", "training.validate_every=600"]
 
 NEEDS: dict[str, list[str]] = {
-    "model.attention.encoder=window": ["model.attention.reach=2"],
-    "model.attention.encoder=linformer": ["model.attention.rows=6", "model.max_length=24"],
+    "model.attention.encoder=window": ["model.attention.window_size=2"],
+    "model.attention.encoder=linformer": ["model.attention.linformer_k=6", "model.max_length=24"],
     "model.attention.encoder=bigbird": [
-        "model.attention.block=2",
+        "model.attention.block_size=2",
         "model.attention.global_blocks=1",
     ],
-    "model.attention.decoder=window": ["model.attention.reach=2"],
-    "model.attention.memory=linformer": ["model.attention.rows=8", "model.max_length=24", *LONGER],
-    "model.norm=none": ["training.rate=0.003"],
-    "model.norm_place=after": ["training.rate=0.003"],
-    "training.optimizer=sgd": ["training.rate=1.0"],
-    "training.optimizer=momentum": ["training.rate=0.3", *LONGER],
-    "training.optimizer=adagrad": ["training.rate=0.1"],
-    "training.optimizer=rmsprop": ["training.rate=0.003"],
+    "model.attention.decoder=window": ["model.attention.window_size=2"],
+    "model.attention.cross_attention=linformer": ["model.attention.linformer_k=8", "model.max_length=24", *LONGER],
+    "model.norm=none": ["training.learning_rate=0.003"],
+    "model.norm_order=post": ["training.learning_rate=0.003"],
+    "training.optimizer=sgd": ["training.learning_rate=1.0"],
+    "training.optimizer=momentum": ["training.learning_rate=0.3", *LONGER],
+    "training.optimizer=adagrad": ["training.learning_rate=0.1"],
+    "training.optimizer=rmsprop": ["training.learning_rate=0.003"],
 }
 """what goes with a name"""
 
@@ -72,7 +72,7 @@ MOST_WRONG = 20
 """percent of the sequences; to guess is to have all but one in hundreds wrong"""
 
 CASES = {
-    "the defaults": ["model.norm_place=before"],
+    "the defaults": ["model.norm_order=pre"],
     "model.attention.key_value_heads=1": ["model.attention.key_value_heads=1"],
 } | {
     case: [case, *NEEDS.get(case, [])]
@@ -92,10 +92,10 @@ def write_data(folder: Path, task: Callable[[list[str]], list[str]]) -> Path:
         folder,
         data={name: {"source": f"{name}.src", "target": f"{name}.tgt"} for name in names}
         | {"clean": {"max_tokens": 20}},
-        model={"width": 32, "heads": 2, "feedforward": 64},
+        model={"d_model": 32, "heads": 2, "d_ff": 64},
         training={"steps": 300, "validate_every": 300, "validate_sentences": 4}
-        | {"tokens_per_batch": 256, "rate": 0.01, "warmup": 40},
-        score={"measures": ["wer"]},
+        | {"tokens_per_batch": 256, "learning_rate": 0.01, "warmup": 40},
+        score={"metrics": ["wer"]},
     )
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import regard as package
-from regard.learn.train import Interrupted
-from regard.model import Translator
+from regard.tasks import Translator
+from regard.training.run import Interrupted
 from system.commands import (
     TIMEOUT,
     Done,
@@ -67,7 +67,7 @@ def test_an_interrupted_demo_ends_quietly(tmp_path: Path, monkeypatch: pytest.Mo
     def interrupted(out: Path) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("regard.demo.demo", interrupted)
+    monkeypatch.setattr("regard.demo.demo.demo", interrupted)
     done = inside("demo", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -231,7 +231,7 @@ def test_a_reader_who_has_enough_is_left_in_peace(translator: subprocess.Popen[s
     assert re.fullmatch(PICKED, translator.stderr.read())
 
 
-# Scoring
+# Evaluation
 
 
 def test_scores_come_with_interval_and_signature(workshop: Path) -> None:
@@ -279,7 +279,7 @@ def test_info_tells_what_a_run_is(workshop: Path) -> None:
         assert word in plain
     found = json.loads(succeeds_inside("info", "run", "--json", cwd=workshop).stdout)
     assert found["card"] == json.loads((workshop / "run" / "card.json").read_text())
-    assert found["recipe"]["model"]["width"] == 64
+    assert found["recipe"]["model"]["d_model"] == 64
 
 
 # Training without a recipe
@@ -356,4 +356,4 @@ def test_python_does_what_the_commands_do(workshop: Path, tmp_path: Path) -> Non
     assert isinstance(again, Translator)
     assert again.translate(["a b"]) == [translation]
     with pytest.raises(package.RegardError, match="another recipe"):
-        package.train(workshop / "recipe.yaml", tmp_path / "run", [*changes, "model.width=32"])
+        package.train(workshop / "recipe.yaml", tmp_path / "run", [*changes, "model.d_model=32"])

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from regard.model import Translation, Translator
-from regard.recipe import Data, Search, Texts
+from regard.recipe import Data, DataFiles, Search
+from regard.tasks import Translation, Translator
 from system.commands import environment, inside, write
 
 KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-import regard.commands.lines
+import regard.cli.text_io
 from regard import align, journal, model  # once for all the processes that are killed
-from regard.cli import main
+from regard.cli.main import main
 
-regard.commands.lines.LINES_AT_ONCE = 8
+regard.cli.text_io.LINES_AT_ONCE = 8
 run, *arguments = sys.argv[1:]
 entry = Path(".out.txt.journal")
 
@@ -94,12 +94,12 @@ def test_a_translation_that_is_killed_loses_and_repeats_no_line(
 class Echo:
     """A translator that costs nothing."""
 
-    recipe = SimpleNamespace(search=Search(), data=Data(train=Texts(pairs=("pairs.tsv",))))
+    recipe = SimpleNamespace(search=Search(), data=Data(train=DataFiles(pairs=("pairs.tsv",))))
     run = SimpleNamespace(fingerprint=lambda: "echo")
     language = None
-    precision, threads, device, picked = "fp32", 1, torch.device("cpu"), "its head"
+    precision, threads, device, summary = "fp32", 1, torch.device("cpu"), "its head"
 
-    def work_in_processes(self) -> None:
+    def start_worker_pool(self) -> None:
         """It does not."""
 
     def into(self, language: str | None) -> "Echo":
@@ -113,7 +113,7 @@ def test_ten_times_the_lines_take_the_same_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Translator, "load", lambda run, **options: Echo())
-    monkeypatch.setattr("regard.text.lines.CHUNK", 1 << 14)
+    monkeypatch.setattr("regard.data.text_files.CHUNK", 1 << 14)
     peaks = []
     for count in (4_000, 4_000, 40_000):  # the first one pays for what is imported
         path = write(tmp_path / "in", (f"line {number} of a file" for number in range(count)))
@@ -146,7 +146,7 @@ def test_terms_and_placeholders_are_kept_and_what_is_lost_is_told(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keep", "names"], "search.keep.0: 'names' must be 'placeholders' or 'numbers'"),
+        (["--keep", "names"], "search.protect.0: 'names' must be 'placeholders' or 'numbers'"),
         (["--set", "coverge=1"], "unknown key search.coverge; did you mean coverage?"),
         (["--set", "coverage"], "--set coverage: write it as key=value, for example beam=5"),
         (["--nbest", "2", "--alignment", "al"], "--nbest 2: an alignment is of one translation"),

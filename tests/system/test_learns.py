@@ -17,7 +17,7 @@ CASES: dict[str, tuple[Task, list[str]]] = {
     "sort": (sorted, []),
     "bpe, not shared": (
         list,
-        ["tokenizer.kind=bpe", "tokenizer.size=300", "tokenizer.shared=false"],
+        ["tokenizer.kind=bpe", "tokenizer.vocab_size=300", "tokenizer.shared=false"],
     ),
 }
 """name: what to learn, and the changes to the recipe"""

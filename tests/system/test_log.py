@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.learn.checkpoint import checkpoint_files, load_checkpoint
-from regard.run import Run
+from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from system.commands import Done, inside, write, write_recipe, write_task
 
 Train = Callable[..., Done]
@@ -28,7 +28,7 @@ def train(workshop: Path, tmp_path: Path) -> Train:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [event for event in Run(run).log() if event["event"] == kind]
+    return [event for event in RunDir(run).log() if event["event"] == kind]
 
 
 def test_the_log_tells_start_steps_validations_and_why_it_stopped(workshop: Path) -> None:
@@ -37,7 +37,7 @@ def test_the_log_tells_start_steps_validations_and_why_it_stopped(workshop: Path
     assert (start["step"], start["steps"]) == (0, 300)
     steps = events(run, "step")
     assert [event["step"] for event in steps] == list(range(20, 301, 20))
-    assert all(event["rate"] >= 0 and event["speed"] > 0 for event in steps)
+    assert all(event["learning_rate"] >= 0 and event["speed"] > 0 for event in steps)
     assert steps[0]["loss"] > 10 * steps[-1]["loss"] > 0
     valid = events(run, "valid")
     assert [event["step"] for event in valid] == [100, 200, 300]
@@ -45,7 +45,7 @@ def test_the_log_tells_start_steps_validations_and_why_it_stopped(workshop: Path
     assert {"loss", "perplexity", "bleu"} <= valid[0].keys()
     (stop,) = events(run, "stop")
     assert (stop["step"], stop["reason"]) == (300, "all 300 steps are done")
-    times = [event["time"] for event in Run(run).log()]
+    times = [event["time"] for event in RunDir(run).log()]
     assert times == sorted(times)
 
 
@@ -74,13 +74,13 @@ def test_the_card_tells_all_it_takes_to_judge_and_to_repeat_the_run(workshop: Pa
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(train: Train, tmp_path: Path) -> None:
-    wild = "training.rate=1e30", "training.schedule=constant", "training.clip=null"
+    wild = "training.learning_rate=1e30", "training.schedule=constant", "training.clip_norm=null"
     done = train(*wild, "training.log_every=1", "training.checkpoint_every=1", "training.warmup=0")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     message = done.stderr.splitlines()[-1]
     assert message.startswith("regard: step 2: the loss is not a number any more")
-    assert "smaller training.rate" in message
+    assert "smaller training.learning_rate" in message
     (stop,) = events(tmp_path / "run", "stop")
     assert stop["reason"] == "the loss is not a number"
     (path,) = checkpoint_files(tmp_path / "run" / "checkpoints")
@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number_stops_with_advice(train: Train, tmp_path: Path
 
 
 def test_patience_ends_the_training_early(train: Train, tmp_path: Path) -> None:
-    still = "training.optimizer=sgd", "training.rate=1e-30", "training.validate_every=2"
+    still = "training.optimizer=sgd", "training.learning_rate=1e-30", "training.validate_every=2"
     done = train(*still, "training.patience=2", "data.test=null")
     assert done.returncode == 0, done.stderr
     assert "Training stopped: the last 2 validations were no better." in done.stderr
@@ -101,7 +101,7 @@ def test_patience_ends_the_training_early(train: Train, tmp_path: Path) -> None:
 
 
 def test_a_training_that_patience_ended_is_finished(train: Train, tmp_path: Path) -> None:
-    still = "training.optimizer=sgd", "training.rate=1e-30", "training.validate_every=1"
+    still = "training.optimizer=sgd", "training.learning_rate=1e-30", "training.validate_every=1"
     changes = *still, "training.patience=1", "data.test=null"
     assert train(*changes).returncode == 0
     card = (tmp_path / "run" / "card.json").read_bytes()
@@ -144,7 +144,7 @@ def test_a_test_text_that_is_too_long_is_found_before_the_first_step(folder: Pat
     test = "data.test={source: long.src, target: long.tgt}"
     short = "model.position=learned", "model.max_length=9", "data.clean.max_tokens=8"
     said = refused(folder, test, *short)
-    assert "data.test: source 2 has 13 tokens, END counted, but the model can read only 9" in said
+    assert "data.test: source 2 has 13 tokens, EOS counted, but the model can read only 9" in said
     assert not list((folder / "refused" / "checkpoints").glob("step-*"))
 
 
@@ -177,7 +177,7 @@ def test_more_steps_under_a_cosine_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("score.measures=[ter]", "score.measures"),  # checkpoints were chosen by BLEU
+        ("evaluation.metrics=[ter]", "evaluation.metrics"),  # checkpoints were chosen by BLEU
         ("training.steps=3", "has learned for 4 steps; training.steps 3 is fewer"),
     ],
 )
@@ -189,5 +189,5 @@ def test_what_would_contradict_what_was_learned_is_refused(
     done = inside(*command, "--set", "training.steps=6", "--set", change, cwd=folder)
     assert done.returncode == 2
     assert message in done.stderr
-    also = ["--set", "training.steps=6", "--set", "score.measures=[bleu, ter]"]
+    also = ["--set", "training.steps=6", "--set", "evaluation.metrics=[bleu, ter]"]
     assert inside(*command, *also, cwd=folder).returncode == 0

@@ -14,14 +14,14 @@ Task = Callable[[list[str]], Iterable[str]]
 CASES: dict[str, tuple[Task, list[str]]] = {
     "copy": (list, ["training.steps=250", "training.validate_every=250"]),
     # The length is sure here: others would only be given a chance to win by luck.
-    "reverse": (reversed, ["search.candidates=1"]),
-    "reverse, cut": (reversed, ["model.parallel.length=cut", "model.parallel.spare=2"]),
+    "reverse": (reversed, ["search.length_beam=1"]),
+    "reverse, cut": (reversed, ["model.non_autoregressive.length=cut", "model.non_autoregressive.spare=2"]),
 }
 
 
 def learn(folder: Path, task: Task, changes: list[str]) -> Path:
     recipe = write_task(folder, task, count=4000)
-    every = ["model.architecture=parallel", *changes]
+    every = ["model.architecture=non_autoregressive", *changes]
     sets = [word for change in every for word in ("--set", change)]
     succeeds_inside("train", recipe, *sets, "--out", "run", cwd=folder)
     return folder
@@ -39,7 +39,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds"), [("copy", 10), ("reverse", 1), ("reverse", 10), ("reverse, cut", 4)]
+    ("name", "iterations"), [("copy", 10), ("reverse", 1), ("reverse", 10), ("reverse, cut", 4)]
 )
 def test_unseen_sequences_are_translated_right(
     name: str, rounds: int, learned: dict[str, Path]
@@ -85,7 +85,7 @@ def test_a_teacher_translates_its_own_sources_for_a_student(workshop: Path, tmp_
         "training.steps=3",
         "model.preset=tiny",
         "training.validate_sentences=0",
-        "training.choose_by=loss",
+        "training.best_checkpoint_metric=loss",
     ]
     sets = [word for change in small for word in ("--set", change)]
     trained = succeeds_inside("train", "distilled.tsv", *sets, "--out", "student", cwd=tmp_path)

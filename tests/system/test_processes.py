@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.learn.checkpoint import checkpoint_files, load_checkpoint
-from regard.run import Run
-from regard.text.batches import plan_batches
-from regard.text.store import Store
+from regard.data.batching import plan_batches
+from regard.data.dataset import TokenDataset
+from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from system.commands import PYTHON, Done, regard, sequences, succeeds_inside, write, write_recipe
 
 # No -W error here: torchrun itself warns of settings that are not ours.
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder / f"{name}.tgt", lines)
     write_recipe(
         folder,
-        training={"steps": STEPS, "tokens_per_batch": TOKENS, "log_every": 1, "rate": 0.001}
+        training={"steps": STEPS, "tokens_per_batch": TOKENS, "log_every": 1, "learning_rate": 0.001}
         | {"validate_every": STEPS, "validate_sentences": 2, "schedule": "constant", "warmup": 5},
     )
     for accumulate in ("1", "2"):
@@ -51,7 +51,7 @@ def test_two_processes_learn_what_one_learns(accumulate: str, folder: Path) -> N
 
 def assert_odd_batches(run: Path) -> None:
     """The batches were hard to share: some with an odd number of rows, one with a single row."""
-    store = Store(run / "data" / "train.arrow")
+    store = TokenDataset(run / "data" / "train.arrow")
     plan = plan_batches(store.source_lengths, store.target_lengths, TOKENS, seed=1, epoch=0)
     rows = [len(batch) for batch in plan]
     assert 1 in rows
@@ -71,7 +71,7 @@ def assert_close_weights(one: Path, two: Path) -> None:
 
 def assert_one_voice(run: Path, done: Done) -> None:
     """Only the first process writes and speaks."""
-    events = Run(run).log()
+    events = RunDir(run).log()
     steps = [event["step"] for event in events if event["event"] == "step"]
     assert steps == list(range(1, STEPS + 1))
     assert [event["event"] for event in events].count("start") == 1

@@ -30,7 +30,7 @@ def test_a_glossary_is_refused_at_once(
 
 
 def test_groups_of_the_recipe_too(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run(search={"groups": 5})
+    run = make_run(search={"beam_groups": 5})
     write(tmp_path / "terms.tsv", ["dog\tHund"])
     done = inside("translate", run, "a cat", "--glossary", "terms.tsv", cwd=tmp_path)
     assert done.returncode == 2

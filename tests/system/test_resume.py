@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.learn.checkpoint import checkpoint_files, load_checkpoint, step_of
-from regard.run import Run
+from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import checkpoint_files, load_checkpoint, step_of
 from system.commands import (
     Done,
     in_workers,
@@ -34,10 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_task(folder, sorted, count=1500)
     write_recipe(
         folder,
-        model={"width": 32, "heads": 2, "feedforward": 32, "dropout": 0.2},
-        training={"steps": STEPS, "schedule": "paper", "warmup": 40, "tokens_per_batch": 256}
-        | {"accumulate": 2, "validate_every": 50, "checkpoint_every": 10, "keep": 3}
-        | {"validate_sentences": 0, "choose_by": "loss", "log_every": 10},
+        model={"d_model": 32, "heads": 2, "d_ff": 32, "dropout": 0.2},
+        training={"steps": STEPS, "schedule": "noam", "warmup": 40, "tokens_per_batch": 256}
+        | {"accumulate": 2, "validate_every": 50, "checkpoint_every": 10, "keep_checkpoints": 3}
+        | {"validate_sentences": 0, "best_checkpoint_metric": "loss", "log_every": 10},
     )
     runs = {f"unbroken-{ema}": partial(train, folder, f"unbroken-{ema}", ema) for ema in EMA}
     halves = {f"halves-{ema}": partial(go_halfway_twice, folder, ema) for ema in EMA}
@@ -65,7 +65,7 @@ def state(run: Path) -> dict[str, object]:
         for name, tensor in named.items()
     }
     progress.seconds = 0.0
-    return {**tensors, "progress": progress, "weights": Run(run).weights_file.read_bytes()}
+    return {**tensors, "progress": progress, "weights": RunDir(run).weights_file.read_bytes()}
 
 
 def assert_same_run(found: Path, wanted: Path) -> None:

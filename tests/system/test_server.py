@@ -16,8 +16,8 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
-from regard.fast import Crew
-from regard.serve.run import serve
+from regard.inference import WorkerPool
+from regard.server.serve import serve
 from system.commands import REGARD, TIMEOUT, environment, sequences
 
 PAIR = {"source": "src", "target": "tgt"}
@@ -135,7 +135,7 @@ def test_languages_can_be_named(workshop: Path) -> None:
         assert answer.json()["translatedText"] == "a b c"
 
 
-@pytest.mark.skipif(not Crew.possible, reason="processes are forked on Linux only")
+@pytest.mark.skipif(not WorkerPool.possible, reason="processes are forked on Linux only")
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one core has no use for a second process")
 def test_a_process_that_is_lost_is_not_missed(workshop: Path) -> None:
     with serving(workshop / "run") as (server, client):

@@ -12,21 +12,21 @@ import yaml
 
 from system.commands import Done, inside, regard, write
 
-MODEL: dict[str, Any] = {"width": 32, "heads": 2, "feedforward": 64, "decoder_layers": 1}
-MODEL |= {"dropout": 0.0, "norm_place": "before"}
-TRAINING = {"tokens_per_batch": 512, "schedule": "cosine", "rate": 0.01, "warmup": 20}
+MODEL: dict[str, Any] = {"d_model": 32, "heads": 2, "d_ff": 64, "decoder_layers": 1}
+MODEL |= {"dropout": 0.0, "norm_order": "pre"}
+TRAINING = {"tokens_per_batch": 512, "schedule": "cosine", "learning_rate": 0.01, "warmup": 20}
 TRAINING |= {"label_smoothing": 0.0}
 
 
 def recipe(folder: Path, task: str, kind: str, steps: int, **sections: dict[str, Any]) -> Path:
-    """A quick learner of ``train.KIND``, with ``valid.KIND`` and ``test.KIND`` beside it."""
+    """A quick trainer of ``train.KIND``, with ``valid.KIND`` and ``test.KIND`` beside it."""
     full: dict[str, Any] = {
         "task": task,
         "data": {
             split: {"text" if kind == "txt" else "pairs": f"{split}.{kind}"}
             for split in ("train", "valid", "test")
         },
-        "tokenizer": {"kind": "words", "size": 60},
+        "tokenizer": {"kind": "word", "vocab_size": 60},
         "model": MODEL if task in ("translate", "continue") else {**MODEL, "encoder_layers": 1},
         "training": {**TRAINING, "steps": steps, "validate_every": steps},
     }
@@ -101,7 +101,7 @@ def backwards(draw: random.Random) -> str:
 
 def learn_tags(folder: Path) -> Learned:
     lines(folder, "tsv", tagged)
-    path = recipe(folder, "tag", "tsv", 150, tokenizer={"kind": "bpe", "size": 300})
+    path = recipe(folder, "tag", "tsv", 150, tokenizer={"kind": "bpe", "vocab_size": 300})
     return learn(folder, path, "tag", "abba bab", "hebe")
 
 
@@ -130,9 +130,9 @@ def learn_by_a_decoder(folder: Path) -> Learned:
         "translate",
         "tsv",
         500,
-        model={"architecture": "decoder", "width": 64, "decoder_layers": 2, "position": "rotary"},
-        training={"rate": 0.005},
-        score={"measures": ["rouge1", "rouge2", "rougeL", "wer"]},
+        model={"architecture": "decoder_only", "d_model": 64, "decoder_layers": 2, "position": "rotary"},
+        training={"learning_rate": 0.005},
+        score={"metrics": ["rouge1", "rouge2", "rougeL", "wer"]},
     )
     return learn(folder, path, "translate", "a b c d")
 
@@ -245,7 +245,7 @@ def named(draw: random.Random) -> str:
 def test_fine_tuning_takes_the_encoder(learned: dict[str, Learned], tmp_path: Path) -> None:
     lines(tmp_path, "tsv", named, count=200)
     start = str(learned["mask"].folder / "run")
-    path = recipe(tmp_path, "classify", "tsv", 20, training={"start_from": start})
+    path = recipe(tmp_path, "classify", "tsv", 20, training={"init_from": start})
     done = succeeds("train", path, "--out", "run", cwd=tmp_path)
     assert f"weights of the encoder taken from {start}; new: projection.weight, pool.query" in (
         done.stderr
@@ -261,11 +261,11 @@ def test_fine_tuning_of_another_shape_is_refused(
     lines(tmp_path, "tsv", named, count=60)
     start = str(learned["mask"].folder / "run")
     path = recipe(
-        tmp_path, "classify", "tsv", 20, training={"start_from": start}, model={"width": 64}
+        tmp_path, "classify", "tsv", 20, training={"init_from": start}, model={"d_model": 64}
     )
     done = inside("train", path, "--set", "tokenizer.kind=bpe", "--out", "run", cwd=tmp_path)
     assert done.returncode == 2
-    assert "model.width is 32 there, 64 here" in done.stderr
+    assert "model.d_model is 32 there, 64 here" in done.stderr
     assert "tokenizer.kind is words there, bpe here" in done.stderr
 
 

@@ -48,8 +48,8 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
         name: {"source": f"{name}.src", "target": f"{name}.tgt", "parses": f"{name}.conllu"}
         for name in texts
     }
-    model = {"position": "tree", "max_distance": 4, "width": 64, "heads": 4, "feedforward": 64}
-    small = {"encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0, "norm_place": "before"}
+    model = {"position": "tree", "max_distance": 4, "d_model": 64, "heads": 4, "d_ff": 64}
+    small = {"encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0, "norm_order": "pre"}
     recipe = write_recipe(
         folder, data=files, model={**model, **small}, training={"steps": 300, "validate_every": 300}
     )

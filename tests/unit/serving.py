@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from test_serve_batching import Upper
 
 from regard.recipe import Recipe
-from regard.serve.app import HEADERS
+from regard.server.app import HEADERS
 
 PAIR = {"source": "en", "target": "de"}
 

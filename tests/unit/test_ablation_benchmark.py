@@ -11,10 +11,10 @@ import pytest
 from scripts import load_script
 from system.commands import write_task
 
-from regard.learn.prepare import open_prepared, prepare
-from regard.learn.report import Report
-from regard.learn.train import open_run, refuse_strangers
-from regard.run import Run
+from regard.storage.run_dir import RunDir
+from regard.training.prepare import open_prepared, prepare
+from regard.training.progress import ProgressReporter
+from regard.training.run import open_run, refuse_strangers
 
 
 @pytest.fixture(scope="module")
@@ -96,23 +96,23 @@ def test_text_is_prepared_once_for_all_that_learn_from_the_same_ids(
         benchmark.Job(name, seed)
         for name, seed in (("the recipe", 1), ("dropout 0.1", 2), ("vocabulary of 3,000", 1))
     )
-    texts = benchmark.Texts(planned)
+    texts = benchmark.DataFiles(planned)
     assert texts.of(first) == texts.of(second)
     assert texts.of(first) != texts.of(larger)
     texts.give(second)
     assert not planned.folder(second).exists(), "there is nothing yet"
-    run = Run(planned.folder(first))
+    run = RunDir(planned.folder(first))
     run.folder.mkdir(parents=True)
     run.write_recipe(planned.load(first))
-    prepare(run, planned.load(first), Report(run, speaks=False))
+    prepare(run, planned.load(first), ProgressReporter(run, speaks=False))
     texts.keep(first)
     shutil.rmtree(run.data)
     texts.give(second)
-    monkeypatch.setattr("regard.learn.prepare.write_store", None)  # which would fail
-    other = Run(planned.folder(second))
+    monkeypatch.setattr("regard.training.prepare.write_dataset", None)  # which would fail
+    other = RunDir(planned.folder(second))
     refuse_strangers(other)
     open_run(other, planned.load(second))
-    prepare(other, planned.load(second), Report(other, speaks=False))
+    prepare(other, planned.load(second), ProgressReporter(other, speaks=False))
     assert len(open_prepared(other, planned.load(second)).train) == 40
 
 

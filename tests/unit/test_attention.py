@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from regard.nn.attention import SCORES, Attention, KeysValues, Mask, Shown
-from regard.nn.heads import MultiHeadAttention
-from regard.nn.patterns import Full
-from regard.nn.positions import Relation
+from regard.nn.attention import SCORES, Attention, AttentionIntermediates, KeyValue, Mask
+from regard.nn.multi_head_attention import MultiHeadAttention
+from regard.nn.positions import AttentionPosition
+from regard.nn.sparse_attention import Full
 from regard.recipe import Recipe, Score
 
 Array = npt.NDArray[np.float64]
@@ -56,19 +56,17 @@ def attention(recipe: Recipe, seed: int = 1) -> MultiHeadAttention:
 class Both:
     """Full attention, by the fast way and by the shown way."""
 
-    def __init__(self, small_recipe: SmallRecipe, key_width: int, score: Score = "scaled") -> None:
-        section = small_recipe(
-            model={"heads": 1, "key_width": key_width, "attention": {"score": score}}
-        ).model
+    def __init__(self, small_recipe: SmallRecipe, d_k: int, score: Score = "scaled") -> None:
+        section = small_recipe(model={"heads": 1, "d_k": d_k, "attention": {"score": score}}).model
         self.pattern = Full(section, "encoder")
-        self.attend = Attention(section, Relation(section)).eval()
+        self.attend = Attention(section, AttentionPosition(section)).eval()
 
     def fast(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        output: Tensor = self.pattern(self.attend, query, KeysValues(key, value), mask)
+        output: Tensor = self.pattern(self.attend, query, KeyValue(key, value), mask)
         return output
 
-    def show(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Shown:
-        return self.pattern.show(self.attend, query, KeysValues(key, value), mask)
+    def show(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> AttentionIntermediates:
+        return self.pattern.show(self.attend, query, KeyValue(key, value), mask)
 
 
 def numpy_softmax(scores: Array) -> Array:
@@ -92,14 +90,14 @@ def numpy_attention(
 def situations(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Mask, npt.NDArray[np.bool_]]:
     """Query, key, value in float64, a mask, and the same mask as a matrix made by NumPy."""
     sizes = st.integers(1, 5)
-    batch, heads, queries, keys, key_width, value_width = (draw(sizes) for _ in range(6))
+    batch, heads, queries, keys, d_k, d_v = (draw(sizes) for _ in range(6))
     padded, causal = draw(st.booleans()), draw(st.booleans())
     if causal:  # the queries are the last of the keys
         keys = max(queries, keys)
     numbers = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    query = torch.randn(batch, heads, queries, key_width, generator=numbers, dtype=torch.float64)
-    key = torch.randn(batch, heads, keys, key_width, generator=numbers, dtype=torch.float64)
-    value = torch.randn(batch, heads, keys, value_width, generator=numbers, dtype=torch.float64)
+    query = torch.randn(batch, heads, queries, d_k, generator=numbers, dtype=torch.float64)
+    key = torch.randn(batch, heads, keys, d_k, generator=numbers, dtype=torch.float64)
+    value = torch.randn(batch, heads, keys, d_v, generator=numbers, dtype=torch.float64)
     lengths = draw(st.lists(st.integers(1, keys), min_size=batch, max_size=batch))
     real = np.arange(keys)[None] < np.array(lengths)[:, None]
     allowed = np.ones((batch, 1, queries, keys), dtype=np.bool_)
@@ -115,14 +113,14 @@ def situations(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Mask, npt.NDArr
 
 
 def test_worked_example_1_step_by_step(small_recipe: SmallRecipe) -> None:
-    recipe = small_recipe(model={"width": 4, "heads": 1, "key_width": 2, "value_width": 4})
+    recipe = small_recipe(model={"d_model": 4, "heads": 1, "d_k": 2, "d_v": 4})
     one_head = attention(recipe)
     with torch.no_grad():
         one_head.query.weight.copy_(torch.tensor(W_Q, dtype=torch.float64).T)
         one_head.key.weight.copy_(torch.tensor(W_K, dtype=torch.float64).T)
         one_head.value.weight.copy_(torch.eye(4))
         one_head.output.weight.copy_(torch.eye(4))
-    seen: list[Shown] = []
+    seen: list[AttentionIntermediates] = []
     one_head.watch = seen.append
     tokens = torch.tensor([E], dtype=torch.float64)
     output = one_head(tokens, one_head.keys_values(tokens), Mask())
@@ -149,9 +147,7 @@ def test_worked_example_1_by_the_fast_way(small_recipe: SmallRecipe) -> None:
 
 
 def test_worked_example_2_shapes(small_recipe: SmallRecipe) -> None:
-    two_heads = attention(
-        small_recipe(model={"width": 4, "heads": 2, "key_width": 4, "value_width": 8})
-    )
+    two_heads = attention(small_recipe(model={"d_model": 4, "heads": 2, "d_k": 4, "d_v": 8}))
     # torch keeps W transposed.
     assert two_heads.query.weight.T.shape == two_heads.key.weight.T.shape == (4, 8)
     assert two_heads.value.weight.T.shape == (4, 16)
@@ -159,7 +155,7 @@ def test_worked_example_2_shapes(small_recipe: SmallRecipe) -> None:
     tokens = torch.randn(1, 3, 4, dtype=torch.float64)
     assert two_heads.query(tokens).shape == two_heads.key(tokens).shape == (1, 3, 8)
     assert two_heads.value(tokens).shape == (1, 3, 16)
-    seen: list[Shown] = []
+    seen: list[AttentionIntermediates] = []
     two_heads.watch = seen.append
     joined: list[tuple[int, ...]] = []
     two_heads.output.register_forward_pre_hook(lambda _, inputs: joined.append(inputs[0].shape))
@@ -222,13 +218,13 @@ def test_weights_sum_to_one_and_are_zero_where_masked(
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_multi_head_is_the_formula(small_recipe: SmallRecipe, bias: bool, causal: bool) -> None:
-    heads, key_width, value_width = 3, 4, 5
+    heads, d_k, d_v = 3, 4, 5
     recipe = small_recipe(
         model={
-            "width": 6,
+            "d_model": 6,
             "heads": heads,
-            "key_width": key_width,
-            "value_width": value_width,
+            "d_k": d_k,
+            "d_v": d_v,
             "attention": {"bias": bias},
         }
     )
@@ -249,9 +245,9 @@ def test_multi_head_is_the_formula(small_recipe: SmallRecipe, bias: bool, causal
         )
         found = [
             numpy_attention(
-                query[:, h * key_width : (h + 1) * key_width],
-                key[:, h * key_width : (h + 1) * key_width],
-                value[:, h * value_width : (h + 1) * value_width],
+                query[:, h * d_k : (h + 1) * d_k],
+                key[:, h * d_k : (h + 1) * d_k],
+                value[:, h * d_v : (h + 1) * d_v],
                 allowed,
             )
             for h in range(heads)
@@ -261,7 +257,7 @@ def test_multi_head_is_the_formula(small_recipe: SmallRecipe, bias: bool, causal
 
 
 def test_another_number_of_keys_than_queries_of_another_text(small_recipe: SmallRecipe) -> None:
-    layer = attention(small_recipe(model={"width": 4, "heads": 1}))
+    layer = attention(small_recipe(model={"d_model": 4, "heads": 1}))
     queries, others = (torch.randn(1, n, 4, dtype=torch.float64) for n in (2, 5))
     output = layer(queries, layer.keys_values(others), Mask()).detach().numpy()[0]
     query, key, value, out = (
@@ -326,11 +322,11 @@ def test_watching_receives_every_step_and_changes_nothing(small_recipe: SmallRec
     x = torch.randn(2, 5, 16)
     mask = Mask(torch.tensor([[True] * 5, [True] * 3 + [False] * 2]))
     unwatched = layer(x, layer.keys_values(x), mask)
-    seen: list[Shown] = []
+    seen: list[AttentionIntermediates] = []
     layer.watch = seen.append
     watched = layer(x, layer.keys_values(x), mask)
     assert len(seen) == 1
-    assert isinstance(seen[0], Shown)
+    assert isinstance(seen[0], AttentionIntermediates)
     assert seen[0].weights.shape == (2, 2, 5, 5)
     torch.testing.assert_close(watched, unwatched, rtol=0, atol=1e-6)
 
@@ -339,7 +335,7 @@ def test_watching_receives_every_step_and_changes_nothing(small_recipe: SmallRec
 
 
 def test_keys_and_values_are_selected_and_joined_by_row_and_position() -> None:
-    first, then = (KeysValues(torch.rand(3, 2, n, 4), torch.rand(3, 2, n, 5)) for n in (2, 1))
+    first, then = (KeyValue(torch.rand(3, 2, n, 4), torch.rand(3, 2, n, 5)) for n in (2, 1))
     joined = first.followed_by(then)
     assert joined.key.shape == (3, 2, 3, 4)
     assert torch.equal(joined.value[:, :, :2], first.value)
@@ -352,21 +348,21 @@ def test_keys_and_values_are_selected_and_joined_by_row_and_position() -> None:
 # Why the scale (A2)
 
 
-@pytest.mark.parametrize("key_width", [4, 64, 1024])
+@pytest.mark.parametrize("d_k", [4, 64, 1024])
 def test_variance_of_products_grows_with_the_width_and_the_scale_mends_it(
-    small_recipe: SmallRecipe, key_width: int
+    small_recipe: SmallRecipe, d_k: int
 ) -> None:
-    torch.manual_seed(key_width)
+    torch.manual_seed(d_k)
     arguments: Any = (
-        torch.randn(64, 1, 32, key_width),
-        torch.randn(64, 1, 32, key_width),
+        torch.randn(64, 1, 32, d_k),
+        torch.randn(64, 1, 32, d_k),
         torch.randn(64, 1, 32, 1),
         Mask(),
     )
-    unscaled = Both(small_recipe, key_width, "unscaled").show(*arguments)
-    scaled = Both(small_recipe, key_width, "scaled").show(*arguments)
+    unscaled = Both(small_recipe, d_k, "unscaled").show(*arguments)
+    scaled = Both(small_recipe, d_k, "scaled").show(*arguments)
     assert torch.equal(unscaled.products, unscaled.scores)
-    assert float(unscaled.scores.var()) == pytest.approx(key_width, rel=0.1)
+    assert float(unscaled.scores.var()) == pytest.approx(d_k, rel=0.1)
     assert float(scaled.scores.var()) == pytest.approx(1, rel=0.1)
 
 
@@ -389,6 +385,6 @@ def test_without_the_scale_softmax_saturates_and_its_gradient_shrinks(
 @settings(max_examples=20)
 @given(width=st.integers(1, 4096))
 def test_the_scale_is_the_root_of_the_key_width(small_recipe: SmallRecipe, width: int) -> None:
-    section = small_recipe(model={"key_width": width}).model
+    section = small_recipe(model={"d_k": width}).model
     assert SCORES["scaled"](section).scale == pytest.approx(width**-0.5, rel=1e-15)
     assert SCORES["unscaled"](section).scale == 1

@@ -19,7 +19,7 @@ def test_the_rest_is_translated_back_by_a_model_that_knows_only_the_half(
         (folder / f"train.{language}.gz").write_bytes(gzip.compress(lines.encode()))
         (folder / f"valid.{language}").write_text(lines)
 
-    small = {"data.root": tmp_path, "tokenizer.size": 290, "model.width": 16, "training.steps": 2}
+    small = {"data.root": tmp_path, "tokenizer.vocab_size": 290, "model.d_model": 16, "training.steps": 2}
     small |= {"training.validate_sentences": 2, "search.beam": 1, "search.extra_length": 2}
     sets = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     back.main(["--run", str(tmp_path / "run"), *sets])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from regard.background import ahead, portions
+from regard.storage.prefetch import ahead, portions
 
 Way = Callable[[Iterable[Any], int], Iterator[Any]]
 BOTH = pytest.mark.parametrize("way", [ahead, portions])

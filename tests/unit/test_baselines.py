@@ -14,22 +14,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard import recipe
+from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.marks import PAD
-from regard.model import weights_of
-from regard.nn.attention import Shown
+from regard.nn.architectures import ARCHITECTURES
+from regard.nn.attention import AttentionIntermediates
 from regard.nn.network import Network
-from regard.nn.networks import NETWORKS
 from regard.recipe import Recipe, load_recipe
-from regard.run import write_tensors
+from regard.storage.run_dir import write_tensors
+from regard.tasks import named_weights
 
 Array = npt.NDArray[np.float64]
 SmallRecipe = Callable[..., Recipe]
 
 V = 30
 ARCHITECTURES = ["recurrent", "convolution"]
-USUAL: dict[str, dict[str, Any]] = {"recurrent": {}, "convolution": {"kernel": 4}}
-SIZES = {"encoder_layers": 2, "decoder_layers": 3, "width": 12, "heads": 2}
+USUAL: dict[str, dict[str, Any]] = {"recurrent": {}, "convolution": {"kernel_size": 4}}
+SIZES = {"encoder_layers": 2, "decoder_layers": 3, "d_model": 12, "heads": 2}
 
 
 @pytest.fixture(scope="session")
@@ -38,13 +38,13 @@ def small(small_recipe: SmallRecipe) -> Callable[..., Network]:
 
     def make(architecture: str, **model: Any) -> Network:
         torch.manual_seed(1)
-        feedforward = {"preset": "tiny", "feedforward": 256}  # the preset's: there is none here
+        feedforward = {"preset": "tiny", "d_ff": 256}  # the preset's: there is none here
         section = small_recipe(
             model={**SIZES, **feedforward, "architecture": architecture}
             | USUAL[architecture]
-            | {"norm_place": "before", **model}
+            | {"norm_order": "pre", **model}
         ).model
-        return NETWORKS[section.architecture](section, V, V).eval()
+        return ARCHITECTURES[section.architecture](section, V, V).eval()
 
     return make
 
@@ -62,7 +62,7 @@ def padded() -> tuple[Tensor, Tensor]:
 
 
 def test_every_architecture_has_its_network() -> None:
-    assert set(get_args(recipe.Architecture)) == NETWORKS.keys()
+    assert set(get_args(recipe.Architecture)) == ARCHITECTURES.keys()
 
 
 # Against NumPy
@@ -150,7 +150,7 @@ def logits(network: Any, source: Array, target: Array, waves: Array) -> Array:
     memory = norm(x, network.encoder.norm)
     for layer in network.decoder.layers:
         y = y + read(layer, norm(y, layer.residual.norm), both_ways=False)
-        y = y + attend(norm(y, layer.memory_residual.norm), memory, layer.memory_attention)
+        y = y + attend(norm(y, layer.cross_attention_residual.norm), memory, layer.cross_attention)
     result: Array = norm(y, network.decoder.norm) @ table.T
     return result
 
@@ -183,7 +183,7 @@ def test_equals_loops_in_numpy(architecture: str, small: Callable[..., Network])
 def test_padding_changes_nothing(
     architecture: str, place: str, small: Callable[..., Network]
 ) -> None:
-    network = small(architecture, norm_place=place)
+    network = small(architecture, norm_order=place)
     source, target = padded()
     together = network(source, target)
     for row in range(4):
@@ -229,7 +229,7 @@ def test_every_target_position_sees_every_source_word(
 @given(
     architecture=st.sampled_from(ARCHITECTURES),
     model=st.sampled_from(
-        [{}, {"norm_place": "after", "attention": {"score": "additive"}}, {"norm": "rms"}]
+        [{}, {"norm_order": "post", "attention": {"score": "additive"}}, {"norm": "rms"}]
     ),
     chance=st.randoms(use_true_random=False),
     sentences=st.integers(1, 4),
@@ -300,12 +300,12 @@ def test_the_only_attention_is_that_to_the_memory_and_it_can_be_watched(
     assert {kind: len(some) for kind, some in parts.items()} == {
         "encoder": 0,
         "decoder": 0,
-        "cross": 3,
+        "cross_attention": 3,
     }
     source, target = padded()
     unwatched = network(source, target)
-    shown: list[Shown] = []
-    for part in parts["cross"]:
+    shown: list[AttentionIntermediates] = []
+    for part in parts["cross_attention"]:
         part.watch = shown.append
     torch.testing.assert_close(network(source, target), unwatched, rtol=0, atol=1e-5)
     for one in shown:
@@ -344,7 +344,7 @@ def test_an_lstm_stays_in_float32_under_autocast(small: Callable[..., Network]) 
 def test_weights_in_one_buffer_as_a_gpu_wants_them_are_written(
     small: Callable[..., Network], tmp_path: Path
 ) -> None:
-    weights = weights_of(small("recurrent"))
+    weights = named_weights(small("recurrent"))
     buffer = torch.cat([weight.flatten() for weight in weights.values()])
     parts = torch.split(buffer, [weight.numel() for weight in weights.values()])
     views = {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
@@ -360,7 +360,7 @@ def test_the_baselines_are_as_large_as_the_transformer(name: str) -> None:
     for one in (name, "multi30k"):
         section = load_recipe(one).model
         with torch.device("meta"):
-            network = NETWORKS[section.architecture](section, 8000, 8000)
+            network = ARCHITECTURES[section.architecture](section, 8000, 8000)
         sizes.append(sum(weight.numel() for weight in network.parameters()))
     assert sizes[0] == pytest.approx(sizes[1], rel=0.03)
 
@@ -368,24 +368,24 @@ def test_the_baselines_are_as_large_as_the_transformer(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"architecture": "recurrent", "feedforward": 512}, "model.feedforward: 512 is of no use"),
-        ({"architecture": "recurrent", "activation": "gelu"}, "model.activation: gelu"),
-        ({"architecture": "recurrent", "position": "sinusoidal"}, "reads the words in their order"),
-        ({"architecture": "recurrent", "width": 15, "heads": 3}, "width 15 must be even"),
+        ({"architecture": "lstm", "d_ff": 512}, "model.d_ff: 512 is of no use"),
+        ({"architecture": "lstm", "activation": "gelu"}, "model.activation: gelu"),
+        ({"architecture": "lstm", "position": "sinusoidal"}, "reads the words in their order"),
+        ({"architecture": "lstm", "d_model": 15, "heads": 3}, "width 15 must be even"),
         (
             {"architecture": "convolution", "attention": {"encoder": "window"}},
             "model.attention.encoder: window is of no use to architecture: convolution",
         ),
         ({"architecture": "convolution", "position": "rotary"}, "allowed: none, index, sinusoidal"),
-        ({"architecture": "convolution", "kernel": 0}, "model.kernel: 0 must be greater than"),
-        ({"kernel": 5}, "model.kernel: 5 is of no use to architecture: transformer"),
+        ({"architecture": "convolution", "kernel_size": 0}, "model.kernel_size: 0 must be greater than"),
+        ({"kernel_size": 5}, "model.kernel_size: 5 is of no use to architecture: transformer"),
     ],
     ids=str,
 )
 def test_what_would_be_ignored_is_refused(
     model: dict[str, Any], words: str, small_recipe: SmallRecipe
 ) -> None:
-    usual = {"preset": "tiny", "feedforward": 256}
+    usual = {"preset": "tiny", "d_ff": 256}
     with pytest.raises(RegardError, match=words):
         small_recipe(model={**usual, **model})
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from regard.marks import END, PAD, START
+from regard.data.batching import Batch, collate, plan_batches, plan_sorted
+from regard.data.corpus import Pair
+from regard.data.dataset import Ints, Places, TokenDataset, encode_pairs, write_dataset
+from regard.data.special_tokens import BOS, EOS, PAD
+from regard.data.tokenizer import Tokenizer
 from regard.recipe import Tokenizer as Section
-from regard.text.batches import Batch, collate, plan_batches, plan_in_order
-from regard.text.corpus import Pair
-from regard.text.store import Ints, Places, Store, encode_pairs, write_store
-from regard.text.tokenizer import Tokenizer
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=120).map(
     lambda twos: tuple(np.array(twos, dtype=np.int32).reshape(-1, 2).T)
@@ -43,7 +43,7 @@ def test_every_row_once_and_within_the_budget(
     plan = (
         plan_batches(source, target, budget, seed, 0)
         if chance
-        else plan_in_order(source, target, budget, workers)
+        else plan_sorted(source, target, budget, workers)
     )
     assert sorted(row for rows in plan for row in rows) == list(range(len(source)))
     for rows in plan:
@@ -57,7 +57,7 @@ def test_the_plan_follows_from_seed_and_epoch(
 ) -> None:
     first, second = (plan_batches(*lengths, budget, seed, epoch) for _ in range(2))
     assert same(first, second)
-    assert same(plan_in_order(*lengths, budget), plan_in_order(*lengths, budget))
+    assert same(plan_sorted(*lengths, budget), plan_sorted(*lengths, budget))
 
 
 def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
@@ -92,7 +92,7 @@ def test_a_million_rows_are_planned_quickly() -> None:
 
 def test_validation_goes_from_short_to_long() -> None:
     source, target = realistic_lengths(1000)
-    longest = [int(target[rows].max()) for rows in plan_in_order(source, target, 500)]
+    longest = [int(target[rows].max()) for rows in plan_sorted(source, target, 500)]
     assert longest[0] < longest[len(longest) // 2] < longest[-1]
 
 
@@ -100,8 +100,8 @@ def test_validation_goes_from_short_to_long() -> None:
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_get_as_many_batches_each_and_like_ones(rows: int, workers: int) -> None:
     lengths, _ = realistic_lengths(rows)
-    alone = plan_in_order(lengths, lengths, 800)
-    plan = plan_in_order(lengths, lengths, 800, workers)
+    alone = plan_sorted(lengths, lengths, 800)
+    plan = plan_sorted(lengths, lengths, 800, workers)
     rounds = -(-len(alone) // workers)
     assert len(plan) <= workers * rounds
     tokens = [len(some) * (int(lengths[some].max()) + 1) for some in plan]
@@ -120,41 +120,41 @@ PAIRS = [Pair("ab", "abc"), Pair("", "x"), Pair("abcd", ""), Pair("b", "ba"), Pa
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(Section(kind="characters", size=300), lambda: PAIRS)
+    return Tokenizer.train(Section(kind="char", size=300), lambda: PAIRS)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Store:
+def store(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> TokenDataset:
     path = tmp_path_factory.mktemp("batches") / "store.arrow"
-    write_store(path, PAIRS, tokenizer, None)
-    return Store(path)
+    write_dataset(path, PAIRS, tokenizer, None)
+    return TokenDataset(path)
 
 
 def expected(tokenizer: Tokenizer, rows: list[int]) -> list[tuple[list[int], ...]]:
     """Row by row and without padding what a batch must hold."""
     ids = encode_pairs([PAIRS[row] for row in rows], tokenizer)
-    return [([*one.source, END], [START, *one.target], [*one.target, END]) for one in ids]
+    return [([*one.source, EOS], [BOS, *one.target], [*one.target, EOS]) for one in ids]
 
 
 def unpadded(batch: Batch) -> list[tuple[list[int], ...]]:
     return [
         tuple([i for i in side if i != PAD] for side in row)
         for row in zip(
-            *(part.tolist() for part in (batch.source, batch.target, batch.wanted)), strict=True
+            *(part.tolist() for part in (batch.source, batch.target, batch.labels)), strict=True
         )
     ]
 
 
 @given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8))
 def test_a_batch_holds_the_rows_with_their_marks(
-    store: Store, tokenizer: Tokenizer, rows: list[int]
+    store: TokenDataset, tokenizer: Tokenizer, rows: list[int]
 ) -> None:
     batch = collate(store, np.array(rows))
     assert unpadded(batch) == expected(tokenizer, rows)
-    assert batch.target.shape == batch.wanted.shape
-    assert batch.source.dtype == batch.target.dtype == batch.wanted.dtype == torch.int64
+    assert batch.target.shape == batch.labels.shape
+    assert batch.source.dtype == batch.target.dtype == batch.labels.dtype == torch.int64
     assert batch.tokens == sum(int(store.target_lengths[row]) + 1 for row in rows)
-    for part in (batch.source, batch.target, batch.wanted):
+    for part in (batch.source, batch.target, batch.labels):
         full = part != PAD
         assert (full[:, :-1] >= full[:, 1:]).all()  # padding stands at the right
         assert full[:, -1].any()  # and no column is padding only
@@ -162,7 +162,7 @@ def test_a_batch_holds_the_rows_with_their_marks(
 
 @given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8), parts=st.integers(1, 10))
 def test_the_parts_make_up_the_batch(
-    store: Store, tokenizer: Tokenizer, rows: list[int], parts: int
+    store: TokenDataset, tokenizer: Tokenizer, rows: list[int], parts: int
 ) -> None:
     whole = collate(store, np.array(rows))
     shared = [collate(store, np.array(rows), part, parts) for part in range(parts)]
@@ -175,6 +175,6 @@ def test_the_parts_make_up_the_batch(
             assert unpadded(part)[0][:2] == expected(tokenizer, rows[:1])[0][:2]
 
 
-def test_to_a_device(store: Store) -> None:
+def test_to_a_device(store: TokenDataset) -> None:
     batch = collate(store, np.array([0, 1])).to("meta")
-    assert {part.device.type for part in (batch.source, batch.target, batch.wanted)} == {"meta"}
+    assert {part.device.type for part in (batch.source, batch.target, batch.labels)} == {"meta"}

@@ -11,7 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.learn.checkpoint import (
+from regard.nn.transformer import Transformer
+from regard.recipe import Optimizer, Recipe
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator, copy_weights, named_weights
+from regard.training.checkpoint import (
     Progress,
     average,
     average_run,
@@ -24,11 +28,7 @@ from regard.learn.checkpoint import (
     save_checkpoint,
     step_of,
 )
-from regard.learn.optimizers import OPTIMIZERS
-from regard.model import Translator, put_weights, weights_of
-from regard.nn.transformer import Transformer
-from regard.recipe import Optimizer, Recipe
-from regard.run import Run
+from regard.training.optimizers import OPTIMIZERS
 
 SmallRecipe = Callable[..., Recipe]
 PROGRESS = Progress(7, 2, 31, 123_456, 9.75, [(3, -12.5, 2.0), (6, 0.1 + 0.2, 1.5)])
@@ -80,7 +80,7 @@ def test_without_a_moving_average_there_is_none(tmp_path: Path) -> None:
 def test_an_optimizer_goes_on_as_if_never_stopped(
     small_recipe: SmallRecipe, tmp_path: Path, name: Optimizer
 ) -> None:
-    training = small_recipe(training={"optimizer": name, "rate": 0.1}).training
+    training = small_recipe(training={"optimizer": name, "learning_rate": 0.1}).training
     x = torch.randn(8, 4)
 
     def make() -> tuple[nn.Linear, Any, dict[Tensor, str]]:
@@ -97,13 +97,13 @@ def test_an_optimizer_goes_on_as_if_never_stopped(
     for _ in range(3):
         learn(model, optimizer)
     save_checkpoint(
-        tmp_path / "x", Progress(3), weights_of(model), None, moments_of(optimizer, named)
+        tmp_path / "x", Progress(3), named_weights(model), None, moments_of(optimizer, named)
     )
     learn(model, optimizer)
 
     again, other, its_names = make()
     _, groups = load_checkpoint(tmp_path / "x")
-    put_weights(again, groups["model"], "x")
+    copy_weights(again, groups["model"], "x")
     put_moments(other, its_names, groups["optimizer"])
     learn(again, other)
     assert_same(dict(again.state_dict()), dict(model.state_dict()))
@@ -227,7 +227,7 @@ def test_checkpoints_of_two_models_have_no_average(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run_with_checkpoints(run_folder: Path) -> Path:
-    run = Run(run_folder)
+    run = RunDir(run_folder)
     whole = run.weights()
     for step in (10, 20, 30):
         save(run.checkpoints, step, {name: step * tensor for name, tensor in whole.items()})
@@ -240,7 +240,7 @@ def test_average_of_a_run_is_a_bundle_to_use(
 ) -> None:
     out = tmp_path / "deep" / "averaged"
     assert average_run(run_with_checkpoints, out, last) == steps
-    old, new = Run(run_with_checkpoints), Run(out)
+    old, new = RunDir(run_with_checkpoints), RunDir(out)
     assert new.recipe() == old.recipe()
     assert new.card()["averaged_steps"] == steps
     factor = sum(steps) / len(steps)
@@ -266,7 +266,7 @@ def test_more_checkpoints_than_there_are_cannot_be_averaged(
 ) -> None:
     with pytest.raises(RegardError, match="3 checkpoints are kept there, 4 asked for"):
         average_run(run_with_checkpoints, tmp_path / "out", 4)
-    discard(checkpoint_files(Run(run_folder).checkpoints), [])
+    discard(checkpoint_files(RunDir(run_folder).checkpoints), [])
     with pytest.raises(RegardError, match="0 checkpoints are kept there, 1 asked for"):
         average_run(run_folder, tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
@@ -279,11 +279,11 @@ def test_more_checkpoints_than_there_are_cannot_be_averaged(
 def test_weights_of_a_network_go_into_another(small_recipe: SmallRecipe, tied: bool) -> None:
     section = small_recipe(model={"tie_embeddings": tied, "tie_output": tied}).model
     one, two = (Transformer(section, 20, 20) for _ in range(2))
-    named = weights_of(one)
+    named = named_weights(one)
     assert sum(tensor.numel() for tensor in named.values()) == sum(
         weight.numel() for weight in one.parameters()
     )
-    put_weights(two, named, "x")
+    copy_weights(two, named, "x")
     source, target = torch.randint(1, 20, (2, 5)), torch.randint(1, 20, (2, 4))
     assert torch.equal(one.eval()(source, target), two.eval()(source, target))
 
@@ -294,10 +294,10 @@ def test_weights_that_do_not_fit_are_refused_and_named(small_recipe: SmallRecipe
     with pytest.raises(
         RegardError, match=r"m\.x: .*encoder\.embedding\.weight is \[30, 16\], not \[20, 16\]"
     ):
-        put_weights(network, weights_of(others), "m.x")
-    fewer = weights_of(network)
+        copy_weights(network, named_weights(others), "m.x")
+    fewer = named_weights(network)
     fewer["surplus"] = fewer.pop("encoder.layers.0.attention.key.weight")
     with pytest.raises(
         RegardError, match=r"no encoder\.layers\.0\.attention\.key\.weight; unknown surplus"
     ):
-        put_weights(network, fewer, "m.x")
+        copy_weights(network, fewer, "m.x")

@@ -11,18 +11,18 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
-from regard.marks import PAD
-from regard.nn.attention import Mask, Shown
-from regard.nn.heads import MultiHeadAttention
+from regard.data.special_tokens import PAD
+from regard.nn.attention import AttentionIntermediates, Mask
 from regard.nn.layers import RESIDUALS
+from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, BatchNorm, RMSNorm
 from regard.nn.positions import Index, Relative, Rotary
 from regard.nn.transformer import Transformer
-from regard.recipe import NormPlace, Recipe, Weighting
+from regard.recipe import NormOrder, Recipe, Weighting
 
 Array = npt.NDArray[np.float64]
 SmallRecipe = Callable[..., Recipe]
-SIZES = {"width": 6, "heads": 2, "key_width": 4, "value_width": 3}
+SIZES = {"d_model": 6, "heads": 2, "d_k": 4, "d_v": 3}
 LENGTHS = [7, 4]
 
 
@@ -93,7 +93,7 @@ def assert_is(layer: MultiHeadAttention, formula: Callable[[Array, bool], Array]
     real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     for mask in (Mask(real), Mask(real, causal=True)):
         fast = numpy_of(layer(x, layer.keys_values(x, real), mask))
-        seen: list[Shown] = []
+        seen: list[AttentionIntermediates] = []
         layer.watch = seen.append
         shown = numpy_of(layer(x, layer.keys_values(x, real), mask))
         layer.watch = None
@@ -126,7 +126,7 @@ def test_relu_weighting_is_the_positive_part_over_the_number_of_keys(
 
 
 def test_unscaled_is_the_product_alone(small_recipe: SmallRecipe) -> None:
-    layer = random_heads(small_recipe(model={**SIZES, "attention": {"score": "unscaled"}}))
+    layer = random_heads(small_recipe(model={**SIZES, "attention": {"score": "dot_product"}}))
     assert_is(
         layer,
         lambda x, causal: written_out(
@@ -138,7 +138,7 @@ def test_unscaled_is_the_product_alone(small_recipe: SmallRecipe) -> None:
 # Grouped keys and values
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("beam_groups", [1, 2, 4])
 def test_neighbouring_heads_share_keys_and_values(small_recipe: SmallRecipe, groups: int) -> None:
     sizes = {**SIZES, "heads": 4, "attention": {"key_value_heads": groups}}
     layer = random_heads(small_recipe(model=sizes))
@@ -187,7 +187,7 @@ def test_rotary_is_multiplication_by_complex_numbers(small_recipe: SmallRecipe) 
 def test_a_rotary_product_depends_on_the_distance_alone(
     small_recipe: SmallRecipe, query: int, key: int, shift: int, half: int
 ) -> None:
-    rotary = Rotary(small_recipe(model={"position": "rotary", "key_width": 2 * half}).model)
+    rotary = Rotary(small_recipe(model={"position": "rotary", "d_k": 2 * half}).model)
     q, k = (torch.randn(1, 1, 1, 2 * half, dtype=torch.float64) for _ in range(2))
 
     def product(i: int, j: int) -> float:
@@ -199,7 +199,7 @@ def test_a_rotary_product_depends_on_the_distance_alone(
 
 
 def test_a_rotary_product_knows_the_direction(small_recipe: SmallRecipe) -> None:
-    rotary = Rotary(small_recipe(model={"position": "rotary", "key_width": 2}).model)
+    rotary = Rotary(small_recipe(model={"position": "rotary", "d_k": 2}).model)
     q, k = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[0.0, 1.0]]]])
     ahead = (rotary.turn(q, 0) * rotary.turn(k, 1)).sum()
     behind = (rotary.turn(q, 1) * rotary.turn(k, 0)).sum()
@@ -262,7 +262,7 @@ def test_with_positions_it_does_not(small_recipe: SmallRecipe, name: str) -> Non
 
 
 def test_index_adds_the_number_and_swamps_the_word(small_recipe: SmallRecipe) -> None:
-    section = small_recipe(model={"position": "index", "width": 64}).model
+    section = small_recipe(model={"position": "index", "d_model": 64}).model
     x = torch.randn(2, 1001, 64, dtype=torch.float64)
     found = Index(section)(x, start=3)
     wanted = x.numpy() + np.arange(3, 1004)[None, :, None]
@@ -345,7 +345,7 @@ def test_batch_norm_of_one_word_stays_a_number() -> None:
 def test_no_norm_changes_nothing_and_has_no_weights(small_recipe: SmallRecipe) -> None:
     x = torch.randn(1, 2, 16)
     assert NORMS["none"](16)(x) is x
-    for place in get_args(NormPlace):
+    for place in get_args(NormOrder):
         residual = RESIDUALS[place](small_recipe(model={"norm": "none"}).model)
         assert not list(residual.parameters())
         assert torch.equal(residual(x, lambda y: 2 * y, None), 3 * x)
@@ -360,7 +360,7 @@ def test_weights_are_zero_where_masked_and_softmax_alone_sums_to_one(
 ) -> None:
     layer = random_heads(small_recipe(model={**SIZES, "attention": {"weighting": weighting}}))
     x = torch.randn(1, 6, 6, dtype=torch.float64)
-    seen: list[Shown] = []
+    seen: list[AttentionIntermediates] = []
     layer.watch = seen.append
     layer(x, layer.keys_values(x), Mask(causal=True))
     weights = numpy_of(seen[0].weights)

@@ -7,14 +7,14 @@ from unicodedata import normalize
 
 import pytest
 
+from regard.data.corpus import Pair
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.learn import choose as module
-from regard.learn.choose import FEWEST_PAIRS, choose
-from regard.recipe import Recipe, Texts, make_recipe
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
+from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.training import autoconfig as module
+from regard.training.autoconfig import FEWEST_PAIRS, choose
 
-TEXTS = Texts(pairs=("pairs.tsv",))
+TEXTS = DataFiles(pairs=("pairs.tsv",))
 
 
 def write(folder: Path, lines: Sequence[str]) -> str:
@@ -67,14 +67,14 @@ def test_sizes_rise_with_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         )
         recipe, _ = choose(TEXTS, root)
         found.append(recipe)
-    assert [recipe.tokenizer.size for recipe in found[::2]] == [1000, 4000, 8000, 16000, 32000]
-    assert [recipe.tokenizer.size for recipe in found[1::2]] == [1000, 4000, 8000, 16000, 32000]
+    assert [recipe.tokenizer.vocab_size for recipe in found[::2]] == [1000, 4000, 8000, 16000, 32000]
+    assert [recipe.tokenizer.vocab_size for recipe in found[1::2]] == [1000, 4000, 8000, 16000, 32000]
     for less, more in pairwise(found):
-        assert less.model.width <= more.model.width
+        assert less.model.d_model <= more.model.d_model
         assert less.model.dropout >= more.model.dropout
         assert less.training.tokens_per_batch <= more.training.tokens_per_batch
         assert less.data.hold_out >= more.data.hold_out
-    widths = [recipe.model.width for recipe in found]
+    widths = [recipe.model.d_model for recipe in found]
     assert (widths[0], widths[4], widths[-1]) == (128, 256, 512)
     for recipe in found:
         assert recipe.training.steps >= 200
@@ -97,7 +97,7 @@ def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
     lines = [f"word {n}\t{chr(0x4E00 + n)}{chr(0x5000 + n)}" for n in range(900)]
     recipe, reasons = choose(TEXTS, write(tmp_path, lines))
     alphabet = 900 * 2 + len("word 0123456789") - (0x4E00 + 900 - 0x5000)
-    assert recipe.tokenizer.size == 3_000
+    assert recipe.tokenizer.vocab_size == 3_000
     assert any(f"{alphabet:,} different letters" in reason for reason in reasons)
 
 
@@ -105,7 +105,7 @@ def test_decomposed_hangul_counts_as_the_signs_it_becomes(tmp_path: Path) -> Non
     signs = [chr(0xAC00 + 5 * n) for n in range(1500)]
     lines = [normalize("NFD", f"word{n}\t{sign * 3} {sign}") for n, sign in enumerate(signs)]
     recipe, _ = choose(TEXTS, write(tmp_path, lines))
-    assert recipe.tokenizer.size == 3_000
+    assert recipe.tokenizer.vocab_size == 3_000
     pairs = [Pair(*line.split("\t")) for line in lines]
     assert Tokenizer.train(recipe.tokenizer, lambda: pairs).source.size <= 3_000
 
@@ -115,7 +115,7 @@ def test_symbols_are_seen_and_kept_whole(tmp_path: Path) -> None:
     assert recipe.tokenizer.kind == "words"
     assert not recipe.tokenizer.shared
     assert not recipe.model.tie_embeddings
-    assert recipe.score.measures == ("wer", "per")
+    assert recipe.evaluation.metrics == ("wer", "per")
     assert any("52 symbols" in reason for reason in reasons)  # 26 letters and S0 to S25
 
 
@@ -131,7 +131,7 @@ def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
     lines = words_and_sounds(2001)
     recipe, reasons = choose(TEXTS, write(tmp_path, lines))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", "words")
-    assert recipe.score.measures == ("wer", "per")
+    assert recipe.evaluation.metrics == ("wer", "per")
     assert any("single words, targets made of 26 symbols" in reason for reason in reasons)
     assert any("dropout 0.1" in reason for reason in reasons)
     pairs = [Pair(*line.split("\t")) for line in lines]
@@ -152,7 +152,7 @@ def test_sounds_to_letters_and_letters_to_letters(tmp_path: Path) -> None:
     turned = ["\t".join(reversed(line.split("\t"))) for line in words_and_sounds(2001)]
     recipe, _ = choose(TEXTS, write(tmp_path, turned))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("words", "characters")
-    assert recipe.score.measures == ("wer", "chrf")
+    assert recipe.evaluation.metrics == ("wer", "chrf")
     letters = [f"{line.split()[-1]}\t{line.split()[-1].upper()}" for line in turned]
     recipe, reasons = choose(TEXTS, write(tmp_path, letters))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("characters", None)
@@ -174,7 +174,7 @@ def test_a_wish_for_one_kind_is_one_for_both_sides(tmp_path: Path) -> None:
 def test_tokens_are_those_of_the_kind_that_is_taken(tmp_path: Path) -> None:
     root = write(tmp_path, words_and_sounds(2001))
     sounds, letters = (
-        choose(TEXTS, root, change) for change in ([], ["tokenizer.kind=characters"])
+        choose(TEXTS, root, change) for change in ([], ["tokenizer.kind=char"])
     )
     assert "about 4 tokens each" in sounds[1][0]
     assert "about 11 tokens each" in letters[1][0]
@@ -211,14 +211,14 @@ def test_sentences_without_blanks_are_no_single_words(tmp_path: Path, text: str)
 def test_prose_is_not_taken_for_symbols(tmp_path: Path) -> None:
     recipe, _ = choose(TEXTS, write(tmp_path, prose(2001)))
     assert recipe.tokenizer.kind == "unigram"
-    assert recipe.score.measures[0] == "bleu"
+    assert recipe.evaluation.metrics[0] == "bleu"
 
 
 def test_changes_come_on_top(tmp_path: Path) -> None:
     root = write(tmp_path, prose(60))
     recipe, _ = choose(TEXTS, root, ["training.steps=7", "model.preset=small"])
     assert recipe.training.steps == 7
-    assert recipe.model.width == 256
+    assert recipe.model.d_model == 256
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

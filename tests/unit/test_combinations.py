@@ -8,9 +8,9 @@ from hypothesis import assume, given, reject, settings, strategies as st
 from torch import Tensor
 
 from regard import recipe
+from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.marks import PAD
-from regard.nn.attention import Shown
+from regard.nn.attention import AttentionIntermediates
 from regard.nn.positions import POSITIONS, Tree
 from regard.nn.transformer import Transformer
 
@@ -19,23 +19,23 @@ V = 23
 SOURCES, TARGETS = [11, 1, 7], [4, 5, 1]
 
 
-def one_of(names: Any) -> st.SearchStrategy[str]:
+def parse_choice(names: Any) -> st.SearchStrategy[str]:
     return st.sampled_from(get_args(names))
 
 
 attentions = st.fixed_dictionaries(
     {
-        "score": one_of(recipe.Score),
-        "weighting": one_of(recipe.Weighting),
-        "encoder": one_of(recipe.EncoderPattern),
-        "decoder": one_of(recipe.DecoderPattern),
-        "memory": one_of(recipe.MemoryPattern),
+        "score": parse_choice(recipe.Score),
+        "weighting": parse_choice(recipe.Weighting),
+        "encoder": parse_choice(recipe.EncoderPattern),
+        "decoder": parse_choice(recipe.DecoderPattern),
+        "memory": parse_choice(recipe.CrossAttentionPattern),
         "key_value_heads": st.sampled_from([None, 1, 2]),
         "bias": st.booleans(),
         # Small, so that short texts are long to them.
-        "reach": st.integers(1, 4),
+        "window_size": st.integers(1, 4),
         "rows": st.integers(2, 4),
-        "block": st.integers(1, 3),
+        "block_size": st.integers(1, 3),
         "global_blocks": st.integers(0, 2),
         "random_blocks": st.integers(0, 2),
     }
@@ -43,10 +43,10 @@ attentions = st.fixed_dictionaries(
 models = st.fixed_dictionaries(
     {
         "attention": attentions,
-        "position": one_of(recipe.Position),
-        "norm": one_of(recipe.Norm),
-        "norm_place": one_of(recipe.NormPlace),
-        "activation": one_of(recipe.Activation),
+        "position": parse_choice(recipe.Position),
+        "norm": parse_choice(recipe.Norm),
+        "norm_order": parse_choice(recipe.NormOrder),
+        "activation": parse_choice(recipe.Activation),
         "max_distance": st.integers(1, 4),
         "tie_output": st.booleans(),
     }
@@ -116,7 +116,7 @@ def test_padding_changes_nothing_and_steps_equal_all_at_once(
 def test_watching_changes_nothing(small_recipe: SmallRecipe, model: dict[str, Any]) -> None:
     example = Example(small_recipe, model)
     network = example.network.eval()
-    seen: list[Shown] = []
+    seen: list[AttentionIntermediates] = []
     with torch.inference_mode():
         unwatched = example()
         parts = [part for kind in network.attentions().values() for part in kind]

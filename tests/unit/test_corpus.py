@@ -9,9 +9,9 @@ import pytest
 import zstandard
 from hypothesis import given, strategies as st
 
+from regard.data.corpus import Pair, fingerprint, held_out, read_lines, read_pairs
 from regard.errors import RegardError
-from regard.recipe import Data, Texts
-from regard.text.corpus import Pair, fingerprint, held_out, read_lines, read_pairs
+from regard.recipe import Data, DataFiles
 
 
 def packed(path: Path, content: bytes) -> Path:
@@ -24,12 +24,12 @@ def packed(path: Path, content: bytes) -> Path:
 def parallel(folder: Path, source: str, target: str) -> Data:
     (folder / "s").write_text(source, encoding="utf-8", newline="")
     (folder / "t").write_text(target, encoding="utf-8", newline="")
-    return Data(root=str(folder), train=Texts(source=("s",), target=("t",)))
+    return Data(root=str(folder), train=DataFiles(source=("s",), target=("t",)))
 
 
 def paired(folder: Path, name: str, content: str) -> Data:
     packed(folder / name, content.encode())
-    return Data(root=str(folder), train=Texts(pairs=(name,)))
+    return Data(root=str(folder), train=DataFiles(pairs=(name,)))
 
 
 def pairs_of(data: Data) -> list[Pair]:
@@ -51,7 +51,7 @@ def test_line_ends_of_windows_and_the_last_line_feed(tmp_path: Path) -> None:
 def test_lines_longer_than_a_chunk_stay_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.text.lines.CHUNK", 3)
+    monkeypatch.setattr("regard.data.text_files.CHUNK", 3)
     for name in ("text", "text.gz", "text.zst"):
         path = packed(tmp_path / name, "äöüß\n\n日本語\n".encode())
         assert list(read_lines(path)) == ["äöüß", "", "日本語"]
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_several_files_one_after_another(tmp_path: Path) -> None:
     for name, text in {"s1": "a\n", "s2.gz": "b\n", "t1.zst": "A", "t2": "B"}.items():
         packed(tmp_path / name, text.encode())
-    texts = Texts(source=("s1", "s2.gz"), target=("t1.zst", "t2"))
+    texts = DataFiles(source=("s1", "s2.gz"), target=("t1.zst", "t2"))
     pairs = read_pairs(texts, Data(root=str(tmp_path), train=texts))
     assert list(pairs) == [Pair("a", "A"), Pair("b", "B")]
 
@@ -147,7 +147,7 @@ def test_bad_jsonl_is_named_by_file_and_line(tmp_path: Path, line: str, complain
 
 
 def test_a_missing_file_is_named_at_once_with_its_key_and_the_remedy(tmp_path: Path) -> None:
-    texts = Texts(source=("s",), target=("gone",))
+    texts = DataFiles(source=("s",), target=("gone",))
     packed(tmp_path / "s", b"a\n")
     with pytest.raises(RegardError) as error:
         read_pairs(texts, Data(root=str(tmp_path), train=texts), "data.valid")
@@ -182,7 +182,7 @@ def test_the_fingerprint_follows_content_and_role_not_names(tmp_path: Path) -> N
         packed(tmp_path / name, text.encode())
 
     def of(source: str, target: str) -> str:
-        texts = Texts(source=(source,), target=(target,))
+        texts = DataFiles(source=(source,), target=(target,))
         return fingerprint(texts, Data(root=str(tmp_path), train=texts))
 
     assert of("a", "b") == of("c", "b")
@@ -197,7 +197,7 @@ def test_the_fingerprint_follows_content_and_role_not_names(tmp_path: Path) -> N
 
 def test_reading_text_needs_none_of_the_heavy_libraries() -> None:
     code = (
-        "import sys, regard.text.corpus; "
+        "import sys, regard.data.corpus; "
         "print([m for m in ('torch', 'sentencepiece', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from regard.course import Checkpoints, course
 from regard.errors import RegardError
-from regard.learn.loss import smoothed_target
-from regard.model import Translator
-from regard.model.writer import Asked
+from regard.inference.engine import Asked
+from regard.inspection.history import Checkpoints, course
+from regard.nn.loss import smoothed_target
 from regard.recipe import Smoothing
+from regard.tasks import Translator
 
 
 def unpack(packed: dict[str, Any]) -> npt.NDArray[np.float64]:
@@ -75,8 +75,8 @@ def test_curves_are_the_log(trained_run: Path) -> None:
         "steps": 4,
         "measure": "bleu",
         "learned": [
-            {"step": 1, "loss": 9.0, "rate": 0.1},
-            {"step": 2, "loss": 2.0, "rate": 0.2},
+            {"step": 1, "loss": 9.0, "learning_rate": 0.1},
+            {"step": 2, "loss": 2.0, "learning_rate": 0.2},
         ],
         "valid": [
             {"step": 2, "loss": 2.5, "score": 50.0, "best": True},
@@ -92,11 +92,11 @@ def test_alignment_at_the_last_checkpoint_is_that_of_the_model(trained_run: Path
     first, last = shown.course["alignments"]
     assert (first["step"], last["step"]) == (2, 4)
     np.testing.assert_allclose(
-        unpack(last["cross"]), shown.cross.mean(1, keepdims=True), atol=0.004
+        unpack(last["cross_attention"]), shown.cross_attention.mean(1, keepdims=True), atol=0.004
     )
     np.testing.assert_allclose(last["probabilities"], shown.probabilities, rtol=1e-5)
     evenly = 1 / len(shown.source)  # a network of zeros looks at all alike
-    np.testing.assert_allclose(unpack(first["cross"]), evenly, atol=0.004)
+    np.testing.assert_allclose(unpack(first["cross_attention"]), evenly, atol=0.004)
 
 
 def test_a_bundle_has_no_past(finished_run: Path) -> None:

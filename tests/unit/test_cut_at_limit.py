@@ -1,4 +1,4 @@
-"""A manner that cuts at the limit takes no step to ask for END there; else it is the search it was."""
+"""A length_normalization that cuts at the limit takes no step to ask for EOS there; else it is the search it was."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.search import MANNERS, beam_search, greedy
+from regard.decoding import LENGTH_NORMALIZATIONS, beam_search, greedy
 
-START, END, V = 0, 1, 9
+BOS, EOS, V = 0, 1, 9
 
 
 class Past:
@@ -23,13 +23,13 @@ class Past:
         return Past(self.rows[rows.flatten()])
 
 
-class Counted:
+class CountMetric:
     """Logits by the last two tokens; says how often it was asked."""
 
     def __init__(self, end: float) -> None:
         draw = torch.Generator().manual_seed(3)
         self.table = torch.randn(V, V, V, generator=draw)
-        self.table[..., START], self.table[..., END] = -torch.inf, end
+        self.table[..., BOS], self.table[..., EOS] = -torch.inf, end
         self.steps = 0
 
     def __call__(self, tokens: Tensor, state: Past) -> tuple[Tensor, Past]:
@@ -39,20 +39,23 @@ class Counted:
         )
 
 
-def best(model: Counted, beam: int, limits: list[int], manner: Any) -> list[Any]:
-    asked: dict[str, Any] = {"limits": limits, "start": START, "end": END, "alpha": 0.0}
+def best(model: CountMetric, beam: int, limits: list[int], length_normalization: Any) -> list[Any]:
+    asked: dict[str, Any] = {"limits": limits, "start": BOS, "end": EOS, "length_penalty": 0.0}
     state = Past(torch.zeros(len(limits), 1, dtype=torch.long))
     if beam == 1:
-        return greedy(model, state, manner=MANNERS[manner], **asked)
+        return greedy(model, state, length_normalization=LENGTH_NORMALIZATIONS[length_normalization], **asked)
     return [
-        one for one, *_ in beam_search(model, state, beam=beam, manner=MANNERS[manner], **asked)
+        one
+        for one, *_ in beam_search(
+            model, state, beam=beam, length_normalization=LENGTH_NORMALIZATIONS[length_normalization], **asked
+        )
     ]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_no_step_asks_for_an_end_that_has_no_room(beam: int) -> None:
     limits = [6, 1, 3]
-    cutting, asking = Counted(-50.0), Counted(-50.0)
+    cutting, asking = CountMetric(-50.0), CountMetric(-50.0)
     cut, asked = (
         best(cutting, beam, limits, "ctranslate2"),
         best(asking, beam, limits, "transformers"),
@@ -68,13 +71,13 @@ def test_no_step_asks_for_an_end_that_has_no_room(beam: int) -> None:
 def exhaustive(table: Tensor, limit: int) -> tuple[float, list[int]]:
     """The most probable sequence: ended before the limit, or as long as it."""
     log = table.log_softmax(-1)
-    ways = [(0.0, [START, START])]
+    ways = [(0.0, [BOS, BOS])]
     ended: list[tuple[float, list[int]]] = []
     for _ in range(limit):
         grown = []
         for total, said in ways:
             each = log[said[-2], said[-1]].double()
-            ended.append((total + float(each[END]), said[2:]))
+            ended.append((total + float(each[EOS]), said[2:]))
             grown += [(total + float(each[token]), [*said, token]) for token in range(2, V)]
         ways = grown
     return max([*ended, *((total, said[2:]) for total, said in ways)])
@@ -82,7 +85,7 @@ def exhaustive(table: Tensor, limit: int) -> tuple[float, list[int]]:
 
 @pytest.mark.parametrize("end", [-3.0, -0.5, 1.0])
 def test_a_wide_beam_finds_the_best_of_all_that_end_or_are_cut(end: float) -> None:
-    model = Counted(end)
+    model = CountMetric(end)
     for limit in (1, 2, 3):
         (one,) = best(model, 7**3, [limit], "ctranslate2")
         total, tokens = exhaustive(model.table, limit)
@@ -92,5 +95,5 @@ def test_a_wide_beam_finds_the_best_of_all_that_end_or_are_cut(end: float) -> No
 
 def test_nothing_at_all_is_said_where_there_is_no_room() -> None:
     for beam in (1, 3):
-        (one,) = best(Counted(-50.0), beam, [0], "ctranslate2")
+        (one,) = best(CountMetric(-50.0), beam, [0], "ctranslate2")
         assert one.tokens == []

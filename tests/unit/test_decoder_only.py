@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.marks import END, PAD, START
-from regard.nn.decoder_only import DecoderOnly
+from regard.data.special_tokens import BOS, EOS, PAD
+from regard.nn.language_model import DecoderOnlyTransformer
 from regard.recipe import Recipe
 
 SmallRecipe = Callable[..., Recipe]
@@ -20,24 +20,24 @@ KINDS: dict[str, dict[str, Any]] = {
     "learned": {"position": "learned", "max_length": 1024},
     "rotary": {"position": "rotary"},
     "relative": {"position": "relative", "max_distance": 2},
-    "window": {"position": "rotary", "attention": {"decoder": "window", "reach": 2}},
-    "norm before": {"norm_place": "before"},
+    "window": {"position": "rotary", "attention": {"decoder": "window", "window_size": 2}},
+    "norm before": {"norm_order": "pre"},
     "relu weights": {"attention": {"weighting": "relu"}},
 }
 
 
-def decoder(small_recipe: SmallRecipe, section: dict[str, Any]) -> DecoderOnly:
+def decoder(small_recipe: SmallRecipe, section: dict[str, Any]) -> DecoderOnlyTransformer:
     torch.manual_seed(1)
     sizes = {"encoder_layers": 6}  # the preset's: a decoder alone has no use for another number
-    recipe = small_recipe(model={"architecture": "decoder", **sizes, **section})
-    return DecoderOnly(recipe.model, V, V).double().eval()
+    recipe = small_recipe(model={"architecture": "decoder_only", **sizes, **section})
+    return DecoderOnlyTransformer(recipe.model, V, V).double().eval()
 
 
 def batch() -> tuple[list[list[int]], Tensor, Tensor]:
     """Three sources of different lengths, as a batch has them, and targets."""
-    rows = [[7, 8, 9, 10, 11, END], [5, END], [6, 12, END]]
+    rows = [[7, 8, 9, 10, 11, EOS], [5, EOS], [6, 12, EOS]]
     source = torch.tensor([[*row, *[PAD] * (6 - len(row))] for row in rows])
-    target = torch.tensor([[START, 5, 6, 7], [START, 8, 9, 10], [START, 9, 11, 5]])
+    target = torch.tensor([[BOS, 5, 6, 7], [BOS, 8, 9, 10], [BOS, 9, 11, 5]])
     return rows, source, target
 
 
@@ -104,5 +104,5 @@ def test_it_has_no_encoder_to_look_at(small_recipe: SmallRecipe) -> None:
     assert {place: len(some) for place, some in found.items()} == {
         "encoder": 0,
         "decoder": 2,
-        "cross": 0,
+        "cross_attention": 0,
     }

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.distill import distill
 from regard.errors import RegardError
-from regard.model import Translator
+from regard.tasks import Translator
+from regard.training.distillation import distill
 
 TEXTS = ["a dog", "a dog", "", "ein\tHund"]
 
@@ -27,7 +27,7 @@ def sources(tmp_path: Path) -> Path:
 def test_every_source_gives_one_pair_in_order_repeats_too(
     teacher: Translator, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.distill.PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr("regard.training.distillation.PAIRS_AT_ONCE", 3)
     lines: list[str] = []
     output = tmp_path / "pairs.jsonl"
     assert distill(teacher, output, sources, lines.append, beam=2) == 4

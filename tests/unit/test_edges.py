@@ -15,13 +15,13 @@ from hypothesis import given, strategies as st
 from system.commands import REGARD, Done, environment, inside, write
 
 from regard import cli
-from regard.distill import distill
+from regard.data.text_files import split
 from regard.errors import RegardError
-from regard.journal import Journal
-from regard.learn.train import locked
-from regard.model import Translator
-from regard.run import Run, one_role, write_text
-from regard.text.lines import split
+from regard.storage.resumable_output import ResumableOutput
+from regard.storage.run_dir import RunDir, check_distinct_files, write_text
+from regard.tasks import Translator
+from regard.training.distillation import distill
+from regard.training.run import locked
 
 TEXTS = ["a dog", "ein Hund", ""]
 
@@ -69,7 +69,7 @@ def test_a_file_has_one_role(command: str, message: str, folder: Path) -> None:
 
 
 def test_files_of_their_own_and_files_not_given_are_let_pass(tmp_path: Path) -> None:
-    one_role({"a": tmp_path / "x", "b": None, "c": tmp_path / "y", "d": None})
+    check_distinct_files({"a": tmp_path / "x", "b": None, "c": tmp_path / "y", "d": None})
 
 
 def test_a_teacher_does_not_write_over_what_it_learned_from(
@@ -147,7 +147,7 @@ def test_a_recipe_that_a_person_wrote_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_only_what_a_killed_training_left_is_removed(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+    run = RunDir(tmp_path / "run")
     run.data.mkdir(parents=True)
     run.checkpoints.mkdir()
     left = [run.data / ".train.arrow.123.unfinished", run.data / ".facts.json.partial"]
@@ -193,14 +193,14 @@ def test_a_bad_output_is_refused_before_the_work(place: str, message: str, folde
 
 def test_what_the_last_move_cannot_do_is_told(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    journal = Journal([out], {"input": "x"})
+    journal = ResumableOutput([out], {"input": "x"})
     journal.add(1, ["line\n"])
     out.mkdir()  # by somebody else, meanwhile
     with pytest.raises(RegardError, match="out: cannot be written: Is a directory"):
         journal.finish()
     journal.close()
     out.rmdir()
-    with Journal([out], {"input": "x"}) as journal:
+    with ResumableOutput([out], {"input": "x"}) as journal:
         assert journal.done == 1
     assert out.read_text() == "line\n"
 
@@ -219,7 +219,7 @@ def test_nothing_done_leaves_nothing_behind(folder: Path) -> None:
 def test_distilling_goes_on_where_it_was(
     kill: type[BaseException], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.distill.PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr("regard.training.distillation.PAIRS_AT_ONCE", 2)
     teacher = Translator.load(folder / "run", "cpu")
     sources = write(folder / "sources", TEXTS * 2)
     distill(teacher, folder / "whole.tsv", sources, beam=1)
@@ -323,7 +323,7 @@ def test_a_closed_standard_input_is_told(folder: Path, monkeypatch: pytest.Monke
         ("translate in.txt a", "in.txt: a file, not a folder"),
         ("translate run a --set beam", "--set beam: write it as key=value, for example beam=5"),
         ("translate run a --set =3", "--set =3: write it as key=value"),
-        ("translate run a --set search.beam=3", "--set search.beam=3: write it as key=value"),
+        ("translate run a --set decoding.beam=3", "--set decoding.beam=3: write it as key=value"),
         ("translate run a --to de", "language de: this model translates to one language only, so"),
         ("info carded", "carded/card.json: not a whole card: KeyError('vocabulary')"),
         ("import theirs --from huggingface --out new", "theirs/config.json: no whole number for "),

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import sentencepiece
 
+from regard.demo.grammar import generate
 from regard.errors import RegardError
-from regard.exchange import ctranslate2 as exchange
-from regard.exchange.convert import export_model
-from regard.model import Translator
-from regard.recipe import Manner
-from regard.text.grammar import generate
+from regard.interop import ctranslate2 as exchange
+from regard.interop.convert import export_model
+from regard.recipe import LengthNormalization
+from regard.tasks import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="needs pip install 'regard[exchange]'")
 
@@ -22,12 +22,12 @@ MakeRun = Callable[..., Path]
 SHAPES: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "before": {
-        "norm_place": "before",
+        "norm_order": "pre",
         "norm": "rms",
         "activation": "swiglu",
         "position": "learned",
     },
-    "untied": {"norm_place": "before", "tie_output": False, "activation": "gelu"}
+    "untied": {"norm_order": "pre", "tie_output": False, "activation": "gelu"}
     | {"attention": {"bias": True}, "encoder_layers": 3},
 }
 
@@ -42,9 +42,9 @@ def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[s
     texts = [pair.source for pair in generate("test", 20)]
     sources = [pieces.encode(text, out_type=str) for text in texts]
     theirs = ctranslate2.Translator(str(out), intra_threads=1)
-    limit = min(map(len, sources)) + model.recipe.search.extra_length
+    limit = min(map(len, sources)) + model.recipe.decoding.extra_length
     # With one beam, with several when length is no matter, and in its own manner both must find the same.
-    ways: list[tuple[int, float, Manner]] = [(1, 0.0, "paper"), (3, 0.0, "paper")]
+    ways: list[tuple[int, float, LengthNormalization]] = [(1, 0.0, "paper"), (3, 0.0, "paper")]
     ways.append((3, 1.0, "ctranslate2"))
     lengths = set()
     for beam, alpha, manner in ways:
@@ -61,7 +61,7 @@ def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[s
 
 
 def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run(model={"width": 64, "feedforward": 128})
+    run = make_run(model={"d_model": 64, "d_ff": 128})
     before = Translator.load(run, "cpu").translate(["The dog is tired."])
     export_model(run, "ctranslate2", tmp_path / "whole")
     proof, cost, search, _ = export_model(run, "ctranslate2-int8", tmp_path / "small")
@@ -80,8 +80,8 @@ def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> N
     [
         ({"norm": "batch"}, r"model\.norm: batch \(only layer or rms\)"),
         ({"position": "relative"}, r"model\.position: relative"),
-        ({"attention": {"weighting": "relu", "score": "unscaled"}}, "unscaled .*weighting: relu"),
-        ({"key_width": 4}, r"model\.key_width: 4 \(only width / heads, 8\)"),
+        ({"attention": {"weighting": "relu", "score": "dot_product"}}, "unscaled .*weighting: relu"),
+        ({"d_k": 4}, r"model\.d_k: 4 \(only width / heads, 8\)"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -96,7 +96,7 @@ def test_a_mismatch_names_its_layer(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(model={"encoder_layers": 3})
-    second = Translator.load(run, "cpu").network.encoder.layers[1].feedforward.inner.weight  # type: ignore[union-attr, index]
+    second = Translator.load(run, "cpu").network.encoder.layers[1].feed_forward.inner.weight  # type: ignore[union-attr, index]
     right = exchange._linear
 
     def wrong(spec: Any, *maps: Any) -> None:

@@ -15,17 +15,17 @@ import pytest
 import sentencepiece
 import torch
 
+from regard.data.corpus import Pair
+from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
+from regard.demo.grammar import generate
 from regard.errors import RegardError
-from regard.exchange import huggingface
-from regard.exchange.convert import export_model
-from regard.exchange.huggingface import export_huggingface, import_huggingface
-from regard.marks import END, MARKS, START
-from regard.model import Translator
-from regard.recipe import Manner
-from regard.run import Run
-from regard.text.corpus import Pair
-from regard.text.grammar import generate
-from regard.tracing import trace
+from regard.inspection.trace import trace
+from regard.interop import huggingface
+from regard.interop.convert import export_model
+from regard.interop.huggingface import export_huggingface, import_huggingface
+from regard.recipe import LengthNormalization
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'regard[exchange]'")
 
@@ -51,7 +51,7 @@ def sentencepiece_model(texts: list[str], path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -> Path:
-    """What OPUS-MT folders look like: END is 0, PAD last, pieces in an order of their own."""
+    """What OPUS-MT folders look like: EOS is 0, PAD last, pieces in an order of their own."""
     folder = tmp_path_factory.mktemp("marian")
     pieces = set(sentencepiece_model([pair.source for pair in pairs], folder / "source.spm"))
     pieces |= set(sentencepiece_model([pair.target for pair in pairs], folder / "target.spm"))
@@ -81,7 +81,7 @@ def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -
             if "layer_norm" not in name and "positions" not in name:
                 torch.nn.init.normal_(weight, std=0.4 if "shared" in name else 0.8)
         model.final_logits_bias.normal_()
-        model.final_logits_bias[0, 0] = 6.5  # END comes soon enough, but not at once
+        model.final_logits_bias[0, 0] = 6.5  # EOS comes soon enough, but not at once
     model.generation_config = transformers.GenerationConfig(
         num_beams=4, max_length=24, bad_words_ids=[[pad]], forced_eos_token_id=0, **marks
     )
@@ -113,21 +113,21 @@ def test_logits_are_the_same(marian_folder: Path, imported: Path) -> None:
     vocab = json.loads((marian_folder / "vocab.json").read_text())
     rows = [vocab[piece] for piece in ours.tokenizer.target.pieces(range(5, len(vocab) + 2))]
     source = torch.randint(5, len(vocab), (3, 9), generator=torch.Generator().manual_seed(1))
-    source[:, -1] = END
-    target = torch.cat([torch.full((3, 1), START), source[:, :-1]], dim=1)
+    source[:, -1] = EOS
+    target = torch.cat([torch.full((3, 1), BOS), source[:, :-1]], dim=1)
     their_id = torch.tensor([0, vocab["<pad>"], 0, 1, 0, *rows])
     found = ours.network.double()(source, target)[..., 5:]
     wanted = theirs.double()(input_ids=their_id[source], decoder_input_ids=their_id[target]).logits
     np.testing.assert_allclose(found, wanted[..., rows], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("manner", "alpha"), [("transformers", 1.0), ("paper", 0.0)])
+@pytest.mark.parametrize(("length_normalization", "length_penalty"), [("transformers", 1.0), ("paper", 0.0)])
 def test_beam_search_finds_the_same_tokens(
-    marian_folder: Path, imported: Path, manner: Manner, alpha: float
+    marian_folder: Path, imported: Path, manner: LengthNormalization, alpha: float
 ) -> None:
     """Their penalty and stop at any alpha; at alpha 0 the paper's must find the same, since nothing is left to differ.
 
-    Only where a sentence is cut at its limit do the two manners differ: theirs closes it with a free END.
+    Only where a sentence is cut at its limit do the two manners differ: theirs closes it with a free EOS.
     """
     model, theirs = Translator.load(imported, "cpu"), open_marian(marian_folder)
     texts = [pair.source for pair in generate("test", 200)]
@@ -172,9 +172,9 @@ def test_it_is_looked_at_and_described_like_any_other(imported: Path) -> None:
     model = Translator.load(imported, "cpu")
     seen = trace(model, "The dog is tired.", beam=3)
     assert seen.encoder.shape[:2] == (2, 4)
-    np.testing.assert_allclose(seen.cross.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(seen.cross_attention.sum(-1), 1, atol=1e-5)
     assert seen.translation == model.translate(["The dog is tired."], beam=3)[0]
-    run = Run(imported)
+    run = RunDir(imported)
     assert run.recipe().data.language_pair == ("eng", "deu")
     assert any("imported from" in line for line in run.describe(run.recipe(), run.card()))
     model.evaluate([Pair("The dog is tired.", "Der Hund ist müde.")])
@@ -221,7 +221,7 @@ def test_a_mismatch_names_its_layer_and_leaves_nothing(
 
     def wrong(*arguments: Any) -> Any:
         weights = right(*arguments)
-        weights["decoder.layers.1.memory_attention.key.weight"].mul_(1.001)
+        weights["decoder.layers.1.cross_attention.key.weight"].mul_(1.001)
         return weights
 
     monkeypatch.setattr(huggingface, "_our_weights", wrong)
@@ -235,7 +235,7 @@ def test_a_mismatch_names_its_layer_and_leaves_nothing(
 @pytest.mark.parametrize("shared", [True, False])
 def test_ours_opens_there(make_run: MakeRun, tmp_path: Path, shared: bool) -> None:
     run = make_run(
-        tokenizer={"size": 420, "shared": shared},
+        tokenizer={"vocab_size": 420, "shared": shared},
         model={"activation": "swish" if shared else "gelu", "output_bias": shared},
     )
     lines = export_huggingface(run, tmp_path / "out")
@@ -247,7 +247,7 @@ def test_ours_opens_there(make_run: MakeRun, tmp_path: Path, shared: bool) -> No
     said = theirs.generate(**given, num_beams=1, max_length=20)
     found = [one.tokens for (one,) in model.search(texts, beam=1)]
     for ours, row in zip(found, said.tolist(), strict=True):
-        wanted = [i for i in row[1:] if i not in MARKS]
+        wanted = [i for i in row[1:] if i not in SPECIAL_TOKENS]
         assert ours[: len(wanted)] == model.tokenizer.target.pieces(wanted)
     import_huggingface(tmp_path / "out", tmp_path / "back")
     back = Translator.load(tmp_path / "back", "cpu")

@@ -9,13 +9,13 @@ import pytest
 from jaxtyping import config
 
 from regard.errors import RegardError
-from regard.exchange.convert import export_model
-from regard.model import Translator
+from regard.interop.convert import export_model
+from regard.tasks import Translator
 
 for name in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(name, reason="needs pip install 'regard[exchange]'")
 
-from regard.exchange.onnx import session  # noqa: E402
+from regard.interop.onnx import session  # noqa: E402
 
 MakeRun = Callable[..., Path]
 
@@ -30,7 +30,7 @@ def unchecked() -> Iterator[None]:
 
 def test_a_search_over_the_graphs_finds_the_same(make_run: MakeRun, tmp_path: Path) -> None:
     """A batch norm, which others cannot hold, goes along; so do two beams side by side that change places."""
-    run, out = make_run(model={"norm": "batch", "norm_place": "before"}), tmp_path / "out"
+    run, out = make_run(model={"norm": "batch", "norm_order": "pre"}), tmp_path / "out"
     assert "proved" in export_model(run, "onnx", out)[0]
     model = Translator.load(run, "cpu")
     marks = json.loads((out / "config.json").read_text())
@@ -39,8 +39,8 @@ def test_a_search_over_the_graphs_finds_the_same(make_run: MakeRun, tmp_path: Pa
     memory = encoder.run(None, {"source": np.array([[*ids, marks["end"]]])})
     feed = dict(zip(("memory_keys", "memory_values", "real"), memory, strict=True))
     shape = marks["layers"], 1, 2, marks["heads"], 0
-    feed["keys"] = np.zeros((*shape, marks["key_width"]), np.float32)
-    feed["values"] = np.zeros((*shape, marks["value_width"]), np.float32)
+    feed["keys"] = np.zeros((*shape, marks["d_k"]), np.float32)
+    feed["values"] = np.zeros((*shape, marks["d_v"]), np.float32)
     tokens, said = np.full((1, 2), marks["start"]), []
     for _ in range(6):
         logits, keys, values = decoder.run(None, {"tokens": tokens, **feed})

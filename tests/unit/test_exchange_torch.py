@@ -12,24 +12,24 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from regard import recipe
-from regard.cli import app
+from regard.cli.main import app
+from regard.data.tokenizer import TOKENIZERS
+from regard.decoding import LENGTH_NORMALIZATIONS
 from regard.errors import RegardError
-from regard.exchange import needs, pytorch
-from regard.exchange.convert import export_model, import_model
-from regard.exchange.pytorch import Tutorial
-from regard.learn.loss import cross_entropy
-from regard.model import Translator
-from regard.run import Run
-from regard.search import MANNERS
-from regard.text.loading import TOKENIZERS
+from regard.interop import files, pytorch
+from regard.interop.convert import export_model, import_model
+from regard.interop.pytorch import Tutorial
+from regard.nn.loss import cross_entropy
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
 
 MakeRun = Callable[..., Path]
 
-AS_TORCH: dict[str, Any] = {"closing_norm": True, "tie_embeddings": False, "tie_output": False}
+AS_TORCH: dict[str, Any] = {"final_norm": True, "tie_embeddings": False, "tie_output": False}
 
 
 @pytest.mark.parametrize(
-    "model", [AS_TORCH, {"norm_place": "before", "activation": "gelu"}], ids=["after", "before"]
+    "model", [AS_TORCH, {"norm_order": "pre", "activation": "gelu"}], ids=["after", "before"]
 )
 def test_out_and_in_again(make_run: MakeRun, tmp_path: Path, model: dict[str, Any]) -> None:
     run = make_run(model=model)
@@ -46,8 +46,8 @@ def test_out_and_in_again(make_run: MakeRun, tmp_path: Path, model: dict[str, An
 
 def test_the_tutorials_own_weights_come_in(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(model=AS_TORCH)
-    like = Run(run).recipe()
-    size = Run(run).tokenizer(like).source.size
+    like = RunDir(run).recipe()
+    size = RunDir(run).tokenizer(like).source.size
     torch.manual_seed(4)
     tutorial = Tutorial(like.model, size, size).eval()
     waves = {"positional_encoding.pos_embedding": torch.zeros(9, 1, 16)}
@@ -74,9 +74,9 @@ def test_a_mismatch_names_its_layer(
 @pytest.mark.parametrize(
     ("kind", "model", "named"),
     [
-        ("torch", {}, r"model\.closing_norm: false \(only true\)"),
+        ("torch", {}, r"model\.final_norm: false \(only true\)"),
         ("torch", {**AS_TORCH, "activation": "swish"}, r"model\.activation: swish"),
-        ("huggingface", {"norm_place": "before"}, r"model\.norm_place: before \(only after\)"),
+        ("huggingface", {"norm_order": "pre"}, r"model\.norm_order: pre \(only after\)"),
         ("huggingface", {"position": "rotary", "norm": "rms"}, "norm: rms .*position: rotary"),
         ("huggingface", {"attention": {"encoder": "window"}}, r"attention\.encoder: window"),
     ],
@@ -124,7 +124,7 @@ def test_a_missing_package_and_an_unknown_format_are_told(
         raise ModuleNotFoundError(name=name)
 
     run = make_run()
-    monkeypatch.setattr(needs, "import_module", absent)
+    monkeypatch.setattr(files, "import_module", absent)
     with pytest.raises(RegardError, match=r"needs ctranslate2: pip install 'regard\[exchange\]'"):
         export_model(run, "ctranslate2", tmp_path / "out")
     with pytest.raises(RegardError, match="no such format; did you mean onnx"):
@@ -132,7 +132,7 @@ def test_a_missing_package_and_an_unknown_format_are_told(
 
 
 def test_names_and_dictionaries_are_equal() -> None:
-    assert set(get_args(recipe.Manner)) == MANNERS.keys()
+    assert set(get_args(recipe.LengthNormalization)) == LENGTH_NORMALIZATIONS.keys()
     assert set(get_args(recipe.TokenizerKind)) == TOKENIZERS.keys()
 
 
@@ -157,7 +157,7 @@ def test_the_output_bias_is_learned() -> None:
 
 
 def test_an_imported_tokenizer_cannot_be_learned() -> None:
-    from regard.text.tokenizer import Tokenizer
+    from regard.data.tokenizer import Tokenizer
 
     with pytest.raises(RegardError, match="comes with an imported model and cannot be learned"):
         Tokenizer.train(recipe.Tokenizer(kind="marian"), list)

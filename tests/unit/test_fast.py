@@ -10,38 +10,38 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from regard.decoding import beam_search, greedy
+from regard.decoding.beam_search import top
 from regard.errors import RegardError
-from regard.fast import Fast, pick, prepare, unfit
-from regard.fast.linear import Eight, EightRows, Half, Single
-from regard.marks import END, MARKS, PAD, START
-from regard.model import Translator
-from regard.nn.networks import NETWORKS
+from regard.inference import PackedTransformer, prepare, select_precision, unsupported_reason
+from regard.inference.quantization import BF16Linear, FP32Linear, Int8Embedding, Int8Linear
+from regard.nn.architectures import ARCHITECTURES
 from regard.nn.transformer import Transformer
 from regard.recipe import Precision, make_recipe
-from regard.search import beam_search, greedy
-from regard.search.top import top
+from regard.tasks import Translator
 
 V = 23
 CPU = torch.device("cpu")
 SHAPES: list[dict[str, Any]] = [
     {},
-    {"norm_place": "before"},
-    {"activation": "swiglu", "norm": "rms", "norm_place": "before"},
+    {"norm_order": "pre"},
+    {"activation": "swiglu", "norm": "rms", "norm_order": "pre"},
     {"activation": "gelu", "norm": "batch", "attention": {"bias": True}, "output_bias": True},
     {"norm": "none", "position": "learned", "max_length": 300, "tie_output": False},
-    {"attention": {"score": "unscaled"}, "position": "none", "closing_norm": True},
+    {"attention": {"score": "dot_product"}, "position": "none", "final_norm": True},
     {"position": "rotary"},
 ]
 
 
 def network(seed: int = 1, **model: Any) -> Transformer:
-    sizes = {"width": 16, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "feedforward": 24}
+    sizes = {"d_model": 16, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "d_ff": 24}
     if model.get("architecture") == "recurrent":
-        sizes = {"width": 16, "encoder_layers": 1, "decoder_layers": 1}
+        sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
     values = {"data": {"train": {"pairs": ["x.tsv"]}}, "model": {**sizes, **model}}
     section = make_recipe(values, "test").model
     torch.manual_seed(seed)
-    made = NETWORKS[section.architecture](section, V, V)
+    made = ARCHITECTURES[section.architecture](section, V, V)
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() == 1:  # biases begin at zero, gains at one: nothing to see
@@ -50,17 +50,17 @@ def network(seed: int = 1, **model: Any) -> Transformer:
             section.norm == "batch"
         ):  # as it was built it norms nothing, and rounding errors grow from layer to layer
             for _ in range(50):
-                made(*torch.randint(len(MARKS), V, (2, 16, 8)))
+                made(*torch.randint(len(SPECIAL_TOKENS), V, (2, 16, 8)))
     return made.eval()  # type: ignore[return-value]
 
 
 def sources(generator: torch.Generator, count: int, longest: int) -> Tensor:
-    """Ids with padding after END."""
+    """EncodedPair with padding after EOS."""
     rows = torch.full((count, longest + 1), PAD)
     for row in rows:
         length = int(torch.randint(1, longest + 1, (), generator=generator))
-        row[:length] = torch.randint(len(MARKS), V, (length,), generator=generator)
-        row[length] = END
+        row[:length] = torch.randint(len(SPECIAL_TOKENS), V, (length,), generator=generator)
+        row[length] = EOS
     return rows[:, : int((rows != PAD).sum(1).max())]
 
 
@@ -79,7 +79,7 @@ def test_every_step_gives_the_logits_of_the_plain_network(
     theirs, ours = plain.start(plain.encode(source)), fast.start(fast.encode(source))
     now = 1
     for step in range(20):
-        tokens = torch.randint(len(MARKS), V, (count * now,), generator=draw)
+        tokens = torch.randint(len(SPECIAL_TOKENS), V, (count * now,), generator=draw)
         right, theirs = plain.step(tokens, theirs)
         found, ours = fast.step(tokens, ours)
         assert float((found - right).abs().max()) <= 1e-5 * max(1.0, float(right.abs().max()))
@@ -100,7 +100,7 @@ def test_search_finds_the_same_translations(beam: int) -> None:
     batch = sources(torch.Generator().manual_seed(1), 20, 9)
 
     def found(one: Any) -> list[list[int]]:
-        asked: dict[str, Any] = {"limits": range(5, 25), "start": START, "end": END}
+        asked: dict[str, Any] = {"limits": range(5, 25), "start": BOS, "end": EOS}
         state = one.start(one.encode(batch))
         if beam == 1:
             return [best.tokens for best in greedy(one.step, state, **asked)]
@@ -114,10 +114,10 @@ def test_search_finds_the_same_translations(beam: int) -> None:
 @torch.inference_mode()
 def test_fewer_bits_stay_close_and_take_less(precision: Precision, apart: float) -> None:
     plain = network(width=64, heads=4, feedforward=256)
-    single, fast = prepare(plain, "fp32"), prepare(plain, pick(precision, CPU))
+    single, fast = prepare(plain, "fp32"), prepare(plain, select_precision(precision, CPU))
     assert fast.bytes <= single.bytes * {"bf16": 0.5, "int8": 1 / 3}[precision]
     batch = sources(torch.Generator().manual_seed(1), 8, 9)
-    tokens = torch.arange(len(MARKS), len(MARKS) + 8)
+    tokens = torch.arange(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + 8)
     right, _ = plain.step(tokens, plain.start(plain.encode(batch)))
     found, _ = fast.step(tokens, fast.start(fast.encode(batch)))
     assert 0 < (found - right).norm() / right.norm() < apart
@@ -135,20 +135,20 @@ def test_packed_maps_multiply(rows: int, width: int, out: int, relu: bool) -> No
     right = right.relu() if relu else right
     # What rounding can do: to x and to the weights, by their largest numbers.
     size = width * float(x.abs().max()) * float(weight.abs().max()) + float(bias.abs().max())
-    for kind, error in ((Single, 1e-6), (Half, 2**-7), (Eight, 2 / 127)):
+    for kind, error in ((FP32Linear, 1e-6), (BF16Linear, 2**-7), (Int8Linear, 2 / 127)):
         found = kind(weight, bias, relu)(x)
         assert float((found - right).abs().max()) <= error * size
 
 
 def test_embeddings_of_eight_bits_are_off_by_half_a_step_at_most() -> None:
     weight = torch.randn(30, 8)
-    found = EightRows(weight, 2.0)(torch.arange(30))
+    found = Int8Embedding(weight, 2.0)(torch.arange(30))
     step = 2 * weight.abs().amax(1, keepdim=True) / 127
     assert bool(((found - 2 * weight).abs() <= 0.5 * step + 1e-6).all())
 
 
 def test_weights_of_zero_stay_zero() -> None:
-    assert not Eight(torch.zeros(3, 4), None)(torch.randn(2, 4)).any()
+    assert not Int8Linear(torch.zeros(3, 4), None)(torch.randn(2, 4)).any()
 
 
 @settings(max_examples=40, deadline=None)
@@ -173,26 +173,26 @@ def test_top_with_hardly_anything_allowed() -> None:
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        ({"architecture": "recurrent"}, "architecture recurrent"),
+        ({"architecture": "lstm"}, "architecture recurrent"),
         ({"attention": {"encoder": "window"}}, "attention pattern window"),
         ({"position": "relative"}, "relative positions"),
         ({"attention": {"score": "additive"}}, "its way to score or weight"),
         ({"attention": {"key_value_heads": 1}}, "key_value_heads"),
-        ({"value_width": 4}, "key_width that is not value_width"),
+        ({"d_v": 4}, "d_k that is not d_v"),
         ({}, None),
     ],
     ids=str,
 )
 def test_what_cannot_be_prepared_is_named(model: dict[str, Any], why: str | None) -> None:
-    assert unfit(network(**model)) == why
+    assert unsupported_reason(network(**model)) == why
 
 
 def test_auto_is_the_fastest_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pick("auto", CPU) == "int8"
+    assert select_precision("auto", CPU) == "int8"
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
-    assert pick("auto", CPU) != "int8"
+    assert select_precision("auto", CPU) != "int8"
     with pytest.raises(RegardError, match="precision int8: not on this machine's cpu; it has fp32"):
-        pick("int8", CPU)
+        select_precision("int8", CPU)
 
 
 def test_while_it_searches_no_packed_weight_is_asked_whether_it_overrides_torch(
@@ -200,14 +200,14 @@ def test_while_it_searches_no_packed_weight_is_asked_whether_it_overrides_torch(
 ) -> None:
     """Asking costs more than many a product."""
     asked = []
-    step = Fast.step
+    step = PackedTransformer.step
 
-    def watched(self: Fast, *arguments: Any) -> Any:
+    def watched(self: PackedTransformer, *arguments: Any) -> Any:
         asked.append(torch._C._is_torch_function_enabled())
         return step(self, *arguments)
 
-    model = Translator.load(finished_run, "cpu", pick("auto", CPU), threads=1)
-    monkeypatch.setattr(Fast, "step", watched)
+    model = Translator.load(finished_run, "cpu", select_precision("auto", CPU), threads=1)
+    monkeypatch.setattr(PackedTransformer, "step", watched)
     model.translate(["ein Hund"])
     assert asked
     assert not any(asked)

@@ -10,7 +10,7 @@ from scripts import load_script
 
 from regard.errors import RegardError
 from regard.recipe import load_recipe
-from regard.run import Run
+from regard.storage.run_dir import RunDir
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def benchmark() -> ModuleType:
 def test_a_run_becomes_points(
     benchmark: ModuleType, run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = Run(run_folder), tmp_path / "fast.json"
+    run, out = RunDir(run_folder), tmp_path / "fast.json"
     options = ["--repeats", "1", "--json", str(out), "--plot", str(tmp_path / "fast.svg")]
     with pytest.raises(RegardError, match=r"no data\.test"):
         benchmark.main([str(run_folder), *options])

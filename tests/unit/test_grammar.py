@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from regard.text.clauses import Clause, Order, english, explain, german, phrase
-from regard.text.corpus import Pair
-from regard.text.grammar import (
+from regard.data.corpus import Pair
+from regard.demo.clauses import Clause, Order, english, explain, german, phrase
+from regard.demo.grammar import (
     Challenge,
     Split,
     challenge,
@@ -25,7 +25,7 @@ from regard.text.grammar import (
     reasons,
     split_of,
 )
-from regard.text.lexicon import (
+from regard.demo.lexicon import (
     ADJECTIVE,
     ADJECTIVES,
     BE,
@@ -176,7 +176,7 @@ def test_kein_is_the_negation() -> None:
 
 
 def test_english_third_person() -> None:
-    verbs = ["cross", "go", "carry", "play", "watch", "buy", "see"]
+    verbs = ["cross_attention", "go", "carry", "play", "watch", "buy", "see"]
     thirds = ["crosses", "goes", "carries", "plays", "watches", "buys", "sees"]
     assert list(map(english_third, verbs)) == thirds
 
@@ -348,7 +348,7 @@ def test_more_than_there_is() -> None:
 
 def test_the_same_in_every_process() -> None:
     code = (
-        "from hashlib import sha256; from regard.text.grammar import challenge, generate\n"
+        "from hashlib import sha256; from regard.demo.grammar import challenge, generate\n"
         "print(sha256(repr([*generate('train', 2000, 7), *challenge()]).encode()).hexdigest())"
     )
     path = os.pathsep.join(sys.path)

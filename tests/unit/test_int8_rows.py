@@ -9,19 +9,19 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
+from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
+from regard.decoding import beam_search, greedy
 from regard.errors import RegardError
-from regard.fast import prepare
-from regard.fast.linear import Eight
-from regard.marks import END, MARKS, START
-from regard.nn.networks import NETWORKS
+from regard.inference import prepare
+from regard.inference.quantization import Int8Linear
+from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import Precision, make_recipe
-from regard.search import beam_search, greedy
 
 V = 40
 
 
-def settled(weight: Tensor, bias: Tensor, seen: Tensor, relu: bool = False) -> Eight:
-    one = Eight(weight, bias, relu)
+def settled(weight: Tensor, bias: Tensor, seen: Tensor, relu: bool = False) -> Int8Linear:
+    one = Int8Linear(weight, bias, relu)
     one(seen)
     one.settle(1.0)
     return one
@@ -56,16 +56,16 @@ def test_an_input_out_of_range_counts_as_its_border() -> None:
 
 @torch.inference_mode()
 def test_with_packed_maps_a_sentence_alone_is_translated_as_among_others() -> None:
-    sizes = {"width": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "feedforward": 64}
+    sizes = {"d_model": 32, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "d_ff": 64}
     section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
     torch.manual_seed(1)
-    network: Any = NETWORKS[section.architecture](section, V, V).eval()
+    network: Any = ARCHITECTURES[section.architecture](section, V, V).eval()
     fast = prepare(network, "int8")
-    source = torch.randint(len(MARKS), V, (6, 9))
-    source[:, -1] = END
+    source = torch.randint(len(SPECIAL_TOKENS), V, (6, 9))
+    source[:, -1] = EOS
 
     def found(batch: Tensor, beam: int) -> list[tuple[list[int], float]]:
-        asked: dict[str, Any] = {"limits": [12] * len(batch), "start": START, "end": END}
+        asked: dict[str, Any] = {"limits": [12] * len(batch), "start": BOS, "end": EOS}
         state = fast.start(fast.encode(batch))
         if beam == 1:
             best = greedy(fast.step, state, **asked)
@@ -80,20 +80,20 @@ def test_with_packed_maps_a_sentence_alone_is_translated_as_among_others() -> No
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("norm_place", ["before", "after"])
-def test_a_word_much_larger_than_others_stays_what_it_is(norm_place: str) -> None:
+@pytest.mark.parametrize("norm_order", ["before", "after"])
+def test_a_word_much_larger_than_others_stays_what_it_is(norm_order: str) -> None:
     """Where no norm stands before the first layer, a range found on other words would cut it off."""
-    sizes = {"preset": "tiny", "norm_place": norm_place, "dropout": 0.0}
+    sizes = {"preset": "tiny", "norm_order": norm_order, "dropout": 0.0}
     section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
     torch.manual_seed(0)
-    network: Any = NETWORKS[section.architecture](section, 1000, 1000).eval()
+    network: Any = ARCHITECTURES[section.architecture](section, 1000, 1000).eval()
     network.encoder.embedding.weight[777] *= 5
-    source = torch.randint(len(MARKS), 1000, (50, 12))
-    source[:, 3], source[:, -1] = 777, END
+    source = torch.randint(len(SPECIAL_TOKENS), 1000, (50, 12))
+    source[:, 3], source[:, -1] = 777, EOS
 
     def logits(precision: Precision) -> Tensor:
         fast = prepare(network, precision)
-        said, _ = fast.step(torch.full((50,), START), fast.start(fast.encode(source)))
+        said, _ = fast.step(torch.full((50,), BOS), fast.start(fast.encode(source)))
         return said
 
     right = logits("fp32")
@@ -103,9 +103,9 @@ def test_a_word_much_larger_than_others_stays_what_it_is(norm_place: str) -> Non
 def test_without_norms_ranges_are_found_anew_and_numbers_without_bounds_are_refused() -> None:
     sizes = {"preset": "tiny", "norm": "none", "encoder_layers": 1, "decoder_layers": 1}
     section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
-    network: Any = NETWORKS[section.architecture](section, V, V).eval()
-    maps = [one for one in prepare(network, "int8").weights if isinstance(one, Eight)]
+    network: Any = ARCHITECTURES[section.architecture](section, V, V).eval()
+    maps = [one for one in prepare(network, "int8").weights if isinstance(one, Int8Linear)]
     assert maps
     assert all(one.multiply == one._seeing for one in maps)
     with pytest.raises(RegardError, match="grow beyond all bounds; take fp32"):
-        maps[0](torch.full((1, section.width), torch.inf))
+        maps[0](torch.full((1, section.d_model), torch.inf))

@@ -9,12 +9,12 @@ from torch.nn import functional as F
 if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
-from regard.nn.attention import Attention, KeysValues, Mask
-from regard.nn.kernels.attention import attend_in_texts
-from regard.nn.kernels.few import attend_few
-from regard.nn.kernels.norm import layer_norm
-from regard.nn.patterns import Window
-from regard.nn.positions import Relation
+from regard.nn.attention import Attention, KeyValue, Mask
+from regard.nn.kernels.decode_attention import decode_attention
+from regard.nn.kernels.layer_norm import layer_norm
+from regard.nn.kernels.packed_attention import packed_attention_kernel
+from regard.nn.positions import AttentionPosition
+from regard.nn.sparse_attention import Window
 from regard.recipe import make_recipe
 
 SOURCES, TARGETS = [5, 30, 7, 12, 1, 50, 130], [7, 22, 9, 20, 3, 44, 99]
@@ -43,7 +43,7 @@ def test_attention_in_texts_is_attention_under_a_mask() -> None:
     first, last = spans(SOURCES, TARGETS, S)
     query, key, value = vectors(T, 32), vectors(S, 32), vectors(S, 16)
     seed = torch.tensor([7], dtype=torch.int32, device="cuda")
-    out, _ = attend_in_texts(query, key, value, low, high, first, last, seed, SCALE, 0.0)
+    out, _ = packed_attention_kernel(query, key, value, low, high, first, last, seed, SCALE, 0.0)
     above = torch.randn_like(out)
     got = torch.autograd.grad(out, (query, key, value), above)
 
@@ -66,7 +66,7 @@ def test_dropout_of_the_weights_takes_its_share_and_the_way_back_finds_the_same_
     query, key = vectors(T, 32), vectors(T, 32)
     value = torch.ones(2, T, 3, 16, device="cuda").transpose(1, 2).requires_grad_()
     seed = torch.tensor([7], dtype=torch.int32, device="cuda")
-    out, _ = attend_in_texts(query, key, value, low, high, low, high, seed, SCALE, 0.3)
+    out, _ = packed_attention_kernel(query, key, value, low, high, low, high, seed, SCALE, 0.3)
     assert abs(float(out.detach().mean()) - 1) < 0.05
     assert float(out.detach().std()) > 0.05
     (of_value,) = torch.autograd.grad(out.sum(), (value,))
@@ -74,7 +74,7 @@ def test_dropout_of_the_weights_takes_its_share_and_the_way_back_finds_the_same_
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about what its own compiler does
-@pytest.mark.parametrize(("words", "width"), [(33, 512), (7, 48), (5000, 20)])
+@pytest.mark.parametrize(("words", "d_model"), [(33, 512), (7, 48), (5000, 20)])
 def test_the_way_back_through_a_norm(words: int, width: int) -> None:
     torch.manual_seed(0)
     x = (torch.randn(2, words, width, device="cuda") * 2 + 1).requires_grad_()
@@ -89,7 +89,7 @@ def test_the_way_back_through_a_norm(words: int, width: int) -> None:
         torch.testing.assert_close(ours.double(), theirs, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("queries", "keys", "width"), [(5, 40, 64), (1, 7, 24), (4, 64, 16)])
+@pytest.mark.parametrize(("queries", "keys", "d_model"), [(5, 40, 64), (1, 7, 24), (4, 64, 16)])
 @pytest.mark.parametrize("hides", ["nothing", "of each sentence", "of each query", "of all alike"])
 def test_attention_of_a_few_queries(queries: int, keys: int, width: int, hides: str) -> None:
     torch.manual_seed(0)
@@ -106,7 +106,7 @@ def test_attention_of_a_few_queries(queries: int, keys: int, width: int, hides: 
         bias[..., -1] = 0.0  # something is seen
     scores = query.double() @ key.double().mT + (0.0 if bias is None else bias.double())
     wanted = (scores.softmax(-1) @ value.double()).transpose(1, 2).flatten(2)
-    found = attend_few(query, key, value, bias)
+    found = decode_attention(query, key, value, bias)
     torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=0)
 
 
@@ -116,20 +116,20 @@ def test_a_window_is_attention_under_its_mask(causal: bool) -> None:
     recipe = make_recipe(
         {
             "data": {"train": {"pairs": "x"}},
-            "model": {"width": 96, "heads": 3, "dropout": 0.0, "attention": {"reach": 20}},
+            "model": {"d_model": 96, "heads": 3, "dropout": 0.0, "attention": {"window_size": 20}},
         },
         "window",
     )
     window = Window(recipe.model, "encoder").cuda()
-    attend = Attention(recipe.model, Relation(recipe.model)).cuda()
+    attend = Attention(recipe.model, AttentionPosition(recipe.model)).cuda()
     query, key, value = vectors(150, 32), vectors(150, 32), vectors(150, 32)
     real = torch.arange(150, device="cuda") < torch.tensor([150, 97], device="cuda")[:, None]
     mask = Mask(real, causal)
-    fast = window(attend, query, KeysValues(key, value), mask)
+    fast = window(attend, query, KeyValue(key, value), mask)
     above = torch.randn_like(fast) * real[:, None, :, None]
     got = torch.autograd.grad(fast, (query, key, value), above)
     exact = [part.detach().double().requires_grad_() for part in (query, key, value)]
-    right = window.show(attend, exact[0], KeysValues(*exact[1:]), mask).output
+    right = window.show(attend, exact[0], KeyValue(*exact[1:]), mask).output
     wanted = torch.autograd.grad(right, exact, above.double())
     hidden = ~real[:, None, :, None]
     for ours, theirs in zip((fast, *got), (right, *wanted), strict=True):

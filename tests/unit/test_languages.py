@@ -8,19 +8,19 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from regard.commands.use import _scored_on
-from regard.distill import distill
+from regard.cli.evaluate import _scored_on
+from regard.data.batching import sources
+from regard.data.corpus import Pair, TaggedPair, fingerprint, read_pairs, tags_of, train_pairs
+from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.special_tokens import SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.exchange.convert import export_model
-from regard.marks import MARKS
-from regard.model import Translator, build, weights_of
-from regard.recipe import Clean, Data, Recipe, Tokenizer as Section, make_recipe
-from regard.run import Run
-from regard.serve.app import create_app
-from regard.text.batches import sources
-from regard.text.corpus import Pair, TaggedPair, fingerprint, read_pairs, tags_of, train_pairs
-from regard.text.store import Store, write_store
-from regard.text.tokenizer import Tokenizer
+from regard.interop.convert import export_model
+from regard.recipe import Cleaning, Data, Recipe, Tokenizer as Section, make_recipe
+from regard.server.app import create_app
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator, build, named_weights
+from regard.training.distillation import distill
 
 TRAIN = {
     "source": ["t.en", "t.en", "t.de"],
@@ -31,15 +31,15 @@ TRAIN = {
 
 
 def make(folder: Path | str = ".", **sections: dict[str, Any]) -> Recipe:
-    model = {"encoder_layers": 1, "decoder_layers": 1, "width": 16, "heads": 2, "feedforward": 16}
+    model = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "heads": 2, "d_ff": 16}
     data = {"root": str(folder), "train": TRAIN, **sections.pop("data", {})}
     values = {
         "data": data,
-        "tokenizer": {"size": 340},
+        "tokenizer": {"vocab_size": 340},
         "model": model,
-        "search": {"extra_length": 4, "beam": 2},
+        "decoding": {"extra_length": 4, "beam": 2},
     }
-    values["score"] = {"measures": ["wer", "per"]}
+    values["score"] = {"metrics": ["wer", "per"]}
     return make_recipe({**values, **sections}, "test")
 
 
@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(files: Path) -> Path:
     """Untrained."""
-    made, recipe = Run(files / "run"), make(files)
+    made, recipe = RunDir(files / "run"), make(files)
     made.folder.mkdir()
     made.write_recipe(recipe)
     pairs = lambda: train_pairs(recipe.data)  # noqa: E731
@@ -69,7 +69,7 @@ def run(files: Path) -> Path:
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
-    made.write_weights(weights_of(network))
+    made.write_weights(named_weights(network))
     return made.folder
 
 
@@ -104,24 +104,24 @@ def test_whether_all_languages_have_names(train: dict[str, str], named: bool) ->
 
 
 def test_a_tag_is_an_entry_that_no_text_is_cut_into(run: Path) -> None:
-    vocabulary = Run(run).tokenizer(Run(run).recipe()).source
+    vocabulary = RunDir(run).tokenizer(RunDir(run).recipe()).source
     assert vocabulary.tags == {"2de": 5, "2en": 6, "2fr": 7, "bt": 8}
     assert vocabulary.marks == 9
     (ids,) = vocabulary.encode(["<2de> a <bt> dog"])
     assert min(ids) >= vocabulary.marks
     assert vocabulary.decode([[5, *ids, 8]]) == ["<2de> a <bt> dog"]
     assert vocabulary.tagged([20], ("2fr", "bt")) == [7, 8, 20]
-    assert {5, 6, 7, 8} <= set(vocabulary.never_said)
+    assert {5, 6, 7, 8} <= set(vocabulary.suppressed_tokens)
     with pytest.raises(RegardError, match="no entry <2xx>; of this kind it has: <2de>"):
         vocabulary.tagged([20], ("2xx",))
 
 
 def test_the_same_text_to_two_languages_is_no_repeat(tmp_path: Path, run: Path) -> None:
-    tokenizer = Run(run).tokenizer(Run(run).recipe())
+    tokenizer = RunDir(run).tokenizer(RunDir(run).recipe())
     pairs = [TaggedPair.of(Pair("OK", "OK"), (tag,)) for tag in ("2de", "2fr", "2de")]
-    counts = write_store(tmp_path / "a", pairs, tokenizer, Clean())
+    counts = write_dataset(tmp_path / "a", pairs, tokenizer, Cleaning())
     assert (counts.kept, counts.duplicates) == (2, 1)
-    store = Store(tmp_path / "a")
+    store = TokenDataset(tmp_path / "a")
     assert sources(store, np.arange(2))[:, 0].tolist() == [5, 7]
     assert store.source_lengths[0] == store.target_lengths[0] + 1
 
@@ -132,7 +132,7 @@ def test_only_the_source_vocabulary_has_tags(files: Path) -> None:
     tokenizer = Tokenizer.train(section, lambda: train_pairs(data), tags=data.tags)
     assert len(tokenizer.source.tags) == 4
     assert tokenizer.target.tags == {}
-    assert tokenizer.target.marks == len(MARKS)
+    assert tokenizer.target.marks == len(SPECIAL_TOKENS)
 
 
 def test_a_language_for_all_texts_or_for_each(run: Path) -> None:
@@ -248,4 +248,4 @@ def test_refusals(data: dict[str, Any], message: str) -> None:
 
 def test_tags_are_for_translation_only() -> None:
     with pytest.raises(RegardError, match=r"data.train.to is for task translate, not for tag"):
-        make(task="tag", score={"measures": ["accuracy"]})  # type: ignore[arg-type]
+        make(task="tag", score={"metrics": ["accuracy"]})  # type: ignore[arg-type]

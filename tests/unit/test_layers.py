@@ -12,27 +12,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.learn.loss import SMOOTHINGS
-from regard.learn.optimizers import OPTIMIZERS, SCHEDULES
-from regard.model.base import MODELS
+from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import SCORES, WEIGHTINGS, Mask
-from regard.nn.feedforward import ACTIVATIONS, FeedForward, Gated
-from regard.nn.heads import MultiHeadAttention
+from regard.nn.feed_forward import ACTIVATIONS, FeedForward, Gated
 from regard.nn.layers import (
     RESIDUALS,
     Cache,
     EncoderLayer,
-    NormAfter,
-    NormBefore,
-    closing_norm,
+    PostNorm,
+    PreNorm,
+    final_norm,
     initialize,
 )
-from regard.nn.networks import NETWORKS
+from regard.nn.loss import LABEL_SMOOTHINGS
+from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, LayerNorm
-from regard.nn.patterns import PATTERNS
 from regard.nn.positions import POSITIONS
+from regard.nn.sparse_attention import PATTERNS
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
+from regard.tasks.base import MODELS
+from regard.training.optimizers import OPTIMIZERS, SCHEDULES
 
 Array = npt.NDArray[np.float64]
 SmallRecipe = Callable[..., Recipe]
@@ -47,17 +47,17 @@ def randomize(module: nn.Module, seed: int = 1) -> None:
 
 CHOICES: list[tuple[Any, Any]] = [
     (recipe.Task, MODELS),
-    (recipe.Architecture, NETWORKS),
+    (recipe.Architecture, ARCHITECTURES),
     (recipe.Score, SCORES),
     (recipe.Weighting, WEIGHTINGS),
     (recipe.Pattern, PATTERNS),
     (recipe.Position, POSITIONS),
     (recipe.Norm, NORMS),
-    (recipe.NormPlace, RESIDUALS),
+    (recipe.NormOrder, RESIDUALS),
     (recipe.Activation, ACTIVATIONS),
     (recipe.Optimizer, OPTIMIZERS),
     (recipe.Schedule, SCHEDULES),
-    (recipe.Smoothing, SMOOTHINGS),
+    (recipe.Smoothing, LABEL_SMOOTHINGS),
 ]
 
 
@@ -137,7 +137,7 @@ def test_feed_forward_with_each_activation_is_its_formula(
 
 def test_swiglu_is_its_formula_and_as_large_as_the_others(small_recipe: SmallRecipe) -> None:
     assert ACTIVATIONS.keys() == {*FORMULAS, "swiglu"}
-    section = small_recipe(model={"feedforward": 48, "activation": "swiglu"}).model
+    section = small_recipe(model={"d_ff": 48, "activation": "swiglu"}).model
     network = ACTIVATIONS["swiglu"](section).double()
     assert isinstance(network, Gated)
     randomize(network)
@@ -159,7 +159,7 @@ def linear(x: Tensor) -> Tensor:
 
 
 def test_norm_after_is_the_papers_formula(small_recipe: SmallRecipe) -> None:
-    residual = NormAfter(small_recipe().model).double()
+    residual = PostNorm(small_recipe().model).double()
     randomize(residual)
     x = torch.randn(2, 3, 16, dtype=torch.float64)
     wanted = numpy_norm(x.numpy() + (3 * x.numpy() + 1), residual.norm)
@@ -167,7 +167,7 @@ def test_norm_after_is_the_papers_formula(small_recipe: SmallRecipe) -> None:
 
 
 def test_norm_before_is_its_formula(small_recipe: SmallRecipe) -> None:
-    residual = NormBefore(small_recipe().model).double()
+    residual = PreNorm(small_recipe().model).double()
     randomize(residual)
     x = torch.randn(2, 3, 16, dtype=torch.float64)
     wanted = x.numpy() + 3 * numpy_norm(x.numpy(), residual.norm) + 1
@@ -176,18 +176,18 @@ def test_norm_before_is_its_formula(small_recipe: SmallRecipe) -> None:
 
 def test_only_norm_before_needs_a_norm_at_the_end(small_recipe: SmallRecipe) -> None:
     """Unless it is given: torch's Transformer has one after norms, too."""
-    before = small_recipe(model={"norm_place": "before"}).model
-    given = small_recipe(model={"closing_norm": True}).model
-    assert isinstance(closing_norm(small_recipe().model), NORMS["none"])
-    assert isinstance(closing_norm(before), NORMS["layer"])
-    assert isinstance(closing_norm(given), NORMS["layer"])
+    before = small_recipe(model={"norm_order": "pre"}).model
+    given = small_recipe(model={"final_norm": True}).model
+    assert isinstance(final_norm(small_recipe().model), NORMS["none"])
+    assert isinstance(final_norm(before), NORMS["layer"])
+    assert isinstance(final_norm(given), NORMS["layer"])
 
 
 # Dropout
 
 
 def test_sublayer_output_is_dropped_before_it_is_added(small_recipe: SmallRecipe) -> None:
-    residual = NormBefore(small_recipe(model={"dropout": 0.25}).model)
+    residual = PreNorm(small_recipe(model={"dropout": 0.25}).model)
     torch.manual_seed(1)
     x = torch.full((4, 50, 16), 10.0)
     y = residual(x, lambda _: torch.full_like(x, 3.0), None)
@@ -198,7 +198,7 @@ def test_sublayer_output_is_dropped_before_it_is_added(small_recipe: SmallRecipe
 
 
 def test_embedding_and_position_are_dropped_together(small_recipe: SmallRecipe) -> None:
-    network = Transformer(small_recipe(model={"dropout": 0.25, "width": 64}).model, 50, 50)
+    network = Transformer(small_recipe(model={"dropout": 0.25, "d_model": 64}).model, 50, 50)
     inputs: list[Tensor] = []
     for stack in (network.encoder, network.decoder):
         stack.layers[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0].detach()))
@@ -212,9 +212,9 @@ def test_embedding_and_position_are_dropped_together(small_recipe: SmallRecipe) 
         torch.testing.assert_close(dropped[~gone], whole[~gone] / 0.75)
 
 
-@pytest.mark.parametrize("place", ["dropout", "attention_dropout", "feedforward_dropout"])
+@pytest.mark.parametrize("place", ["dropout", "attention_dropout", "activation_dropout"])
 def test_each_dropout_acts_in_training_only(small_recipe: SmallRecipe, place: str) -> None:
-    none = {"dropout": 0.0, "attention_dropout": 0.0, "feedforward_dropout": 0.0}
+    none = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
     layer = EncoderLayer(small_recipe(model={**none, place: 0.5}).model)
     without = EncoderLayer(small_recipe(model=none).model)
     without.load_state_dict(layer.state_dict())
@@ -228,7 +228,7 @@ def test_each_dropout_acts_in_training_only(small_recipe: SmallRecipe, place: st
 
 
 def test_dropped_attention_weights_keep_their_mean(small_recipe: SmallRecipe) -> None:
-    section = small_recipe(model={"attention_dropout": 0.5, "width": 2, "heads": 1}).model
+    section = small_recipe(model={"attention_dropout": 0.5, "d_model": 2, "heads": 1}).model
     layer = MultiHeadAttention(section, "encoder")
     with torch.no_grad():
         for part in (layer.value, layer.output):

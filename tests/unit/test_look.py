@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.look import WEB, bundle, embed, page
-from regard.search import Node
-from regard.trace import Candidate, Token, Trace
+from regard.decoding import Node
+from regard.inspection.html import WEB, bundle, embed, page
+from regard.inspection.trace import Candidate, Token, Trace
 
 HOSTILE = "</script><!--<script>alert(1)</script>\u2028\u2029&amp;\"'<img src=x onerror=alert(1)>"
 
@@ -32,7 +32,7 @@ def _trace(text: str) -> Trace:
         candidates=[[Candidate(token, 0.5)], [Candidate(end, 0.5)]],
         beam=[Node(0, None, 1, 0.0, 0.0, 0.0, "kept"), Node(1, 0, 9, -0.7, -0.7, -0.7, "kept")],
         tokens={1: Token(1, "<s>", True), 9: token},
-        options={"beam": 1, "alpha": 0.6},
+        options={"beam": 1, "length_penalty": 0.6},
     )
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.learn import loss as module
-from regard.learn.loss import SMOOTHINGS
-from regard.marks import PAD
+from regard.data.special_tokens import PAD
+from regard.nn import loss as module
+from regard.nn.loss import LABEL_SMOOTHINGS
 from regard.recipe import Smoothing
 
 CONVENTIONS: tuple[Smoothing, ...] = get_args(Smoothing)
@@ -73,10 +73,10 @@ def test_over_all_is_torchs_label_smoothing() -> None:
 @given(epsilon=st.floats(0.01, 0.8), classes=st.integers(8, 1000))
 def test_the_two_conventions_are_one_family(epsilon: float, classes: int) -> None:
     wider = epsilon * classes / (classes - 1)
-    assert SMOOTHINGS["others"](epsilon, classes) == pytest.approx(wider, rel=1e-14)
+    assert LABEL_SMOOTHINGS["others"](epsilon, classes) == pytest.approx(wider, rel=1e-14)
     # The right class then keeps 1 - epsilon, as the notes have it.
     assert 1 - wider + wider / classes == pytest.approx(1 - epsilon, abs=1e-12)
-    assert SMOOTHINGS["all"](epsilon, classes) == epsilon
+    assert LABEL_SMOOTHINGS["all"](epsilon, classes) == epsilon
 
 
 def test_without_smoothing_it_is_the_log_probability_of_the_right_word() -> None:

@@ -11,12 +11,12 @@ from hypothesis import given, settings, strategies as st
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.search import Hypothesis, Round, mask_predict
+from regard.decoding import Hypothesis, Iteration, mask_predict
 
-PAD, END, MASK = 0, 1, 2
+PAD, EOS, MASK = 0, 1, 2
 Model = Callable[[int, list[int], int], list[float]]
 """sentence, what stands in the row, and a place, to the logits there"""
-of_known_length = partial(mask_predict, mask=MASK, pad=PAD, end=END, banned=[PAD, MASK, END])
+of_known_length = partial(mask_predict, mask=MASK, pad=PAD, end=EOS, banned=[PAD, MASK, EOS])
 
 
 def hashed(seed: int, V: int) -> Model:
@@ -49,11 +49,11 @@ class Mock:
         return torch.tensor(logits)
 
 
-def by_hand(model: Model, sentence: int, length: int, rounds: int, banned: list[int]) -> Hypothesis:
+def by_hand(model: Model, sentence: int, length: int, iterations: int, banned: list[int]) -> Hypothesis:
     """One candidate, word by word."""
     words, sureness = [MASK] * length, [0.0] * length
-    for number in range(rounds):
-        count = math.floor(length * (rounds - number) / rounds)
+    for number in range(iterations):
+        count = math.floor(length * (iterations - number) / iterations)
         worst = sorted(range(length), key=lambda place: (sureness[place], place))[:count]
         read = [MASK if place in worst else word for place, word in enumerate(words)]
         for place in worst:
@@ -61,23 +61,23 @@ def by_hand(model: Model, sentence: int, length: int, rounds: int, banned: list[
             allowed = [token for token in range(len(logits)) if token not in banned]
             words[place] = max(allowed, key=lambda token: logits[token])
             sureness[place] = logits[words[place]]
-    kept = words.index(END) + 1 if END in words else length
-    tokens = [word for word in words[:kept] if word != END]
+    kept = words.index(EOS) + 1 if EOS in words else length
+    tokens = [word for word in words[:kept] if word != EOS]
     total = sum(sureness[:kept])
-    finished = END in banned or END in words
+    finished = EOS in banned or EOS in words
     return Hypothesis(tokens, total, total / kept, sureness[:kept], finished)
 
 
 def search(
-    model: Model, lengths: list[list[int]], rounds: int, banned: list[int], nbest: int = 1
+    model: Model, lengths: list[list[int]], iterations: int, banned: list[int], nbest: int = 1
 ) -> list[list[Hypothesis]]:
     return mask_predict(
         Mock(model, len(lengths[0])),
         torch.tensor(lengths),
-        rounds=rounds,
+        iterations=iterations,
         mask=MASK,
         pad=PAD,
-        end=END,
+        end=EOS,
         nbest=nbest,
         banned=banned,
     )
@@ -87,17 +87,17 @@ def search(
 @given(
     seed=st.integers(0, 10**6),
     lengths=st.lists(st.lists(st.integers(0, 7), min_size=3, max_size=3), min_size=1, max_size=3),
-    rounds=st.integers(1, 6),
+    iterations=st.integers(1, 6),
     cut=st.booleans(),
 )
 def test_it_is_the_loop_over_single_candidates(
-    seed: int, lengths: list[list[int]], rounds: int, cut: bool
+    seed: int, lengths: list[list[int]], iterations: int, cut: bool
 ) -> None:
     model = hashed(seed, V=6)
-    banned = [PAD, MASK] if cut else [PAD, MASK, END]
-    found = search(model, lengths, rounds, banned, nbest=3)
+    banned = [PAD, MASK] if cut else [PAD, MASK, EOS]
+    found = search(model, lengths, iterations, banned, nbest=3)
     for sentence, (some, mine) in enumerate(zip(lengths, found, strict=True)):
-        wanted = [by_hand(model, sentence, length, rounds, banned) for length in some if length]
+        wanted = [by_hand(model, sentence, length, iterations, banned) for length in some if length]
         wanted.sort(key=lambda one: one.score, reverse=True)
         assert [one.tokens for one in mine] == [one.tokens for one in wanted]
         assert [one.finished for one in mine] == [one.finished for one in wanted]
@@ -111,27 +111,27 @@ def test_it_is_the_loop_over_single_candidates(
 
 def test_fewer_words_are_hidden_in_each_round_and_only_they_are_predicted() -> None:
     mock = Mock(hashed(1, V=6), candidates=1)
-    of_known_length(mock, torch.tensor([[10], [5]]), rounds=5)
+    of_known_length(mock, torch.tensor([[10], [5]]), iterations=5)
     assert mock.asked == [10 + 5, 8 + 4, 6 + 3, 4 + 2, 2 + 1]
 
 
 def test_rounds_with_nothing_left_to_hide_are_not_made() -> None:
     mock = Mock(hashed(1, V=6), candidates=1)
-    of_known_length(mock, torch.tensor([[2]]), rounds=10)
+    of_known_length(mock, torch.tensor([[2]]), iterations=10)
     assert mock.asked == [2, 1, 1, 1, 1, 1]
 
 
 def test_other_sentences_change_nothing() -> None:
     model = hashed(3, V=9)
-    together = search(model, [[5, 3], [7, 2], [1, 4]], 4, [PAD, MASK, END])
-    assert together[0] == search(model, [[5, 3]], 4, [PAD, MASK, END])[0]
+    together = search(model, [[5, 3], [7, 2], [1, 4]], 4, [PAD, MASK, EOS])
+    assert together[0] == search(model, [[5, 3]], 4, [PAD, MASK, EOS])[0]
 
 
 def test_the_highest_mean_wins_not_the_highest_sum() -> None:
     def model(sentence: int, row: list[int], place: int) -> list[float]:
         return [0, 0, 0, 3.0 if len(row) == 4 else 2.0]  # surer of each word of four than of one
 
-    ((best,),) = search(model, [[1, 4]], 1, [PAD, MASK, END])
+    ((best,),) = search(model, [[1, 4]], 1, [PAD, MASK, EOS])
     assert best.tokens == [3, 3, 3, 3]
     assert best.score == pytest.approx(3 - math.log(3 + math.e**3), rel=1e-6)
     assert best.log_probability == pytest.approx(4 * best.score)
@@ -144,13 +144,13 @@ def test_all_after_the_first_end_is_cut() -> None:
     ((best,),) = search(model, [[6]], 1, [PAD, MASK])
     assert best.tokens == [3, 3]
     assert best.finished
-    assert len(best.token_log_probabilities) == 3  # END's is the last
+    assert len(best.token_log_probabilities) == 3  # EOS's is the last
 
 
 def test_rounds_can_be_watched() -> None:
-    seen: list[Round] = []
+    seen: list[Iteration] = []
     ((best,),) = of_known_length(
-        Mock(hashed(1, V=6), 1), torch.tensor([[4]]), rounds=2, watch=seen.append
+        Mock(hashed(1, V=6), 1), torch.tensor([[4]]), iterations=2, observer=seen.append
     )
     assert [(one.read == MASK).sum().item() for one in seen] == [4, 2]
     assert seen[-1].said[0].tolist() == best.tokens

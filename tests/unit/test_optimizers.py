@@ -11,19 +11,19 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn, optim
 
-from regard.learn.optimizers import OPTIMIZERS, learning_rate
 from regard.recipe import Optimizer, Recipe, Schedule, Training
+from regard.training.optimizers import OPTIMIZERS, learning_rate
 
 Array = npt.NDArray[np.float64]
 SmallRecipe = Callable[..., Recipe]
 STEPS, RATE = 5, 0.1
-START = np.array([3.0, -2.0, 0.5])
+BOS = np.array([3.0, -2.0, 0.5])
 CURVES = np.array([1.0, 4.0, 0.3])
 """f(x) = sum of c x^2 / 2, so the gradient is c x"""
 
 
 def by_torch(name: Optimizer, training: Training) -> list[Array]:
-    x = nn.Parameter(torch.tensor(START))
+    x = nn.Parameter(torch.tensor(BOS))
     optimizer = OPTIMIZERS[name]([x], training)
     found = []
     for _ in range(STEPS):
@@ -37,7 +37,7 @@ def by_torch(name: Optimizer, training: Training) -> list[Array]:
 
 
 def adam(decay: float, decoupled: bool) -> Iterator[Array]:
-    x, first, second = START, np.zeros(3), np.zeros(3)
+    x, first, second = BOS, np.zeros(3), np.zeros(3)
     for t in range(1, STEPS + 1):
         g = CURVES * x + (0 if decoupled else decay * x)
         first, second = 0.9 * first + 0.1 * g, 0.98 * second + 0.02 * g**2
@@ -48,7 +48,7 @@ def adam(decay: float, decoupled: bool) -> Iterator[Array]:
 
 
 def sgd(momentum: float, decay: float) -> Iterator[Array]:
-    x, speed = START, np.zeros(3)
+    x, speed = BOS, np.zeros(3)
     for _ in range(STEPS):
         speed = momentum * speed + CURVES * x + decay * x
         x = x - RATE * speed
@@ -56,7 +56,7 @@ def sgd(momentum: float, decay: float) -> Iterator[Array]:
 
 
 def adagrad(decay: float) -> Iterator[Array]:
-    x, squares = START, np.zeros(3)
+    x, squares = BOS, np.zeros(3)
     for _ in range(STEPS):
         g = CURVES * x + decay * x
         squares = squares + g**2
@@ -65,7 +65,7 @@ def adagrad(decay: float) -> Iterator[Array]:
 
 
 def rmsprop(decay: float) -> Iterator[Array]:
-    x, squares = START, np.zeros(3)
+    x, squares = BOS, np.zeros(3)
     for _ in range(STEPS):
         g = CURVES * x + decay * x
         squares = 0.99 * squares + 0.01 * g**2

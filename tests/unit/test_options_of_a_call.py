@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.model import Translator
-from regard.nn.positions import Waves
+from regard.nn.positions import SinusoidalTable
+from regard.tasks import Translator
 
 TEXTS = ["ein Hund", "ein ein ein Hund Hund Hund"]
 
@@ -26,7 +26,7 @@ def test_a_translation_is_as_long_as_the_call_allows(
     """As if the recipe said so; untrained weights go on to the limit."""
     by_call = model.search(TEXTS, beam=beam, **options)
     same = Translator.load(model.run.folder if model.run else "")
-    same.search_by(beam=beam, **options)
+    same.override_decoding_options(beam=beam, **options)
     assert by_call == same.search(TEXTS)
     most = options.get("max_length", max(map(len, model.encode(TEXTS))) + 2)
     assert max(len(found[0].tokens) for found in by_call) <= most
@@ -37,8 +37,8 @@ def test_a_translation_is_as_long_as_the_call_allows(
     [
         ({"beam": 0}, "beam"),
         ({"beam": 2000}, "beam"),
-        ({"alpha": -3.0}, "alpha"),
-        ({"alpha": 400.0}, "alpha"),
+        ({"length_penalty": -3.0}, "length_penalty"),
+        ({"length_penalty": 400.0}, "length_penalty"),
         ({"beam": 1, "temperature": 1e-45}, "temperature 1e-45: must be at least 0.01"),
     ],
 )
@@ -46,7 +46,7 @@ def test_what_cannot_be_searched_is_refused_while_watched_too(
     model: Translator, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RegardError, match=said):
-        model.find(TEXTS[0], **{"beam": 3, "alpha": 0.6, **options})
+        model.find(TEXTS[0], **{"beam": 3, "length_penalty": 0.6, **options})
 
 
 def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:
@@ -60,7 +60,7 @@ def test_more_threads_than_cores_are_not_begun(finished_run: Path) -> None:
 
 
 def test_a_table_of_waves_is_long_enough_whatever_another_thread_puts_in_its_place() -> None:
-    class Hurried(Waves):
+    class Hurried(SinusoidalTable):
         """Between any two looks at the table another thread has put back its own, short one."""
 
         @property

@@ -9,43 +9,43 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from regard.learn.loss import Objective, portion_loss
-from regard.learn.optimizers import OPTIMIZERS
-from regard.learn.update import Numbers, Recorded, Update
-from regard.marks import END, PAD, START
+from regard.data.batching import Batch, Room, collate, pack, plan_packed, room
+from regard.data.dataset import TokenDataset
+from regard.data.special_tokens import BOS, EOS, PAD
+from regard.nn.architectures import ARCHITECTURES
 from regard.nn.dropout import Dropout, kept, seeded
-from regard.nn.networks import NETWORKS
+from regard.nn.loss import Seq2SeqLoss, portion_loss
 from regard.recipe import Recipe, make_recipe
-from regard.text.batches import Batch, Room, collate, pack, plan_mixed, room
-from regard.text.store import Store
+from regard.training.optimizers import OPTIMIZERS
+from regard.training.train_step import CUDAGraphStep, Numbers, TrainStep
 
 VOCABULARY = 50
 few = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8)
 lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60)
 
 
-def store_of(pairs: list[tuple[int, int]], seed: int = 0) -> Store:
-    """Texts of these lengths, as they stand on disk."""
+def store_of(pairs: list[tuple[int, int]], seed: int = 0) -> TokenDataset:
+    """DataFiles of these lengths, as they stand on disk."""
     source, target = (np.array(side, dtype=np.int32) for side in zip(*pairs, strict=True))
     total = int(source.sum() + target.sum())
     ids = np.random.default_rng(seed).integers(6, VOCABULARY, total).astype(np.int32)
     starts = np.cumsum(source) - source
     facts = {"source_starts": starts, "source_lengths": source, "target_lengths": target}
     later = np.cumsum(target) - target + source.sum()
-    return cast(Store, SimpleNamespace(ids=ids, trees=False, target_starts=later, **facts))
+    return cast(TokenDataset, SimpleNamespace(ids=ids, trees=False, target_starts=later, **facts))
 
 
 def recipe_of(**model: Any) -> Recipe:
-    small = {"preset": "tiny", "width": 32, "heads": 4, "feedforward": 48, "encoder_layers": 2}
+    small = {"preset": "tiny", "d_model": 32, "heads": 4, "d_ff": 48, "encoder_layers": 2}
     model = {**small, "decoder_layers": 2, "dropout": 0.0, **model}
-    sections = {"data": {"train": {"pairs": "x"}}, "training": {"batches": "packed"}}
+    sections = {"data": {"train": {"pairs": "x"}}, "training": {"batching": "packed"}}
     return make_recipe({**sections, "model": model}, "test")
 
 
-def objective_of(recipe: Recipe) -> Objective:
+def objective_of(recipe: Recipe) -> Seq2SeqLoss:
     torch.manual_seed(0)
-    network = NETWORKS["transformer"](recipe.model, VOCABULARY, VOCABULARY)
-    return Objective(cast(Any, network), recipe.training)
+    network = ARCHITECTURES["transformer"](recipe.model, VOCABULARY, VOCABULARY)
+    return Seq2SeqLoss(cast(Any, network), recipe.training)
 
 
 @given(lengths, st.integers(1, 200), st.integers(0, 3))
@@ -54,13 +54,13 @@ def test_every_pair_stands_in_one_batch_that_has_room_for_it(
 ) -> None:
     store = store_of(pairs)
     space = room(store.source_lengths, store.target_lengths, tokens)
-    plan = plan_mixed(store.source_lengths, store.target_lengths, space, 1, epoch)
+    plan = plan_packed(store.source_lengths, store.target_lengths, space, 1, epoch)
     assert sorted(np.concatenate(plan)) == list(range(len(pairs)))
     for rows in plan:
         batch = pack(store, rows, space)
         assert batch.source.shape == (1, space.source)
-        assert batch.target.shape == batch.wanted.shape == (1, space.target)
-        assert int((batch.source == END).sum()) == int((batch.target == START).sum()) == len(rows)
+        assert batch.target.shape == batch.labels.shape == (1, space.target)
+        assert int((batch.source == EOS).sum()) == int((batch.target == BOS).sum()) == len(rows)
         assert batch.tokens == int(store.target_lengths[rows].sum()) + len(rows)
 
 
@@ -71,7 +71,7 @@ def test_real_lengths_fill_the_rows() -> None:
     target = np.maximum(1, (source * random.normal(1.2, 0.25, 20_000)).astype(int))
     store = store_of(list(zip(source.tolist(), target.tolist(), strict=True)))
     space = room(store.source_lengths, store.target_lengths, 8192)
-    plan = plan_mixed(store.source_lengths, store.target_lengths, space, 1, 0)
+    plan = plan_packed(store.source_lengths, store.target_lengths, space, 1, 0)
     words = store.source_lengths.sum() + store.target_lengths.sum() + 2 * len(source)
     assert words / (len(plan) * sum(space)) > 0.95
 
@@ -85,7 +85,7 @@ def test_the_loss_and_its_gradients_are_those_of_padded_rows(
     store, rows = store_of(pairs), np.arange(len(pairs))
     space = Room(100, 90)
     attention = {"key_value_heads": groups, "bias": groups is not None}
-    recipe = recipe_of(norm_place=place, attention=attention, position=position)
+    recipe = recipe_of(norm_order=place, attention=attention, position=position)
     objective = objective_of(recipe).double()
     found = [
         gradients(objective, batch) for batch in (collate(store, rows), pack(store, rows, space))
@@ -95,8 +95,8 @@ def test_the_loss_and_its_gradients_are_those_of_padded_rows(
 
 
 def gradients(objective: nn.Module, batch: Batch) -> tuple[torch.Tensor, ...]:
-    places = () if batch.places is None else (batch.places,)
-    loss = objective(batch.source, batch.target, batch.wanted, *places)
+    places = () if batch.position_info is None else (batch.position_info,)
+    loss = objective(batch.source, batch.target, batch.labels, *places)
     return loss, *torch.autograd.grad(loss, list(objective.parameters()))
 
 
@@ -155,10 +155,10 @@ def test_the_curves_of_packed_and_padded_learning_are_one() -> None:
     for packs in (True, False):
         objective = objective_of(recipe).double()
         optimizer = OPTIMIZERS["adam"](objective.parameters(), recipe.training)
-        update = Update(objective, optimizer, recipe.training, torch.device("cpu"))
+        update = TrainStep(objective, optimizer, recipe.training, torch.device("cpu"))
         curve = []
         for epoch in range(35):
-            for rows in plan_mixed(store.source_lengths, store.target_lengths, space, 1, epoch):
+            for rows in plan_packed(store.source_lengths, store.target_lengths, space, 1, epoch):
                 halves = [part for part in (rows[::2], rows[1::2]) if len(part)]
                 parts = [pack(store, rows, space)] if packs else [collate(store, h) for h in halves]
                 tokens = sum(part.tokens for part in parts)
@@ -178,7 +178,7 @@ def test_recorded_updates_are_the_plain_ones(position: str) -> None:
     recipe = recipe_of(position=position)
     device = torch.device("cuda")
     space = room(store.source_lengths, store.target_lengths, 1024)  # beyond the first table
-    plan = plan_mixed(store.source_lengths, store.target_lengths, space, 1, 0)
+    plan = plan_packed(store.source_lengths, store.target_lengths, space, 1, 0)
     losses = []
     for records in (False, True):
         objective = objective_of(recipe).to(device)
@@ -188,8 +188,8 @@ def test_recorded_updates_are_the_plain_ones(position: str) -> None:
             fused=True,
             capturable=True,
         )
-        update: Any = Update(objective, optimizer, recipe.training, device)
-        update = Recorded(update, objective.network) if records else update
+        update: Any = TrainStep(objective, optimizer, recipe.training, device)
+        update = CUDAGraphStep(update, objective.network) if records else update
         losses.append(
             [
                 float(update([pack(store, rows, space)], Numbers(1 / 1000, 1e-3)))

@@ -11,15 +11,15 @@ import torch
 from scripts import load_script
 from torch import Tensor
 
+from regard.data.corpus import Pair
+from regard.data.special_tokens import EOS, MASK, PAD
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.learn.loss import HiddenWords, Objective, hide_words, translation
-from regard.marks import END, MASK, PAD
-from regard.model import Translator, build
-from regard.nn.parallel import LENGTHS, Cut, Parallel, Predicted
+from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss, hide_words, translation
+from regard.nn.non_autoregressive import LENGTHS, Cut, NonAutoregressiveTransformer, Predicted
 from regard.nn.transformer import Memory, Transformer
 from regard.recipe import Length, Recipe, Training
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
+from regard.tasks import Translator, build
 
 SmallRecipe = Callable[..., Recipe]
 MakeRun = Callable[..., Path]
@@ -27,14 +27,14 @@ V = 20
 
 
 @pytest.fixture(params=get_args(Length))
-def network(small_recipe: SmallRecipe, request: pytest.FixtureRequest) -> Parallel:
+def network(small_recipe: SmallRecipe, request: pytest.FixtureRequest) -> NonAutoregressiveTransformer:
     return make(small_recipe, length=request.param, spare=3)
 
 
-def make(small_recipe: SmallRecipe, **parallel: Any) -> Parallel:
+def make(small_recipe: SmallRecipe, **parallel: Any) -> NonAutoregressiveTransformer:
     torch.manual_seed(1)
-    section = small_recipe(model={"architecture": "parallel", "parallel": parallel}).model
-    return Parallel(section, V, V).eval()
+    section = small_recipe(model={"architecture": "non_autoregressive", "parallel": parallel}).model
+    return NonAutoregressiveTransformer(section, V, V).eval()
 
 
 def pad(*rows: list[int]) -> Tensor:
@@ -42,8 +42,8 @@ def pad(*rows: list[int]) -> Tensor:
     return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
 
 
-SOURCE = pad([5, 6, 7, END], [8, END])
-WANTED = pad([9, 10, 11, 12, END], [13, 14, END])
+SOURCE = pad([5, 6, 7, EOS], [8, EOS])
+WANTED = pad([9, 10, 11, 12, EOS], [13, 14, EOS])
 
 
 # The network
@@ -58,20 +58,20 @@ def test_a_target_that_is_all_padding_teaches_nothing_and_leaves_numbers(
     small_recipe: SmallRecipe, choice: dict[str, Any]
 ) -> None:
     """What a process reads that has no row of its own."""
-    section = small_recipe(model={"architecture": "parallel", **choice}).model
-    network = Parallel(section, V, V)
+    section = small_recipe(model={"architecture": "non_autoregressive", **choice}).model
+    network = NonAutoregressiveTransformer(section, V, V)
     network(SOURCE[:1], torch.full((1, 3), PAD)).sum().backward()
     assert all(w.grad is None or bool(w.grad.isfinite().all()) for w in network.parameters())
 
 
-def test_every_word_sees_every_other(network: Parallel) -> None:
+def test_every_word_sees_every_other(network: NonAutoregressiveTransformer) -> None:
     read = torch.tensor([[MASK, 9, 10, MASK]])
     before = network(SOURCE[:1], read)
     after = network(SOURCE[:1], torch.tensor([[MASK, 9, 10, 11]]))
     assert (before[0, 0] - after[0, 0]).abs().max() > 1e-3
 
 
-def test_padding_changes_nothing(network: Parallel) -> None:
+def test_padding_changes_nothing(network: NonAutoregressiveTransformer) -> None:
     together = network(SOURCE, pad([MASK, 9, MASK, 10], [MASK, 11]))
     alone = network(SOURCE[1:, :2], torch.tensor([[MASK, 11]]))
     torch.testing.assert_close(together[1, :2], alone[0], rtol=1e-4, atol=1e-5)
@@ -81,7 +81,7 @@ def test_padding_changes_nothing(network: Parallel) -> None:
     assert chosen[1].tolist() == network.length.choose(single, limits[:1], 3)[0].tolist()
 
 
-def test_filling_gives_the_logits_at_hidden_places_for_all_candidates(network: Parallel) -> None:
+def test_filling_gives_the_logits_at_hidden_places_for_all_candidates(network: NonAutoregressiveTransformer) -> None:
     """Two rows a sentence, which share its keys and values."""
     read = pad([MASK, 9, MASK], [MASK, MASK], [10, MASK, 11], [MASK])
     filled = network.fill(read, read == MASK, network.start(network.encode(SOURCE)))
@@ -102,11 +102,11 @@ def test_cut_places_are_filled_with_end(small_recipe: SmallRecipe) -> None:
     length = make(small_recipe, length="cut", spare=3).length
     assert isinstance(length, Cut)
     words = length.places(SOURCE, WANTED)
-    assert words.tolist() == [[9, 10, 11, 12, END, END], [13, 14, END, END, PAD, PAD]]
+    assert words.tolist() == [[9, 10, 11, 12, EOS, EOS], [13, 14, EOS, EOS, PAD, PAD]]
     idle = length.places(SOURCE, torch.zeros_like(WANTED))
     assert not idle.any(), "a process with nothing to learn has nothing to say"
     tight = make(small_recipe, length="cut", spare=1).length.places(SOURCE, WANTED)
-    assert tight.tolist() == [[9, 10, 11, 12, END], [13, 14, END, PAD, PAD]]  # room for all
+    assert tight.tolist() == [[9, 10, 11, 12, EOS], [13, 14, EOS, PAD, PAD]]  # room for all
 
 
 def test_length_loss_is_the_mean_of_the_written_out_cross_entropy(
@@ -146,7 +146,7 @@ class Sure(Predicted):
 
 
 def test_candidates_are_the_likeliest_possible_lengths(small_recipe: SmallRecipe) -> None:
-    section = small_recipe(model={"parallel": {"difference": 2}}).model
+    section = small_recipe(model={"non_autoregressive": {"difference": 2}}).model
     memory = Memory(torch.zeros(2, 4, 16), SOURCE != PAD)  # sources of 3 words and of 1
     logits = [5.0, 1.0, 3.0, 4.0, 2.0]  # of -2 … 2 words more
     chosen = Sure(section, logits).choose(memory, torch.tensor([4, 9]), 3)
@@ -157,7 +157,7 @@ def test_candidates_are_the_likeliest_possible_lengths(small_recipe: SmallRecipe
 
 
 def test_where_no_length_is_possible_the_limit_is_kept(small_recipe: SmallRecipe) -> None:
-    section = small_recipe(model={"parallel": {"difference": 2}}).model
+    section = small_recipe(model={"non_autoregressive": {"difference": 2}}).model
     real = torch.ones(1, 31, dtype=torch.bool)
     memory = Memory(torch.zeros(1, 31, 16), real)  # a source of 30 words
     chosen = Sure(section, [0.0] * 5).choose(memory, torch.tensor([10]), 3)
@@ -180,19 +180,19 @@ def test_one_to_all_words_are_hidden_each_number_as_often() -> None:
         assert places == pytest.approx([(length + 1) / 2 / length] * length, rel=0.06)
 
 
-def test_loss_is_the_mean_over_hidden_words_times_all_tokens(network: Parallel) -> None:
-    objective = HiddenWords(network, Training(rate=1.0, label_smoothing=0.0)).eval()
+def test_loss_is_the_mean_over_hidden_words_times_all_tokens(network: NonAutoregressiveTransformer) -> None:
+    objective = MaskPredictLoss(network, Training(rate=1.0, label_smoothing=0.0)).eval()
     words = network.length.places(SOURCE, WANTED)
     hidden = hide_words(words != PAD, torch.Generator().manual_seed(1))
     logits = network(SOURCE, words.masked_fill(hidden, MASK)).double().numpy(force=True)
     own = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     wanted = [own[row, place, words[row, place]] for row, place in hidden.nonzero().tolist()]
     loss = objective(SOURCE, WANTED, WANTED)
-    assert loss.item() == pytest.approx(-np.mean(wanted) * 8, rel=1e-4)  # 8 tokens, END counted
+    assert loss.item() == pytest.approx(-np.mean(wanted) * 8, rel=1e-4)  # 8 tokens, EOS counted
 
 
-def test_validation_hides_the_same_words_each_time_training_others(network: Parallel) -> None:
-    objective = HiddenWords(network, Training(rate=1.0))
+def test_validation_hides_the_same_words_each_time_training_others(network: NonAutoregressiveTransformer) -> None:
+    objective = MaskPredictLoss(network, Training(rate=1.0))
     torch.manual_seed(1)
     resting = {objective.eval()(SOURCE, WANTED, WANTED).item() for _ in range(5)}
     learning = {objective.train()(SOURCE, WANTED, WANTED).item() for _ in range(5)}
@@ -209,7 +209,7 @@ def test_the_length_counts_the_same_whatever_the_size_of_a_batch(
 ) -> None:
     """Twice the same sentences give twice the loss, which is divided by twice the tokens."""
     network = make(small_recipe, length_weight=1.0)
-    objective = HiddenWords(network, Training(rate=1.0, label_smoothing=0.0)).train()
+    objective = MaskPredictLoss(network, Training(rate=1.0, label_smoothing=0.0)).train()
     gradients = []
     for times in (1, 4):
         network.zero_grad()
@@ -220,8 +220,8 @@ def test_the_length_counts_the_same_whatever_the_size_of_a_batch(
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-7)
 
 
-def test_a_batch_with_nothing_wanted_moves_nothing(network: Parallel) -> None:
-    objective = HiddenWords(network, Training(rate=1.0)).train()
+def test_a_batch_with_nothing_wanted_moves_nothing(network: NonAutoregressiveTransformer) -> None:
+    objective = MaskPredictLoss(network, Training(rate=1.0)).train()
     loss = objective(SOURCE, WANTED, torch.zeros_like(WANTED))
     loss.backward()
     assert loss.item() == 0
@@ -232,8 +232,8 @@ def test_a_batch_with_nothing_wanted_moves_nothing(network: Parallel) -> None:
 
 def test_each_network_is_taught_in_its_way(small_recipe: SmallRecipe) -> None:
     section = small_recipe().model
-    assert type(translation(make(small_recipe), Training(rate=1.0))) is HiddenWords
-    assert type(translation(Transformer(section, V, V), Training(rate=1.0))) is Objective
+    assert type(translation(make(small_recipe), Training(rate=1.0))) is MaskPredictLoss
+    assert type(translation(Transformer(section, V, V), Training(rate=1.0))) is Seq2SeqLoss
 
 
 # Recipes and translators
@@ -244,14 +244,14 @@ def test_names_and_lengths_are_the_same() -> None:
 
 
 def test_cut_needs_as_many_learned_positions_as_places(small_recipe: SmallRecipe) -> None:
-    model = {"architecture": "parallel", "position": "learned", "max_length": 260}
+    model = {"architecture": "non_autoregressive", "position": "learned", "max_length": 260}
     small_recipe(model=model)
     with pytest.raises(RegardError, match="260 is shorter than the places of length: cut: 266"):
-        small_recipe(model={**model, "parallel": {"length": "cut"}})
+        small_recipe(model={**model, "non_autoregressive": {"length": "cut"}})
 
 
 def translator(small_recipe: SmallRecipe, **model: Any) -> Translator:
-    recipe = small_recipe(tokenizer={"kind": "words", "size": 60}, model=model)
+    recipe = small_recipe(tokenizer={"kind": "word", "vocab_size": 60}, model=model)
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("ein Hund", "a dog")] * 5)
     torch.manual_seed(1)
     network = build(recipe, tokenizer).eval()
@@ -298,14 +298,14 @@ def test_how_a_translation_came_about_can_be_seen(at_once: Translator) -> None:
 def test_a_translator_that_cuts_has_no_length_to_set(small_recipe: SmallRecipe) -> None:
     model = translator(small_recipe, architecture="parallel", parallel={"length": "cut"})
     (one,) = model.translate(["a dog"])
-    assert END not in model.tokenizer.target.encode([one])[0]
-    with pytest.raises(RegardError, match="length 3: this model ends where it says END"):
+    assert EOS not in model.tokenizer.target.encode([one])[0]
+    with pytest.raises(RegardError, match="length 3: this model ends where it says EOS"):
         model.translate(["a dog"], length=3)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"beam": 2}, {"alpha": 0.5}, {"prefixes": ["a"]}, {"beam": 5, "alpha": 1.0}],
+    [{"beam": 2}, {"length_penalty": 0.5}, {"prefixes": ["a"]}, {"beam": 5, "length_penalty": 1.0}],
 )
 def test_options_of_the_other_kind_are_refused(
     at_once: Translator, options: dict[str, Any]
@@ -321,7 +321,7 @@ def test_what_draws_or_goes_by_steps_is_refused(at_once: Translator) -> None:
         at_once.find("a dog", beam=2, alpha=0.6)
 
 
-@pytest.mark.parametrize("options", [{"rounds": 2}, {"candidates": 2}, {"length": 4}])
+@pytest.mark.parametrize("options", [{"iterations": 2}, {"candidates": 2}, {"length": 4}])
 def test_a_model_that_goes_by_steps_refuses_rounds(
     small_recipe: SmallRecipe, options: dict[str, Any]
 ) -> None:
@@ -332,7 +332,7 @@ def test_a_model_that_goes_by_steps_refuses_rounds(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "search.rounds: 0 must be greater than or equal to 1"),
+        ({"iterations": 0}, "search.iterations: 0 must be greater than or equal to 1"),
         ({"candidates": 2, "nbest": 3}, "nbest between 1 and candidates"),
         ({"length": 0}, "length 0, candidates 1: a length must be at least 1"),
         ({"length": 4, "candidates": 2}, "with a length given there is one candidate"),
@@ -353,7 +353,7 @@ def test_learned_positions_bound_the_length(small_recipe: SmallRecipe, tmp_path:
 
 def test_the_benchmark_measures_with_as_many_threads_as_it_says(make_run: MakeRun) -> None:
     benchmark = load_script("benchmarks/parallel.py")
-    run = make_run(model={"architecture": "parallel"})
+    run = make_run(model={"architecture": "non_autoregressive"})
     models = benchmark.Models("cpu", threads=1)
-    models.translate(benchmark.Way("one round", run, {"rounds": 1}), ["a dog"])
+    models.translate(benchmark.Way("one round", run, {"iterations": 1}), ["a dog"])
     assert models.open[run].threads == 1

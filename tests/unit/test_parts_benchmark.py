@@ -17,14 +17,14 @@ CHOICES: dict[str, Any] = {
     "model.attention.weighting": recipes.Weighting,
     "model.attention.encoder": recipes.EncoderPattern,
     "model.attention.decoder": recipes.DecoderPattern,
-    "model.attention.memory": recipes.MemoryPattern,
+    "model.attention.cross_attention": recipes.CrossAttentionPattern,
     "model.position": recipes.Position,
     "model.norm": recipes.Norm,
-    "model.norm_place": recipes.NormPlace,
+    "model.norm_order": recipes.NormOrder,
     "model.activation": recipes.Activation,
     "training.optimizer": recipes.Optimizer,
     "training.schedule": recipes.Schedule,
-    "training.smoothing_over": recipes.Smoothing,
+    "training.label_smoothing_over": recipes.Smoothing,
 }
 
 

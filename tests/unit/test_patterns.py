@@ -12,16 +12,16 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.marks import PAD
-from regard.nn.attention import Attention, KeysValues, Mask
-from regard.nn.patterns import PATTERNS, BigBird, Full, Linformer, Window
+from regard.nn.attention import Attention, KeyValue, Mask
 from regard.nn.positions import POSITIONS
+from regard.nn.sparse_attention import PATTERNS, BigBird, Full, Linformer, Window
 from regard.nn.transformer import Transformer
 from regard.recipe import EncoderPattern, Pattern, Position, Recipe
 
 Array = npt.NDArray[np.float64]
-Seen = npt.NDArray[np.bool_]
+Observation = npt.NDArray[np.bool_]
 SmallRecipe = Callable[..., Recipe]
 HEADS, WIDTH = 2, 4
 
@@ -34,16 +34,16 @@ def make(
     return pattern.double(), Attention(recipe.model, relation).double().eval()
 
 
-def vectors(batch: int, length: int, seed: int) -> tuple[Tensor, KeysValues]:
+def vectors(batch: int, length: int, seed: int) -> tuple[Tensor, KeyValue]:
     numbers = torch.Generator().manual_seed(seed)
     query, key, value = (
         torch.randn(batch, HEADS, length, WIDTH, generator=numbers, dtype=torch.float64)
         for _ in range(3)
     )
-    return query, KeysValues(key, value)
+    return query, KeyValue(key, value)
 
 
-def numpy_attention(query: Tensor, seen: KeysValues, allowed: Seen) -> Array:
+def numpy_attention(query: Tensor, seen: KeyValue, allowed: Observation) -> Array:
     """Softmax attention of one head of one sentence; row i of allowed says whom query i sees."""
     rows = []
     for q, may in zip(query.numpy(), allowed, strict=True):
@@ -66,7 +66,7 @@ def assert_sees(
         assert np.array_equal(weights[..., :length] > 0, np.stack([allowed] * HEADS))
         assert not weights[..., length:].any()
         for head in range(HEADS):
-            words = KeysValues(*(part[row, head, :length] for part in seen))
+            words = KeyValue(*(part[row, head, :length] for part in seen))
             wanted = numpy_attention(query[row, head, :length], words, allowed)
             np.testing.assert_allclose(fast[row, head, :length].numpy(), wanted, atol=1e-12)
             found = shown.output[row, head, :length].numpy()
@@ -91,7 +91,7 @@ long_texts = st.lists(st.integers(1, 100), min_size=1, max_size=2)
 def test_a_window_sees_as_far_as_it_reaches(
     small_recipe: SmallRecipe, lengths: list[int], reach: int, causal: bool
 ) -> None:
-    recipe = small_recipe(model={"key_width": WIDTH, "attention": {"reach": reach}})
+    recipe = small_recipe(model={"d_k": WIDTH, "attention": {"window_size": reach}})
 
     def sees(_length: int, i: int, j: int) -> bool:
         return abs(i - j) <= reach and (j <= i or not causal)
@@ -104,19 +104,19 @@ def test_a_window_sees_as_far_as_it_reaches(
 def test_the_newest_word_sees_what_it_would_see_among_all(
     small_recipe: SmallRecipe, length: int, reach: int, position: Position
 ) -> None:
-    sizes = {"key_width": WIDTH, "value_width": WIDTH}
-    recipe = small_recipe(model={**sizes, "attention": {"reach": reach}})
+    sizes = {"d_k": WIDTH, "d_v": WIDTH}
+    recipe = small_recipe(model={**sizes, "attention": {"window_size": reach}})
     pattern, attend = make(recipe, "window", position)
     query, seen = vectors(2, length, seed=length)
     whole = pattern(attend, query, seen, Mask(causal=True))
     for i in range(length):
-        before = KeysValues(*(part[:, :, : i + 1] for part in seen))
+        before = KeyValue(*(part[:, :, : i + 1] for part in seen))
         newest = pattern(attend, query[:, :, i : i + 1], before, Mask(causal=True))
         torch.testing.assert_close(newest, whole[:, :, i : i + 1], rtol=0, atol=1e-12)
 
 
 def test_a_window_that_reaches_everywhere_is_full(small_recipe: SmallRecipe) -> None:
-    recipe = small_recipe(model={"key_width": WIDTH, "attention": {"reach": 9}})
+    recipe = small_recipe(model={"d_k": WIDTH, "attention": {"window_size": 9}})
     query, seen = vectors(2, 10, seed=1)
     (window, attend), (full, _) = make(recipe, "window"), make(recipe, "full")
     for mask in (Mask(), Mask(causal=True)):
@@ -130,7 +130,7 @@ def test_a_window_is_one_span_for_each_place(
     small_recipe: SmallRecipe, lengths: list[int], reach: int, causal: bool, in_front: bool
 ) -> None:
     """What the kernel of a GPU is told, from the side of the queries and from that of the keys."""
-    window = Window(small_recipe(model={"attention": {"reach": reach}}).model, "encoder")
+    window = Window(small_recipe(model={"attention": {"window_size": reach}}).model, "encoder")
     mask = masks(lengths, causal)
     if in_front and mask.real is not None:
         mask = Mask(mask.real.flip(1), causal)
@@ -168,8 +168,8 @@ def scrambled(block: int, slot: int) -> int:
 def test_bigbird_sees_neighbours_global_and_random_blocks(
     small_recipe: SmallRecipe, lengths: list[int], size: int, general: int, anywhere: int
 ) -> None:
-    options = {"block": size, "global_blocks": general, "random_blocks": anywhere}
-    recipe = small_recipe(model={"key_width": WIDTH, "attention": options})
+    options = {"block_size": size, "global_blocks": general, "random_blocks": anywhere}
+    recipe = small_recipe(model={"d_k": WIDTH, "attention": options})
 
     def sees(length: int, i: int, j: int) -> bool:
         query, key, count = i // size, j // size, math.ceil(length / size)
@@ -180,7 +180,7 @@ def test_bigbird_sees_neighbours_global_and_random_blocks(
 
 
 def test_random_blocks_are_spread_over_the_whole_text(small_recipe: SmallRecipe) -> None:
-    options = {"block": 1, "global_blocks": 0, "random_blocks": 3}
+    options = {"block_size": 1, "global_blocks": 0, "random_blocks": 3}
     pattern, _ = make(small_recipe(model={"attention": options}), "bigbird")
     assert isinstance(pattern, BigBird)
     chosen = pattern.chosen(torch.ones(1, 1000, dtype=torch.bool))[0, :, 3:]
@@ -219,12 +219,12 @@ def test_fast_is_shown_whatever_the_score_and_the_distance(
     groups: int,
     lengths: list[int],
 ) -> None:
-    options = {"reach": 3, "block": 2, "global_blocks": 1, "random_blocks": 2}
+    options = {"window_size": 3, "block_size": 2, "global_blocks": 1, "random_blocks": 2}
     options |= {"score": score, "weighting": weighting}  # type: ignore[dict-item]
-    recipe = small_recipe(model={"key_width": WIDTH, "value_width": WIDTH, "attention": options})
+    recipe = small_recipe(model={"d_k": WIDTH, "d_v": WIDTH, "attention": options})
     pattern, attend = make(recipe, name, position)
     query, seen = vectors(len(lengths), max(lengths), seed=3)
-    seen = KeysValues(*(part[:, :groups] for part in seen))
+    seen = KeyValue(*(part[:, :groups] for part in seen))
     mask = masks(lengths, causal=False)
     fast, shown = pattern(attend, query, seen, mask), pattern.show(attend, query, seen, mask)
     for row, length in enumerate(lengths):
@@ -254,8 +254,8 @@ def test_only_full_attention_builds_a_matrix_of_all_with_all(
 ) -> None:
     length = 1024
     # ReLU has no fused kernel that could hide a matrix.
-    options = {"encoder": name, "weighting": "relu", "reach": 16, "block": 16, "rows": 16}
-    recipe = small_recipe(model={"width": 8, "attention": options})
+    options = {"encoder": name, "weighting": "relu", "window_size": 16, "block_size": 16, "linformer_k": 16}
+    recipe = small_recipe(model={"d_model": 8, "attention": options})
     network = Transformer(recipe.model, 30, 30)
     source = torch.randint(PAD + 1, 30, (1, length))
     source[0, 1000:] = PAD
@@ -271,7 +271,7 @@ def test_only_full_attention_builds_a_matrix_of_all_with_all(
 
 
 def test_linformer_is_its_formula(small_recipe: SmallRecipe) -> None:
-    options = {"key_width": WIDTH, "max_length": 300, "attention": {"rows": 3}}
+    options = {"d_k": WIDTH, "max_length": 300, "attention": {"linformer_k": 3}}
     pattern, attend = make(small_recipe(model=options), "linformer")
     assert isinstance(pattern, Linformer)
     keys, values = (part.detach().numpy() for part in (pattern.keys, pattern.values))
@@ -296,7 +296,7 @@ def test_linformer_is_its_formula(small_recipe: SmallRecipe) -> None:
 
 @pytest.mark.parametrize("place", ["encoder", "memory"])
 def test_linformer_ends_with_a_clear_error(small_recipe: SmallRecipe, place: str) -> None:
-    recipe = small_recipe(model={"max_length": 300, "attention": {place: "linformer", "rows": 3}})
+    recipe = small_recipe(model={"max_length": 300, "attention": {place: "linformer", "linformer_k": 3}})
     network = Transformer(recipe.model, 30, 30)
     assert network.longest == 300
     target = torch.ones(1, 2, dtype=torch.long)
@@ -309,7 +309,7 @@ def test_linformer_ends_with_a_clear_error(small_recipe: SmallRecipe, place: str
 
 
 def test_rows_of_the_memory_are_computed_once_for_each_source(small_recipe: SmallRecipe) -> None:
-    recipe = small_recipe(model={"attention": {"memory": "linformer", "rows": 3}})
+    recipe = small_recipe(model={"attention": {"memory": "linformer", "linformer_k": 3}})
     network = Transformer(recipe.model, 30, 30).eval()
     state = network.start(network.encode(torch.randint(PAD + 1, 30, (2, 9))))
     assert [seen.key.shape for seen in state.memory] == [(2, 2, 3, 8)] * 2
@@ -348,7 +348,7 @@ def test_linformer_must_reach_the_longest_text(small_recipe: SmallRecipe, place:
     assert "model.max_length 256 is shorter than the data may be: 257" in message
 
 
-@pytest.mark.parametrize("option", ["reach", "rows", "block"])
+@pytest.mark.parametrize("option", ["window_size", "rows", "block_size"])
 def test_nothing_of_size_zero(small_recipe: SmallRecipe, option: str) -> None:
     message = refusal(small_recipe, attention={option: 0})
     assert f"model.attention.{option}: 0 must be greater than or equal to 1" in message

@@ -18,7 +18,7 @@ SmallRecipe = Callable[..., Recipe]
 
 
 def with_index(small_recipe: SmallRecipe, words: Tensor, start: int) -> Tensor:
-    module = Index(small_recipe(model={"width": 64}).model)
+    module = Index(small_recipe(model={"d_model": 64}).model)
     found: Tensor = module(words, start)
     return found
 
@@ -62,7 +62,7 @@ def test_a_rotary_product_depends_on_the_distance_alone_and_keeps_the_direction(
     small_recipe: SmallRecipe,
 ) -> None:
     torch.manual_seed(1)
-    rotary = Rotary(small_recipe(model={"key_width": 8, "value_width": 8}).model)
+    rotary = Rotary(small_recipe(model={"d_k": 8, "d_v": 8}).model)
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def product(at: int, other: int) -> float:

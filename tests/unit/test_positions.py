@@ -97,7 +97,7 @@ def test_after_projections_the_product_depends_on_more_than_distance() -> None:
 
 @pytest.mark.parametrize(("start", "length"), [(0, 512), (0, 513), (0, 1500), (511, 2), (3000, 1)])
 def test_no_longest_length(small_recipe: SmallRecipe, start: int, length: int) -> None:
-    module = Sinusoidal(small_recipe(model={"width": 8}).model)
+    module = Sinusoidal(small_recipe(model={"d_model": 8}).model)
     x = torch.randn(2, length, 8)
     added = (module(x, start).double() - x.double()).numpy()
     for offset in {0, length // 2, length - 1}:

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 from regard.errors import RegardError
-from regard.learn.prepare import open_prepared, prepare
-from regard.learn.report import Report
 from regard.recipe import make_recipe
-from regard.run import Run
+from regard.storage.run_dir import RunDir
+from regard.training.prepare import open_prepared, prepare
+from regard.training.progress import ProgressReporter
 
 
 def said_of(folder: Path, capsys: pytest.CaptureFixture[str], **data: Any) -> str:
     given = {"root": str(folder), "train": {"pairs": "train.tsv"}, **data}
-    recipe = make_recipe({"data": given, "tokenizer": {"kind": "words", "size": 50}}, "test")
-    run = Run(folder / "run")
+    recipe = make_recipe({"data": given, "tokenizer": {"kind": "word", "vocab_size": 50}}, "test")
+    run = RunDir(folder / "run")
     run.folder.mkdir()
-    report = Report(run)
+    report = ProgressReporter(run)
     prepare(run, recipe, report)
     report.end()
     captured = capsys.readouterr()
@@ -53,12 +53,12 @@ def test_text_whose_preparation_failed_is_not_taken_for_that_of_before(tmp_path:
     write(tmp_path / "train.tsv", "a b c\tx", "a\ty", "b\tz")
     write(tmp_path / "valid.tsv", "a b c\tx")
     data = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "valid": {"pairs": "valid.tsv"}}
-    sections = {"data": data, "tokenizer": {"kind": "words", "size": 50}}
+    sections = {"data": data, "tokenizer": {"kind": "word", "vocab_size": 50}}
     short = {**sections, "data": {**data, "clean": {"max_tokens": 2}}}
     short |= {"model": {"position": "learned", "max_length": 3}}
-    run = Run(tmp_path / "run")
+    run = RunDir(tmp_path / "run")
     run.folder.mkdir()
-    whole, report = make_recipe(sections, "test"), Report(run, speaks=False)
+    whole, report = make_recipe(sections, "test"), ProgressReporter(run, speaks=False)
     prepare(run, whole, report)
     with pytest.raises(RegardError, match=r"data\.valid has a text of 4 tokens"):
         prepare(run, make_recipe(short, "test"), report)

@@ -8,13 +8,13 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.learn import loss as module
-from regard.learn.loss import SMOOTHINGS, Goal, LabelObjective, Objective, cross_entropy
-from regard.marks import MARKS, MASK, PAD
-from regard.model import build
+from regard.data.corpus import Pair
+from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
+from regard.nn import loss as module
+from regard.nn.loss import LABEL_SMOOTHINGS, LabelLoss, Seq2SeqLoss, TrainingLoss, cross_entropy
 from regard.recipe import Recipe, Smoothing, make_recipe
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
+from regard.tasks import build
 
 
 def example(seed: int, bias: bool = False) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
@@ -45,7 +45,7 @@ def test_the_loss_is_half_of_the_papers(
     states, projection, _, wanted = example(seed)
     found = cross_entropy(states, projection, wanted, epsilon, over, rdrop=alpha)
     rows, weight = states.detach().numpy(), projection.detach().numpy()
-    spread, papers = SMOOTHINGS[over](epsilon, 11), 0.0
+    spread, papers = LABEL_SMOOTHINGS[over](epsilon, 11), 0.0
     for row, column in np.argwhere(wanted.numpy() != PAD):
         p = softmax(rows[row, column] @ weight.T)
         q = softmax(rows[row + 2, column] @ weight.T)
@@ -98,18 +98,18 @@ def test_two_passes_that_agree_cost_what_one_does() -> None:
 
 
 def recipe_of(task: str, **training: float) -> Recipe:
-    model = {"encoder_layers": 1, "decoder_layers": 1, "width": 16, "heads": 2, "feedforward": 32}
+    model = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "heads": 2, "d_ff": 32}
     values = {
         "task": task,
         "data": {"train": {"pairs": "p.tsv"}},
-        "tokenizer": {"kind": "words", "size": 40},
+        "tokenizer": {"kind": "word", "vocab_size": 40},
         "model": {**model, "dropout": 0.3},
         "training": training,
     }
     return make_recipe(values, "test")
 
 
-def goal_of(task: str, kind: type[Goal], **training: float) -> Goal:
+def goal_of(task: str, kind: type[TrainingLoss], **training: float) -> TrainingLoss:
     recipe = recipe_of(task, **training)
     pairs = [Pair("a b c d", "x" if task == "classify" else "x y x z")] * 5
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs, recipe.labelled)
@@ -121,9 +121,9 @@ SOURCE = torch.tensor([[5, 6, 7, 2], [8, 2, 0, 0]])
 TARGET = torch.tensor([[1, 5, 6], [1, 7, 0]])
 WANTED = torch.tensor([[5, 6, 2], [7, 2, 0]])
 KINDS = {
-    "translate": (Objective, TARGET, WANTED),
-    "tag": (LabelObjective, TARGET[:, :0], torch.tensor([[5, 6, 5, 0], [6, 0, 0, 0]])),
-    "classify": (LabelObjective, TARGET[:, :0], torch.tensor([[5], [5]])),
+    "translate": (Seq2SeqLoss, TARGET, WANTED),
+    "tag": (LabelLoss, TARGET[:, :0], torch.tensor([[5, 6, 5, 0], [6, 0, 0, 0]])),
+    "classify": (LabelLoss, TARGET[:, :0], torch.tensor([[5], [5]])),
 }
 
 
@@ -145,7 +145,7 @@ def test_a_batch_passes_twice_with_other_dropout_and_once_in_validation(task: st
 
 
 def test_words_are_hidden_on_both_sides_in_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    goal = goal_of("translate", Objective, word_dropout=0.5, target_word_dropout=0.3)
+    goal = goal_of("translate", Seq2SeqLoss, word_dropout=0.5, target_word_dropout=0.3)
     goal.marks = 6  # as if 5 were a language
     seen: dict[str, Tensor] = {}
     encode, decode = goal.network.encode, goal.network.decode
@@ -163,7 +163,7 @@ def test_words_are_hidden_on_both_sides_in_training_only(monkeypatch: pytest.Mon
         hidden = seen[side][words] == MASK
         assert torch.equal(seen[side][words][~hidden], given_[words][~hidden])
         assert hidden.double().mean().item() == pytest.approx(share, abs=0.05)
-    assert len(MARKS) == 5
+    assert len(SPECIAL_TOKENS) == 5
     seen.clear()
     goal.eval()(source, target, WANTED.repeat(500, 1))
     assert torch.equal(seen["source"], source)

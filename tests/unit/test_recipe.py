@@ -12,10 +12,10 @@ from regard.errors import RegardError
 from regard.recipe import (
     PRESETS,
     Recipe,
+    bundled_recipes,
     load_recipe,
     make_recipe,
     parse_recipe,
-    shipped_recipes,
 )
 
 DATA = "data: {train: {pairs: pairs.tsv}}\n"
@@ -41,25 +41,25 @@ def refusal(text: str, *changes: str) -> str:
 
 def test_defaults_are_the_papers_base_model() -> None:
     recipe = parse(DATA)
-    model, training, search = recipe.model, recipe.training, recipe.search
+    model, training, search = recipe.model, recipe.training, recipe.decoding
     assert (model.preset, model.encoder_layers, model.decoder_layers) == ("base", 6, 6)
-    assert (model.width, model.feedforward, model.heads) == (512, 2048, 8)
-    assert (model.key_width, model.value_width) == (64, 64)
-    assert (model.dropout, model.attention_dropout, model.feedforward_dropout) == (0.1, 0.1, 0.1)
-    assert (model.norm, model.norm_place, model.position) == ("layer", "after", "sinusoidal")
+    assert (model.d_model, model.d_ff, model.heads) == (512, 2048, 8)
+    assert (model.d_k, model.d_v) == (64, 64)
+    assert (model.dropout, model.attention_dropout, model.activation_dropout) == (0.1, 0.1, 0.1)
+    assert (model.norm, model.norm_order, model.position) == ("layer", "after", "sinusoidal")
     assert (model.attention.score, model.attention.bias) == ("scaled", False)
     assert (model.activation, model.tie_embeddings, model.tie_output) == ("relu", True, True)
     assert (training.optimizer, training.betas, training.epsilon) == ("adam", (0.9, 0.98), 1e-9)
-    assert (training.schedule, training.warmup, training.rate) == ("paper", 4000, 1.0)
-    assert (training.steps, training.tokens_per_batch, training.keep) == (100_000, 25_000, 5)
-    assert (training.label_smoothing, training.smoothing_over) == (0.1, "all")
-    assert (search.alpha, search.extra_length) == (0.6, 50)
+    assert (training.schedule, training.warmup, training.learning_rate) == ("paper", 4000, 1.0)
+    assert (training.steps, training.tokens_per_batch, training.keep_checkpoints) == (100_000, 25_000, 5)
+    assert (training.label_smoothing, training.label_smoothing_over) == (0.1, "all")
+    assert (search.length_penalty, search.extra_length) == (0.6, 50)
     assert (recipe.tokenizer.kind, recipe.tokenizer.shared) == ("unigram", True)
-    assert recipe.score.measures == ("bleu", "chrf", "ter")
+    assert recipe.evaluation.metrics == ("bleu", "chrf", "ter")
 
 
 @pytest.mark.parametrize(
-    ("preset", "layers", "width", "feedforward", "heads", "dropout"),
+    ("preset", "layers", "d_model", "d_ff", "heads", "dropout"),
     [
         ("tiny", 4, 128, 256, 4, 0.3),
         ("small", 6, 256, 1024, 4, 0.3),
@@ -72,9 +72,9 @@ def test_presets(
 ) -> None:
     model = make(model={"preset": preset}).model
     assert (model.encoder_layers, model.decoder_layers) == (layers, layers)
-    assert (model.width, model.feedforward, model.heads) == (width, feedforward, heads)
-    assert model.key_width == model.value_width == width // heads
-    assert model.dropout == model.attention_dropout == model.feedforward_dropout == dropout
+    assert (model.d_model, model.d_ff, model.heads) == (width, feedforward, heads)
+    assert model.d_k == model.d_v == width // heads
+    assert model.dropout == model.attention_dropout == model.activation_dropout == dropout
 
 
 def test_there_are_five_presets() -> None:
@@ -82,8 +82,8 @@ def test_there_are_five_presets() -> None:
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
-    model = make(model={"preset": "tiny", "width": 64, "dropout": 0.2, "decoder_layers": 1}).model
-    assert (model.width, model.key_width, model.encoder_layers, model.decoder_layers) == (
+    model = make(model={"preset": "tiny", "d_model": 64, "dropout": 0.2, "decoder_layers": 1}).model
+    assert (model.d_model, model.d_k, model.encoder_layers, model.decoder_layers) == (
         64,
         16,
         4,
@@ -94,10 +94,10 @@ def test_what_is_given_wins_over_the_preset() -> None:
 
 def test_what_follows_follows() -> None:
     assert not make(tokenizer={"shared": False}).model.tie_embeddings
-    assert make(training={"schedule": "cosine"}).training.rate == 1e-3
+    assert make(training={"schedule": "cosine"}).training.learning_rate == 1e-3
     assert make(data={"train": {"source": "a", "target": "b"}}).data.train.source == ("a",)
-    odd = make(model={"width": 30, "heads": 4, "key_width": 5, "value_width": 6}).model
-    assert (odd.key_width, odd.value_width) == (5, 6)
+    odd = make(model={"d_model": 30, "heads": 4, "d_k": 5, "d_v": 6}).model
+    assert (odd.d_k, odd.d_v) == (5, 6)
 
 
 @pytest.mark.parametrize("shared", ["yes", "true"])
@@ -128,7 +128,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 
 def test_every_recipe_in_the_folder_is_shipped() -> None:
     names = sorted(path.stem for path in FOLDER.iterdir())
-    assert sorted(shipped_recipes()) == names
+    assert sorted(bundled_recipes()) == names
     assert names
 
 
@@ -142,10 +142,10 @@ def test_shipped_recipe_loads_by_name_and_comes_back_equal(path: Path) -> None:
 def test_recipes_for_wmt_are_the_papers() -> None:
     base, big = load_recipe("wmt14-base"), load_recipe("wmt14-big")
     for recipe, steps, keep in ((base, 100_000, 5), (big, 300_000, 20)):
-        assert (recipe.training.steps, recipe.training.keep) == (steps, keep)
+        assert (recipe.training.steps, recipe.training.keep_checkpoints) == (steps, keep)
         assert recipe.training.average == "last"
-        assert recipe.training.clip is None
-        assert (recipe.search.beam, recipe.search.alpha) == (4, 0.6)
+        assert recipe.training.clip_norm is None
+        assert (recipe.decoding.beam, recipe.decoding.alpha) == (4, 0.6)
     assert (base.model.preset, big.model.preset) == ("base", "big")
 
 
@@ -186,8 +186,8 @@ def test_yaml_comes_back_equal(
             "clean": {"max_ratio": ratio},
         },
         tokenizer={"shared": shared},
-        model={"preset": preset, "heads": heads, "width": 8 * heads},
-        training={"rate": rate, "betas": betas, "epsilon": rate / 10},
+        model={"preset": preset, "heads": heads, "d_model": 8 * heads},
+        training={"learning_rate": rate, "betas": betas, "epsilon": rate / 10},
     )
     text = recipe.to_yaml()
     again = parse(text)
@@ -220,7 +220,7 @@ def test_unknown_key_like_no_other_lists_all() -> None:
     message = refusal(DATA + "search: {zzz: 1}\n")
     assert (
         message == "mine.yaml: line 2: unknown key search.zzz; allowed: beam, alpha, manner, "
-        "extra_length, max_length, rounds, candidates, no_repeat, coverage, groups, diversity, mbr, "
+        "extra_length, max_length, rounds, candidates, no_repeat_ngram, coverage, groups, diversity, mbr, "
         "temperature, keep, constrained_beam"
     )
 
@@ -229,8 +229,8 @@ def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
     assert refusal(DATA + "training: {steps: many}\n").startswith(
         "mine.yaml: line 2: training.steps: 'many' must be a valid integer"
     )
-    assert refusal(DATA + "model: {norm_place: under}\n") == (
-        "mine.yaml: line 2: model.norm_place: 'under' must be 'after' or 'before'"
+    assert refusal(DATA + "model: {norm_order: under}\n") == (
+        "mine.yaml: line 2: model.norm_order: 'under' must be 'after' or 'before'"
     )
     assert "'huge' must be 'tiny', 'small', 'fast', 'base' or 'big'" in refusal(
         DATA + "model: {preset: huge}"
@@ -243,14 +243,14 @@ def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
     [
         ("training", "steps", "0"),
         ("training", "label_smoothing", "1.0"),
-        ("training", "rate", ".nan"),
+        ("training", "learning_rate", ".nan"),
         ("training", "seed", "-1"),
         ("search", "beam", "0"),
-        ("search", "alpha", "-0.5"),
+        ("search", "length_penalty", "-0.5"),
         ("tokenizer", "size", "7"),
         ("data", "hold_out", "0.6"),
         ("model", "dropout", "1.0"),
-        ("score", "measures", "[]"),
+        ("score", "metrics", "[]"),
     ],
 )
 def test_values_out_of_range_are_refused(section: str, key: str, value: str) -> None:
@@ -290,10 +290,10 @@ def test_texts_have_one_form(train: str, message: str) -> None:
 
 def test_width_and_heads_must_fit() -> None:
     message = refusal(DATA + "model: {width: 30, heads: 4}\n")
-    wanted = "line 2: model.width is not divisible by model.heads: 7.50 features a head"
+    wanted = "line 2: model.d_model is not divisible by model.heads: 7.50 features a head"
     assert wanted in message
     assert "width 15 must be even" in refusal(DATA + "model: {width: 15, heads: 3}\n")
-    assert make(model={"width": 15, "heads": 3, "position": "learned"}).model.width == 15
+    assert make(model={"d_model": 15, "heads": 3, "position": "learned"}).model.d_model == 15
 
 
 def test_learned_positions_must_reach_the_longest_text() -> None:
@@ -305,7 +305,7 @@ def test_learned_positions_must_reach_the_longest_text() -> None:
 
 
 def test_two_kinds_of_pieces_are_two_vocabularies() -> None:
-    two = DATA + "tokenizer: {kind: characters, target_kind: words, shared: false}\n"
+    two = DATA + "tokenizer: {kind: char, target_kind: word, shared: false}\n"
     assert parse(two).tokenizer.of_target.kind == "words"
     assert "leave out one of the two" in refusal(two.replace("shared: false", "shared: true"))
     assert "comes with an imported model" in refusal(two.replace("words", "marian"))
@@ -322,8 +322,8 @@ def test_embeddings_of_two_vocabularies_cannot_be_tied() -> None:
 
 def test_choosing_by_score_needs_sentences() -> None:
     assert "needs validate_sentences above 0" in refusal(DATA, "training.validate_sentences=0")
-    changes = ("training.validate_sentences=0", "training.choose_by=loss")
-    assert parse(DATA, *changes).training.choose_by == "loss"
+    changes = ("training.validate_sentences=0", "training.best_checkpoint_metric=loss")
+    assert parse(DATA, *changes).training.best_checkpoint_metric == "loss"
 
 
 @pytest.mark.parametrize("text", ["data: [", "a: b: c", "\tx: 1", "data: {train: 'x}\n"])
@@ -360,20 +360,20 @@ def test_changes_are_read_as_yaml() -> None:
     recipe = parse(
         DATA + "training: {steps: 5, warmup: 7}\n",
         "training.steps=300",
-        "training.clip=null",
+        "training.clip_norm=null",
         "training.betas=[0.8, 0.9]",
         "data.train={source: a=b, target: c}",
-        "search.alpha=1",
+        "decoding.length_penalty=1",
     )
     assert (recipe.training.steps, recipe.training.warmup) == (300, 7)
-    assert recipe.training.clip is None
+    assert recipe.training.clip_norm is None
     assert recipe.training.betas == (0.8, 0.9)
     assert recipe.data.train.source == ("a=b",)
-    assert recipe.search.alpha == 1.0
+    assert recipe.decoding.alpha == 1.0
 
 
 def test_the_last_change_wins() -> None:
-    assert parse(DATA, "search.beam=2", "search.beam=3").search.beam == 3
+    assert parse(DATA, "decoding.beam=2", "decoding.beam=3").search.beam == 3
 
 
 @pytest.mark.parametrize("change", ["training.steps", "=5", "training..steps=5", "training.=5", ""])
@@ -402,7 +402,7 @@ def test_a_missing_recipe_names_the_nearest_or_all() -> None:
         load_recipe("multi3k")
     with pytest.raises(RegardError) as caught:
         load_recipe("zzz")
-    assert all(name in str(caught.value) for name in shipped_recipes())
+    assert all(name in str(caught.value) for name in bundled_recipes())
 
 
 def test_a_file_that_is_not_text(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from regard.errors import RegardError
-from regard.recipe import Recipe, parse_recipe, search_changes
+from regard.recipe import Recipe, decoding_overrides, parse_recipe
 
 RECIPE = """
 data: {train: {pairs: pairs.tsv}}
@@ -21,7 +21,7 @@ def test_whole_numbers_may_have_an_exponent(change: str, steps: int) -> None:
     assert recipe.training.steps == steps
     assert type(recipe.training.steps) is int
     assert parse_recipe(RECIPE, "test").training.steps == 2000
-    assert parse_recipe(RECIPE, "test").training.rate == 1e-4
+    assert parse_recipe(RECIPE, "test").training.learning_rate == 1e-4
 
 
 def test_a_part_of_a_step_is_refused() -> None:
@@ -34,5 +34,5 @@ def test_a_part_of_a_step_is_refused() -> None:
 def test_names_that_look_like_numbers_can_be_quoted(small_recipe: Callable[..., Recipe]) -> None:
     quoted = "data.train.pairs='1e3'"
     assert parse_recipe(RECIPE, "test", [quoted]).data.train.pairs == ("1e3",)
-    assert search_changes(["max_length=1e2"]) == {"max_length": 100.0}
+    assert decoding_overrides(["max_length=1e2"]) == {"max_length": 100.0}
     assert small_recipe(search={"max_length": 1e2}).search.max_length == 100

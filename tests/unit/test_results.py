@@ -10,9 +10,9 @@ import pytest
 import torch
 from scripts import load_script
 
-from regard.learn.train import layers
-from regard.nn.networks import NETWORKS
+from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import Architecture, Model, load_recipe
+from regard.training.run import layers
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ OLD = {
 }
 NEW = OLD | {
     "layers": {"encoder": 8, "decoder": 1},
-    "width": 256,
+    "d_model": 256,
     "preparing_seconds": 12.0,
     "scoring_seconds": 18.0,
     "test": [
@@ -166,5 +166,5 @@ def test_layers_are_counted_in_the_network(
     section: Model = load_recipe("multi30k").model
     small = section.model_copy(update={"encoder_layers": 3, "decoder_layers": 2})
     with torch.device("meta"):
-        network = NETWORKS[architecture](small, 9, 9)
+        network = ARCHITECTURES[architecture](small, 9, 9)
     assert layers(network) == stacks

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
-from regard.model import Translator
-from regard.score.alike import chrf_of_each, most_alike
+from regard.metrics.mbr import mbr_rank, pairwise_chrf
+from regard.tasks import Translator
 
 TEXTS = st.lists(st.text("ab c.ä", max_size=12), min_size=1, max_size=6)
 
@@ -19,14 +19,14 @@ TEXTS = st.lists(st.text("ab c.ä", max_size=12), min_size=1, max_size=6)
 def test_chrf_of_each_with_each_is_sacrebleus(texts: list[str]) -> None:
     theirs = CHRF()
     wanted = [[theirs.sentence_score(one, [other]).score for other in texts] for one in texts]
-    assert chrf_of_each(texts) * 100 == pytest.approx(np.array(wanted), abs=1e-9)
+    assert pairwise_chrf(texts) * 100 == pytest.approx(np.array(wanted), abs=1e-9)
 
 
 def test_what_comes_often_counts_often() -> None:
     samples = ["a dog", "a dog", "a dot", "the cat", "a dog"]
-    (best, mean), *others = most_alike(samples)
+    (best, mean), *others = mbr_rank(samples)
     assert (best, len(others)) == (0, 2)
-    each = chrf_of_each(samples)
+    each = pairwise_chrf(samples)
     assert mean == pytest.approx(each[0].mean())
     assert [place for place, _ in others] == [2, 3]
 
@@ -37,7 +37,7 @@ def test_the_sample_with_the_least_risk_is_given(make_run: Callable[..., Path]) 
     found = model.search(texts, mbr=8, nbest=3, temperature=2.0)
     samples = model.sample([text for text in texts for _ in range(8)], temperature=2.0)
     first = [one.text for one in samples[:8]]
-    best = most_alike(first)[:3]
+    best = mbr_rank(first)[:3]
     assert [(one.text, one.score) for one in found[0]] == [(first[i], mean) for i, mean in best]
     assert found[1][0].text == ""
     assert model.search(texts, mbr=8, nbest=3, temperature=2.0) == found

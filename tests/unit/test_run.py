@@ -1,4 +1,4 @@
-"""Run folders: files that belong together are held together, and are written whole or not at all."""
+"""RunDir folders: files that belong together are held together, and are written whole or not at all."""
 
 import json
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from regard.errors import RegardError
-from regard.model import Translator
 from regard.recipe import Recipe, make_recipe
-from regard.run import Run, facts_of, sha256, write_text, write_whole
+from regard.storage.run_dir import RunDir, facts_of, sha256, write_atomic, write_text
+from regard.tasks import Translator
 
 SmallRecipe = Callable[..., Recipe]
 FILES = ["recipe.yaml", "tokenizer.model", "model.safetensors"]
@@ -35,15 +35,15 @@ def test_a_bundle_is_four_files_and_loads(run_folder: Path) -> None:
 
 
 def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) -> None:
-    recipe = small_recipe(data={"train": {"pairs": "Wörter 词.tsv"}}, training={"rate": 1e-7})
-    run = Run(tmp_path)
+    recipe = small_recipe(data={"train": {"pairs": "Wörter 词.tsv"}}, training={"learning_rate": 1e-7})
+    run = RunDir(tmp_path)
     run.write_recipe(recipe)
     assert run.recipe() == recipe
 
 
 def test_runs_written_by_earlier_versions_can_be_opened(tmp_path: Path) -> None:
     """A new key of the sections model and tokenizer must change nothing where it is not given."""
-    run = Run(tmp_path)
+    run = RunDir(tmp_path)
     run.write_recipe(make_recipe({"data": {"train": {"pairs": "x.tsv"}}}, "test"))
     run.write_weights({"weight": torch.zeros(1)})
     with safe_open(run.weights_file, "pt") as file:
@@ -53,7 +53,7 @@ def test_runs_written_by_earlier_versions_can_be_opened(tmp_path: Path) -> None:
 
 
 def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:
-    card = Run(run_folder).card()
+    card = RunDir(run_folder).card()
     assert card["note"] == "for tests"
     assert card["files"] == {name: sha256(run_folder / name) for name in FILES}
 
@@ -62,33 +62,33 @@ def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:
 def test_a_changed_file_is_refused_by_name(run_folder: Path, name: str) -> None:
     change(run_folder / name)
     with pytest.raises(RegardError, match=rf"{name}: not the file that card\.json was written for"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
-WORDS = {"tokenizer": {"kind": "words", "size": 60}}  # as in the run
+WORDS = {"tokenizer": {"kind": "word", "vocab_size": 60}}  # as in the run
 
 
 def test_weights_alone_know_their_tokenizer(run_folder: Path) -> None:
     (run_folder / "card.json").unlink()
-    assert Run(run_folder).weights()
+    assert RunDir(run_folder).weights()
     change(run_folder / "tokenizer.model")
     with pytest.raises(
         RegardError, match=r"tokenizer\.model: not the file that model\.safetensors"
     ):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 @pytest.mark.parametrize(
     ("sections", "fits"),
     [
-        ({"search": {"beam": 2}, "training": {"steps": 7}, **WORDS}, True),
-        ({"model": {"norm_place": "before"}, **WORDS}, False),
+        ({"decoding": {"beam": 2}, "training": {"steps": 7}, **WORDS}, True),
+        ({"model": {"norm_order": "pre"}, **WORDS}, False),
     ],
 )
 def test_weights_alone_know_the_model_of_their_recipe(
     small_recipe: SmallRecipe, run_folder: Path, sections: dict[str, dict[str, Any]], fits: bool
 ) -> None:
-    run = Run(run_folder)
+    run = RunDir(run_folder)
     run.card_file.unlink()
     run.write_recipe(small_recipe(**sections))
     if fits:
@@ -101,9 +101,9 @@ def test_weights_alone_know_the_model_of_their_recipe(
 def test_weights_of_another_run_are_refused(
     small_recipe: SmallRecipe, run_folder: Path, tmp_path: Path
 ) -> None:
-    other = Run(tmp_path / "other")
+    other = RunDir(tmp_path / "other")
     other.folder.mkdir()
-    other.write_recipe(small_recipe(model={"norm_place": "before"}))
+    other.write_recipe(small_recipe(model={"norm_order": "pre"}))
     other.weights_file.write_bytes((run_folder / "model.safetensors").read_bytes())
     with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model\.safetensors"):
         other.weights()
@@ -115,13 +115,13 @@ def test_a_missing_tokenizer_is_named(run_folder: Path, with_card: bool) -> None
     if not with_card:
         (run_folder / "card.json").unlink()
     with pytest.raises(RegardError, match=r"tokenizer\.model: missing"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 def test_missing_weights_are_no_model_yet(run_folder: Path) -> None:
     (run_folder / "model.safetensors").unlink()
     with pytest.raises(RegardError, match="no model yet"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 def test_truncated_weights_are_damaged(run_folder: Path) -> None:
@@ -129,14 +129,14 @@ def test_truncated_weights_are_damaged(run_folder: Path) -> None:
     (run_folder / "card.json").unlink()
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(RegardError, match=r"model\.safetensors: damaged"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 def test_weights_without_a_header_are_refused(run_folder: Path) -> None:
     (run_folder / "card.json").unlink()
     save_file({"x": torch.ones(1)}, run_folder / "model.safetensors")
     with pytest.raises(RegardError, match=r"model\.safetensors"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_weights_without_a_header_are_refused(run_folder: Path) -> None:
 def test_a_broken_card_is_refused_by_name(run_folder: Path, content: bytes) -> None:
     (run_folder / "card.json").write_bytes(content)
     with pytest.raises(RegardError, match=r"card\.json: damaged"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 def test_a_card_cannot_lead_out_of_the_folder(run_folder: Path, tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_a_card_cannot_lead_out_of_the_folder(run_folder: Path, tmp_path: Path) 
     card = {"files": {"../secret": sha256(tmp_path / "secret")}}
     (run_folder / "card.json").write_text(json.dumps(card))
     with pytest.raises(RegardError, match="secret: missing"):
-        Run(run_folder).weights()
+        RunDir(run_folder).weights()
 
 
 def test_new_weights_take_the_old_card_away(run_folder: Path) -> None:
-    run = Run(run_folder)
+    run = RunDir(run_folder)
     run.write_weights({"x": torch.ones(2)})
     assert run.card() == {}
     assert run.weights()["x"].tolist() == [1, 1]
@@ -171,19 +171,19 @@ def test_new_weights_take_the_old_card_away(run_folder: Path) -> None:
 
 def test_other_folders_are_not_runs(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="not a run folder"):
-        Run(tmp_path).recipe()
+        RunDir(tmp_path).recipe()
     with pytest.raises(RegardError, match="no such folder"):
-        Run(tmp_path / "nowhere").recipe()
+        RunDir(tmp_path / "nowhere").recipe()
 
 
 def test_a_recipe_that_is_not_text_is_refused_by_name(run_folder: Path) -> None:
     (run_folder / "recipe.yaml").write_bytes(b"data: \xff")
     with pytest.raises(RegardError, match=r"recipe\.yaml: not UTF-8"):
-        Run(run_folder).recipe()
+        RunDir(run_folder).recipe()
 
 
 def test_an_unfinished_run_says_so(run_folder: Path) -> None:
-    run = Run(run_folder)
+    run = RunDir(run_folder)
     lines = run.describe(run.recipe(), {})
     assert "not finished" in lines[-1]
     assert "2+2 layers, width 16, 2 heads, feed-forward 32" in lines[1]
@@ -209,7 +209,7 @@ def test_while_a_file_is_written_the_old_one_stands(tmp_path: Path) -> None:
         assert temporary.parent == path.parent  # a rename within one file system is one move
         assert path.read_text() == "old"
 
-    write_whole(path, write)
+    write_atomic(path, write)
     assert path.read_text() == "new"
 
 
@@ -225,7 +225,7 @@ def test_a_crash_leaves_the_old_file_and_no_other(
         raise error
 
     with pytest.raises(error):
-        write_whole(path, write)
+        write_atomic(path, write)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -236,7 +236,7 @@ def test_a_full_disk_is_an_error_for_the_user(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(RegardError, match="x: cannot be written: No space left on device"):
-        write_whole(tmp_path / "x", write)
+        write_atomic(tmp_path / "x", write)
     assert not list(tmp_path.iterdir())
 
 

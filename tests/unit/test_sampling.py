@@ -1,4 +1,4 @@
-"""Texts cut at random: deterministic, complete, and the same pairs in every copy."""
+"""DataFiles cut at random: deterministic, complete, and the same pairs in every copy."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,21 +10,26 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from regard.data import subword_sampling as drawing_module
+from regard.data.batching import sources, targets
+from regard.data.corpus import Pair
+from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.subword_sampling import (
+    SUBWORD_SAMPLERS,
+    SamplingTokenizer,
+    SamplingVocabulary,
+    UnigramSampler,
+)
+from regard.data.tokenizer import Tokenizer
+from regard.demo.grammar import generate
 from regard.errors import RegardError
-from regard.learn import copies as module
-from regard.learn.checkpoint import checkpoint_files, load_checkpoint
-from regard.learn.prepare import open_prepared, prepare
-from regard.learn.report import Report
-from regard.learn.train import train
-from regard.recipe import Clean, Recipe, Tokenizer as Section, TokenizerKind, make_recipe
-from regard.run import Run
-from regard.text import drawing as drawing_module
-from regard.text.batches import sources, targets
-from regard.text.corpus import Pair
-from regard.text.drawing import DRAWS, ByProbability, Drawing, DrawingTokenizer
-from regard.text.grammar import generate
-from regard.text.store import Store, write_store
-from regard.text.tokenizer import Tokenizer
+from regard.recipe import Cleaning, Recipe, Tokenizer as Section, TokenizerKind, make_recipe
+from regard.storage.run_dir import RunDir
+from regard.training import prepare as module
+from regard.training.checkpoint import checkpoint_files, load_checkpoint
+from regard.training.prepare import open_prepared, prepare
+from regard.training.progress import ProgressReporter
+from regard.training.run import train
 
 PAIRS = list(generate("train", 300))
 TEXTS = [pair.source for pair in PAIRS]
@@ -44,7 +49,7 @@ Tokenizers = dict[TokenizerKind, Tokenizer]
 def test_a_drawn_cut_is_of_the_same_text(tokenizers: Tokenizers, kind: TokenizerKind) -> None:
     vocabulary = tokenizers[kind].source
     texts = [*TEXTS, "", " ", "a  b ", "\u2581 \u2585 日本 ñ", "Straße" * 50]
-    drawing = Drawing(vocabulary, kind, KINDS[kind], [1])
+    drawing = SamplingVocabulary(vocabulary, kind, KINDS[kind], [1])
     drawn = drawing.encode(texts)
     assert vocabulary.decode(drawn) == texts
     assert sum(a != b for a, b in zip(drawn, vocabulary.encode(texts), strict=True)) > 100
@@ -53,13 +58,15 @@ def test_a_drawn_cut_is_of_the_same_text(tokenizers: Tokenizers, kind: Tokenizer
 @given(text=st.text(alphabet="abe ntsEI.日"))
 def test_without_chance_bpe_is_sentencepieces(tokenizers: Tokenizers, text: str) -> None:
     vocabulary = tokenizers["bpe"].source
-    assert Drawing(vocabulary, "bpe", 0.0, [1]).encode([text]) == vocabulary.encode([text])
+    assert SamplingVocabulary(vocabulary, "bpe", 0.0, [1]).encode([text]) == vocabulary.encode(
+        [text]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_seed_decides(tokenizers: Tokenizers, kind: TokenizerKind) -> None:
     one, same, other = (
-        DrawingTokenizer.of(tokenizers[kind], kind, KINDS[kind], seed)
+        SamplingTokenizer.of(tokenizers[kind], kind, KINDS[kind], seed)
         for seed in ((1, 2), (1, 2), (1, 3))
     )
     first = one.source.encode(TEXTS)
@@ -76,20 +83,20 @@ def test_memory_does_not_grow_with_the_corpus_and_draws_stay_the_same(
     """Where no blanks are set, every sentence is a word of its own."""
     texts = [text.replace(" ", "") for text in TEXTS]
     vocabulary = tokenizers[kind].source
-    free = Drawing(vocabulary, kind, KINDS[kind], [1]).encode(texts)
+    free = SamplingVocabulary(vocabulary, kind, KINDS[kind], [1]).encode(texts)
     monkeypatch.setattr(drawing_module, "WORDS_REMEMBERED", 5)
     monkeypatch.setattr(drawing_module, "LATTICES_KEPT", 5)
-    bound = Drawing(vocabulary, kind, KINDS[kind], [1])
+    bound = SamplingVocabulary(vocabulary, kind, KINDS[kind], [1])
     assert bound.encode(texts) == free
     assert len(bound._drawn) == 5
-    if isinstance(bound._draw, ByProbability):
+    if isinstance(bound._draw, UnigramSampler):
         assert bound._draw._lattice.cache_info().currsize <= 5
 
 
 def test_the_same_in_every_process(tokenizers: Tokenizers) -> None:
-    """Written down once: it may depend on no process, no version of Python, no hash."""
+    """MultiwordToken down once: it may depend on no process, no version of Python, no hash."""
     vocabulary = tokenizers["bpe"].source
-    drawing = Drawing(vocabulary, "bpe", 0.5, [1])
+    drawing = SamplingVocabulary(vocabulary, "bpe", 0.5, [1])
     letters = drawing.encode(["the the the the the"])[0]
     assert " ".join(vocabulary.pieces(letters)) == "▁th e ▁ t h e ▁t h e ▁the ▁the"
 
@@ -98,7 +105,7 @@ def test_bpe_leaves_joins_out_with_the_probability_given(tokenizers: Tokenizers)
     """Of "the": ▁t, he and what they become; each way to cut it, as often as sentencepiece's rule has it."""
     vocabulary = tokenizers["bpe"].source
     counts = [
-        sum(map(len, Drawing(vocabulary, "bpe", alpha, [1]).encode(TEXTS)))
+        sum(map(len, SamplingVocabulary(vocabulary, "bpe", alpha, [1]).encode(TEXTS)))
         for alpha in (0.0, 0.1, 0.5, 1.0)
     ]
     assert counts[0] == sum(map(len, vocabulary.encode(TEXTS)))
@@ -106,13 +113,15 @@ def test_bpe_leaves_joins_out_with_the_probability_given(tokenizers: Tokenizers)
     assert counts[-1] == sum(map(len, TEXTS)) + len(TEXTS)  # letters, and a blank before each text
 
 
-@pytest.mark.parametrize(("kind", "alpha"), [("bpe", 0.3), ("unigram", 0.1)])
+@pytest.mark.parametrize(("kind", "length_penalty"), [("bpe", 0.3), ("unigram", 0.1)])
 def test_each_cut_comes_as_often_as_from_sentencepiece(
     tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch, kind: TokenizerKind, alpha: float
 ) -> None:
     count, vocabulary, word = 4000, tokenizers[kind].source, "children"
     monkeypatch.setattr(drawing_module, "DRAWS_OF_A_WORD", count)
-    ours = Counter(map(tuple, Drawing(vocabulary, kind, alpha, [1]).encode([word] * count)))
+    ours = Counter(
+        map(tuple, SamplingVocabulary(vocabulary, kind, alpha, [1]).encode([word] * count))
+    )
     theirs = Counter(
         tuple(vocabulary._processor.encode(f" {word}", enable_sampling=True, alpha=alpha))
         for _ in range(count)
@@ -135,7 +144,7 @@ def test_unigram_draws_each_cut_as_often_as_its_power_says(tokenizers: Tokenizer
             key = tuple(pieces[piece][0] for piece in cut)
             scores[key] = alpha * sum(pieces[piece][1] for piece in cut)
     powers = np.exp(np.array(list(scores.values())))
-    count, random, draw = 20_000, Random(1), DRAWS["unigram"](vocabulary, alpha)
+    count, random, draw = 20_000, Random(1), SUBWORD_SAMPLERS["unigram"](vocabulary, alpha)
     drawn = Counter(draw(word, random) for _ in range(count))
     assert len(scores) > 2
     assert set(drawn) <= set(scores)
@@ -148,12 +157,12 @@ def test_what_is_kept_does_not_depend_on_the_draw(tmp_path: Path, tokenizers: To
     lengths = [max(map(len, both)) for both in zip(*_encoded(plain), strict=True)]
     most = sorted(lengths)[len(lengths) // 2]
     pairs = [*PAIRS, *PAIRS[:7], Pair("", "x")]
-    clean = Clean(max_tokens=most)
-    counts = write_store(tmp_path / "plain", pairs, plain, clean)
-    drawing = DrawingTokenizer.of(plain, "bpe", 0.5, (1,))
-    assert write_store(tmp_path / "drawn", pairs, drawing, clean) == counts
+    clean = Cleaning(max_tokens=most)
+    counts = write_dataset(tmp_path / "plain", pairs, plain, clean)
+    drawing = SamplingTokenizer.of(plain, "bpe", 0.5, (1,))
+    assert write_dataset(tmp_path / "drawn", pairs, drawing, clean) == counts
     assert counts.too_long > 0
-    one, other = Store(tmp_path / "plain"), Store(tmp_path / "drawn")
+    one, other = TokenDataset(tmp_path / "plain"), TokenDataset(tmp_path / "drawn")
     assert max(other.source_lengths.max(), other.target_lengths.max()) <= most
     fell_back = 0
     for row in range(len(one)):
@@ -175,17 +184,17 @@ def _values(folder: Path, training: dict[str, Any]) -> dict[str, Any]:
     (folder / "pairs.tsv").write_text(lines, encoding="utf-8")
     return {
         "data": {"root": str(folder), "train": {"pairs": "pairs.tsv"}, "hold_out": 0.1},
-        "tokenizer": {"kind": "bpe", "size": 500},
+        "tokenizer": {"kind": "bpe", "vocab_size": 500},
         "training": training,
     }
 
 
-def prepared_run(folder: Path, **training: float) -> tuple[Run, Recipe]:
+def prepared_run(folder: Path, **training: float) -> tuple[RunDir, Recipe]:
     folder.mkdir()
-    run, recipe = Run(folder / "run"), make_recipe(_values(folder, training), "test")
+    run, recipe = RunDir(folder / "run"), make_recipe(_values(folder, training), "test")
     run.folder.mkdir()
     run.write_recipe(recipe)
-    report = Report(run, speaks=False)
+    report = ProgressReporter(run, speaks=False)
     prepare(run, recipe, report)
     report.end()
     return run, recipe
@@ -194,7 +203,7 @@ def prepared_run(folder: Path, **training: float) -> tuple[Run, Recipe]:
 def test_copies_are_the_same_from_one_process_or_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"sampling": 0.2, "copies": 3, "seed": 5}
+    options = {"subword_sampling": 0.2, "subword_copies": 3, "seed": 5}
     run, recipe = prepared_run(tmp_path / "one", **options)
     prepared = open_prepared(run, recipe)
     stores = [prepared.of_epoch(epoch) for epoch in range(7)]
@@ -205,7 +214,7 @@ def test_copies_are_the_same_from_one_process_or_several(
     assert min(totals) > int(prepared.train.source_lengths.sum())
     other, _ = prepared_run(tmp_path / "other", **{**options, "seed": 6})
     monkeypatch.setattr(module, "PAIRS_WORTH_A_PROCESS", 300)
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
     again, _ = prepared_run(tmp_path / "two", **options)
     for number in range(3):
         name = f"train-{number:03d}.arrow"
@@ -216,7 +225,7 @@ def test_copies_are_the_same_from_one_process_or_several(
 def test_a_process_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, recipe = prepared_run(tmp_path / "one", sampling=0.2, copies=2)
     monkeypatch.setattr(module, "PAIRS_WORTH_A_PROCESS", 100)
-    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
     monkeypatch.setattr(module, "_write", lambda *arguments: None)  # here, not in the other
     (run.folder / "tokenizer.model").unlink()
     with pytest.raises(RegardError, match=r"a copy .* was not made: .*tokenizer is missing"):
@@ -233,11 +242,11 @@ def test_without_sampling_every_epoch_reads_the_plain_store(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"training": {"sampling": 0.1}, "tokenizer": {"kind": "words"}}, "words knows one way"),
+        ({"training": {"subword_sampling": 0.1}, "tokenizer": {"kind": "word"}}, "words knows one way"),
         ({"training": {"rdrop": 1}, "model": {"dropout": 0.0}}, "rdrop without any dropout"),
-        ({"training": {"rdrop": 1}, "model": {"architecture": "parallel"}}, "ask another one"),
+        ({"training": {"rdrop": 1}, "model": {"architecture": "non_autoregressive"}}, "ask another one"),
         (
-            {"training": {"word_dropout": 0.1}, "model": {"architecture": "parallel"}},
+            {"training": {"word_dropout": 0.1}, "model": {"architecture": "non_autoregressive"}},
             "word_dropout is for the tasks tag, classify and translate",
         ),
     ],
@@ -249,21 +258,21 @@ def test_refusals(sections: dict[str, dict[str, object]], message: str) -> None:
 
 def test_a_training_that_goes_on_learns_from_the_same_draws(tmp_path: Path) -> None:
     """Over several epochs, with all that is drawn at random at work."""
-    model = {"preset": "tiny", "encoder_layers": 1, "decoder_layers": 1, "width": 16}
+    model = {"preset": "tiny", "encoder_layers": 1, "decoder_layers": 1, "d_model": 16}
     weights = []
     for name, stops in (("at_once", [9]), ("in_two", [4, 9])):
         folder = tmp_path / name
         folder.mkdir()
         for steps in stops:
             training: dict[str, Any] = {
-                "sampling": 0.2,
-                "copies": 2,
+                "subword_sampling": 0.2,
+                "subword_copies": 2,
                 "rdrop": 2.0,
                 "word_dropout": 0.1,
             }
             training |= {"target_word_dropout": 0.1, "ema": 0.9, "average": "none"}
             training |= {"steps": steps, "tokens_per_batch": 4096, "validate_sentences": 2}
-            values = _values(folder, training) | {"model": {**model, "feedforward": 16}}
+            values = _values(folder, training) | {"model": {**model, "d_ff": 16}}
             train(make_recipe(values, "test"), folder / "run")
         files = checkpoint_files(folder / "run" / "checkpoints")
         progress, groups = load_checkpoint(files[-1])

@@ -11,8 +11,8 @@ import sacrebleu
 from hypothesis import given, settings, strategies as st
 
 from regard.errors import RegardError
-from regard.score import Comparison, Result, compare, score
-from regard.score.words import edit_distance
+from regard.metrics import Comparison, Result, compare, score
+from regard.metrics.error_rates import edit_distance
 
 REFERENCES = [
     "The cat sat on the mat .",
@@ -80,7 +80,7 @@ def test_results_read_well() -> None:
 
 
 # Three words: lead (two pronunciations, the second one said), read (one symbol of three wrong),
-# and tomato, whose nearest reference is the second: one insertion, four symbols.
+# and tomato, whose suggest reference is the second: one insertion, four symbols.
 SPOKEN = ["L EH D", "L EH D", "R IY T", "T AH M EY T", "T AH M EY T"]
 WRITTEN = ["L IY D", "L EH D", "R IY D", "T AH M AA T OW", "T M EY T"]
 SPELLED = ["lead", "lead", "read", "tomato", "tomato"]
@@ -93,7 +93,7 @@ def test_word_and_phoneme_error_rate_by_hand() -> None:
     assert not wer.higher_is_better
     assert not per.higher_is_better
     assert wer.signature.startswith("words:3|bs:1000|seed:12345|case:mixed|refs:any|unit:line|")
-    assert "|refs:nearest|unit:symbol|regard:" in per.signature
+    assert "|refs:suggest|unit:symbol|regard:" in per.signature
     assert (wer.low, wer.high) == (0.0, 100.0)
     backwards = score(["wer", "per"], SPOKEN[::-1], WRITTEN[::-1], SPELLED[::-1], intervals=False)
     assert [one.value for one in backwards] == [wer.value, per.value]
@@ -205,5 +205,5 @@ def test_sacrebleu_stays_silent(
 
 def test_importing_is_light() -> None:
     heavy = "[name for name in ('sacrebleu', 'torch') if name in sys.modules]"
-    code = f"import sys, regard.score; assert not {heavy}, {heavy}"
+    code = f"import sys, regard.metrics; assert not {heavy}, {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from regard.recipe import Measure
-from regard.score import score
+from regard.metrics import score
+from regard.recipe import MetricName
 
-MEASURES: tuple[Measure, ...] = ("bleu", "bleu_lc", "chrf", "ter")
+MEASURES: tuple[MetricName, ...] = ("bleu", "bleu_lc", "chrf", "ter")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from regard.errors import RegardError
-from regard.recipe import Measure
-from regard.score import compare, score
-from regard.score.likelihood import TOKENS
-from regard.score.rouge import common_subsequence, rouge_l, rouge_n, words
+from regard.metrics import compare, score
+from regard.metrics.perplexity import TOKENS
+from regard.metrics.rouge import common_subsequence, rouge_l, rouge_n, words
+from regard.recipe import MetricName
 
 
-def value(measure: Measure, hypotheses: list[str], references: list[str]) -> float:
+def value(measure: MetricName, hypotheses: list[str], references: list[str]) -> float:
     (result,) = score([measure], hypotheses, references, references, intervals=False)
     assert result.low is None
     return result.value

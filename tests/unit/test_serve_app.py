@@ -7,8 +7,8 @@ import pytest
 from serving import PAIR, Capitals, ask, capitals, events, translate
 
 from regard.recipe import Recipe
-from regard.serve.app import create_app
-from regard.serve.settings import Settings
+from regard.server.app import create_app
+from regard.server.settings import Settings
 
 
 @pytest.fixture

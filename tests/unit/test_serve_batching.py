@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from regard.model import Translation
-from regard.serve.batching import Batcher, Options, Refused
-from regard.serve.metrics import Metrics
-from regard.serve.settings import Settings
+from regard.server.batching import Batcher, Options, RequestRefused
+from regard.server.metrics import Metrics
+from regard.server.settings import Settings
+from regard.tasks import Translation
 
 
 class Upper:
@@ -141,7 +141,7 @@ def test_a_full_queue_refuses_and_one_request_can_be_too_large() -> None:
     async def test() -> None:
         model = Upper()
         batcher = make(model, queue_sentences=3)
-        with pytest.raises(Refused, match="4 sentences in one request") as refused:
+        with pytest.raises(RequestRefused, match="4 sentences in one request") as refused:
             await translate(batcher, *"abcd")
         assert refused.value.status == 413
         model.may_go_on.clear()
@@ -149,7 +149,7 @@ def test_a_full_queue_refuses_and_one_request_can_be_too_large() -> None:
         await until(lambda: len(model.batches) == 1)
         waiting = asyncio.create_task(translate(batcher, *"ab"))
         await until(lambda: batcher.waiting == 2)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await translate(batcher, *"cd")
         assert refused.value.status == 429
         model.may_go_on.set()
@@ -179,7 +179,7 @@ def test_the_end_finishes_what_is_there_and_refuses_the_rest() -> None:
         await asyncio.sleep(0)
         ending = asyncio.create_task(batcher.finish())
         await asyncio.sleep(0)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRefused) as refused:
             await translate(batcher, "late")
         assert refused.value.status == 503
         await ending
@@ -198,7 +198,7 @@ def test_other_work_is_done_by_the_thread_of_the_model_and_counts() -> None:
             batcher.call(lambda: (model.may_go_on.wait(10), threading.get_ident())[1])
         )
         await until(lambda: batcher.waiting == 1)
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             await translate(batcher, "y")
         model.may_go_on.set()
         assert {await calling} == model.threads

@@ -10,13 +10,13 @@ import pytest
 import torch
 from serving import ask
 
-from regard.align import align
-from regard.model import Translator, weights_of
-from regard.run import Run
-from regard.serve.app import create_app
-from regard.serve.course import follow
-from regard.serve.run import choose_threads
-from regard.serve.split import split_html
+from regard.inspection.alignment import align
+from regard.server.app import create_app
+from regard.server.html_markup import split_html
+from regard.server.inspection import follow
+from regard.server.serve import choose_threads
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator, named_weights
 
 
 def test_inline_tags_travel_by_the_models_attention(finished_run: Path) -> None:
@@ -39,8 +39,8 @@ def test_inline_tags_travel_by_the_models_attention(finished_run: Path) -> None:
 def test_better_weights_of_a_run_that_learns_are_taken_over(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.serve.course.LOOK_AGAIN", 0.01)
-    folder = Run(run_folder)
+    monkeypatch.setattr("regard.server.inspection.LOOK_AGAIN", 0.01)
+    folder = RunDir(run_folder)
     folder.card_file.unlink()
     model = Translator.load(run_folder)
     service = create_app(model).state.service
@@ -54,7 +54,7 @@ def test_better_weights_of_a_run_that_learns_are_taken_over(
         await following
 
     asyncio.run(asyncio.wait_for(follow_it(), 20))
-    for name, tensor in weights_of(model.network).items():
+    for name, tensor in named_weights(model.network).items():
         assert torch.equal(tensor, better[name]), name
 
 
@@ -70,6 +70,6 @@ def test_a_small_model_is_served_by_one_thread(
     monkeypatch.delenv("OMP_NUM_THREADS")
     choose_threads(model)
     assert chosen == [1]
-    monkeypatch.setattr("regard.serve.run.SMALL", 10)
+    monkeypatch.setattr("regard.server.serve.SMALL", 10)
     choose_threads(model)
     assert chosen == [1]

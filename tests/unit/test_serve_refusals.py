@@ -11,9 +11,9 @@ from serving import PAIR, Capitals, ask, capitals, events, run, translate
 from test_serve_batching import until
 
 from regard.recipe import Recipe
-from regard.serve.app import create_app
-from regard.serve.service import Service
-from regard.serve.settings import Settings
+from regard.server.app import create_app
+from regard.server.service import Service
+from regard.server.settings import Settings
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def model(small_recipe: Callable[..., Recipe]) -> Capitals:
         (400, {"json": {"q": "a", **PAIR, "format": "pdf"}}),
         (400, {"json": {"q": "a", **PAIR, "alternatives": 11}}),
         (400, {"json": {"q": "a", **PAIR, "beam": 21}}),
-        (400, {"json": {"q": "a", **PAIR, "alpha": -1}}),
+        (400, {"json": {"q": "a", **PAIR, "length_penalty": -1}}),
         (400, {"json": ["q"]}),
         (400, {"content": b'{"q": "\\ud800", "source": "en", "target": "de"}'}),
         (400, {"content": b"{"}),

@@ -9,20 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import BaseSchema, GenerationMode
 from schemathesis.checks import not_a_server_error
 
-from regard.model import Translator
-from regard.run import Run
-from regard.serve.app import create_app
-from regard.serve.settings import Settings
+from regard.server.app import create_app
+from regard.server.settings import Settings
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
 
 
 @pytest.fixture(scope="module")
 def api(finished_run: Path) -> BaseSchema:
     model = Translator.load(finished_run)
-    short = model.recipe.search.model_copy(
+    short = model.recipe.decoding.model_copy(
         update={"extra_length": 2}
     )  # it knows no end, and goes on
     model.recipe = model.recipe.model_copy(update={"search": short})
-    app = create_app(model, Settings(batch_wait=0.0), Run(finished_run).card())
+    app = create_app(model, Settings(batch_wait=0.0), RunDir(finished_run).card())
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 from test_sentences import LANGUAGES, PIECES
 
-from regard.serve.split import Document, parts_of, split_html, split_plain
-from regard.text.words import units
+from regard.data.words import units
+from regard.server.html_markup import Document, parts_of, split_html, split_plain
 
 MARKUP = [
     *("<p>", "</p>", "<b class='a>b'>", "</B >", "<br/>", '<i title="x.">', "</i>", "<a href=x/>"),

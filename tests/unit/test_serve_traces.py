@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from serving import ask
 
-from regard.course import Checkpoints, course
-from regard.model import Translator
-from regard.serve.app import create_app
-from regard.serve.live import growing
-from regard.serve.settings import Settings
-from regard.tracing import trace
+from regard.inspection.history import Checkpoints, course
+from regard.inspection.trace import trace
+from regard.server.app import create_app
+from regard.server.settings import Settings
+from regard.server.streaming import growing
+from regard.tasks import Translator
 
 
 def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:
     model = Translator.load(finished_run)
     app = create_app(model, Settings(trace_characters=20))
-    asked = {"q": "ein Hund", "beam": 2, "alpha": 0.5}
+    asked = {"q": "ein Hund", "beam": 2, "length_penalty": 0.5}
     told = ask(app, "POST", "/v1/trace", json=asked).json()
     assert told.pop("id")
     expected = trace(model, "ein Hund", beam=2, alpha=0.5).to_json("attention")
@@ -33,14 +33,14 @@ def test_a_trace_can_be_interfered_with(finished_run: Path) -> None:
     model = Translator.load(finished_run)
     app = create_app(model)
     (forced,) = model.tokenizer.target.encode(["dog"])
-    asked = {"q": "ein Hund", "forced": forced, "mute": ["cross.1.0"]}
+    asked = {"q": "ein Hund", "forced": forced, "mute": ["cross_attention.1.0"]}
     told = ask(app, "POST", "/v1/trace", json=asked).json()
     assert [token["id"] for token in told["said"]][: len(forced)] == forced
-    assert told["muted"] == ["cross.1.0"]
+    assert told["muted"] == ["cross_attention.1.0"]
     drawn = {"q": "ein Hund", "temperature": 2.0, "seed": 7}
     expected = trace(model, "ein Hund", temperature=2.0, seed=7).translation
     assert ask(app, "POST", "/v1/trace", json=drawn).json()["translation"] == expected
-    for wrong in ({"mute": ["cross.9.0"]}, {"mute": ["x"]}, {"forced": [2]}, {"temperature": 1e-9}):
+    for wrong in ({"mute": ["cross_attention.9.0"]}, {"mute": ["x"]}, {"forced": [2]}, {"temperature": 1e-9}):
         answer = ask(app, "POST", "/v1/trace", json={"q": "ein Hund", **wrong})
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
@@ -50,10 +50,10 @@ def test_large_traces_are_handed_out_layer_by_layer(finished_run: Path) -> None:
     app = create_app(model, Settings(trace_bytes=0, traces_bytes=0, trace_tokens=4))
     expected = trace(model, "ein Hund")
     told = ask(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
-    assert told["cross"]["data"] is None
+    assert told["cross_attention"]["data"] is None
     path = f"/v1/trace/{told['id']}"
     for name, layers in {
-        "cross/1": expected.cross[1],
+        "cross/1": expected.cross_attention[1],
         "nodes/0": expected.nodes[0],
         "encoder/0/key": expected.parts["encoder"].key[0],
         "decoder/1/output": expected.parts["decoder"].output[1],
@@ -137,11 +137,11 @@ def test_who_stops_watching_stops_the_search(finished_run: Path) -> None:
 
 
 def test_a_model_of_all_words_at_once_tells_its_rounds(make_run: Callable[..., Path]) -> None:
-    model = Translator.load(make_run(model={"architecture": "parallel"}), "cpu")
+    model = Translator.load(make_run(model={"architecture": "non_autoregressive"}), "cpu")
     app = create_app(model)
-    told = ask(app, "POST", "/v1/trace", json={"q": "the dog", "mute": ["cross.0.1"]}).json()
+    told = ask(app, "POST", "/v1/trace", json={"q": "the dog", "mute": ["cross_attention.0.1"]}).json()
     assert told["beam"] == []
-    assert [token["id"] for token in told["rounds"][-1]["said"]] == [
+    assert [token["id"] for token in told["iterations"][-1]["said"]] == [
         token["id"] for token in told["said"]
     ]
     refused = ask(app, "POST", "/v1/trace", json={"q": "the dog", "beam": 2})

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from regard.marks import END, START
-from regard.model import Translator
-from regard.model.standing_in import TRIES, Disguise, copied, disguises, names
-from regard.text.kept import Kept
+from regard.data.protected_spans import ProtectedSpans
+from regard.data.special_tokens import BOS, EOS
+from regard.tasks import Translator
+from regard.tasks.placeholders import TRIES, Disguise, copied, disguises, names
 
-PLACEHOLDERS = Kept(("placeholders",))
+PLACEHOLDERS = ProtectedSpans(("placeholders",))
 WORDS = ["London", "Park", "Rugby", "Texas", "Jenga"]
 
 
@@ -21,7 +21,7 @@ def model(make_run: Callable[..., Path]) -> Translator:
     return Translator.load(make_run(search={"extra_length": 6}), device="cpu")
 
 
-# Texts
+# DataFiles
 
 
 def test_each_placeholder_has_a_word_of_its_own_and_every_try_another() -> None:
@@ -67,12 +67,12 @@ def test_words_that_stand_in_are_those_the_model_copies_best(model: Translator) 
     assert set(found) <= set(every)
     assert all(len(ids) == 1 for ids in target.encode(every))
     opens = torch.tensor(target.borders()[0])
-    opens[END] = True
+    opens[EOS] = True
     sure: dict[str, float] = {}
     for word in every:
         ids, (said,) = model.tokenizer.source.encode([word])[0], target.encode([word])[0]
         with torch.no_grad():
-            shares = model.network(torch.tensor([[*ids, END]]), torch.tensor([[START, said]]))[0]
+            shares = model.network(torch.tensor([[*ids, EOS]]), torch.tensor([[BOS, said]]))[0]
         first, then = shares.double().softmax(-1)
         sure[word] = float(first[said] * then[opens].sum())
     assert found == sorted(every, key=sure.__getitem__, reverse=True)[: 2 * TRIES]
@@ -84,7 +84,7 @@ def test_what_comes_back_is_verified_and_the_rest_goes_the_other_way(
     texts = ["the dog sees %s", "a cat", "{a} and {b} and 12 and %s", "a <b>dog</b>", ""]
     keep: dict[str, Any] = {"keep": ["placeholders", "numbers"]}
     found = model.search(texts, **keep)
-    kept = Kept(keep["keep"])
+    kept = ProtectedSpans(keep["keep"])
     tried = model._in_disguise(texts, None, [()] * 5, None, model._options(keep), 1)
     assert tried, "with these weights some come back right"
     assert set(tried) <= {0, 2}
@@ -109,7 +109,7 @@ def test_it_makes_no_difference_how_many_are_looked_at_together(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = copied(model, [])
-    monkeypatch.setattr("regard.model.standing_in.AT_ONCE", 3)
+    monkeypatch.setattr("regard.tasks.placeholders.AT_ONCE", 3)
     assert copied(model, []) == whole
 
 

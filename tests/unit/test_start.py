@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
+from regard.data.corpus import Pair
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.learn.start import starting_tokenizer, take_weights
-from regard.model import build, weights_of
 from regard.recipe import Recipe, Task, make_recipe
-from regard.run import Run
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
+from regard.storage.run_dir import RunDir
+from regard.tasks import build, named_weights
+from regard.training.fine_tuning import initial_tokenizer, load_initial_weights
 
-MODEL = {"width": 16, "heads": 2, "feedforward": 32, "decoder_layers": 1}
+MODEL = {"d_model": 16, "heads": 2, "d_ff": 32, "decoder_layers": 1}
 PAIRS = [Pair("a b c", "X Y X")] * 3
 
 
@@ -23,30 +23,32 @@ def recipe_of(task: Task, start: Path | None = None, **sections: dict[str, Any])
     values: dict[str, Any] = {
         "task": task,
         "data": {"train": {"text": "t"} if alone else {"pairs": "p.tsv"}},
-        "training": {"start_from": None if start is None else str(start)},
+        "training": {"init_from": None if start is None else str(start)},
     }
     values["model"] = {**MODEL, **sections.get("model", {})}
-    values["tokenizer"] = {"kind": "words", "size": 60, **sections.get("tokenizer", {})}
+    values["tokenizer"] = {"kind": "word", "vocab_size": 60, **sections.get("tokenizer", {})}
     return make_recipe(values, "test")
 
 
 def run_of(recipe: Recipe, folder: Path) -> Path:
     """A run as training leaves it, its weights random."""
     folder.mkdir()
-    run = Run(folder)
-    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    run = RunDir(folder)
+    tokenizer = initial_tokenizer(recipe, lambda: PAIRS)
     run.write_recipe(recipe)
     tokenizer.save(folder)
-    run.write_weights(weights_of(build(recipe, tokenizer)))
+    run.write_weights(named_weights(build(recipe, tokenizer)))
     return folder
 
 
 def test_labels_start_from_a_run_whose_target_was_cut_in_another_way(tmp_path: Path) -> None:
-    two = {"target_kind": "characters", "shared": False, "size": 300}
+    two = {"target_kind": "char", "shared": False, "vocab_size": 300}
     start = run_of(recipe_of("translate", tokenizer=two), tmp_path / "before")
-    recipe = recipe_of("classify", start, tokenizer={"size": 300})
-    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
-    assert "of the encoder taken" in take_weights(build(recipe, tokenizer), recipe, tokenizer)
+    recipe = recipe_of("classify", start, tokenizer={"vocab_size": 300})
+    tokenizer = initial_tokenizer(recipe, lambda: PAIRS)
+    assert "of the encoder taken" in load_initial_weights(
+        build(recipe, tokenizer), recipe, tokenizer
+    )
 
 
 @pytest.mark.parametrize("before", ["mask", "translate"])
@@ -56,13 +58,13 @@ def test_labels_take_the_encoder_and_begin_with_a_new_head(
 ) -> None:
     start = run_of(recipe_of(before), tmp_path / "before")
     recipe = recipe_of(task, start, model={"dropout": 0.4, "decoder_layers": 3})
-    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    tokenizer = initial_tokenizer(recipe, lambda: PAIRS)
     assert tokenizer.source.model == (start / "tokenizer.model").read_bytes()
     assert tokenizer.target.decode([[5], [6]]) == ["X", "Y"]
     network = build(recipe, tokenizer)
-    head = weights_of(network)["projection.weight"].clone()
-    said = take_weights(network, recipe, tokenizer)
-    own, theirs = weights_of(network), Run(start).weights()
+    head = named_weights(network)["projection.weight"].clone()
+    said = load_initial_weights(network, recipe, tokenizer)
+    own, theirs = named_weights(network), RunDir(start).weights()
     taken = [name for name in own if name.startswith("encoder.")]
     assert all(torch.equal(own[name], theirs[name]) for name in taken)
     assert torch.equal(own["projection.weight"], head)
@@ -71,22 +73,22 @@ def test_labels_take_the_encoder_and_begin_with_a_new_head(
 
 @pytest.mark.parametrize(("before", "task"), [("continue", "translate"), ("mask", "mask")])
 def test_other_tasks_take_everything(before: Task, task: Task, tmp_path: Path) -> None:
-    model = {"architecture": "decoder"} if before == "continue" else {}
+    model = {"architecture": "decoder_only"} if before == "continue" else {}
     start = run_of(recipe_of(before, model=model), tmp_path / "before")
     recipe = recipe_of(task, start, model=model)
-    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    tokenizer = initial_tokenizer(recipe, lambda: PAIRS)
     network = build(recipe, tokenizer)
-    said = take_weights(network, recipe, tokenizer)
-    theirs = Run(start).weights()
-    assert weights_of(network).keys() == theirs.keys()
-    assert all(torch.equal(own, theirs[name]) for name, own in weights_of(network).items())
+    said = load_initial_weights(network, recipe, tokenizer)
+    theirs = RunDir(start).weights()
+    assert named_weights(network).keys() == theirs.keys()
+    assert all(torch.equal(own, theirs[name]) for name, own in named_weights(network).items())
     assert "new" not in said
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"width": 32}}, "model.width is 16 there, 32 here"),
+        ({"model": {"d_model": 32}}, "model.d_model is 16 there, 32 here"),
         ({"model": {"norm": "rms"}}, "model.norm is layer there, rms here"),
         ({"tokenizer": {"normalize": "lower"}}, "tokenizer.normalize is nfc there, lower here"),
     ],
@@ -96,21 +98,21 @@ def test_another_shape_is_refused_with_what_differs(
 ) -> None:
     start = run_of(recipe_of("mask"), tmp_path / "before")
     with pytest.raises(RegardError, match=f"of another shape: .*{message}"):
-        starting_tokenizer(recipe_of("tag", start, **sections), lambda: PAIRS)
+        initial_tokenizer(recipe_of("tag", start, **sections), lambda: PAIRS)
 
 
 def test_the_first_weight_that_does_not_fit_is_named(tmp_path: Path) -> None:
     start = run_of(recipe_of("mask"), tmp_path / "before")
     recipe = recipe_of("tag", start)
-    tokenizer = starting_tokenizer(recipe, lambda: PAIRS)
+    tokenizer = initial_tokenizer(recipe, lambda: PAIRS)
     deeper = build(recipe_of("tag", model={"encoder_layers": 7}), tokenizer)
     with pytest.raises(RegardError, match=r"has no weight encoder.layers.6.attention.query"):
-        take_weights(deeper, recipe, tokenizer)
-    wider = build(recipe_of("tag", model={"width": 32}), tokenizer)
+        load_initial_weights(deeper, recipe, tokenizer)
+    wider = build(recipe_of("tag", model={"d_model": 32}), tokenizer)
     with pytest.raises(
         RegardError, match=r"encoder.embedding.weight .* is \[\d+, 16\], here .*32\]"
     ):
-        take_weights(wider, recipe, tokenizer)
+        load_initial_weights(wider, recipe, tokenizer)
 
 
 def test_a_run_whose_tokenizer_is_another_by_now_is_refused(tmp_path: Path) -> None:
@@ -118,9 +120,9 @@ def test_a_run_whose_tokenizer_is_another_by_now_is_refused(tmp_path: Path) -> N
     recipe = recipe_of("tag", run_of(recipe_of("mask"), tmp_path / "before"))
     other = Tokenizer.train(recipe.tokenizer, lambda: [Pair("d e", "X Y")], labels=True)
     with pytest.raises(RegardError, match="before has another tokenizer"):
-        take_weights(build(recipe, other), recipe, other)
+        load_initial_weights(build(recipe, other), recipe, other)
 
 
 def test_a_run_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="no such folder"):
-        starting_tokenizer(recipe_of("tag", tmp_path / "absent"), lambda: PAIRS)
+        initial_tokenizer(recipe_of("tag", tmp_path / "absent"), lambda: PAIRS)

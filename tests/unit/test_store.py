@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from regard.data import dataset as module
+from regard.data.batching import sources, targets
+from regard.data.corpus import Pair
+from regard.data.dataset import Counts, TokenDataset, write_dataset
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import Clean, Tokenizer as Section
-from regard.text import store as module
-from regard.text.batches import sources, targets
-from regard.text.corpus import Pair
-from regard.text.store import Counts, Store, write_store
-from regard.text.tokenizer import Tokenizer
+from regard.recipe import Cleaning, Tokenizer as Section
 
 PAIRS = [Pair(f"ein Satz {n}", f"a sentence {n} " + "x" * (n % 7)) for n in range(500)]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    section = Section(kind="characters", size=300, shared=False)
+    section = Section(kind="char", size=300, shared=False)
     return Tokenizer.train(section, lambda: PAIRS)
 
 
-def texts_of(store: Store, tokenizer: Tokenizer) -> list[Pair]:
+def texts_of(store: TokenDataset, tokenizer: Tokenizer) -> list[Pair]:
     rows = np.arange(len(store))
     read, said = sources(store, rows).tolist(), targets(store, rows).tolist()
     return list(map(Pair, tokenizer.source.decode(read), tokenizer.target.decode(said)))
@@ -33,8 +33,8 @@ def test_every_pair_comes_back_whatever_the_record_batches(
 ) -> None:
     monkeypatch.setattr(module, "ROWS_PER_RECORD_BATCH", rows)
     monkeypatch.setattr(module, "PAIRS_PER_ENCODING", 64)
-    counts = write_store(tmp_path / "a.arrow", PAIRS, tokenizer, None)
-    store = Store(tmp_path / "a.arrow")
+    counts = write_dataset(tmp_path / "a.arrow", PAIRS, tokenizer, None)
+    store = TokenDataset(tmp_path / "a.arrow")
     assert texts_of(store, tokenizer) == PAIRS
     assert counts == Counts(read=500, kept=500)
     assert [path.name for path in tmp_path.iterdir()] == ["a.arrow"]
@@ -48,15 +48,15 @@ def test_without_cleaning_row_n_is_line_n(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, pairs: list[tuple[str, str]]
 ) -> None:
     path = tmp_path_factory.mktemp("store") / "valid.arrow"
-    write_store(path, [Pair(*pair) for pair in pairs], tokenizer, None)
+    write_dataset(path, [Pair(*pair) for pair in pairs], tokenizer, None)
     normalize = tokenizer.source.normalize
     wanted = [(normalize(source), normalize(target)) for source, target in pairs]
-    assert texts_of(Store(path), tokenizer) == wanted
+    assert texts_of(TokenDataset(path), tokenizer) == wanted
 
 
 def test_the_ids_are_a_view_of_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write_store(tmp_path / "a", PAIRS, tokenizer, None)
-    store = Store(tmp_path / "a")
+    write_dataset(tmp_path / "a", PAIRS, tokenizer, None)
+    store = TokenDataset(tmp_path / "a")
     assert len(store.ids) == (tmp_path / "a").stat().st_size // 4
     assert not store.ids.flags.writeable
 
@@ -72,21 +72,24 @@ def test_each_reason_for_leaving_out_is_counted(tmp_path: Path, tokenizer: Token
         Pair("x" * 30, "good" * 4),
         Pair("x" * 9, "y"),
     ]
-    counts = write_store(tmp_path / "a", pairs, tokenizer, Clean(max_tokens=20, max_ratio=4))
+    counts = write_dataset(tmp_path / "a", pairs, tokenizer, Cleaning(max_tokens=20, max_ratio=4))
     assert counts == Counts(read=8, kept=2, empty=2, duplicates=2, too_long=1, ratio=1)
     assert counts.sentence == (
         "2 of 8 pairs kept (2 empty, 2 duplicate, 1 too long, 1 of unlike length)"
     )
-    assert texts_of(Store(tmp_path / "a"), tokenizer) == [Pair("gut", "good"), Pair("güt", "good")]
+    assert texts_of(TokenDataset(tmp_path / "a"), tokenizer) == [
+        Pair("gut", "good"),
+        Pair("güt", "good"),
+    ]
 
-    lenient = Clean(max_ratio=None, keep_duplicates=True)
-    assert write_store(tmp_path / "a", pairs, tokenizer, lenient) == Counts(8, kept=6, empty=2)
+    lenient = Cleaning(max_ratio=None, keep_duplicates=True)
+    assert write_dataset(tmp_path / "a", pairs, tokenizer, lenient) == Counts(8, kept=6, empty=2)
 
 
 def test_the_limits_themselves_are_allowed(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pair = Pair("x" * 7, "y")  # each side with a space in front: 8 and 2 tokens
-    clean = Clean(max_tokens=8, max_ratio=4)
-    assert write_store(tmp_path / "a", [pair], tokenizer, clean).kept == 1
+    clean = Cleaning(max_tokens=8, max_ratio=4)
+    assert write_dataset(tmp_path / "a", [pair], tokenizer, clean).kept == 1
 
 
 def test_counts_in_words() -> None:
@@ -97,9 +100,9 @@ def test_counts_in_words() -> None:
 
 def test_nothing_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(RegardError, match=r"0 of 1 pairs kept \(1 empty\); see data.clean"):
-        write_store(tmp_path / "a", [Pair("", "x")], tokenizer, Clean())
+        write_dataset(tmp_path / "a", [Pair("", "x")], tokenizer, Cleaning())
     with pytest.raises(RegardError, match="none was read"):
-        write_store(tmp_path / "a", [], tokenizer, None)
+        write_dataset(tmp_path / "a", [], tokenizer, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,40 +111,40 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, tokenizer: Tok
         yield from PAIRS
         raise RegardError("file:501: broken")
 
-    write_store(tmp_path / "a", PAIRS[:3], tokenizer, None)
+    write_dataset(tmp_path / "a", PAIRS[:3], tokenizer, None)
     with pytest.raises(RegardError, match="file:501: broken"):
-        write_store(tmp_path / "a", broken(), tokenizer, None)  # type: ignore[arg-type]
-    assert len(Store(tmp_path / "a")) == 3
+        write_dataset(tmp_path / "a", broken(), tokenizer, None)  # type: ignore[arg-type]
+    assert len(TokenDataset(tmp_path / "a")) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(RegardError, match="cannot be written: No such file or directory"):
-        write_store(tmp_path / "no" / "a", PAIRS, tokenizer, None)
+        write_dataset(tmp_path / "no" / "a", PAIRS, tokenizer, None)
 
 
 def test_missing_and_damaged_stores(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.arrow"
     with pytest.raises(RegardError, match="no such file"):
-        Store(path)
+        TokenDataset(path)
     with pytest.raises(RegardError, match=r"cannot be read|damaged"):
-        Store(tmp_path)
-    write_store(path, PAIRS, tokenizer, None)
+        TokenDataset(tmp_path)
+    write_dataset(path, PAIRS, tokenizer, None)
     whole = path.read_bytes()
     for damaged in (b"", b"nonsense", whole[:-1], whole[: len(whole) // 2], whole[100:]):
         path.write_bytes(damaged)
         with pytest.raises(RegardError, match="damaged"):
-            Store(path)
+            TokenDataset(path)
 
 
 def test_no_flipped_byte_leads_outside_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.arrow"
-    write_store(path, PAIRS[:20], tokenizer, None)
+    write_dataset(path, PAIRS[:20], tokenizer, None)
     whole = path.read_bytes()
     for place in range(0, len(whole), 5):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         try:
-            store = Store(path)
+            store = TokenDataset(path)
         except RegardError:
             continue
         for starts, lengths in (

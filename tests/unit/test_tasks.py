@@ -11,25 +11,30 @@ import torch
 from torch.nn import functional as F
 
 from regard import recipe as recipes
+from regard.data.batching import sources
+from regard.data.corpus import Pair, read_pairs
+from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.special_tokens import EOS, MASK, PAD, SPECIAL_TOKENS
+from regard.data.tokenizer import NORMALIZATIONS, Tokenizer
 from regard.errors import RegardError
-from regard.learn.loss import OBJECTIVES, LabelObjective, MaskObjective
-from regard.marks import END, MARKS, MASK, PAD
-from regard.model import MODELS, Continuer, Filler, build
-from regard.nn.encoder_only import Classifier, Guesser, Labeller, Pool
-from regard.nn.masking import drop_words, hide
-from regard.nn.networks import NETWORKS
-from regard.recipe import Clean, Recipe, Task, Texts, make_recipe
-from regard.score import NOT_OF_TEXT, sacre, words
-from regard.score.measures import COUNTED
-from regard.text.batches import sources
-from regard.text.corpus import Pair, read_pairs
-from regard.text.forms import FORMS, label_names
-from regard.text.store import Store, write_store
-from regard.text.tokenizer import NORMALIZATIONS, Tokenizer
+from regard.metrics import MODEL_METRICS, error_rates, sacrebleu
+from regard.metrics.scoring import COUNT_METRICS
+from regard.nn.architectures import ARCHITECTURES
+from regard.nn.encoder_heads import (
+    Classifier,
+    EncoderForMaskedLM,
+    EncoderForTokenClassification,
+    Pool,
+)
+from regard.nn.loss import LOSSES, LabelLoss, MaskedLMLoss
+from regard.nn.token_masking import drop_words, hide
+from regard.recipe import Cleaning, DataFiles, Recipe, Task, make_recipe
+from regard.tasks import MODELS, LanguageModel, MaskedLM, build
+from regard.tasks.encoders import FORMS, label_names
 
 V = 50
-FIRST = len(MARKS)
-MODEL = {"width": 16, "heads": 2, "feedforward": 32, "decoder_layers": 1, "dropout": 0}
+FIRST = len(SPECIAL_TOKENS)
+MODEL = {"d_model": 16, "heads": 2, "d_ff": 32, "decoder_layers": 1, "dropout": 0}
 
 
 def recipe_of(task: Task, **sections: Any) -> Recipe:
@@ -37,7 +42,7 @@ def recipe_of(task: Task, **sections: Any) -> Recipe:
     values = {
         "task": task,
         "data": {"train": {"text": "t"} if alone else {"pairs": "p.tsv"}},
-        "tokenizer": {"kind": "words", "size": 60},
+        "tokenizer": {"kind": "word", "vocab_size": 60},
         **sections,
     }
     values["model"] = {**MODEL, **sections.get("model", {})}
@@ -55,13 +60,13 @@ def test_fifteen_in_a_hundred_words_are_hidden_in_the_shares_of_bert() -> None:
         words[row, :length] = torch.randint(FIRST, 5000, (length,))
     words = words.repeat(100, 1)
     source = words.clone()
-    source[range(len(source)), (words != PAD).sum(1)] = END
+    source[range(len(source)), (words != PAD).sum(1)] = EOS
     shown, wanted = hide(source, words, 5000)
     chosen = wanted != PAD
     # 0.15 n, rounded, half upwards, but one at least.
     assert chosen.sum(1)[: len(lengths)].tolist() == [1, 1, 1, 1, 2, 2, 30, 150]
     assert torch.equal(wanted[chosen], words[chosen])
-    assert torch.equal(shown[~chosen], source[~chosen])  # END and padding are never touched
+    assert torch.equal(shown[~chosen], source[~chosen])  # EOS and padding are never touched
     count = int(chosen.sum())
     hidden = int((shown == MASK)[chosen].sum())
     kept = int((shown == words)[chosen].sum())
@@ -87,7 +92,7 @@ def test_hidden_words_follow_the_generator() -> None:
 def test_word_dropout_hides_words_but_no_marks() -> None:
     torch.manual_seed(1)
     source = torch.randint(FIRST, V, (100, 100))
-    source[:, -1] = END
+    source[:, -1] = EOS
     source[:, -2] = PAD
     shown = drop_words(source, 0.25)
     assert (shown == MASK).float().mean() == pytest.approx(0.98 * 0.25, abs=0.01)
@@ -96,8 +101,8 @@ def test_word_dropout_hides_words_but_no_marks() -> None:
 
 def test_the_mask_objective_is_the_sum_over_hidden_words() -> None:
     recipe = recipe_of("mask")
-    network = Guesser(recipe.model, V).double()
-    objective = MaskObjective(network, recipe.training)
+    network = EncoderForMaskedLM(recipe.model, V).double()
+    objective = MaskedLMLoss(network, recipe.training)
     source = torch.randint(FIRST, V, (3, 20))
     source[1, 12:] = PAD
     words = source.clone()
@@ -122,7 +127,10 @@ def test_padding_changes_no_label() -> None:
     torch.manual_seed(1)
     long = torch.randint(FIRST, V, (1, 9))
     short = torch.cat([long[:, :5], torch.full((1, 4), PAD)], dim=1)
-    for network in (Labeller(recipe.model, V, 8), Classifier(recipe.model, V, 8)):
+    for network in (
+        EncoderForTokenClassification(recipe.model, V, 8),
+        Classifier(recipe.model, V, 8),
+    ):
         network.double().eval()
         if isinstance(network, Classifier):
             torch.nn.init.normal_(network.pool.query)
@@ -147,8 +155,8 @@ def test_a_pool_is_the_mean_at_first_and_then_a_weighted_sum() -> None:
 
 def test_the_label_objective_counts_labels_only() -> None:
     recipe = recipe_of("tag", training={"label_smoothing": 0.1, "word_dropout": 0.5})
-    network = Labeller(recipe.model, V, 8).double().eval()
-    objective = LabelObjective(network, recipe.training).eval()
+    network = EncoderForTokenClassification(recipe.model, V, 8).double().eval()
+    objective = LabelLoss(network, recipe.training).eval()
     source = torch.randint(FIRST, V, (2, 5))
     wanted = torch.tensor([[5, PAD, 6, PAD, PAD], [7, 5, PAD, 6, PAD]])
     by_hand = F.cross_entropy(
@@ -162,17 +170,17 @@ def test_the_label_objective_counts_labels_only() -> None:
 
 def stored(
     task: Task, pairs: Iterable[Pair], folder: Path, tokenizer: Tokenizer, **data: Any
-) -> tuple[Any, Store]:
+) -> tuple[Any, TokenDataset]:
     recipe = recipe_of(task)
-    clean = Clean(**data)
+    clean = Cleaning(**data)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"clean": clean})})
     form = FORMS[task](recipe)
-    write_store(folder / "a.arrow", pairs, tokenizer, clean, form.rows)
-    return form, Store(folder / "a.arrow")
+    write_dataset(folder / "a.arrow", pairs, tokenizer, clean, form.rows)
+    return form, TokenDataset(folder / "a.arrow")
 
 
 def characters(pairs: list[Pair], labels: bool = False) -> Tokenizer:
-    section = recipes.Tokenizer(kind="characters", size=300, shared=not labels)
+    section = recipes.Tokenizer(kind="char", vocab_size=300, shared=not labels)
     return Tokenizer.train(section, lambda: pairs, labels)
 
 
@@ -183,14 +191,14 @@ def test_a_tag_stands_at_the_first_piece_of_its_word(tmp_path: Path) -> None:
     batch = form.collate(store, np.array([0, 1]))
     assert tokenizer.source.pieces(batch.source[0].tolist()) == ["▁", "a", "b", "▁", "c", "</s>"]
     x, y = (tokenizer.target.encode([label])[0][0] for label in "XY")
-    assert batch.wanted.tolist() == [[x, 0, 0, y, 0, 0], [y, 0, 0, 0, 0, 0]]
+    assert batch.labels.tolist() == [[x, 0, 0, y, 0, 0], [y, 0, 0, 0, 0, 0]]
     assert form.tokens(store, np.array([0, 1])) == 3
     assert label_names(tokenizer.target)[x - FIRST] == "X"
 
 
 def test_every_label_is_an_entry_in_its_own_case() -> None:
     pairs = [Pair("a", label) for label in ("NOUN", "noun", "ﬁ")]
-    section = recipe_of("tag", tokenizer={"kind": "characters", "size": 300, "normalize": "lower"})
+    section = recipe_of("tag", tokenizer={"kind": "char", "vocab_size": 300, "normalize": "lower"})
     tokenizer = Tokenizer.train(section.tokenizer, lambda: pairs, labels=True)
     assert sorted(label_names(tokenizer.target)) == ["NOUN", "noun", "ﬁ"]
 
@@ -199,9 +207,9 @@ def test_a_classified_text_may_be_of_any_length(tmp_path: Path) -> None:
     pairs = [Pair("a b c d e f g h i j k l", "X"), Pair("a", "Y")]
     form, store = stored("classify", pairs, tmp_path, characters(pairs, labels=True), max_ratio=2)
     batch = form.collate(store, np.array([0, 1]))
-    assert batch.wanted.shape == (2, 1)
+    assert batch.labels.shape == (2, 1)
     assert form.tokens(store, np.array([0, 1])) == 2
-    assert len(batch.source[0]) == 25  # 24 characters, a blank before each letter, and END
+    assert len(batch.source[0]) == 25  # 24 characters, a blank before each letter, and EOS
 
 
 def test_long_text_is_cut_and_not_lost(tmp_path: Path) -> None:
@@ -212,7 +220,7 @@ def test_long_text_is_cut_and_not_lost(tmp_path: Path) -> None:
     assert "".join(tokenizer.source.decode(rows)) == "abcdefghab"
     assert store.source_lengths.tolist() == [4, 4, 1, 3]
     batch = form.collate(store, np.array([0, 2]))
-    assert batch.wanted[1].tolist() == [batch.source[1, 0], PAD, PAD, PAD, PAD]
+    assert batch.labels[1].tolist() == [batch.source[1, 0], PAD, PAD, PAD, PAD]
     assert form.tokens(store, np.arange(4)) == 4
 
 
@@ -221,7 +229,7 @@ def test_the_mask_form_counts_as_many_words_as_are_hidden(tmp_path: Path) -> Non
     form, store = stored("mask", pairs, tmp_path, characters(pairs))
     for rows in np.array_split(np.arange(len(store)), 7):
         batch = form.collate(store, rows)
-        _, hidden = hide(batch.source, batch.wanted, 300)
+        _, hidden = hide(batch.source, batch.labels, 300)
         assert form.tokens(store, rows) == int((hidden != PAD).sum())
 
 
@@ -230,10 +238,10 @@ def test_a_stream_is_cut_into_blocks_that_follow_each_other(tmp_path: Path) -> N
     tokenizer = characters(pairs)
     form, store = stored("continue", pairs, tmp_path, tokenizer, max_tokens=4)
     blank, a, b, c = tokenizer.source.encode(["abc"])[0]
-    stream = [END, blank, a, b, c, END, END, blank, b, c, a, END]
+    stream = [EOS, blank, a, b, c, EOS, EOS, blank, b, c, a, EOS]
     batches = [form.collate(store, np.array([row])) for row in range(len(store))]
     assert [i for batch in batches for i in batch.target[0].tolist()] == stream[:-1]
-    assert [i for batch in batches for i in batch.wanted[0].tolist()] == stream[1:]
+    assert [i for batch in batches for i in batch.labels[0].tolist()] == stream[1:]
     assert form.tokens(store, np.arange(len(store))) == 11
     both = form.collate(store, np.arange(len(store)))
     assert both.source.shape == (3, 0)
@@ -275,7 +283,7 @@ def test_conllu_is_words_and_tags(tmp_path: Path) -> None:
     ]
     (tmp_path / "a.conllu").write_text("\n".join(rows) + "\n\n")
     recipe = make_recipe(
-        {"task": "tag", "data": {"root": str(tmp_path), "train": {"conllu": "a.conllu"}}}, "test"
+        {"task": "tagging", "data": {"root": str(tmp_path), "train": {"conllu": "a.conllu"}}}, "test"
     )
     assert list(read_pairs(recipe.data.train, recipe.data)) == [Pair("Very_good !", "ADJ PUNCT")]
 
@@ -284,7 +292,7 @@ def test_conllu_is_words_and_tags(tmp_path: Path) -> None:
 def test_a_head_that_is_no_number_is_told_with_its_line(tmp_path: Path, head: str) -> None:
     (tmp_path / "a.conllu").write_text(f"1\tdog\t_\tNOUN\t_\t_\t{head}\troot\t_\t_\n\n")
     recipe = make_recipe(
-        {"task": "tag", "data": {"root": str(tmp_path), "train": {"conllu": "a.conllu"}}}, "test"
+        {"task": "tagging", "data": {"root": str(tmp_path), "train": {"conllu": "a.conllu"}}}, "test"
     )
     with pytest.raises(RegardError, match=r"a.conllu:1: the head of a word is a number, not"):
         list(read_pairs(recipe.data.train, recipe.data))
@@ -292,7 +300,7 @@ def test_a_head_that_is_no_number_is_told_with_its_line(tmp_path: Path, head: st
 
 def test_text_alone_has_no_target_and_no_blanks_at_its_ends(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" = Title = \n \nmore\n")
-    texts = Texts(text=("a.txt",))
+    texts = DataFiles(text=("a.txt",))
     data = recipe_of("mask").data.model_copy(update={"root": str(tmp_path)})
     assert list(read_pairs(texts, data)) == [Pair("= Title =", ""), Pair("", ""), Pair("more", "")]
 
@@ -301,13 +309,13 @@ def test_text_alone_has_no_target_and_no_blanks_at_its_ends(tmp_path: Path) -> N
 
 
 def test_what_suits_a_task_is_filled_in() -> None:
-    assert recipe_of("tag").score.measures == ("accuracy", "f1")
+    assert recipe_of("tag").evaluation.metrics == ("accuracy", "f1")
     assert recipe_of("tag").tokenizer.shared is False
-    assert recipe_of("mask").training.choose_by == "loss"
+    assert recipe_of("mask").training.best_checkpoint_metric == "loss"
     assert recipe_of("mask").training.label_smoothing == 0.0
     assert recipe_of("mask", training={"label_smoothing": 0.2}).training.label_smoothing == 0.2
     assert recipe_of("continue").model.architecture == "decoder"
-    assert recipe_of("translate").score.measures[0] == "bleu"
+    assert recipe_of("translate").evaluation.metrics[0] == "bleu"
 
 
 @pytest.mark.parametrize(
@@ -315,15 +323,19 @@ def test_what_suits_a_task_is_filled_in() -> None:
     [
         (
             "tag",
-            {"score": {"measures": ["bleu"]}},
+            {"evaluation": {"metrics": ["bleu"]}},
             "bleu cannot be had of task tag; allowed: accur",
         ),
-        ("translate", {"score": {"measures": ["perplexity"]}}, "cannot be had of task translate"),
-        ("tag", {"model": {"architecture": "decoder"}}, "needs model.architecture: transformer"),
+        ("translate", {"evaluation": {"metrics": ["perplexity"]}}, "cannot be had of task translate"),
+        ("tag", {"model": {"architecture": "decoder_only"}}, "needs model.architecture: transformer"),
         ("continue", {"model": {"architecture": "transformer"}}, "needs model.architecture: decod"),
         ("classify", {"tokenizer": {"shared": True}}, "needs tokenizer.shared: false"),
         ("mask", {"tokenizer": {"shared": False}}, "needs tokenizer.shared: true"),
-        ("mask", {"training": {"choose_by": "score", "validate_sentences": 9}}, "choose_by: loss"),
+        (
+            "mask",
+            {"training": {"best_checkpoint_metric": "score", "validate_sentences": 9}},
+            "best_checkpoint_metric: loss",
+        ),
         (
             "mask",
             {"training": {"word_dropout": 0.1}},
@@ -332,7 +344,7 @@ def test_what_suits_a_task_is_filled_in() -> None:
         ("mask", {"data": {"train": {"pairs": "p"}}}, "data.train: task mask needs text"),
         ("tag", {"data": {"train": {"text": "t"}}}, "needs a target for each text"),
         ("classify", {"data": {"train": {"conllu": "t"}}}, "conllu is for task tag"),
-        ("tag", {"data": {"train": {"pairs": "t"}, "clean": {"cut": True}}}, "words without a tag"),
+        ("tag", {"data": {"train": {"pairs": "t"}, "clean": {"truncate": True}}}, "words without a tag"),
         ("sing", {}, "must be 'translate', 'tag'"),
     ],
 )
@@ -344,7 +356,7 @@ def test_what_does_not_fit_a_task_is_refused(
 
 
 def test_a_decoder_needs_positions_for_both_texts() -> None:
-    section = {"architecture": "decoder", "position": "learned", "max_length": 300}
+    section = {"architecture": "decoder_only", "position": "learned", "max_length": 300}
     with pytest.raises(RegardError, match=r"max_length 300 is shorter than the data may be: 514"):
         recipe_of("translate", model=section)
     assert recipe_of("translate", model={**section, "max_length": 514})
@@ -367,9 +379,9 @@ def test_perplexity_of_a_stream_does_not_depend_on_how_it_is_cut() -> None:
     network: Any = build(recipe, tokenizer).eval()
     for layer in network.layers:
         torch.nn.init.zeros_(layer.attention.output.weight)
-    model = Continuer(recipe, tokenizer, network, torch.device("cpu"))
+    model = LanguageModel(recipe, tokenizer, network, torch.device("cpu"))
     tokens, by_words = model.evaluate(pairs)
-    stream = [END, *(i for p in pairs for i in (*tokenizer.source.encode([p.source])[0], END))]
+    stream = [EOS, *(i for p in pairs for i in (*tokenizer.source.encode([p.source])[0], EOS))]
     read = torch.tensor([stream[:-1]])
     logits = network(read[:, :0], read)[0]
     by_hand = math.exp(F.cross_entropy(logits, torch.tensor(stream[1:])).detach())
@@ -385,7 +397,7 @@ def test_accuracy_and_perplexity_of_hidden_words() -> None:
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
     network: Any = build(recipe, tokenizer).eval()
     torch.nn.init.zeros_(network.encoder.embedding.weight)  # all words are equally likely
-    model = Filler(recipe, tokenizer, network, torch.device("cpu"))
+    model = MaskedLM(recipe, tokenizer, network, torch.device("cpu"))
     accuracy, perplexity = model.evaluate(pairs)
     assert perplexity.value == pytest.approx(tokenizer.source.size)
     assert accuracy.value == 0.0  # the first entry, a mark, is never right
@@ -398,7 +410,7 @@ def test_the_words_to_guess_do_not_depend_on_the_texts_beside(
     pairs = [Pair("abcdefghij"[:length] * 3, "") for length in range(1, 10)]
     recipe = recipe_of("mask")
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
-    model = Filler(recipe, tokenizer, build(recipe, tokenizer).eval(), torch.device("cpu"))
+    model = MaskedLM(recipe, tokenizer, build(recipe, tokenizer).eval(), torch.device("cpu"))
     together = model.evaluate(pairs)
     monkeypatch.setattr(
         model, "in_batches", lambda lengths, *_: ([row] for row in range(len(lengths)))
@@ -409,8 +421,8 @@ def test_the_words_to_guess_do_not_depend_on_the_texts_beside(
 
 
 def test_every_name_has_what_stands_behind_it() -> None:
-    assert set(get_args(Task)) == FORMS.keys() == OBJECTIVES.keys() == MODELS.keys()
-    assert set(get_args(recipes.Architecture)) == NETWORKS.keys()
+    assert set(get_args(Task)) == FORMS.keys() == LOSSES.keys() == MODELS.keys()
+    assert set(get_args(recipes.Architecture)) == ARCHITECTURES.keys()
     assert set(get_args(recipes.Normalization)) == NORMALIZATIONS.keys()
-    measures = [*COUNTED, *words.NAMES, *sacre.NAMES, *NOT_OF_TEXT]
-    assert sorted(get_args(recipes.Measure)) == sorted(measures)
+    measures = [*COUNT_METRICS, *error_rates.NAMES, *sacrebleu.NAMES, *MODEL_METRICS]
+    assert sorted(get_args(recipes.MetricName)) == sorted(measures)

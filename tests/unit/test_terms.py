@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from regard.data.glossary import Glossary
+from regard.data.protected_spans import ProtectedSpans
+from regard.data.words import as_words, caseless, joins
 from regard.errors import RegardError
-from regard.model import Translator
-from regard.model.guiding import phrase_of
-from regard.text.glossary import Glossary
-from regard.text.kept import Kept
-from regard.text.words import as_words, caseless, joins
+from regard.inference.guiding import phrase_of
+from regard.tasks import Translator
 
-EVERYTHING = Kept(("placeholders", "numbers"))
+EVERYTHING = ProtectedSpans(("placeholders", "numbers"))
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,11 @@ def test_what_is_to_be_kept_is_found_whole(text: str, found: list[str]) -> None:
 
 
 def test_what_was_lost_is_told_with_its_counts() -> None:
-    kept = Kept(("placeholders",))
+    kept = ProtectedSpans(("placeholders",))
     assert kept.lost("%s and %s, 3", "%s und vier") == ["%s occurs 2 time(s), in the translation 1"]
     assert kept.lost("a", "{b}") == ["{b} occurs 0 time(s), in the translation 1"]
     assert kept.lost("{b} <i>", "<i> {b}") == []
-    assert Kept(()).lost("%s", "") == []
+    assert ProtectedSpans(()).lost("%s", "") == []
 
 
 def test_a_glossary_finds_terms_as_words() -> None:
@@ -132,7 +132,7 @@ TERM = st.lists(WORD, min_size=1, max_size=2).map(" ".join) | st.sampled_from(
 @given(
     terms=st.lists(st.lists(TERM, max_size=3), min_size=1, max_size=3),
     options=st.sampled_from(
-        [{}, {"beam": 1, "constrained_beam": 1}, {"no_repeat": 2}, {"nbest": 3}]
+        [{}, {"beam": 1, "constrained_beam": 1}, {"no_repeat_ngram": 2}, {"nbest": 3}]
     ),
 )
 def test_every_term_stands_in_the_translation_as_words(
@@ -171,7 +171,7 @@ def test_a_term_is_not_part_of_a_longer_word(model: Translator) -> None:
     assert phrase is not None
     assert all(one.before_border for one in phrase.spellings)
     assert [one.after_border for one in phrase.spellings] == [False, True]
-    (how,) = Kept(("placeholders",)).occurrences("a word</b>, more").values()
+    (how,) = ProtectedSpans(("placeholders",)).occurrences("a word</b>, more").values()
     assert how == (1, True, False)
     tag = phrase_of("</b>", model.tokenizer.target, *how)
     assert tag is not None
@@ -182,11 +182,11 @@ def test_a_term_is_not_part_of_a_longer_word(model: Translator) -> None:
 
 
 def test_what_cannot_be_guaranteed_is_refused(make_run: Callable[..., Path]) -> None:
-    words = Translator.load(make_run(tokenizer={"kind": "words", "size": 300}), device="cpu")
+    words = Translator.load(make_run(tokenizer={"kind": "word", "vocab_size": 300}), device="cpu")
     with pytest.raises(RegardError, match="'Quark' cannot be guaranteed: this model's tokenizer"):
         words.translate(["the dog"], constraints=[["Quark"]])
     assert phrase_of("%s", words.tokenizer.target) is None
-    lower = Translator.load(make_run(tokenizer={"size": 420, "normalize": "lower"}), device="cpu")
+    lower = Translator.load(make_run(tokenizer={"vocab_size": 420, "normalize": "lower"}), device="cpu")
     with pytest.raises(RegardError, match="'Hund' cannot be guaranteed"):
         lower.translate(["the dog"], constraints=[["Hund"]])
 
@@ -198,13 +198,13 @@ def test_what_cannot_be_guaranteed_is_refused(make_run: Callable[..., Path]) -> 
         ({"constraints": ["ab"]}, "give a list of terms for each"),
         ({"constraints": [["a"]], "mbr": 4}, "mbr draws samples"),
         ({"keep": ["numbers"], "mbr": 4}, "search: mbr draws samples; it does not go with keep"),
-        ({"constraints": [["a"]], "groups": 5}, "groups 5: with constraints there are no groups"),
-        ({"keep": ["numbers"], "groups": 5}, "keep does not go with groups"),
-        ({"keep": ["names"]}, "search.keep.0: 'names' must be 'placeholders' or 'numbers'"),
-        ({"groups": 2}, "groups 2 must divide beam 5"),
+        ({"constraints": [["a"]], "beam_groups": 5}, "groups 5: with constraints there are no groups"),
+        ({"keep": ["numbers"], "beam_groups": 5}, "keep does not go with groups"),
+        ({"keep": ["names"]}, "search.protect.0: 'names' must be 'placeholders' or 'numbers'"),
+        ({"beam_groups": 2}, "groups 2 must divide beam 5"),
         ({"mbr": 3, "beam": 2}, "beam 2, mbr 3: mbr draws samples; give one"),
         ({"bea": 3}, "unknown key search.bea; did you mean beam?"),
-        ({"no_repeat": -1}, "search.no_repeat: -1 must be"),
+        ({"no_repeat_ngram": -1}, "search.no_repeat_ngram: -1 must be"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(
@@ -215,15 +215,15 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_a_parallel_model_refuses_what_it_cannot_do(make_run: Callable[..., Path]) -> None:
-    parallel = Translator.load(make_run(model={"architecture": "parallel"}), device="cpu")
-    for options in ({"no_repeat": 2}, {"keep": ["numbers"]}, {"mbr": 3}, {"constraints": [["a"]]}):
+    parallel = Translator.load(make_run(model={"architecture": "non_autoregressive"}), device="cpu")
+    for options in ({"no_repeat_ngram": 2}, {"keep": ["numbers"]}, {"mbr": 3}, {"constraints": [["a"]]}):
         with pytest.raises(RegardError, match="this model says all words at once"):
             parallel.translate(["a"], **options)
 
 
 def test_a_decoder_alone_has_no_coverage(make_run: Callable[..., Path]) -> None:
     alone = Translator.load(
-        make_run(model={"architecture": "decoder", "encoder_layers": 6}), device="cpu"
+        make_run(model={"architecture": "decoder_only", "encoder_layers": 6}), device="cpu"
     )
     with pytest.raises(RegardError, match=r"coverage 0\.2: this model does not look at the words"):
         alone.translate(["a"], coverage=0.2)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, strategies as st
 
+from regard.data import tokenizer as module
+from regard.data.corpus import Pair
+from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.marks import END, MARKS, PAD, START, UNKNOWN
 from regard.recipe import Tokenizer as Section, TokenizerKind
-from regard.text import tokenizer as module
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
 
 SENTENCE = "der die das ein kleiner großer Hund Katze läuft schläft über unter dem Haus Straße"
 WORDS = SENTENCE.split()
@@ -27,7 +27,7 @@ LOSSLESS: list[TokenizerKind] = ["unigram", "bpe", "characters"]
 
 def learn(pairs: list[Pair] | None = None, **section: object) -> Tokenizer:
     texts = PAIRS if pairs is None else pairs
-    return Tokenizer.train(Section.model_validate({"size": 400, **section}), lambda: texts)
+    return Tokenizer.train(Section.model_validate({"vocab_size": 400, **section}), lambda: texts)
 
 
 @pytest.fixture(scope="module", params=LOSSLESS)
@@ -45,7 +45,7 @@ def test_any_text_comes_back(lossless: Tokenizer, texts: list[str]) -> None:
     vocabulary = lossless.source
     ids = vocabulary.encode(texts)
     assert vocabulary.decode(ids) == [unicodedata.normalize("NFC", text) for text in texts]
-    assert all(UNKNOWN < i < vocabulary.size for row in ids for i in row)
+    assert all(UNK < i < vocabulary.size for row in ids for i in row)
 
 
 def test_words_are_the_same_pieces_at_the_start_and_inside(lossless: Tokenizer) -> None:
@@ -54,20 +54,20 @@ def test_words_are_the_same_pieces_at_the_start_and_inside(lossless: Tokenizer) 
 
 
 def test_unknown_words_become_the_unknown_mark() -> None:
-    vocabulary = learn(kind="words").source
+    vocabulary = learn(kind="word").source
     [ids] = vocabulary.encode(["der Drache schläft ▁"])
-    assert [i == UNKNOWN for i in ids] == [False, True, False, True]
-    assert vocabulary.decode([ids, [UNKNOWN]]) == ["der ⁇ schläft ⁇", "⁇"]
+    assert [i == UNK for i in ids] == [False, True, False, True]
+    assert vocabulary.decode([ids, [UNK]]) == ["der ⁇ schläft ⁇", "⁇"]
 
 
 def test_marks_are_silent_in_text_and_named_as_pieces(lossless: Tokenizer) -> None:
     vocabulary = lossless.target
     [ids] = vocabulary.encode(["HUND"])
-    assert vocabulary.decode([[START, *ids, END, PAD, PAD], []]) == ["HUND", ""]
-    pieces = vocabulary.pieces([START, *ids, END, PAD, UNKNOWN])
+    assert vocabulary.decode([[BOS, *ids, EOS, PAD, PAD], []]) == ["HUND", ""]
+    pieces = vocabulary.pieces([BOS, *ids, EOS, PAD, UNK])
     assert "".join(pieces[1:-3]) == "▁HUND"
     assert [pieces[0], *pieces[-3:]] == ["<s>", "</s>", "<pad>", "<unk>"]
-    assert vocabulary.pieces(list(MARKS)) == list(MARKS.values())
+    assert vocabulary.pieces(list(SPECIAL_TOKENS)) == list(SPECIAL_TOKENS.values())
     assert vocabulary.pieces(vocabulary.encode(["é"])[0])[1:] == ["<0xC3>", "<0xA9>"]
 
 
@@ -81,7 +81,7 @@ def test_nothing_gives_nothing(lossless: Tokenizer) -> None:
     ("normalization", "outcome"), [("nfc", "é ﬁ ²"), ("nfkc", "é fi 2"), ("none", "e\u0301 ﬁ ²")]
 )
 def test_normalization(normalization: str, outcome: str) -> None:
-    vocabulary = learn(kind="characters", normalize=normalization).source
+    vocabulary = learn(kind="char", normalize=normalization).source
     assert vocabulary.decode(vocabulary.encode(["e\u0301 ﬁ ²"])) == [outcome]
 
 
@@ -90,7 +90,7 @@ def test_normalization(normalization: str, outcome: str) -> None:
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, kind: str, shared: bool) -> None:
     for stale in ("tokenizer.model", "tokenizer.source.model", "tokenizer.source.json"):
         (tmp_path / stale).write_text("of a training before, which was broken off")
-    section = Section.model_validate({"kind": kind, "size": 400, "shared": shared})
+    section = Section.model_validate({"kind": kind, "vocab_size": 400, "shared": shared})
     learnt = Tokenizer.train(section, lambda: PAIRS)
     names = [path.name for path in learnt.save(tmp_path)]
     two = ["tokenizer.source.model", "tokenizer.target.model"]
@@ -134,7 +134,7 @@ def test_a_sample_is_evenly_spread() -> None:
 @pytest.mark.parametrize("pairs", [PAIRS, PAIRS[:1], [Pair("a", "b")], [Pair("▅", "")]])
 def test_small_data_give_a_smaller_vocabulary(kind: str, pairs: list[Pair]) -> None:
     vocabulary = learn(pairs, kind=kind, size=100_000).source
-    assert len(MARKS) <= vocabulary.size < 2000
+    assert len(SPECIAL_TOKENS) <= vocabulary.size < 2000
     if kind != "words":
         assert vocabulary.decode(vocabulary.encode(["Hund ▅"])) == ["Hund ▅"]
 
@@ -145,7 +145,7 @@ def test_too_small_a_size_names_the_smallest_that_works(kind: TokenizerKind) -> 
         PAIRS,
         [Pair("".join(map(chr, range(0x4E00, 0x4E00 + n))), "") for n in (70, 400)],
     ):
-        with pytest.raises(RegardError, match=r"tokenizer.size 9 is too small for ") as error:
+        with pytest.raises(RegardError, match=r"tokenizer.vocab_size 9 is too small for ") as error:
             learn(pairs, kind=kind, size=9)
         smallest = int(str(error.value).split()[-1])
         assert learn(pairs, kind=kind, size=smallest).source.size == smallest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings, strategies as st
 
-from regard.search.top import in_chunks, top_sums
+from regard.decoding.beam_search import in_chunks, top_sums
 
 
 @settings(max_examples=40, deadline=None)

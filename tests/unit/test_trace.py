@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from regard import trace as contract, tracing
+from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
-from regard.marks import END, START
-from regard.model import Translator
-from regard.model.writer import Asked
-from regard.nn.heads import MultiHeadAttention
-from regard.probe import PLACES, Head, attentions, muting, observe
-from regard.trace import Token, Trace, words_of
-from regard.tracing import CANDIDATES, trace
+from regard.inference.engine import Asked
+from regard.inspection.hooks import PLACES, Head, attentions, muting, observe
+from regard.inspection.trace import CANDIDATES, Token, Trace, trace, words_of
+from regard.nn.multi_head_attention import MultiHeadAttention
+from regard.tasks import Translator
 
 TEXT = "ein Hund dog"
 
@@ -45,15 +44,15 @@ def test_rows_are_queries_and_sum_to_one(traced: Trace) -> None:
     S, T = len(traced.source), len(traced.read)
     assert traced.encoder.shape == (2, 2, S, S)
     assert traced.decoder.shape == (2, 2, T, T)
-    assert traced.cross.shape == (2, 2, T, S)
-    for weights in (traced.encoder, traced.decoder, traced.cross):
+    assert traced.cross_attention.shape == (2, 2, T, S)
+    for weights in (traced.encoder, traced.decoder, traced.cross_attention):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert not traced.decoder[..., *np.triu_indices(T, 1)].any()
 
 
 def test_rows_read_one_token_and_say_the_next(traced: Trace) -> None:
-    assert traced.source[-1].id == END
-    assert traced.read[0].id == START
+    assert traced.source[-1].id == EOS
+    assert traced.read[0].id == BOS
     assert traced.read[0].special
     assert traced.read[1:] == traced.said[:-1]
 
@@ -73,14 +72,14 @@ def test_candidates_are_the_most_probable(traced: Trace) -> None:
 def test_the_tree_holds_the_way_to_the_translation(traced: Trace) -> None:
     nodes = {node.id: node for node in traced.beam}
     assert list(nodes) == list(range(len(nodes)))
-    assert (nodes[0].parent, nodes[0].token) == (None, START)
+    assert (nodes[0].parent, nodes[0].token) == (None, BOS)
     for node in traced.beam[1:]:
         assert node.parent is not None
         parent = nodes[node.parent]
         assert parent.state == "kept"
         assert node.total == pytest.approx(parent.total + node.log_probability, abs=1e-5)
     said = [token.id for token in traced.said]
-    last = "finished" if said[-1] == END else "kept"
+    last = "finished" if said[-1] == EOS else "kept"
     ways = []
     for node in traced.beam:
         way, at = [], node
@@ -115,7 +114,7 @@ def test_nothing_of_the_watching_stays(model: Translator, traced: Trace) -> None
 
 def test_json_holds_the_very_numbers(traced: Trace) -> None:
     plain = traced.to_json()
-    for name in ("encoder", "decoder", "cross"):
+    for name in ("encoder", "decoder", "cross_attention"):
         data = np.frombuffer(base64.b64decode(plain[name]["data"]), "<f4")
         assert np.array_equal(data.reshape(plain[name]["shape"]), getattr(traced, name))
     assert plain["said"][-1] == traced.said[-1]._asdict()
@@ -158,8 +157,8 @@ def test_a_node_looked_where_its_prefix_looks(model: Translator, traced: Trace) 
             way.append(at.token)
             at = nodes[at.parent]
         with torch.inference_mode():
-            seen = observe(model, Asked(source[:-1]), [START, *way[::-1]])
-        np.testing.assert_allclose(row, seen.weights["cross"][:, :, -1], atol=1e-5)
+            seen = observe(model, Asked(source[:-1]), [BOS, *way[::-1]])
+        np.testing.assert_allclose(row, seen.weights["cross_attention"][:, :, -1], atol=1e-5)
     assert traced.nodes.shape == (2, 2, len(traced.rows), len(source))
 
 
@@ -184,7 +183,7 @@ def test_occlusion_is_leaving_out_one_word_at_a_time(model: Translator, traced: 
 def test_occlusion_in_portions_is_the_same(
     model: Translator, traced: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.probe.LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr("regard.inspection.hooks.LOGITS_AT_ONCE", 1)
     again = trace(model, TEXT, beam=3, alpha=0.6).occlusion
     assert again is not None
     assert traced.occlusion is not None
@@ -210,7 +209,7 @@ def test_a_sentence_too_long_for_occlusion_has_none(
 )
 def test_pieces_of_a_word_stay_together(pieces: list[str], words: list[list[int]]) -> None:
     tokens = [Token(9, piece, False) for piece in pieces]
-    assert words_of([*tokens, Token(END, "</s>", True)]) == words
+    assert words_of([*tokens, Token(EOS, "</s>", True)]) == words
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,16 +218,16 @@ def test_pieces_of_a_word_stay_together(pieces: list[str], words: list[list[int]
 
 def test_a_muted_head_is_one_whose_w_o_is_zero(model: Translator, finished_run: Path) -> None:
     other = Translator.load(finished_run, "cpu")
-    width = model.recipe.model.value_width
+    width = model.recipe.model.d_v
     with torch.no_grad():
-        attentions(other)["cross"][0].output.weight[:, width : 2 * width] = 0
+        attentions(other)["cross_attention"][0].output.weight[:, width : 2 * width] = 0
     expected = trace(other, TEXT, beam=2)
-    found = trace(model, TEXT, beam=2, mute=[Head("cross", 0, 1)])
+    found = trace(model, TEXT, beam=2, mute=[Head("cross_attention", 0, 1)])
     assert found.said == expected.said
     np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=1e-5)
     np.testing.assert_allclose(found.decoder, expected.decoder, atol=1e-5)
     assert found.probabilities != trace(model, TEXT, beam=2).probabilities
-    assert found.to_json()["muted"] == ["cross.0.1"]
+    assert found.to_json()["muted"] == ["cross_attention.0.1"]
 
 
 def test_muting_ends_with_its_block_whatever_happens(model: Translator) -> None:
@@ -238,9 +237,9 @@ def test_muting_ends_with_its_block_whatever_happens(model: Translator) -> None:
         assert parts[0].gate is not None
         assert parts[0].gate.tolist() == [0, 0]
     with pytest.raises(RegardError, match="there are 2"):
-        trace(model, TEXT, mute=[Head("cross", 0, 0), Head("cross", 0, 9)])
+        trace(model, TEXT, mute=[Head("cross_attention", 0, 0), Head("cross_attention", 0, 9)])
     with pytest.raises(RegardError, match="layer 7"):
-        trace(model, TEXT, mute=[Head("cross", 7, 0)])
+        trace(model, TEXT, mute=[Head("cross_attention", 7, 0)])
     assert all(part.gate is None for part in parts)
 
 
@@ -252,7 +251,7 @@ def test_tokens_can_be_forced_and_then_a_text(model: Translator) -> None:
     found = trace(model, TEXT, beam=2, forced=[second], prefix="dog")
     assert [token.id for token in found.said][: 1 + len(more)] == [second, *more]
     assert found.options["forced"] == 1 + len(more)
-    for wrong in (END, model.tokenizer.target.size, -1):
+    for wrong in (EOS, model.tokenizer.target.size, -1):
         with pytest.raises(RegardError, match="forced token"):
             trace(model, TEXT, forced=[wrong])
 
@@ -262,16 +261,16 @@ def test_a_temperature_draws(model: Translator) -> None:
     assert drawn.said == trace(model, TEXT, temperature=2.0, seed=5).said
     assert drawn.said != trace(model, TEXT, temperature=2.0, seed=6).said
     way = [node.token for node in drawn.beam]
-    assert way == [START, *(token.id for token in drawn.said)]
+    assert way == [BOS, *(token.id for token in drawn.said)]
     assert [node.parent for node in drawn.beam[1:]] == list(range(len(drawn.said)))
-    assert np.array_equal(drawn.nodes, drawn.cross)
+    assert np.array_equal(drawn.nodes, drawn.cross_attention)
     with pytest.raises(RegardError, match="temperature"):
         trace(model, TEXT, temperature=1e-9)
 
 
 def test_heads_are_named_as_they_are_asked_for() -> None:
     assert str(Head.named("encoder.1.0")) == "encoder.1.0"
-    for wrong in ("encoder", "nowhere.1.1", "cross.1.x", "cross.-1.0"):
+    for wrong in ("encoder", "nowhere.1.1", "cross_attention.1.x", "cross.-1.0"):
         with pytest.raises(RegardError, match=r"cross\.0\.1"):
             Head.named(wrong)
 
@@ -295,7 +294,7 @@ def test_what_does_not_fit_into_a_file_is_rounded_or_left_out(
         parts = plain["parts"][place]
         assert all(parts[name]["data"] is None for name in ("query", "key", "value", "output"))
     assert plain["nodes"]["data"] is None
-    assert traced.to_json("apart")["cross"]["data"] is None
+    assert traced.to_json("apart")["cross_attention"]["data"] is None
 
 
 def test_a_model_without_attention_has_no_layers(
@@ -311,4 +310,4 @@ def test_a_model_without_attention_has_no_layers(
 def test_columns_that_are_no_tokens_are_numbered(traced: Trace) -> None:
     narrow = replace(traced, encoder=traced.encoder[..., :2], mixed={"encoder"})
     assert [token.text for token in narrow.columns("encoder")] == ["1", "2"]
-    assert narrow.columns("cross") == traced.source
+    assert narrow.columns("cross_attention") == traced.source

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from regard.align import align
+from regard.data.conllu import ParsedSentence
+from regard.data.corpus import Pair
+from regard.data.special_tokens import EOS, MASK
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.look import page
-from regard.marks import END, MASK
-from regard.model import Translator, build
-from regard.probe import Head
+from regard.inspection.alignment import align
+from regard.inspection.hooks import Head
+from regard.inspection.html import page
+from regard.inspection.trace import trace
 from regard.recipe import Recipe
-from regard.text.conllu import Parsed
-from regard.text.corpus import Pair
-from regard.text.tokenizer import Tokenizer
-from regard.tracing import trace
+from regard.tasks import Translator, build
 
 TEXT = "ein Hund bellt laut"
-PARSE = Parsed(TEXT.split(), ["X"] * 4, [2, 3, 0, 3])
+PARSE = ParsedSentence(TEXT.split(), ["X"] * 4, [2, 3, 0, 3])
 Make = Callable[..., Recipe]
 
 
@@ -32,14 +32,14 @@ def opened(recipe: Recipe) -> Translator:
 
 
 def at_once(small_recipe: Make, length: str) -> Translator:
-    parallel = {"architecture": "parallel", "parallel": {"length": length}}
-    return opened(small_recipe(model=parallel, tokenizer={"kind": "words", "size": 60}))
+    parallel = {"architecture": "non_autoregressive", "non_autoregressive": {"length": length}}
+    return opened(small_recipe(model=parallel, tokenizer={"kind": "word", "vocab_size": 60}))
 
 
 @pytest.fixture
 def tree(small_recipe: Make) -> Translator:
     # Built by hand: a recipe of trees wants files of parses.
-    recipe = small_recipe(tokenizer={"kind": "words", "size": 60})
+    recipe = small_recipe(tokenizer={"kind": "word", "vocab_size": 60})
     section = recipe.model.model_copy(update={"position": "tree"})
     return opened(recipe.model_copy(update={"model": section}))
 
@@ -54,7 +54,7 @@ def test_rounds_are_seen(small_recipe: Make, length: str) -> None:
     assert (found.read, found.said) == found.rounds[-1]
     assert MASK in filling.read[-1], "the last round says something"
     assert set(filling.read[-1]) != {MASK}, "and knows something"
-    assert (END in filling.said[-1]) <= (length == "cut")
+    assert (EOS in filling.said[-1]) <= (length == "cut")
     assert found.translation == model.translate([TEXT], rounds=3)[0]
     assert found.beam == []
     # What each word was worth in the round that said it: the very numbers of the search.
@@ -68,13 +68,13 @@ def test_attention_is_that_of_the_last_round_and_looks_both_ways(small_recipe: M
     model = at_once(small_recipe, "predicted")
     found = trace(model, TEXT, rounds=2, length=5)
     assert found.decoder.shape == (2, 2, 5, 5)
-    assert found.cross.shape == (2, 2, 5, len(found.source))
+    assert found.cross_attention.shape == (2, 2, 5, len(found.source))
     np.testing.assert_allclose(found.decoder.sum(-1), 1, atol=1e-5)
     assert (found.decoder[..., 0, 1:] > 0).all(), "the first place sees those after it"
-    part = model.network.attentions()["cross"][1]
-    muted = trace(model, TEXT, rounds=2, length=5, mute=[Head("cross", 1, 0)])
+    part = model.network.attentions()["cross_attention"][1]
+    muted = trace(model, TEXT, rounds=2, length=5, mute=[Head("cross_attention", 1, 0)])
     assert part.gate is None
-    assert muted.muted == [Head("cross", 1, 0)]
+    assert muted.muted == [Head("cross_attention", 1, 0)]
     assert not np.allclose(muted.probabilities, found.probabilities)
 
 
@@ -94,7 +94,7 @@ def test_a_word_left_out_counts_in_the_round_that_said_it(small_recipe: Make) ->
 
 
 @pytest.mark.parametrize(
-    "options", [{"beam": 2}, {"alpha": 0.5}, {"prefix": "a"}, {"forced": [7]}, {"temperature": 1.0}]
+    "options", [{"beam": 2}, {"length_penalty": 0.5}, {"prefix": "a"}, {"forced": [7]}, {"temperature": 1.0}]
 )
 def test_a_beam_is_refused_where_there_is_none(small_recipe: Make, options: dict[str, Any]) -> None:
     with pytest.raises(RegardError, match=f"{next(iter(options))} .*: this model says all words"):
@@ -138,7 +138,7 @@ def test_a_word_left_out_leaves_the_rest_of_the_tree(tree: Translator) -> None:
     )
     read = torch.tensor([[token.id for token in found.read]])
     with torch.no_grad():
-        source = torch.tensor([[*left.source, END]])
+        source = torch.tensor([[*left.source, EOS]])
         shares = tree.network(source, read, tree.places([left]))[0].softmax(-1)
     said = [token.id for token in found.said]
     np.testing.assert_allclose(

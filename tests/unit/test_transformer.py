@@ -11,16 +11,16 @@ from hypothesis import given, settings, strategies as st
 from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
-from regard.marks import PAD
-from regard.nn.feedforward import FeedForward
-from regard.nn.heads import MultiHeadAttention
+from regard.data.special_tokens import PAD
+from regard.nn.feed_forward import FeedForward
 from regard.nn.layers import Cache
+from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import DecoderState, Transformer
-from regard.recipe import NormPlace, Recipe, make_recipe
+from regard.recipe import NormOrder, Recipe, make_recipe
 
 SmallRecipe = Callable[..., Recipe]
 V = 23
-NAMES: list[NormPlace] = ["after", "before"]
+NAMES: list[NormOrder] = ["after", "before"]
 
 
 def transformer(recipe: Recipe, seed: int = 1, source: int = V, target: int = V) -> Transformer:
@@ -42,7 +42,7 @@ def ids(*shape: int, size: int = V) -> Tensor:
 
 
 def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
-    section = {"width": 4, "heads": 1, "feedforward": 16, "encoder_layers": 1, "decoder_layers": 1}
+    section = {"d_model": 4, "heads": 1, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
     network = transformer(small_recipe(model=section), source=1000, target=1000)
     layer: Any = network.decoder.layers[0]
     shapes: dict[str, tuple[int, ...]] = {}
@@ -53,8 +53,8 @@ def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
     for name, part in {
         "embedding": network.decoder.embedding,
         "attention": layer.attention,
-        "inner": layer.feedforward.inner,
-        "feedforward": layer.feedforward,
+        "inner": layer.feed_forward.inner,
+        "d_ff": layer.feed_forward,
     }.items():
         part.register_forward_hook(note(name))
     logits = network(ids(1, 3, size=1000), ids(1, 2, size=1000))
@@ -62,7 +62,7 @@ def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
         "embedding": (1, 2, 4),
         "attention": (1, 2, 4),
         "inner": (1, 2, 16),
-        "feedforward": (1, 2, 4),
+        "d_ff": (1, 2, 4),
     }
     assert logits.shape == (1, 2, 1000)
     assert network.projection.weight is network.decoder.embedding.weight
@@ -102,13 +102,13 @@ def same_feedforward(mine: FeedForward, other: Any) -> None:
 def torchs(mine: Transformer, recipe: Recipe) -> nn.Transformer:
     """torch's Transformer with the weights of ours."""
     section = recipe.model
-    before = section.norm_place == "before"
+    before = section.norm_order == "before"
     sizes: dict[str, Any] = {"batch_first": True, "norm_first": before, "dtype": torch.float64}
-    widths = (section.width, section.heads, section.feedforward, 0.0)
+    widths = (section.d_model, section.heads, section.d_ff, 0.0)
     # The paper has no norm after the last layer; torch's own constructor would put one there.
-    norms = [nn.LayerNorm(section.width, dtype=torch.float64) if before else None for _ in range(2)]
+    norms = [nn.LayerNorm(section.d_model, dtype=torch.float64) if before else None for _ in range(2)]
     other = nn.Transformer(
-        section.width,
+        section.d_model,
         section.heads,
         custom_encoder=nn.TransformerEncoder(
             nn.TransformerEncoderLayer(*widths, **sizes),
@@ -137,18 +137,18 @@ def _any(module: Any) -> Any:
 
 def _copy_encoder_layer(mine: Any, other: Any) -> None:
     same_attention(mine.attention, other.self_attn)
-    same_feedforward(mine.feedforward, other)
+    same_feedforward(mine.feed_forward, other)
     same_linear(mine.attention_residual.norm, other.norm1)
-    same_linear(mine.feedforward_residual.norm, other.norm2)
+    same_linear(mine.feed_forward_residual.norm, other.norm2)
 
 
 def _copy_decoder_layer(mine: Any, other: Any) -> None:
     same_attention(mine.attention, other.self_attn)
-    same_attention(mine.memory_attention, other.multihead_attn)
-    same_feedforward(mine.feedforward, other)
+    same_attention(mine.cross_attention, other.multihead_attn)
+    same_feedforward(mine.feed_forward, other)
     same_linear(mine.attention_residual.norm, other.norm1)
-    same_linear(mine.memory_residual.norm, other.norm2)
-    same_linear(mine.feedforward_residual.norm, other.norm3)
+    same_linear(mine.cross_attention_residual.norm, other.norm2)
+    same_linear(mine.feed_forward_residual.norm, other.norm3)
 
 
 def embedded(weight: Tensor, tokens: Tensor) -> Tensor:
@@ -162,8 +162,8 @@ def embedded(weight: Tensor, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("place", NAMES)
-def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormPlace) -> None:
-    recipe = small_recipe(model={"norm_place": place, "attention": {"bias": True}})
+def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormOrder) -> None:
+    recipe = small_recipe(model={"norm_order": place, "attention": {"bias": True}})
     mine = transformer(recipe).double()
     other = torchs(mine, recipe)
     source, target = ids(3, 9), ids(3, 7)
@@ -188,8 +188,8 @@ def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormPlace) 
 
 
 @pytest.mark.parametrize("place", NAMES)
-def test_padding_changes_nothing(small_recipe: SmallRecipe, place: NormPlace) -> None:
-    network = transformer(small_recipe(model={"norm_place": place}))
+def test_padding_changes_nothing(small_recipe: SmallRecipe, place: NormOrder) -> None:
+    network = transformer(small_recipe(model={"norm_order": place}))
     lengths = [(1, 4), (6, 1), (9, 7), (3, 3)]
     pairs = [(ids(1, s), ids(1, t)) for s, t in lengths]
     source, target = torch.full((4, 12), PAD), torch.full((4, 10), PAD)
@@ -240,12 +240,12 @@ def test_every_target_position_sees_every_source_word(small_recipe: SmallRecipe)
 )
 def test_steps_equal_all_at_once_through_any_selection(
     small_recipe: SmallRecipe,
-    place: NormPlace,
+    place: NormOrder,
     position: str,
     chance: random.Random,
     sentences: int,
 ) -> None:
-    model = {"norm_place": place, "position": position, "key_width": 3, "value_width": 5}
+    model = {"norm_order": place, "position": position, "d_k": 3, "d_v": 5}
     network = transformer(small_recipe(model=model))
     source = torch.tensor([[chance.randrange(1, V) for _ in range(6)] for _ in range(sentences)])
     for row in range(sentences):
@@ -285,7 +285,7 @@ def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
     network = transformer(small_recipe())
     calls: list[tuple[int, ...]] = []
     for layer in network.decoder.layers:
-        attention: Any = layer.memory_attention
+        attention: Any = layer.cross_attention
         for part in (attention.key, attention.value):
             part.register_forward_hook(lambda _, given, __: calls.append(tuple(given[0].shape)))
     state: DecoderState = network.start(network.encode(ids(3, 5)))
@@ -313,9 +313,9 @@ def count(network: nn.Module) -> int:
 
 def counted(model: Any, source: int, target: int) -> int:
     """The number of weights, by formula."""
-    d, f, h = model.width, model.feedforward, model.heads
-    inner = 2 * h * model.key_width + h * model.value_width
-    attention = d * inner + h * model.value_width * d
+    d, f, h = model.d_model, model.d_ff, model.heads
+    inner = 2 * h * model.d_k + h * model.d_v
+    attention = d * inner + h * model.d_v * d
     if model.attention.bias:
         attention += inner + d
     feedforward = d * f + f + f * d + d
@@ -323,7 +323,7 @@ def counted(model: Any, source: int, target: int) -> int:
     decoder = 2 * attention + feedforward + 3 * 2 * d
     embeddings = target + (0 if model.tie_embeddings else source)
     embeddings += 0 if model.tie_output else target
-    ends = 2 * 2 * d if model.norm_place == "before" else 0
+    ends = 2 * 2 * d if model.norm_order == "before" else 0
     positions = 2 * model.max_length * d if model.position == "learned" else 0
     layers = model.encoder_layers * encoder + model.decoder_layers * decoder
     return int(layers + embeddings * d + ends + positions)
@@ -345,8 +345,8 @@ def test_each_tie_can_be_switched(small_recipe: SmallRecipe) -> None:
     "model",
     [
         {"attention": {"bias": True}},
-        {"norm_place": "before", "encoder_layers": 3, "decoder_layers": 1},
-        {"key_width": 3, "value_width": 7},
+        {"norm_order": "pre", "encoder_layers": 3, "decoder_layers": 1},
+        {"d_k": 3, "d_v": 7},
         {"position": "learned", "max_length": 300},
         {"tie_embeddings": False},
     ],
@@ -375,7 +375,7 @@ def test_number_of_weights_of_the_papers_models() -> None:
 
 
 def test_embeddings_have_unit_size_after_the_root_of_the_width(small_recipe: SmallRecipe) -> None:
-    network = transformer(small_recipe(model={"width": 128}), source=500, target=500)
+    network = transformer(small_recipe(model={"d_model": 128}), source=500, target=500)
     vectors = network.decoder.embedding(ids(10, 50, size=500))
     assert vectors.detach().std().item() == pytest.approx(1, rel=0.05)
     token = torch.tensor([[7]])

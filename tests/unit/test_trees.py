@@ -10,18 +10,18 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from regard.data.batching import collate, collate_trees
+from regard.data.conllu import MultiwordToken, ParsedSentence, read_conllu
+from regard.data.corpus import Pair, ParsedPair, parse_of, read_pairs
+from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.dependency_trees import TokenTree, check_parse, token_tree
+from regard.data.special_tokens import EOS, PAD
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.marks import END, PAD
 from regard.nn.positions import SinusoidalInTree, Tree, sinusoids
 from regard.nn.transformer import Transformer
-from regard.recipe import Data, Recipe, Texts, Tokenizer as Section
-from regard.text.batches import collate, collate_trees
-from regard.text.conllu import Parsed, Written, read_conllu
-from regard.text.corpus import Pair, ParsedPair, parse_of, read_pairs
-from regard.text.forms import Translated
-from regard.text.store import Store, write_store
-from regard.text.tokenizer import Tokenizer
-from regard.text.trees import TokenTree, check_parse, token_tree
+from regard.recipe import Data, DataFiles, Recipe, Tokenizer as Section
+from regard.tasks.encoders import Translated
 
 SmallRecipe = Callable[..., Recipe]
 PARSED = {"pairs": "a.tsv", "parses": "a.conllu"}
@@ -73,7 +73,7 @@ def test_depth_and_distance_are_those_of_a_search(
     ]
     depth, distance = collate_trees(list(map(TokenTree, pieces, batch)))
     for row, (words, heads) in enumerate(zip(pieces, batch, strict=True)):
-        at = [*words, 0]  # END is the root
+        at = [*words, 0]  # EOS is the root
         from_root = breadth_first(heads, 0)
         assert depth[row, : len(at)].tolist() == [from_root[word] for word in at]
         for query, one in enumerate(at):
@@ -103,11 +103,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(Section(kind="bpe", size=330), lambda: [Pair(t, t) for t in texts * 9])
 
 
-def parsed(words: str, heads: Iterable[int]) -> Parsed:
-    return Parsed(words.split(), ["X"] * len(words.split()), list(heads))
+def parsed(words: str, heads: Iterable[int]) -> ParsedSentence:
+    return ParsedSentence(words.split(), ["X"] * len(words.split()), list(heads))
 
 
-def by_word(tokenizer: Tokenizer, text: str, parse: Parsed | None) -> dict[int, str]:
+def by_word(tokenizer: Tokenizer, text: str, parse: ParsedSentence | None) -> dict[int, str]:
     (ids,) = tokenizer.source.encode([text])
     words = token_tree(text, parse, tokenizer.source).words
     found: dict[int, list[int]] = {}
@@ -128,7 +128,7 @@ def by_word(tokenizer: Tokenizer, text: str, parse: Parsed | None) -> dict[int, 
     ],
 )  # fmt: skip
 def test_every_piece_belongs_to_the_word_it_spells(
-    tokenizer: Tokenizer, text: str, parse: Parsed | None, wanted: dict[int, str]
+    tokenizer: Tokenizer, text: str, parse: ParsedSentence | None, wanted: dict[int, str]
 ) -> None:
     found = by_word(tokenizer, text, parse)
     assert {word: letters(form) for word, form in found.items()} == {
@@ -148,7 +148,7 @@ def test_a_piece_over_two_words_belongs_to_the_first(tokenizer: Tokenizer) -> No
 
 
 def test_words_written_as_one_belong_to_the_first(tokenizer: Tokenizer) -> None:
-    parse = parsed("ist zu dem Haus", [0, 4, 4, 1])._replace(written={2: Written("zum", 3)})
+    parse = parsed("ist zu dem Haus", [0, 4, 4, 1])._replace(written={2: MultiwordToken("zum", 3)})
     check_parse("ist zum Haus", parse, "here")
     found = by_word(tokenizer, "ist zum Haus", parse)
     assert {word: letters(form) for word, form in found.items()} == {1: "ist", 2: "zum", 4: "Haus"}
@@ -162,7 +162,7 @@ def test_any_text_is_shared_out_in_order(
         st.lists(st.sampled_from(["", " ", "\u3000 "]), min_size=len(words), max_size=len(words))
     )
     text = "".join(chain.from_iterable(zip(gaps, words, strict=True)))
-    parse = Parsed(words, words, list(range(len(words))))
+    parse = ParsedSentence(words, words, list(range(len(words))))
     tree = token_tree(text, parse, tokenizer.source)
     assert len(tree.words) == len(tokenizer.source.encode([text])[0])
     assert tree.words == sorted(tree.words)
@@ -187,7 +187,7 @@ def read(folder: Path, source: str, conllu: str) -> list[Pair]:
     (folder / "a.src").write_text(source)
     (folder / "a.tgt").write_text("x\n" * source.count("\n"))
     (folder / "a.conllu").write_text(conllu)
-    texts = Texts(source=("a.src",), target=("a.tgt",), parses=("a.conllu",))
+    texts = DataFiles(source=("a.src",), target=("a.tgt",), parses=("a.conllu",))
     return list(read_pairs(texts, Data(root=str(folder), train=texts)))
 
 
@@ -232,22 +232,22 @@ def test_trees_rest_in_the_store_and_come_back_in_batches(
         for text, parse in zip(["I see dogs", " ", "dogs see"], parses, strict=True)
     ]
     recipe = small_recipe(data={"train": PARSED}, model={"position": "tree"})
-    write_store(tmp_path / "a", pairs, tokenizer, None, Translated(recipe).rows)
-    batch = collate(Store(tmp_path / "a"), np.arange(3))
+    write_dataset(tmp_path / "a", pairs, tokenizer, None, Translated(recipe).rows)
+    batch = collate(TokenDataset(tmp_path / "a"), np.arange(3))
     wanted = collate_trees([token_tree(p.source, parse_of(p), tokenizer.source) for p in pairs])
-    assert batch.places is not None
-    for found, right in zip(batch.places, wanted, strict=True):
+    assert batch.position_info is not None
+    for found, right in zip(batch.position_info, wanted, strict=True):
         assert torch.equal(found, right)
-    assert batch.places[0].shape == batch.source.shape
-    write_store(tmp_path / "b", pairs, tokenizer, None)
-    assert collate(Store(tmp_path / "b"), np.arange(3)).places is None
+    assert batch.position_info[0].shape == batch.source.shape
+    write_dataset(tmp_path / "b", pairs, tokenizer, None)
+    assert collate(TokenDataset(tmp_path / "b"), np.arange(3)).places is None
 
 
 # The model
 
 
 def test_waves_of_place_and_depth_are_mixed(small_recipe: SmallRecipe) -> None:
-    module = SinusoidalInTree(small_recipe(model={"width": 8}).model)
+    module = SinusoidalInTree(small_recipe(model={"d_model": 8}).model)
     depth = torch.tensor([[2, 1, 600, 0]])
     x = torch.randn(1, 4, 8)
     table = sinusoids(601, 8).double().numpy()
@@ -274,22 +274,22 @@ LONG = TokenTree([1, 2, 3, 4, 5], [2, 3, 0, 3, 4])
 
 
 def test_padding_changes_nothing(network: Transformer) -> None:
-    short = torch.tensor([[7, 8, 9, END]])
-    padded = torch.tensor([[7, 8, 9, END, PAD, PAD], [9, 8, 7, 6, 5, END]])
+    short = torch.tensor([[7, 8, 9, EOS]])
+    padded = torch.tensor([[7, 8, 9, EOS, PAD, PAD], [9, 8, 7, 6, 5, EOS]])
     alone = network.encode(short, tree_of(SHORT)).states
     together = network.encode(padded, tree_of(SHORT, LONG)).states
     torch.testing.assert_close(together[:1, :4], alone, rtol=0, atol=1e-6)
 
 
 def test_the_tree_steers_the_encoder(network: Transformer) -> None:
-    source = torch.tensor([[9, 8, 7, 6, 5, END]])
+    source = torch.tensor([[9, 8, 7, 6, 5, EOS]])
     one = network.encode(source, tree_of(LONG)).states
     other = network.encode(source, tree_of(LONG._replace(heads=[2, 0, 2, 3, 4]))).states
     assert (one - other).abs().max() > 0.01
 
 
 def test_shown_and_fast_are_equal_and_step_follows(network: Transformer) -> None:
-    source, target = torch.tensor([[9, 8, 7, 6, 5, END]]), torch.tensor([[2, 5, 6]])
+    source, target = torch.tensor([[9, 8, 7, 6, 5, EOS]]), torch.tensor([[2, 5, 6]])
     tree = tree_of(LONG)
     fast = network(source, target, tree)
     parts = [part for parts in network.attentions().values() for part in parts]
@@ -304,7 +304,7 @@ def test_shown_and_fast_are_equal_and_step_follows(network: Transformer) -> None
 
 def test_without_a_tree_it_says_what_is_missing(network: Transformer) -> None:
     with pytest.raises(RegardError, match="needs the parse of every text"):
-        network.encode(torch.tensor([[5, END]]))
+        network.encode(torch.tensor([[5, EOS]]))
 
 
 # Recipes
@@ -317,7 +317,7 @@ def test_without_a_tree_it_says_what_is_missing(network: Transformer) -> None:
         ({"train": PARSED, "test": {"pairs": "a.tsv"}}, {"position": "tree"}, "needs data.test.parses"),
         ({"train": PARSED}, {}, "data.train.parses is for model.position: tree, not sinusoidal"),
         ({"train": PARSED}, {"position": "tree", "attention": {"encoder": "window"}}, "encoder must be full"),
-        ({"train": PARSED}, {"position": "tree", "width": 9, "heads": 3}, "width 9 must be even"),
+        ({"train": PARSED}, {"position": "tree", "d_model": 9, "heads": 3}, "width 9 must be even"),
         ({"train": {**PARSED, "parses": ["a", "b"]}}, {"position": "tree"}, r"parses names 2 file\(s\), the texts 1"),
     ],
 )  # fmt: skip

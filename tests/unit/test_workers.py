@@ -16,20 +16,20 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.fast import Crew, Lost, at_once
-from regard.fast.workers import _allotted
-from regard.model import Translator
+from regard.inference import WorkerDied, WorkerPool, map_in_threads
+from regard.inference.worker_pool import _allotted
+from regard.tasks import Translator
 
-forked = pytest.mark.skipif(not Crew.possible, reason="processes are forked on Linux only")
+forked = pytest.mark.skipif(not WorkerPool.possible, reason="processes are forked on Linux only")
 Way = Callable[[Callable[[int], Any], range], list[Any]]
 
 
 def in_threads(work: Callable[[int], Any], parts: range) -> list[Any]:
-    return at_once(work, parts, 3)
+    return map_in_threads(work, parts, 3)
 
 
 def in_processes(work: Callable[[int], Any], parts: range) -> list[Any]:
-    crew = Crew(work, 3)
+    crew = WorkerPool(work, 3)
     try:
         return crew.map(parts)
     finally:
@@ -61,7 +61,7 @@ def test_an_error_in_one_part_is_raised(way: Way) -> None:
 @forked
 def test_a_crew_has_what_its_work_needs_and_goes_on_after_an_error() -> None:
     known = {number: str(number) for number in range(3)}
-    crew = Crew(known.__getitem__, 2)
+    crew = WorkerPool(known.__getitem__, 2)
     with pytest.raises(KeyError):
         crew.map([0, 5, 1])
     assert crew.map([2, 1, 0]) == ["2", "1", "0"]
@@ -76,7 +76,7 @@ def test_work_of_uneven_length_is_shared_out_and_its_time_counted() -> None:
             pass
         return os.getpid()
 
-    crew = Crew(work, 2)
+    crew = WorkerPool(work, 2)
     long, *short = crew.map([1.0, 0.02, 0.02, 0.02])
     assert {long, *short} == {*crew.workers.values()}
     assert long not in short
@@ -91,7 +91,7 @@ def test_after_an_error_nothing_more_is_begun() -> None:
             raise RegardError("no")
         time.sleep(0.5)
 
-    crew = Crew(work, 2)
+    crew = WorkerPool(work, 2)
     start = time.monotonic()
     with pytest.raises(RegardError, match="no"):
         crew.map(range(40))
@@ -112,15 +112,15 @@ def test_an_error_tells_where_it_happened_even_one_that_cannot_travel() -> None:
         match part:
             case "index":
                 return [][1]
-            case "unreadable":
+            case "read_error":
                 raise TwoFacts("a", "b")
             case "result":
                 return lambda: None
 
-    crew: Crew[str, Any] = Crew(the_culprit, 1)
+    crew: WorkerPool[str, Any] = WorkerPool(the_culprit, 1)
     for part, kind in {
         "index": IndexError,
-        "unreadable": RuntimeError,
+        "read_error": RuntimeError,
         "result": Exception,
     }.items():
         with pytest.raises(kind) as error:
@@ -132,18 +132,18 @@ def test_an_error_tells_where_it_happened_even_one_that_cannot_travel() -> None:
 
 @forked
 def test_a_stopped_process_is_no_reason_to_wait_for_ever() -> None:
-    crew: Crew[int, int] = Crew(abs, 2)
+    crew: WorkerPool[int, int] = WorkerPool(abs, 2)
     stopped, killed = crew.workers.values()
     os.kill(stopped, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
-    with pytest.raises(Lost):
+    with pytest.raises(WorkerDied):
         crew.map([1, 2, 3])
 
 
 @forked
 def test_tensors_travel_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/" + "x" * 200)  # no socket fits in there
-    crew: Crew[Any, Any] = Crew(lambda part: part * 2, 2)
+    crew: WorkerPool[Any, Any] = WorkerPool(lambda part: part * 2, 2)
     threads = threading.active_count()
     (found,) = crew.map([torch.arange(3)])
     assert found.tolist() == [0, 2, 4]
@@ -171,11 +171,11 @@ def test_when_a_process_is_killed_the_others_end() -> None:
         time.sleep(0.05)
         return os.getpid()
 
-    crew = Crew(work, 2)
+    crew = WorkerPool(work, 2)
     processes = list(crew.workers.values())
-    with pytest.raises(Lost, match="ended from outside, perhaps for want of memory"):
+    with pytest.raises(WorkerDied, match="ended from outside, perhaps for want of memory"):
         crew.map([0, 1, 2, 3])
-    with pytest.raises(Lost, match="have ended"):
+    with pytest.raises(WorkerDied, match="have ended"):
         crew.map([0])
     for process in processes:
         with pytest.raises(ProcessLookupError):  # there is not even a zombie
@@ -184,11 +184,11 @@ def test_when_a_process_is_killed_the_others_end() -> None:
 
 ALONE = """
 import os, time
-from regard.fast import Crew
+from regard.inference import WorkerPool
 def work(part):
     print(os.getpid(), flush=True)
     time.sleep(0.3)
-crew = Crew(work, 2)
+crew = WorkerPool(work, 2)
 while True:
     crew.map([1, 2])
 """
@@ -223,8 +223,8 @@ SEARCHES: list[dict[str, Any]] = [
     {},
     {"beam": 1},
     {"beam": 4, "nbest": 3},
-    {"beam": 4, "groups": 2},
-    {"no_repeat": 2, "max_length": 5},
+    {"beam": 4, "beam_groups": 2},
+    {"no_repeat_ngram": 2, "max_length": 5},
     {"mbr": 4},
     {"constraints": [["Hund"], [], [], ["ein", "Hund"], [], []]},
 ]
@@ -233,9 +233,9 @@ SEARCHES: list[dict[str, Any]] = [
 @forked
 def test_every_search_is_the_same_in_processes(finished_run: Path, texts: list[str]) -> None:
     model = Translator.load(finished_run, "cpu", "int8")
-    model.threads = 2  # however many cores there are
+    model.threads = 2  # however many available_cores there are
     threads = [model.search(texts, **options) for options in SEARCHES]
-    model.work_in_processes()
+    model.start_worker_pool()
     assert model.crew is not None
     for options, wanted in zip(SEARCHES, threads, strict=True):
         before = model.crew.cpu_seconds
@@ -252,7 +252,7 @@ def test_when_a_process_is_lost_threads_go_on(
     model = Translator.load(finished_run, "cpu")
     model.threads = 2
     threads = model.search(texts)
-    model.work_in_processes()
+    model.start_worker_pool()
     assert model.crew is not None
     for process in model.crew.workers.values():
         os.kill(process, signal.SIGKILL)
@@ -272,7 +272,7 @@ def test_where_no_process_can_be_had_threads_do(
         return next(forks, _refused)()
 
     monkeypatch.setattr(os, "fork", fork)
-    model.work_in_processes()
+    model.start_worker_pool()
     assert model.crew is None
     assert len(model.search(texts)) == len(texts)
 

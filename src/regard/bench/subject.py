@@ -9,22 +9,23 @@ from pathlib import Path
 
 import torch
 
+from regard.data.corpus import Pair, read_pairs
+from regard.data.special_tokens import EOS, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.marks import END, MARKS
-from regard.model import Translator, weights_of
+from regard.nn.state_dict import named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Preset, make_recipe
-from regard.run import Run
-from regard.text.corpus import Pair, read_pairs
-from regard.text.tokenizer import Tokenizer
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
 
 WORDS = 8_000
 """entries of the vocabulary of a random model"""
 TOKENS = 20
 """of each of its sources, and of each translation: the same for all sides, whatever the weights would say"""
 SEED = 1
-NEVER = -1e4
-"""the logit of what a random model never says: END, so that all translations have one length, and marks"""
+NEG_INF = -1e4
+"""the logit of what a random model never says: EOS, so that all translations have one length, and marks"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Subject:
 
 def of_run(run: Path, sentences: int) -> Subject:
     """A run and the first sentences of its test."""
-    recipe = Run(run).recipe()
+    recipe = RunDir(run).recipe()
     if recipe.task != "translate":
         raise RegardError(f"{run}: a model to {recipe.task}; bench translate is for translators")
     if recipe.data.test is None:
@@ -48,20 +49,20 @@ def of_run(run: Path, sentences: int) -> Subject:
         raise RegardError(f"{run}: a model of several languages; bench translate is for one")
     pairs = islice(read_pairs(recipe.data.test, recipe.data, "data.test"), sentences)
     texts = [pair.source for pair in pairs]
-    tokenizer = Run(run).tokenizer(recipe)
+    tokenizer = RunDir(run).tokenizer(recipe)
     return Subject(run, tokenizer.source.encode(texts), None)
 
 
 def of_preset(folder: Path, preset: Preset, sentences: int, vocabulary: int = WORDS) -> Subject:
     """Random weights of a preset's sizes, in a run folder like any other."""
-    words = [f"w{number}" for number in range(vocabulary - len(MARKS))]
+    words = [f"w{number}" for number in range(vocabulary - len(SPECIAL_TOKENS))]
     shape = {"preset": preset, "output_bias": True}
     recipe = make_recipe(
         {
             "data": {"train": {"pairs": ["none.tsv"]}, "languages": ["source", "target"]},
-            "tokenizer": {"kind": "words", "size": vocabulary},
+            "tokenizer": {"kind": "word", "vocab_size": vocabulary},
             "model": shape,
-            "search": {"max_length": TOKENS},
+            "decoding": {"max_length": TOKENS},
         },
         "bench",
     )
@@ -71,15 +72,15 @@ def of_preset(folder: Path, preset: Preset, sentences: int, vocabulary: int = WO
     assert isinstance(network, Transformer)
     assert network.projection.bias is not None
     with torch.no_grad():
-        network.projection.bias[[END, *tokenizer.target.never_said]] = NEVER
+        network.projection.bias[[EOS, *tokenizer.target.suppressed_tokens]] = NEG_INF
     folder.mkdir()
-    run = Run(folder)
+    run = RunDir(folder)
     run.write_recipe(recipe)
     tokenizer.save(folder)
-    run.write_weights(weights_of(network))
+    run.write_weights(named_weights(network))
     draw = random.Random(SEED)
     sources = [
-        [draw.randrange(len(MARKS), tokenizer.source.size) for _ in range(TOKENS)]
+        [draw.randrange(len(SPECIAL_TOKENS), tokenizer.source.size) for _ in range(TOKENS)]
         for _ in range(sentences)
     ]
     return Subject(folder, sources, TOKENS)

@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.data.batching import Batch, collate, pack, plan_batches, plan_packed, room
+from regard.data.dataset import EncodedPair, IntArray, TokenDataset, write_dataset
+from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.learn.loss import Objective
-from regard.learn.optimizers import OPTIMIZERS
-from regard.learn.update import EAGER_STEPS, Numbers, Recorded, Update
-from regard.marks import END, MARKS, PAD, START
-from regard.nn.networks import NETWORKS
+from regard.nn.architectures import ARCHITECTURES
+from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import Model, Preset, Recipe, make_recipe
-from regard.text.batches import Batch, collate, pack, plan_batches, plan_mixed, room
-from regard.text.store import Ids, Ints, Store, write_store
-from regard.text.tokenizer import Tokenizer
+from regard.training.optimizers import OPTIMIZERS
+from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, Numbers, TrainStep
 
 Step = Callable[[], None]
 
@@ -44,12 +44,12 @@ class Setting:
 
     preset: Preset
     vocabulary: int
-    store: Store
+    store: TokenDataset
     tokens_per_batch: int
     device: torch.device
 
     @property
-    def lengths(self) -> tuple[Ints, Ints]:
+    def lengths(self) -> tuple[IntArray, IntArray]:
         return self.store.source_lengths, self.store.target_lengths
 
     @property
@@ -59,7 +59,7 @@ class Setting:
             {
                 "data": {"train": {"pairs": "random"}},
                 "model": {"preset": self.preset},
-                "training": {"batches": "packed", "precision": precision},
+                "training": {"batching": "packed", "precision": precision},
             },
             "bench",
         )
@@ -153,7 +153,7 @@ def product_speed(device: torch.device) -> float:
 def products(setting: Setting, source: float, target: float) -> float:
     """Operations of the matrix products of one forward pass over so many tokens."""
     model = setting.recipe.model
-    d, inner = model.width, model.feedforward
+    d, inner = model.d_model, model.d_ff
     feedforward = 2 * d * inner
     encoder = model.encoder_layers * (4 * d * d + feedforward)
     decoder = model.decoder_layers * (6 * d * d + feedforward) + d * setting.vocabulary
@@ -174,11 +174,11 @@ def own(setting: Setting) -> list[Callable[[Setting], Side]]:
 def recorded(setting: Setting) -> Side:
     """As a training with packed batches learns on a GPU."""
     space = room(*setting.lengths, setting.tokens_per_batch)
-    plan = plan_mixed(*setting.lengths, space, 1, 0)
+    plan = plan_packed(*setting.lengths, space, 1, 0)
     # The last of an epoch may be almost empty.
     batches = [pack(setting.store, rows, space) for rows in (plan[:-1] or plan)[:BATCHES]]
     update = _update(setting)
-    learn = Recorded(update, update.objective.network)
+    learn = CUDAGraphStep(update, update.objective.network)
     return _side("regard", learn, [batch.map(Tensor.pin_memory) for batch in batches])
 
 
@@ -190,10 +190,10 @@ def plain(setting: Setting) -> Side:
 
 def _update(setting: Setting) -> Any:
     recipe = setting.recipe
-    network = NETWORKS["transformer"](recipe.model, setting.vocabulary, setting.vocabulary)
-    objective = Objective(network.to(setting.device), recipe.training)
+    network = ARCHITECTURES["transformer"](recipe.model, setting.vocabulary, setting.vocabulary)
+    objective = Seq2SeqLoss(network.to(setting.device), recipe.training)
     optimizer = OPTIMIZERS[recipe.training.optimizer](network.parameters(), recipe.training)
-    return Update(objective, optimizer, recipe.training, setting.device)
+    return TrainStep(objective, optimizer, recipe.training, setting.device)
 
 
 def _side(name: str, learn: Callable[..., Tensor], batches: Sequence[Batch]) -> Side:
@@ -233,17 +233,17 @@ def marian(setting: Setting) -> Side:
             f"--peer marian needs {error.name}: pip install 'regard[exchange]'"
         ) from None
     model = setting.recipe.model
-    sizes: dict[str, Any] = {"vocab_size": setting.vocabulary, "d_model": model.width}
+    sizes: dict[str, Any] = {"vocab_size": setting.vocabulary, "d_model": model.d_model}
     for side in ("encoder", "decoder"):
         sizes[f"{side}_layers"] = getattr(model, f"{side}_layers")
         sizes[f"{side}_attention_heads"] = model.heads
-        sizes[f"{side}_ffn_dim"] = model.feedforward
+        sizes[f"{side}_ffn_dim"] = model.d_ff
     for kind in ("dropout", "attention_dropout", "activation_dropout"):
         sizes[kind] = model.dropout
     marks: dict[str, Any] = {
         "pad_token_id": PAD,
-        "eos_token_id": END,
-        "decoder_start_token_id": START,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": BOS,
     }
     network: Any = MarianMTModel(MarianConfig(scale_embedding=True, **sizes, **marks))
     network.to(setting.device).train()
@@ -259,9 +259,9 @@ def torch_transformer(setting: Setting) -> Side:
 class Tutorial(nn.Module):
     def __init__(self, model: Model, vocabulary: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, model.width)
+        self.embedding = nn.Embedding(vocabulary, model.d_model)
         self.layers = nn.Transformer(
-            model.width, model.heads, model.encoder_layers, model.decoder_layers, model.feedforward,
+            model.d_model, model.heads, model.encoder_layers, model.decoder_layers, model.d_ff,
             model.dropout, batch_first=True,
         )  # fmt: skip
 
@@ -292,7 +292,7 @@ def _peer(
             found = logits(batch.source, batch.target, batch.source != PAD)
             loss = F.cross_entropy(
                 found.flatten(0, 1).float(),
-                batch.wanted.flatten(),
+                batch.labels.flatten(),
                 ignore_index=PAD,
                 label_smoothing=0.1,
             )
@@ -319,13 +319,17 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def random_store(path: Path, sentences: int, length: int, vocabulary: int) -> Store:
+def random_dataset(path: Path, sentences: int, length: int, vocabulary: int) -> TokenDataset:
     """Random words; all sentences are as long, their mark counted, on both sides."""
-    ids = np.random.default_rng(1).integers(len(MARKS), vocabulary, (2, sentences, length - 1))
+    ids = np.random.default_rng(1).integers(
+        len(SPECIAL_TOKENS), vocabulary, (2, sentences, length - 1)
+    )
 
-    def rows(pairs: object, tokenizer: object, clean: object, tally: Counter[str]) -> Iterator[Ids]:
+    def rows(
+        pairs: object, tokenizer: object, clean: object, tally: Counter[str]
+    ) -> Iterator[EncodedPair]:
         tally["kept"] = sentences
-        return (Ids(source, target) for source, target in zip(*ids.tolist(), strict=True))
+        return (EncodedPair(source, target) for source, target in zip(*ids.tolist(), strict=True))
 
-    write_store(path, [], cast(Tokenizer, None), None, rows)
-    return Store(path)
+    write_dataset(path, [], cast(Tokenizer, None), None, rows)
+    return TokenDataset(path)

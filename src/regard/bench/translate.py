@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,20 +19,18 @@ from typing import Any
 import torch
 
 from regard.bench.subject import Subject
+from regard.data.special_tokens import BOS, EOS, PAD
 from regard.errors import RegardError
-from regard.exchange.convert import export_model
-from regard.exchange.huggingface import quiet
-from regard.exchange.needs import need
-from regard.marks import END, PAD, START
-from regard.model import Translator
-from regard.model.ways import OneEach
-from regard.model.writer import Asked
-from regard.recipe import Device, Precision, nearest
-from regard.run import Run
-from regard.search import MANNERS, beam_search, greedy
+from regard.inference.engine import Request
+from regard.interop.convert import export_model
+from regard.interop.files import need
+from regard.interop.huggingface import quiet
+from regard.recipe import Device, Precision, override_decoding, suggest
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
 
 Ids = list[list[int]]
-ALPHA = 0.0
+LENGTH_PENALTY = 0.0
 """no length penalty: its form differs between the engines"""
 
 
@@ -84,27 +81,26 @@ class Engine(ABC):
 class Ours(Engine):
     name = "regard"
 
-    def __init__(self, setting: Setting, prepared: bool = True) -> None:
+    def __init__(self, setting: Setting, packed: bool = True) -> None:
         self.beam = setting.beam
         self.model = Translator.load(
             setting.subject.run, setting.device, setting.precision, setting.threads
         )
-        if not prepared:
-            self.model.ready = None
-        self.model.work_in_processes()
-        self.precision, self.settings = self.model.precision, self.model.picked
-        manner = MANNERS["ctranslate2"]  # which stops first, and so has least to do
-        self.way: Any = partial(beam_search, beam=self.beam, alpha=ALPHA, manner=manner)
-        if self.beam == 1:
-            self.way = OneEach(partial(greedy, alpha=ALPHA, manner=manner))
+        if not packed:
+            self.model.engine.packed = None
+        self.model.start_workers()
+        self.precision, self.settings = self.model.precision, self.model.engine.summary
+        # CTranslate2's rule stops first, and so has the least to do.
+        rule = {"length_penalty": LENGTH_PENALTY, "length_normalization": "ctranslate2"}
+        self.decoding = override_decoding(self.model.recipe.decoding, {"beam": self.beam, **rule})
 
     def translate(self, sources: Ids) -> Ids:
-        found = self.model.search_ids([Asked(ids) for ids in sources], self.way, self.beam)
+        found = self.model.engine.generate([Request(ids) for ids in sources], self.decoding)
         return [best.tokens for best, *_ in found]
 
     @property
     def cpu_seconds(self) -> float:
-        return self.model.cpu_seconds
+        return self.model.engine.cpu_seconds
 
 
 class CTranslate2(Engine):
@@ -117,7 +113,7 @@ class CTranslate2(Engine):
         out = folder / f"ctranslate2-{self.precision}"
         if not out.exists():
             export_model(setting.subject.run, "ctranslate2-int8" if eight else "ctranslate2", out)
-        run = Run(setting.subject.run)
+        run = RunDir(setting.subject.run)
         tokenizer = run.tokenizer(run.recipe())
         self.pieces = tokenizer.source.pieces
         target = tokenizer.target
@@ -125,7 +121,7 @@ class CTranslate2(Engine):
         options = json.loads((out / "translate.json").read_text())
         if setting.subject.longest is not None:  # such a model never says what is suppressed
             options = {"max_decoding_length": setting.subject.longest}
-        self.options = {**options, "beam_size": setting.beam, "length_penalty": ALPHA}
+        self.options = {**options, "beam_size": setting.beam, "length_penalty": LENGTH_PENALTY}
         self.inter, intra = inter, setting.threads // inter
         self.settings = f"inter_threads {inter}, intra_threads {intra}"
         self.model = engine.Translator(
@@ -169,7 +165,7 @@ class Marian(Engine):
             self.model, self.precision = self.model.bfloat16(), "bf16"
         self.options: dict[str, Any] = {"num_beams": setting.beam}
         if setting.beam > 1:
-            self.options["length_penalty"] = ALPHA
+            self.options["length_penalty"] = LENGTH_PENALTY
         if setting.subject.longest is not None:
             exact = {"max_new_tokens": setting.subject.longest, "max_length": None}
             self.options |= {**exact, "bad_words_ids": None}
@@ -179,14 +175,14 @@ class Marian(Engine):
     @torch.inference_mode()
     def translate(self, sources: Ids) -> Ids:
         longest = max(map(len, sources))
-        rows = [[*row, END, *[PAD] * (longest - len(row))] for row in sources]
+        rows = [[*row, EOS, *[PAD] * (longest - len(row))] for row in sources]
         ids = torch.tensor(rows, device=self.device)
         usual = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         mask = (ids != PAD).long()
         said = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
         torch.set_num_threads(usual)
-        return [[i for i in row if i not in (PAD, START, END)] for row in said.tolist()]
+        return [[i for i in row if i not in (PAD, BOS, EOS)] for row in said.tolist()]
 
 
 PEERS: dict[str, Callable[[Setting, Path], list[Engine]]] = {
@@ -215,7 +211,7 @@ def measure(
     """Regard in each of the settings, which differ in precision only, beside the peers in the last of them."""
     for peer in peers:
         if peer not in PEERS:
-            raise RegardError(f"--peer {peer}: no such peer{nearest(peer, PEERS)}")
+            raise RegardError(f"--peer {peer}: no such peer{suggest(peer, PEERS)}")
     last = settings[-1]
     sources = last.subject.sources
     ours = [Ours(setting) for setting in settings]
@@ -234,7 +230,7 @@ def measure(
 
 def _plain(setting: Setting) -> Ours:
     plain = Setting(setting.subject, "fp32", setting.beam, setting.threads, setting.device)
-    return Ours(plain, prepared=False)
+    return Ours(plain, packed=False)
 
 
 def _row(engine: Engine, turns: Sequence[Turn], right: Ids, setting: Setting) -> Row:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.positions import Relation
+from regard.nn.positions import AttentionPosition
+from regard.recipe import FORMATS, Registry
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,22 @@ class Mask:
         return (place - place[keys - queries :, None])[None]
 
 
-class KeysValues(NamedTuple):
+class KeyValue(NamedTuple):
     """What can be looked at, already projected and split into heads."""
 
     key: Float[Tensor, "B g K dk"]
     value: Float[Tensor, "B g K dv"]
 
-    def select(self, rows: Tensor) -> "KeysValues":
-        return KeysValues(self.key.index_select(0, rows), self.value.index_select(0, rows))
+    def select(self, rows: Tensor) -> "KeyValue":
+        return KeyValue(self.key.index_select(0, rows), self.value.index_select(0, rows))
 
-    def followed_by(self, later: "KeysValues") -> "KeysValues":
-        return KeysValues(
+    def followed_by(self, later: "KeyValue") -> "KeyValue":
+        return KeyValue(
             torch.cat([self.key, later.key], dim=2), torch.cat([self.value, later.value], dim=2)
         )
 
 
-class Shown(NamedTuple):
+class AttentionIntermediates(NamedTuple):
     """Every intermediate of one attention, in the order of the formula. Rows are queries, columns are keys."""
 
     query: Float[Tensor, "B h Q dk"]
@@ -121,12 +122,23 @@ class Shown(NamedTuple):
 # Scores: how a query is compared with a key
 
 
-class ScaledDotProduct(nn.Module):
+class AttentionScore(nn.Module):
+    """Compares queries with keys."""
+
+    scale: float
+    """the factor applied to its output"""
+
+
+SCORES: Registry[Callable[[recipe.Model], AttentionScore]] = Registry("model.attention.score")
+
+
+@SCORES.register("scaled_dot_product", packed=True, fused=True, formats=FORMATS)
+class ScaledDotProduct(AttentionScore):
     """q.k / sqrt(d_k): the scale keeps the variance at 1, however many features are summed."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        self.scale: float = 1 / math.sqrt(section.key_width)
+        self.scale: float = 1 / math.sqrt(section.d_k)
 
     def forward(
         self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
@@ -135,6 +147,7 @@ class ScaledDotProduct(nn.Module):
         return query @ key.transpose(-2, -1)
 
 
+@SCORES.register("dot_product", packed=True, fused=True)
 class UnscaledDotProduct(ScaledDotProduct):
     """q.k: what the scale is there to mend."""
 
@@ -143,15 +156,16 @@ class UnscaledDotProduct(ScaledDotProduct):
         self.scale = 1.0
 
 
-class Additive(nn.Module):
+@SCORES.register("additive")
+class Additive(AttentionScore):
     """v.tanh(q + k + b): one hidden layer scores each pair, its first matrices being W^Q and W^K."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
         self.scale = 1.0
-        self.bias = nn.Parameter(torch.zeros(section.heads, 1, 1, section.key_width))
-        self.weight = nn.Parameter(torch.empty(section.heads, section.key_width))
-        nn.init.normal_(self.weight, std=section.key_width**-0.5)
+        self.bias = nn.Parameter(torch.zeros(section.heads, 1, 1, section.d_k))
+        self.weight = nn.Parameter(torch.empty(section.heads, section.d_k))
+        nn.init.normal_(self.weight, std=section.d_k**-0.5)
 
     def forward(
         self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
@@ -160,34 +174,28 @@ class Additive(nn.Module):
         return torch.einsum("bhqkd,hd->bhqk", hidden, self.weight)
 
 
-SCORES: dict[recipe.Score, type[ScaledDotProduct] | type[Additive]] = {
-    "scaled": ScaledDotProduct,
-    "unscaled": UnscaledDotProduct,
-    "additive": Additive,
-}
-
-
 # Weightings: how scores become weights
 
+WEIGHTINGS: Registry[Callable[[Tensor], Tensor]] = Registry("model.attention.weighting")
 
+
+@WEIGHTINGS.register("softmax", packed=True, fused=True, formats=FORMATS)
 def softmax(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
     """exp(score), over the sum of all that the query sees: weights that sum to 1."""
     return masked.softmax(dim=-1)
 
 
+@WEIGHTINGS.register("relu")
 def relu(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
     """max(0, score) / n, n being how many keys the query sees: weights that need not sum to 1."""
     seen = (masked > -math.inf).sum(-1, keepdim=True)
     return masked.relu() / seen
 
 
-WEIGHTINGS: dict[recipe.Weighting, Callable[[Tensor], Tensor]] = {"softmax": softmax, "relu": relu}
-
-
 class Attention(nn.Module):
     """Attention(Q, K, V): the values summed, weighted by how well their keys answer the query."""
 
-    def __init__(self, section: recipe.Model, relation: Relation) -> None:
+    def __init__(self, section: recipe.Model, relation: AttentionPosition) -> None:
         super().__init__()
         self.score = SCORES[section.attention.score](section)
         self.weighting = WEIGHTINGS[section.attention.weighting]
@@ -225,11 +233,11 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B h Q dv"]:
         """The fast way where each query sees one span of keys, on a GPU."""
         # Not above: Triton comes with torch for CUDA only.
-        from regard.nn.kernels.attention import attend_in_texts
+        from regard.nn.kernels.packed_attention import packed_attention_kernel
 
         key, value = for_each(query, key), for_each(query, value)
         seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)
-        output: Tensor = attend_in_texts(
+        output: Tensor = packed_attention_kernel(
             *(query, key, value, spans.low, spans.high, spans.first, spans.last, seed),
             *(self.score.scale, self.dropout if self.training else 0.0),
         )[0]
@@ -242,7 +250,7 @@ class Attention(nn.Module):
         value: Float[Tensor, "B g K dv"],
         allowed: Bool[Tensor, "#B 1 #Q K"] | None,
         distance: Int[Tensor, "#B Q K"] | None = None,
-    ) -> Shown:
+    ) -> AttentionIntermediates:
         """The formula written out."""
         key, value = for_each(query, key), for_each(query, value)
         products: Tensor = self.score(query, key)
@@ -255,7 +263,7 @@ class Attention(nn.Module):
         output = kept @ value
         if self.relation.in_scores:
             output = output + self.relation.value(kept, distance)
-        return Shown(query, key, value, products, scores, masked, weights, output)
+        return AttentionIntermediates(query, key, value, products, scores, masked, weights, output)
 
 
 def for_each(

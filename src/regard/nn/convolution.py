@@ -21,22 +21,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.attention import KeysValues, Mask
-from regard.nn.heads import MultiHeadAttention
-from regard.nn.layers import RESIDUALS, looking_at
+from regard.nn.attention import KeyValue, Mask
+from regard.nn.layers import RESIDUALS, cross_attention_sublayer
+from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import Real
 from regard.nn.transformer import Decoder, Encoder, EncoderDecoder
 
 
-class GatedWindow(nn.Module):
+class GatedConvolution(nn.Module):
     """a * sigmoid(b), where a and b are each a linear map of ``kernel`` neighbours side by side."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        self.kernel = section.kernel
-        self.convolution = nn.Conv1d(section.width, 2 * section.width, section.kernel)
+        self.kernel = section.kernel_size
+        self.convolution = nn.Conv1d(section.d_model, 2 * section.d_model, section.kernel_size)
         # The gate halves what passes: four times the variance lets it leave as it came (Gehring et al., appendix A).
-        nn.init.normal_(self.convolution.weight, std=(4 / (section.kernel * section.width)) ** 0.5)
+        nn.init.normal_(
+            self.convolution.weight, std=(4 / (section.kernel_size * section.d_model)) ** 0.5
+        )
         nn.init.zeros_(cast(Tensor, self.convolution.bias))
 
     def forward(self, x: Float[Tensor, "B wide d"]) -> Float[Tensor, "B T d"]:
@@ -46,13 +48,13 @@ class GatedWindow(nn.Module):
 
 
 @dataclass
-class Recent:
+class ConvolutionCache:
     """The last kernel - 1 inputs of one layer's windows; None before the first word, which stands for zeros."""
 
     inputs: Float[Tensor, "R past d"] | None = None
 
-    def select(self, rows: Tensor) -> "Recent":
-        return Recent(None if self.inputs is None else self.inputs.index_select(0, rows))
+    def select(self, rows: Tensor) -> "ConvolutionCache":
+        return ConvolutionCache(None if self.inputs is None else self.inputs.index_select(0, rows))
 
     def append(self, new: Float[Tensor, "R T d"], keep: int) -> Float[Tensor, "R wide d"]:
         """The inputs kept and the new ones; the last of them are kept for the next time."""
@@ -64,13 +66,13 @@ class Recent:
         return joined
 
 
-class WindowAround(nn.Module):
+class ConvolutionEncoderLayer(nn.Module):
     """Each word with its neighbours on both sides."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        self.window = GatedWindow(section)
-        self.residual = RESIDUALS[section.norm_place](section)
+        self.window = GatedConvolution(section)
+        self.residual = RESIDUALS[section.norm_order](section)
 
     def forward(self, x: Float[Tensor, "B T d"], mask: Mask, real: Real) -> Float[Tensor, "B T d"]:
         before = self.window.kernel // 2
@@ -84,36 +86,36 @@ class WindowAround(nn.Module):
         return y
 
 
-class WindowBefore(nn.Module):
+class ConvolutionDecoderLayer(nn.Module):
     """Each word with those just before it, then encoder-decoder attention."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        residual = RESIDUALS[section.norm_place]
-        self.window = GatedWindow(section)
+        residual = RESIDUALS[section.norm_order]
+        self.window = GatedConvolution(section)
         self.residual = residual(section)
-        self.memory_attention = MultiHeadAttention(section, "memory")
-        self.memory_residual = residual(section)
+        self.cross_attention = MultiHeadAttention(section, "cross_attention")
+        self.cross_attention_residual = residual(section)
 
     def forward(
         self,
         x: Float[Tensor, "R T d"],
         mask: Mask,
-        memory: KeysValues,
+        memory: KeyValue,
         memory_mask: Mask,
         real: Real = None,
-        cache: Recent | None = None,
+        cache: ConvolutionCache | None = None,
     ) -> Float[Tensor, "R T d"]:
         """All positions at once, or, with a cache, the newest position of each row."""
         assert mask.causal, "a window before a word holds no later one"
-        recent = Recent() if cache is None else cache
+        recent = ConvolutionCache() if cache is None else cache
 
         def look(y: Tensor) -> Tensor:
             return cast(Tensor, self.window(recent.append(y, self.window.kernel - 1)))
 
         x = self.residual(x, look, real)
-        y: Float[Tensor, "R T d"] = self.memory_residual(
-            x, looking_at(memory, memory_mask, self.memory_attention), real
+        y: Float[Tensor, "R T d"] = self.cross_attention_residual(
+            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), real
         )
         return y
 
@@ -121,14 +123,14 @@ class WindowBefore(nn.Module):
 class ConvolutionEncoder(Encoder):
     """Embedding and position, then N layers of windows."""
 
-    layer = WindowAround
+    layer = ConvolutionEncoderLayer
 
 
 class ConvolutionDecoder(Decoder):
     """Embedding and position, then N layers of windows and encoder-decoder attention."""
 
-    layer = WindowBefore
-    cache = Recent
+    layer = ConvolutionDecoderLayer
+    cache = ConvolutionCache
 
 
 class Convolution(EncoderDecoder):

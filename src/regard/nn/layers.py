@@ -7,21 +7,26 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.nn.attention import KeysValues, Mask
+from regard.nn.attention import KeyValue, Mask
 from regard.nn.dropout import Dropout
-from regard.nn.feedforward import ACTIVATIONS
-from regard.nn.heads import MultiHeadAttention
+from regard.nn.feed_forward import ACTIVATIONS
+from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, Real
+from regard.recipe import FORMATS, Registry
 
 Sublayer = Callable[[Tensor], Tensor]
 
 
-class NormAfter(nn.Module):
+RESIDUALS: Registry[Callable[[recipe.Model], "PostNorm"]] = Registry("model.norm_order")
+
+
+@RESIDUALS.register("post", packed=True, fused=True, formats=FORMATS)
+class PostNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))): the paper's, also called post-norm."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        self.norm = NORMS[section.norm](section.width)
+        self.norm = NORMS[section.norm](section.d_model)
         self.dropout = Dropout(section.dropout)
 
     def forward(
@@ -33,7 +38,8 @@ class NormAfter(nn.Module):
         return y
 
 
-class NormBefore(NormAfter):
+@RESIDUALS.register("pre", packed=True, fused=True, formats=("ctranslate2", "onnx", "torch"))
+class PreNorm(PostNorm):
     """x + Dropout(Sublayer(LayerNorm(x))), also called pre-norm; easier to train when deep."""
 
     def forward(
@@ -43,20 +49,17 @@ class NormBefore(NormAfter):
         return y
 
 
-RESIDUALS: dict[recipe.NormPlace, type[NormAfter]] = {"after": NormAfter, "before": NormBefore}
-
-
 @dataclass
 class Cache:
     """Keys and values of the words a layer has already read; grows by one word a step."""
 
-    seen: KeysValues | None = None
+    seen: KeyValue | None = None
 
     @property
     def length(self) -> int:
         return 0 if self.seen is None else self.seen.key.shape[2]
 
-    def append(self, new: KeysValues) -> KeysValues:
+    def append(self, new: KeyValue) -> KeyValue:
         self.seen = new if self.seen is None else self.seen.followed_by(new)
         return self.seen
 
@@ -67,13 +70,13 @@ class Cache:
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network."""
 
-    def __init__(self, section: recipe.Model, place: recipe.Place = "encoder") -> None:
+    def __init__(self, section: recipe.Model, place: recipe.AttentionSite = "encoder") -> None:
         super().__init__()
-        residual = RESIDUALS[section.norm_place]
+        residual = RESIDUALS[section.norm_order]
         self.attention = MultiHeadAttention(section, place)
         self.attention_residual = residual(section)
-        self.feedforward = ACTIVATIONS[section.activation](section)
-        self.feedforward_residual = residual(section)
+        self.feed_forward = ACTIVATIONS[section.activation](section)
+        self.feed_forward_residual = residual(section)
 
     def forward(
         self, x: Float[Tensor, "B T d"], mask: Mask, real: Real = None, cache: Cache | None = None
@@ -97,7 +100,7 @@ class EncoderLayer(nn.Module):
 
     def think(self, x: Float[Tensor, "B T d"], real: Real) -> Float[Tensor, "B T d"]:
         """Each position by itself."""
-        y: Float[Tensor, "B T d"] = self.feedforward_residual(x, self.feedforward, real)
+        y: Float[Tensor, "B T d"] = self.feed_forward_residual(x, self.feed_forward, real)
         return y
 
 
@@ -106,14 +109,14 @@ class DecoderLayer(EncoderLayer):
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section, "decoder")
-        self.memory_attention = MultiHeadAttention(section, "memory")
-        self.memory_residual = RESIDUALS[section.norm_place](section)
+        self.cross_attention = MultiHeadAttention(section, "cross_attention")
+        self.cross_attention_residual = RESIDUALS[section.norm_order](section)
 
     def forward(  # type: ignore[override]
         self,
         x: Float[Tensor, "R T d"],
         mask: Mask,
-        memory: KeysValues,
+        memory: KeyValue,
         memory_mask: Mask,
         real: Real = None,
         cache: Cache | None = None,
@@ -121,11 +124,15 @@ class DecoderLayer(EncoderLayer):
         """All positions at once, or, with a cache, the newest position of each row."""
 
         x = self.look(x, mask, real, cache)
-        x = self.memory_residual(x, looking_at(memory, memory_mask, self.memory_attention), real)
+        x = self.cross_attention_residual(
+            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), real
+        )
         return self.think(x, real)
 
 
-def looking_at(memory: KeysValues, mask: Mask, attention: MultiHeadAttention) -> Sublayer:
+def cross_attention_sublayer(
+    memory: KeyValue, mask: Mask, attention: MultiHeadAttention
+) -> Sublayer:
     """Encoder-decoder attention as a sub-layer."""
 
     def attend(y: Tensor) -> Tensor:
@@ -139,10 +146,10 @@ def looking_at(memory: KeysValues, mask: Mask, attention: MultiHeadAttention) ->
     return attend
 
 
-def closing_norm(section: recipe.Model) -> nn.Module:
+def final_norm(section: recipe.Model) -> nn.Module:
     """What closes a stack: one more norm, or nothing. Unless the recipe says otherwise pre-norm layers have one, since
     the sum that leaves the last of them has none; post-norm layers, each of which ends in a norm already, have not."""
-    return NORMS[section.norm if section.closing_norm else "none"](section.width)
+    return NORMS[section.norm if section.final_norm else "none"](section.d_model)
 
 
 def initialize(module: nn.Module) -> None:

@@ -8,10 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.marks import START
-from regard.nn.embedding import Embedding
-from regard.nn.heads import MultiHeadAttention
-from regard.nn.positions import Places
+from regard.data.special_tokens import BOS
+from regard.nn.embeddings import Embedding
+from regard.nn.multi_head_attention import MultiHeadAttention
+from regard.nn.positions import PositionInfo
 
 
 class Network(nn.Module, ABC):
@@ -29,7 +29,7 @@ class Network(nn.Module, ABC):
         """The longest text it can read, marks counted; None: there is none."""
 
     def forward(
-        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], places: Places = None
+        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], places: PositionInfo = None
     ) -> Float[Tensor, "B T V"]:
         """Teacher forcing: the logits after each target word."""
         return self.project(self.decode(target, self.encode(source, places)))
@@ -38,12 +38,12 @@ class Network(nn.Module, ABC):
         return F.linear(states, self.projection.weight, self.projection.bias)
 
     @abstractmethod
-    def encode(self, source: Int[Tensor, "B S"], places: Places = None) -> Any:
-        """What is remembered of the source; END closes each row, padding follows."""
+    def encode(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Any:
+        """What is remembered of the source; EOS closes each row, padding follows."""
 
     @abstractmethod
     def decode(self, target: Int[Tensor, "B T"], memory: Any) -> Float[Tensor, "B T d"]:
-        """The state after each target word; START opens each row."""
+        """The state after each target word; BOS opens each row."""
 
     @abstractmethod
     def start(self, memory: Any) -> Any:
@@ -55,7 +55,7 @@ class Network(nn.Module, ABC):
 
     def reading(self, said: Sequence[int]) -> list[int]:
         """What it reads, row by row, to say these tokens there: of a word after another, those before."""
-        return [START, *said[:-1]]
+        return [BOS, *said[:-1]]
 
     @abstractmethod
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:

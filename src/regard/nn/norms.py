@@ -1,26 +1,35 @@
 """Normalisation of the features. Each takes the states and which of them are words; most look at one word only."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from regard import recipe
+from regard.recipe import FORMATS, Registry
 
 Real = Bool[Tensor, "B T"] | None
 """False at padding; None: all are words"""
 
 
+NORMS: Registry[Callable[[int], nn.Module]] = Registry("model.norm")
+
+
+@NORMS.register("layer", packed=True, fused=True, formats=FORMATS)
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / sqrt(biased variance + eps) * gain + bias, over the features of one position."""
 
     def forward(self, x: Float[Tensor, "B T d"], real: Real = None) -> Float[Tensor, "B T d"]:
         if torch.compiler.is_compiling() and x.is_cuda and torch.is_autocast_enabled("cuda"):
-            from regard.nn.kernels.norm import layer_norm  # Triton comes with torch for CUDA only
+            from regard.nn.kernels.layer_norm import (
+                layer_norm,  # Triton comes with torch for CUDA only
+            )
 
             return layer_norm(x, self.weight, self.bias, self.eps)
         return super().forward(x)
 
 
+@NORMS.register("rms", packed=True, fused=True, formats=("ctranslate2", "onnx"))
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean square + eps) * gain: no mean is taken away (Zhang and Sennrich 2019)."""
 
@@ -33,6 +42,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
+@NORMS.register("batch", fused=True, formats=("onnx",))
 class BatchNorm(nn.Module):
     """(x - mean) / sqrt(variance + eps) * gain + bias, each feature over all words of the batch.
 
@@ -66,6 +76,7 @@ class BatchNorm(nn.Module):
         self.variance.lerp_(variance, self.momentum)
 
 
+@NORMS.register("none", packed=True, fused=True, formats=("onnx",))
 class NoNorm(nn.Module):
     """x as it is: what the norms are there to mend."""
 
@@ -74,11 +85,3 @@ class NoNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T d"], real: Real = None) -> Float[Tensor, "B T d"]:
         return x
-
-
-NORMS: dict[recipe.Norm, type[LayerNorm] | type[RMSNorm] | type[BatchNorm] | type[NoNorm]] = {
-    "layer": LayerNorm,
-    "rms": RMSNorm,
-    "batch": BatchNorm,
-    "none": NoNorm,
-}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.errors import RegardError
+from regard.recipe import FORMATS, Registry
 
 Start = int | Int[Tensor, "B 1"] | Int[Tensor, "B T"]
 """the position of the first word: one for all rows, or one for each; or what each word adds to its place in the row"""
@@ -22,7 +23,7 @@ class Tree(NamedTuple):
     """Where the words of a batch stand in their dependency trees."""
 
     depth: Int[Tensor, "B S"]
-    """branches between the word and the root; END is the root, at depth 0"""
+    """branches between the word and the root; EOS is the root, at depth 0"""
     distance: Int[Tensor, "B S S"]
     """branches between query and key; positive where the key hangs below the query, negative where it stands above,
     else by the order of the text"""
@@ -51,14 +52,14 @@ class Packing(NamedTuple):
     """for each source token the target of its text"""
 
 
-Places = Tree | Packing | None
+PositionInfo = Tree | Packing | None
 """where the words of a batch stand, if not simply one text to a row"""
 
 
 # On the embeddings
 
 
-class Unmarked(nn.Module):
+class NoPosition(nn.Module):
     """Nothing is added: to such a model a sentence is a bag of words, unless attention tells it the order."""
 
     longest: int | None = None
@@ -72,7 +73,7 @@ class Unmarked(nn.Module):
         return x
 
 
-class Index(Unmarked):
+class Index(NoPosition):
     """Adds the number of the position to every feature; at long lengths it swamps the word."""
 
     def forward(
@@ -103,7 +104,7 @@ def turns(length: int, width: int) -> Float[Tensor, "T half 2"]:
     return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
-class Waves:
+class SinusoidalTable:
     """A table over positions that grows when a longer text comes.
 
     No buffer: it is neither saved nor shared, but computed where and when it is needed.
@@ -122,12 +123,12 @@ class Waves:
         return table
 
 
-class Sinusoidal(Unmarked):
+class Sinusoidal(NoPosition):
     """Adds fixed waves: fast ones in the first features, slow ones in the last. It has no longest length."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.waves = Waves(lambda length: sinusoids(length, section.width))
+        self.waves = SinusoidalTable(lambda length: sinusoids(length, section.d_model))
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
@@ -141,8 +142,8 @@ class SinusoidalInTree(Sinusoidal):
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.place = nn.Linear(section.width, section.width, bias=False)
-        self.depth = nn.Linear(section.width, section.width, bias=False)
+        self.place = nn.Linear(section.d_model, section.d_model, bias=False)
+        self.depth = nn.Linear(section.d_model, section.d_model, bias=False)
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
@@ -158,14 +159,14 @@ class SinusoidalInTree(Sinusoidal):
         return x + both.tanh()
 
 
-class Learned(Unmarked):
+class Learned(NoPosition):
     """Adds a learned vector for each position up to a longest length; beyond it there is nothing to add."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
         self.longest = section.max_length
-        self.vectors = nn.Parameter(torch.empty(section.max_length, section.width))
-        nn.init.normal_(self.vectors, std=section.width**-0.5)
+        self.vectors = nn.Parameter(torch.empty(section.max_length, section.d_model))
+        nn.init.normal_(self.vectors, std=section.d_model**-0.5)
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
@@ -194,7 +195,7 @@ def end(x: Float[Tensor, "B T *d"], start: Start) -> int:
 # Inside self-attention
 
 
-class Relation(nn.Module):
+class AttentionPosition(nn.Module):
     """What a position has to say when a query meets a key; here nothing."""
 
     in_scores = False
@@ -220,7 +221,7 @@ class Relation(nn.Module):
         raise NotImplementedError
 
 
-class Rotary(Relation):
+class Rotary(AttentionPosition):
     """Turns each pair of features of queries and keys by an angle that grows with the position (Su et al. 2021).
 
     A product of two such vectors depends on their distance alone.
@@ -228,7 +229,7 @@ class Rotary(Relation):
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.waves = Waves(lambda length: turns(length, section.key_width))
+        self.waves = SinusoidalTable(lambda length: turns(length, section.d_k))
 
     def turn(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
         return self.turn_at(x, slice(start, start + x.shape[2]))
@@ -241,7 +242,7 @@ class Rotary(Relation):
         return turned.flatten(-2)
 
 
-class Relative(Relation):
+class Relative(AttentionPosition):
     """Learned vectors for the distance, clipped, added to keys and to values (Shaw et al. 2018).
 
     e_ij = q_i.(k_j + a_ij), and the output is the sum of w_ij (v_j + b_ij); one set of vectors for all heads.
@@ -252,10 +253,10 @@ class Relative(Relation):
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
         self.farthest = section.max_distance
-        self.keys = nn.Parameter(torch.empty(2 * self.farthest + 1, section.key_width))
-        self.values = nn.Parameter(torch.empty(2 * self.farthest + 1, section.value_width))
-        nn.init.normal_(self.keys, std=section.key_width**-0.5)
-        nn.init.normal_(self.values, std=section.value_width**-0.5)
+        self.keys = nn.Parameter(torch.empty(2 * self.farthest + 1, section.d_k))
+        self.values = nn.Parameter(torch.empty(2 * self.farthest + 1, section.d_v))
+        nn.init.normal_(self.keys, std=section.d_k**-0.5)
+        nn.init.normal_(self.values, std=section.d_v**-0.5)
 
     def which(self, distance: Int[Tensor, "#B Q K"]) -> Int[Tensor, "#B 1 Q K"]:
         """The vector of each distance."""
@@ -287,24 +288,49 @@ def reach(network: nn.Module, end: int, device: torch.device) -> list[Tensor]:
     return [part.waves(end, device) for part in parts]
 
 
-class Acts(NamedTuple):
+def first_line(component: type) -> str:
+    """The summary of a component: the first line of its docstring."""
+    return (component.__doc__ or "").split("\n")[0]
+
+
+class PositionSpec(NamedTuple):
     """Where a position acts, and how."""
 
-    embedding: type[Unmarked] = Unmarked
-    attention: type[Relation] = Relation
-    target: recipe.Position | None = None
+    embedding: type[NoPosition] = NoPosition
+    attention: type[AttentionPosition] = AttentionPosition
+    target: str | None = None
     """what the target has instead, if something else"""
 
-    def on(self, place: recipe.Place) -> "Acts":
+    def on(self, place: recipe.AttentionSite) -> "PositionSpec":
         return self if place == "encoder" or self.target is None else POSITIONS[self.target]
 
 
-POSITIONS: dict[recipe.Position, Acts] = {
-    "none": Acts(),
-    "index": Acts(embedding=Index),
-    "sinusoidal": Acts(embedding=Sinusoidal),
-    "learned": Acts(embedding=Learned),
-    "rotary": Acts(attention=Rotary),
-    "relative": Acts(attention=Relative),
-    "tree": Acts(embedding=SinusoidalInTree, attention=Relative, target="sinusoidal"),
-}
+POSITIONS: Registry[PositionSpec] = Registry("model.position")
+_ADDED = ("ctranslate2", "onnx")
+"""formats that hold the positions as a table to add"""
+
+POSITIONS.register("none", summary="no positions at all", packed=True, fused=True, formats=_ADDED)(
+    PositionSpec()
+)
+POSITIONS.register("index", summary=first_line(Index), packed=True, fused=True, formats=_ADDED)(
+    PositionSpec(embedding=Index)
+)
+POSITIONS.register(
+    "sinusoidal", summary=first_line(Sinusoidal), packed=True, fused=True, formats=FORMATS
+)(PositionSpec(embedding=Sinusoidal))
+POSITIONS.register(
+    "learned",
+    summary=first_line(Learned),
+    options=["model.max_length"],
+    fused=True,
+    formats=_ADDED,
+)(PositionSpec(embedding=Learned))
+POSITIONS.register("rotary", summary=first_line(Rotary), packed=True, fused=True)(
+    PositionSpec(attention=Rotary)
+)
+POSITIONS.register("relative", summary=first_line(Relative), options=["model.max_distance"])(
+    PositionSpec(attention=Relative)
+)
+POSITIONS.register("tree", summary=first_line(SinusoidalInTree), options=["model.max_distance"])(
+    PositionSpec(embedding=SinusoidalInTree, attention=Relative, target="sinusoidal")
+)

@@ -17,14 +17,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.marks import PAD
-from regard.nn.attention import KeysValues, Mask, Spans
+from regard.data.special_tokens import PAD
+from regard.nn.attention import KeyValue, Mask, Spans
 from regard.nn.dropout import Dropout
-from regard.nn.embedding import Embedding
-from regard.nn.heads import MultiHeadAttention, at_once, split
-from regard.nn.layers import Cache, DecoderLayer, EncoderLayer, closing_norm, initialize
+from regard.nn.embeddings import Embedding
+from regard.nn.layers import Cache, DecoderLayer, EncoderLayer, final_norm, initialize
+from regard.nn.multi_head_attention import MultiHeadAttention, at_once, split
 from regard.nn.network import Network
-from regard.nn.positions import POSITIONS, Packing, Places, Span, Start, Tree
+from regard.nn.positions import POSITIONS, Packing, PositionInfo, Span, Start, Tree
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Encoder(nn.Module):
         self.position = POSITIONS[section.position].on("encoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.encoder_layers))
-        self.norm = closing_norm(section)
+        self.norm = final_norm(section)
 
-    def forward(self, source: Int[Tensor, "B S"], places: Places = None) -> Memory:
+    def forward(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Memory:
         real = source != PAD
         packing = places if isinstance(places, Packing) else None
         tree = places if isinstance(places, Tree) else None
@@ -81,7 +81,7 @@ class Past(Protocol):
 class DecoderState:
     """What one step of search hands to the next. Rows are sentences times beams, the beams of one side by side."""
 
-    memory: Sequence[KeysValues]
+    memory: Sequence[KeyValue]
     """for each layer, once for each sentence however many beams it has"""
     memory_mask: Mask
     caches: Sequence[Past]
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
         self.position = POSITIONS[section.position].on("decoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.decoder_layers))
-        self.norm = closing_norm(section)
+        self.norm = final_norm(section)
 
     def forward(
         self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True
@@ -159,15 +159,15 @@ class Decoder(nn.Module):
         y: Float[Tensor, "R T d"] = self.norm(x, real)
         return y
 
-    def look_up(self, memory: Memory) -> list[KeysValues]:
+    def look_up(self, memory: Memory) -> list[KeyValue]:
         """The keys and values every layer sees of the source."""
-        parts = self.attentions()["cross"]
+        parts = self.attentions()["cross_attention"]
         if memory.packing is not None:  # many words, of which all layers together make one product
             made = at_once(
                 [each for part in parts for each in (part.key, part.value)], memory.states
             )
             heads = [split(one, parts[0].groups) for one in made]
-            return [KeysValues(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
+            return [KeyValue(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
         return [part.keys_values(memory.states, memory.real) for part in parts]
 
     def start(self, memory: Memory) -> DecoderState:
@@ -188,7 +188,7 @@ class Decoder(nn.Module):
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         return {
             "decoder": _named("attention", self.layers),
-            "cross": _named("memory_attention", self.layers),
+            "cross_attention": _named("cross_attention", self.layers),
         }
 
 
@@ -214,20 +214,20 @@ class EncoderDecoder(Network):
     def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
         super().__init__()
         tied, bias = section.tie_output, section.output_bias
-        target = Embedding(target_size, section.width, bias and tied)
-        source = target if section.tie_embeddings else Embedding(source_size, section.width)
+        target = Embedding(target_size, section.d_model, bias and tied)
+        source = target if section.tie_embeddings else Embedding(source_size, section.d_model)
         self.encoder = self.encoder_stack(section, source)
         self.decoder = self.decoder_stack(section, target)
-        self.projection = target if tied else Embedding(target_size, section.width, bias)
+        self.projection = target if tied else Embedding(target_size, section.d_model, bias)
         initialize(self)
 
     @property
     def longest(self) -> int | None:
-        parts = [*self.encoder.attentions(), *self.decoder.attentions()["cross"]]
+        parts = [*self.encoder.attentions(), *self.decoder.attentions()["cross_attention"]]
         limits = [self.encoder.position.longest, *(part.pattern.longest for part in parts)]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def encode(self, source: Int[Tensor, "B S"], places: Places = None) -> Memory:
+    def encode(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Memory:
         memory: Memory = self.encoder(source, places)
         return memory
 

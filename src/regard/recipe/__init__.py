@@ -1,55 +1,38 @@
-"""Recipes: what a choice may be called, what they hold, what does not go together, how they are read."""
+"""Recipes: the schema, presets, registries of components, validation, and reading from YAML."""
 
-from regard.recipe.names import (
-    Activation as Activation,
-    Architecture as Architecture,
-    DecoderPattern as DecoderPattern,
+from regard.recipe.choices import (
+    AttentionSite as AttentionSite,
     Device as Device,
-    EncoderPattern as EncoderPattern,
-    Keep as Keep,
-    Length as Length,
-    Manner as Manner,
-    Measure as Measure,
-    MemoryPattern as MemoryPattern,
-    Norm as Norm,
-    Normalization as Normalization,
-    NormPlace as NormPlace,
-    Optimizer as Optimizer,
-    Pattern as Pattern,
-    Place as Place,
-    Position as Position,
     Precision as Precision,
     Preset as Preset,
-    Schedule as Schedule,
-    Score as Score,
-    Smoothing as Smoothing,
-    Task as Task,
-    TokenizerKind as TokenizerKind,
-    Weighting as Weighting,
 )
-from regard.recipe.reading import (
-    change_search as change_search,
+from regard.recipe.parsing import (
+    bundled_recipes as bundled_recipes,
+    decoding_overrides as decoding_overrides,
     load_recipe as load_recipe,
     make_recipe as make_recipe,
-    nearest as nearest,
-    one_of as one_of,
+    override_decoding as override_decoding,
+    parse_choice as parse_choice,
     parse_recipe as parse_recipe,
-    search_changes as search_changes,
-    shipped_recipes as shipped_recipes,
+    suggest as suggest,
 )
-from regard.recipe.refusals import (
-    PARTS as PARTS,
-)
-from regard.recipe.sections import (
-    COLDEST as COLDEST,
-    PRESETS as PRESETS,
-    Clean as Clean,
+from regard.recipe.presets import PRESETS as PRESETS
+from regard.recipe.registry import FORMATS as FORMATS, Choice as Choice, Registry as Registry
+from regard.recipe.schema import (
+    MBR_TEMPERATURE as MBR_TEMPERATURE,
+    MIN_TEMPERATURE as MIN_TEMPERATURE,
+    Cleaning as Cleaning,
     Data as Data,
+    DataFiles as DataFiles,
+    Decoding as Decoding,
     Model as Model,
     Recipe as Recipe,
-    Search as Search,
-    Texts as Texts,
     Tokenizer as Tokenizer,
     Training as Training,
     language_tag as language_tag,
+)
+from regard.recipe.validation import (
+    PACKED_CHUNKS as PACKED_CHUNKS,
+    max_sequence_length as max_sequence_length,
+    model_choices as model_choices,
 )

@@ -1,0 +1,1 @@
+"""Inference: the engine, packed networks and quantization, the KV cache, worker processes."""

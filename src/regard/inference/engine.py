@@ -1,0 +1,449 @@
+"""The engine: the one path from source ids to hypotheses.
+
+    Request -> Engine.generate(requests, decoding, observer) -> hypotheses
+
+The command line, Python, the server, the live stream, traces, validation and distillation all use it, so the same
+options give the same output everywhere. The engine selects the decoding method (beam search, greedy search, sampling or
+mask-predict), forms batches of similar length, and runs them on the packed network where there is one, on several CPU
+available_cores at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import recipe
+from regard.data.batching import collate_trees, plan_sorted
+from regard.data.dependency_trees import TokenTree
+from regard.data.special_tokens import BOS, EOS, MASK, PAD
+from regard.data.tokenizer import Vocabulary
+from regard.decoding.beam_search import beam_search
+from regard.decoding.constraints import Constraints, Phrase, WordBoundaries, tokens_needed
+from regard.decoding.greedy_and_sampling import greedy, sample
+from regard.decoding.hypotheses import Hypothesis
+from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
+from regard.decoding.logits_processors import (
+    CoveragePenalty,
+    DiverseBeamGroups,
+    LogitsProcessor,
+    NoRepeatNgram,
+)
+from regard.decoding.mask_predict import mask_predict
+from regard.errors import RegardError
+from regard.inference.packed_transformer import PackedTransformer, inference_context
+from regard.inference.precision import (
+    autocast,
+    pack_network,
+    select_precision,
+    unsupported_reason,
+)
+from regard.inference.worker_pool import WorkerDied, WorkerPool, map_in_threads
+from regard.nn.multi_head_attention import record_attention
+from regard.nn.network import Network
+from regard.nn.non_autoregressive import NonAutoregressiveTransformer
+from regard.nn.positions import Tree
+from regard.nn.transformer import Transformer
+from regard.recipe import MBR_TEMPERATURE, Decoding, Precision
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[Any], None]
+"""Called with a ``BeamStep`` after each step of beam search, or an ``Iteration`` of mask-predict."""
+
+CPU_TOKENS = 4_096
+"""source tokens, padding included, times beam size, of a batch on a CPU"""
+GPU_TOKENS_PER_GB = 8_192
+"""the same on a GPU, per gigabyte of its memory"""
+LENGTH_COST = 8
+"""A length candidate of mask-predict needs as much memory as this many beams: the logits of all its tokens at once."""
+
+
+class Request(NamedTuple):
+    """One sequence to generate."""
+
+    source: list[int]
+    """source ids without EOS"""
+    prefix: Sequence[int] = ()
+    """token ids the output must begin with"""
+    phrases: Sequence[Phrase] = ()
+    """phrases the output must contain"""
+    tree: TokenTree | None = None
+    """dependency tree of the source, for ``position: tree``"""
+    sample: int = 0
+    """sampling: the number of the sample among several of the same source"""
+    prompt: bool = False
+    """language models: source is the beginning of the sequence, and is not closed by EOS"""
+    start: int = BOS
+    """the first token the decoder reads"""
+    limit: int | None = None
+    """largest number of tokens; None: as the decoding options say"""
+
+
+class Batch(NamedTuple):
+    """Requests that go through the network together, and how. It can be sent to another process."""
+
+    requests: Sequence[Request]
+    decoding: Decoding
+    nbest: int
+    length: int | None
+    total: int | None
+    """how many requests were given in all; None: use the plain network, not the packed one"""
+
+
+class Engine:
+    """Generates output sequences with one network."""
+
+    def __init__(
+        self,
+        section: recipe.Model,
+        network: Network,
+        target: Vocabulary,
+        device: torch.device,
+        precision: Precision,
+        threads: int,
+    ) -> None:
+        self.section, self.network, self.target, self.device = section, network, target, device
+        self.precision: Precision = precision
+        self.threads = threads
+        """batches processed at a time on a CPU"""
+        self.packed: PackedTransformer | None = None
+        """the network with packed weights, once ``freeze`` was called and if the network supports it"""
+        self.pool: WorkerPool[Batch, list[list[Hypothesis]]] | None = None
+        """worker processes; None: threads"""
+        self._boundaries: WordBoundaries | None = None
+
+    # Preparation
+
+    def freeze(self) -> None:
+        """The weights are final: pack them for inference, if the network supports it."""
+        self.stop_workers()
+        if (reason := unsupported_reason(self.section)) is None:
+            self.precision = select_precision(self.precision, self.device)
+            assert isinstance(self.network, Transformer)
+            self.packed = pack_network(self.network, self.precision)
+        elif self.precision == "int8":
+            raise RegardError(
+                f"precision int8: this model does not support it ({reason}); use fp32, bf16 or auto"
+            )
+
+    def start_workers(self) -> None:
+        """Use worker processes from now on, if that is faster. Only for programs without threads of their own."""
+        self.stop_workers()
+        if self.packed is None or self.threads == 1 or self.device.type != "cpu":
+            return
+        with suppress(OSError):  # no more processes can be started: use threads
+            if WorkerPool.possible:
+                self.pool = WorkerPool(self.generate_batch, self.threads)
+
+    def stop_workers(self) -> None:
+        if self.pool is not None:
+            self.pool.end()
+            self.pool = None
+
+    @property
+    def summary(self) -> str:
+        """The precision and device it computes on, in words."""
+        if self.packed is None:
+            reason = unsupported_reason(self.section) or "the weights may still change"
+            return f"{self.precision} on {self.device.type}, without packed weights ({reason})"
+        many = f", {self.threads} batches at a time" if self.device.type == "cpu" else ""
+        size = self.packed.bytes / 1e6
+        return f"{self.precision} on {self.device.type}{many}, {size:.1f} MB of weights"
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time of this process and its workers so far."""
+        return time.process_time() + (0.0 if self.pool is None else self.pool.cpu_seconds)
+
+    # Generation
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        requests: Sequence[Request],
+        decoding: Decoding,
+        *,
+        nbest: int = 1,
+        length: int | None = None,
+        observer: Observer | None = None,
+        plain: bool = False,
+    ) -> list[list[Hypothesis]]:
+        """The ``nbest`` best hypotheses of each request, best first; for sampling, ``nbest`` samples.
+
+        length: number of output tokens, for non-autoregressive models. observer: called after each step; for a single
+        request. plain: use the plain network, whose attention can be recorded and changed, not the packed one.
+        """
+        # Attention can only be read from the plain network.
+        plain = plain or self.packed is None or bool(decoding.coverage_penalty)
+        total = None if plain else len(requests)
+        if observer is not None:
+            assert len(requests) == 1, "an observer watches one request"
+            return self.generate_batch(Batch(requests, decoding, nbest, length, total), observer)
+        found: dict[int, list[Hypothesis]] = {}
+        for constrained in (False, True):  # constraints need a wider beam
+            rows = [row for row, one in enumerate(requests) if bool(one.phrases) is constrained]
+            some = [requests[row] for row in rows]
+            hypotheses = self._in_batches(some, decoding, nbest, length, total)
+            found |= dict(zip(rows, hypotheses, strict=True))
+        return [found[row] for row in range(len(requests))]
+
+    def _in_batches(
+        self,
+        requests: Sequence[Request],
+        decoding: Decoding,
+        nbest: int,
+        length: int | None,
+        total: int | None,
+    ) -> list[list[Hypothesis]]:
+        """Batches of similar length, possibly in parallel; hypotheses in the order of the requests."""
+        if not requests:
+            return []
+        if decoding.samples or decoding.mbr:  # every sample is a row of its own
+            samples = decoding.mbr or nbest
+            requests = [
+                one._replace(sample=one.sample + number)
+                for one in requests
+                for number in range(samples)
+            ]
+        parallel = total is not None and self.device.type == "cpu"
+        lengths = [len(one.source) for one in requests]
+        width = self._width(decoding, nbest, bool(requests[0].phrases))
+        # The longest first: what is left at the end, when not all workers are busy, is short.
+        rows = [*self.plan(lengths, width, self.threads if parallel else 1)][::-1]
+        batches = [
+            Batch([requests[row] for row in some], decoding, nbest, length, total) for some in rows
+        ]
+        results = self._parallel(batches) if parallel else map(self.generate_batch, batches)
+        found = {
+            row: hypotheses
+            for some, each in zip(rows, results, strict=True)
+            for row, hypotheses in zip(some, each, strict=True)
+        }
+        ordered = [found[row] for row in range(len(requests))]
+        if decoding.samples or decoding.mbr:
+            return [
+                [one for (one,) in ordered[start : start + samples]]
+                for start in range(0, len(ordered), samples)
+            ]
+        return ordered
+
+    def _width(self, decoding: Decoding, nbest: int, constrained: bool) -> int:
+        """How many hypotheses of a request are in memory at once."""
+        if isinstance(self.network, NonAutoregressiveTransformer):
+            return LENGTH_COST * max(decoding.length_beam, nbest)
+        if decoding.samples or decoding.mbr:
+            return 1
+        return max(decoding.beam, decoding.constrained_beam) if constrained else decoding.beam
+
+    def _parallel(self, batches: Sequence[Batch]) -> list[list[list[Hypothesis]]]:
+        if self.pool is not None:
+            try:
+                return self.pool.map(batches)
+            except WorkerDied as error:
+                log.warning("%s; using threads from now on", error)
+                self.pool = None
+        return map_in_threads(self.generate_batch, batches, self.threads)
+
+    def generate_batch(
+        self, batch: Batch, observer: Observer | None = None
+    ) -> list[list[Hypothesis]]:
+        """Decode one batch with the selected method."""
+        requests, decoding, nbest, length, total = batch
+        packed = None if total is None or self.packed is None else self.packed.suited(total)
+        network = packed or self.network
+        closing = [] if requests[0].prompt else [EOS]
+        sources = pad_rows([[*one.source, *closing] for one in requests], self.device)
+        context = (
+            inference_context(self.device) if packed else autocast(self.precision, self.device)
+        )
+        with context, self._processors(network, sources, requests, decoding) as processors:
+            state = network.start(network.encode(sources, self.trees(requests)))
+            limits = [self._limit(one, decoding) for one in requests]
+            if isinstance(self.network, NonAutoregressiveTransformer):
+                return self._mask_predict(state, decoding, limits, nbest, length, observer)
+            method = partial(
+                self._method(requests, decoding, nbest, observer),
+                limits=limits,
+                start=requests[0].start,
+                end=EOS,
+                prefixes=[list(one.prefix) for one in requests],
+                banned=self.target.suppressed_tokens,
+                device=self.device,
+                processors=processors,
+            )
+            return [one if isinstance(one, list) else [one] for one in method(network.step, state)]
+
+    def _method(
+        self,
+        requests: Sequence[Request],
+        decoding: Decoding,
+        nbest: int,
+        observer: Observer | None,
+    ) -> Callable[..., list[list[Hypothesis]] | list[Hypothesis]]:
+        """Sampling, greedy search or beam search."""
+        rule = LENGTH_NORMALIZATIONS[decoding.length_normalization]
+        if decoding.samples or decoding.mbr:
+            temperature = decoding.temperature or MBR_TEMPERATURE
+            return partial(
+                sample,
+                temperature=temperature,
+                top_k=decoding.top_k,
+                top_p=decoding.top_p,
+                seeds=[sample_seed(decoding.seed, one) for one in requests],
+            )
+        constrained = bool(requests[0].phrases)
+        if decoding.beam == 1 and nbest == 1 and not constrained and observer is None:
+            return partial(
+                greedy, length_penalty=decoding.length_penalty, length_normalization=rule
+            )
+        return partial(
+            beam_search,
+            beam=self._width(decoding, nbest, constrained),
+            length_penalty=decoding.length_penalty,
+            length_normalization=rule,
+            nbest=nbest,
+            observer=observer,
+        )
+
+    def _mask_predict(
+        self,
+        state: Any,
+        decoding: Decoding,
+        limits: Sequence[int],
+        nbest: int,
+        length: int | None,
+        observer: Observer | None,
+    ) -> list[list[Hypothesis]]:
+        network = self.network
+        assert isinstance(network, NonAutoregressiveTransformer)
+        lengths = network.choose_lengths(state, limits, decoding.length_beam, length)
+        return mask_predict(
+            partial(network.fill, state=state),
+            lengths,
+            iterations=decoding.iterations,
+            mask=MASK,
+            pad=PAD,
+            end=EOS,
+            nbest=nbest,
+            banned=[
+                *self.target.suppressed_tokens,
+                *([] if network.length.predicts_eos else [EOS]),
+            ],
+            observer=observer,
+        )
+
+    @contextmanager
+    def _processors(
+        self,
+        network: Network | PackedTransformer,
+        sources: Tensor,
+        requests: Sequence[Request],
+        decoding: Decoding,
+    ) -> Iterator[list[LogitsProcessor]]:
+        """The logits processors of a batch. They live as long as the with-block."""
+        processors: list[LogitsProcessor] = []
+        with ExitStack() as recording:
+            if any(one.phrases for one in requests):
+                # First, because it must see the tokens of its phrases before others mask them.
+                phrases = [one.phrases for one in requests]
+                processors.append(Constraints(phrases, self.boundaries, EOS))
+            if decoding.no_repeat_ngram:
+                processors.append(NoRepeatNgram(decoding.no_repeat_ngram))
+            if decoding.beam_groups > 1:
+                processors.append(
+                    DiverseBeamGroups(decoding.beam_groups, decoding.diversity_penalty)
+                )
+            if decoding.coverage_penalty:
+                assert not isinstance(network, PackedTransformer), "it does not record attention"
+                cross = network.attentions().get("cross_attention", [])
+                if not cross or not all(part.pattern.keeps_tokens for part in cross):
+                    raise RegardError(
+                        f"coverage_penalty {decoding.coverage_penalty}: this model has no cross-attention "
+                        "to source tokens"
+                    )
+                recorded = recording.enter_context(record_attention(cross))
+
+                def attention() -> Tensor:
+                    """The mean over layers and heads; the beams of a sentence are rows of the queries."""
+                    weights = [one.weights.float().mean(1) for one in recorded.values()]
+                    return torch.stack(weights).mean(0)
+
+                tokens = (sources != PAD) & (sources != EOS)
+                processors.append(CoveragePenalty(decoding.coverage_penalty, tokens, attention))
+            yield processors
+
+    @property
+    def boundaries(self) -> WordBoundaries:
+        """Which tokens of the target vocabulary begin and end words."""
+        if self._boundaries is None:
+            opens, closes = (
+                torch.tensor(flags, device=self.device) for flags in self.target.borders()
+            )
+            opens[EOS] = closes[BOS] = True
+            self._boundaries = WordBoundaries(opens, closes)
+        return self._boundaries
+
+    def _limit(self, request: Request, decoding: Decoding) -> int:
+        """The largest number of output tokens."""
+        if request.limit is not None:
+            return request.limit
+        limit = len(request.source) + decoding.extra_length
+        if decoding.max_length is not None:
+            limit = min(limit, decoding.max_length)
+        if request.phrases:  # required phrases are never cut off
+            limit = max(limit, len(request.prefix) + tokens_needed(request.phrases))
+        longest = self.network.longest
+        return limit if longest is None else min(limit, longest - 1)
+
+    # Batches
+
+    def plan(self, lengths: Sequence[int], width: int, workers: int = 1) -> Iterator[list[int]]:
+        """The row numbers of each batch; rows of similar length go together."""
+        return plan_rows(lengths, self.device, self.target.size, width, workers)
+
+    def trees(self, requests: Sequence[Request]) -> Tree | None:
+        """The dependency trees of a batch, where the model uses them."""
+        trees = [one.tree for one in requests if one.tree is not None]
+        if not trees:
+            return None
+        assert len(trees) == len(requests)
+        return Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
+
+
+def sample_seed(seed: int, request: Request) -> int:
+    """The seed of one sample. It depends on the text, not on the row or on other texts of the call."""
+    sequence = np.random.SeedSequence([seed, request.sample, *request.source])
+    return int(sequence.generate_state(1)[0])
+
+
+def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[B, T] token ids, padded at the end."""
+    longest = max(map(len, rows))
+    ids = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+    # Through numpy, which reads lists three times as fast as torch.
+    return torch.from_numpy(np.array(ids, dtype=np.int64)).to(device)
+
+
+def plan_rows(
+    lengths: Sequence[int], device: torch.device, vocab_size: int, width: int = 1, workers: int = 1
+) -> Iterator[list[int]]:
+    """The row numbers of each batch, in order of length; ``width`` rows of the network for each row."""
+    sizes = np.array(lengths, dtype=np.int64)
+    tokens, rows = CPU_TOKENS, CPU_TOKENS
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        tokens = GPU_TOKENS_PER_GB * (memory >> 30)
+        rows = memory // 4 // (16 * vocab_size)  # logits, 16 bytes each, take a quarter of it
+    most = max(1, rows // width)
+    for part in plan_sorted(sizes, sizes, tokens // width, workers):
+        for first in range(0, len(part), most):
+            yield part[first : first + most].tolist()

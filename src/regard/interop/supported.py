@@ -1,0 +1,67 @@
+"""What the formats of other libraries can represent. All unsupported choices of a recipe are reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from regard.errors import RegardError
+from regard.recipe import Model, Recipe, model_choices
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of another library. Which components it supports is stated where they are registered."""
+
+    name: str
+    title: str
+    """in messages"""
+    equal_heads: bool = True
+    """whether d_k and d_v must be d_model / heads"""
+    final_norm: bool | None = None
+    """whether it always has a final norm, never has one, or allows both"""
+
+    def check(self, recipe: Recipe, what: str) -> None:
+        """Raise an error if the format cannot represent a recipe's model."""
+        if problems := list(self._problems(recipe)):
+            raise RegardError(f"{what}: {self.title} does not support {'; '.join(problems)}")
+
+    def _problems(self, recipe: Recipe) -> Iterator[str]:
+        model = recipe.model
+        if recipe.task != "translation":
+            yield f"task: {recipe.task} (only translation)"
+        if recipe.data.targets:
+            yield f"data.train.to: {', '.join(recipe.data.targets)} (only one target language, without to)"
+        for key, choice in model_choices(model):
+            if self.name not in choice.formats:
+                yield f"{key}: {choice.name}"
+        if self.final_norm not in (None, model.final_norm):
+            yield f"model.final_norm: {str(model.final_norm).lower()}"
+        if model.attention.key_value_heads not in (None, model.heads):
+            yield f"model.attention.key_value_heads: {model.attention.key_value_heads}"
+        if self.equal_heads:
+            yield from _unequal_heads(model)
+
+
+def _unequal_heads(model: Model) -> Iterator[str]:
+    for key in ("d_k", "d_v"):
+        width = getattr(model, key)
+        if width * model.heads != model.d_model:
+            yield f"model.{key}: {width} (only d_model / heads, {model.d_model / model.heads:g})"
+
+
+def decoding_note(recipe: Recipe, rule: str) -> list[str]:
+    """A note for users if the other library normalizes scores by length in another way than the recipe."""
+    decoding = recipe.decoding
+    if decoding.length_normalization == rule or decoding.beam == 1 or decoding.length_penalty == 0:
+        return []
+    return [
+        "its beam search divides scores by length ** length_penalty; "
+        f"regard translate --length-normalization {rule} does the same"
+    ]
+
+
+HUGGINGFACE = Format("huggingface", "MarianMTModel", final_norm=False)
+CTRANSLATE2 = Format("ctranslate2", "CTranslate2")
+ONNX = Format("onnx", "the ONNX export", equal_heads=False)
+TORCH = Format("torch", "torch.nn.Transformer", final_norm=True)

@@ -1,0 +1,47 @@
+"""The architectures that a recipe can select, ``model.architecture``.
+
+Each is built from the model section of a recipe and the sizes of the source and target vocabularies.
+"""
+
+from collections.abc import Callable
+
+from regard import recipe
+from regard.nn.convolution import Convolution
+from regard.nn.language_model import DecoderOnlyTransformer
+from regard.nn.lstm import LSTMEncoderDecoder
+from regard.nn.network import Network
+from regard.nn.non_autoregressive import NonAutoregressiveTransformer
+from regard.nn.transformer import Transformer
+from regard.recipe import FORMATS, Registry
+
+ARCHITECTURES: Registry[Callable[[recipe.Model, int, int], Network]] = Registry(
+    "model.architecture"
+)
+
+_SELF_ATTENTION = ("model.attention.encoder", "model.attention.decoder")
+_FEED_FORWARD = ("model.d_ff", "model.activation", "model.activation_dropout")
+_SEARCH = (
+    *("beam", "length_penalty", "length_normalization", "no_repeat_ngram", "coverage_penalty"),
+    *("beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "seed", "mbr"),
+    *("protect", "constrained_beam"),
+)
+
+ARCHITECTURES.register("transformer", packed=True, fused=True, formats=FORMATS)(Transformer)
+ARCHITECTURES.register(
+    "decoder_only",
+    ignores=[
+        *("model.encoder_layers", "model.attention.encoder", "model.attention.cross_attention"),
+        *("model.output_bias", "model.tie_embeddings", "decoding.coverage_penalty"),
+    ],
+)(DecoderOnlyTransformer)
+ARCHITECTURES.register("lstm", ignores=[*_SELF_ATTENTION, *_FEED_FORWARD, "model.position"])(
+    LSTMEncoderDecoder
+)
+ARCHITECTURES.register(
+    "convolution", options=["model.kernel_size"], ignores=[*_SELF_ATTENTION, *_FEED_FORWARD]
+)(Convolution)
+ARCHITECTURES.register(
+    "non_autoregressive",
+    options=["model.non_autoregressive.length", "decoding.iterations", "decoding.length_beam"],
+    ignores=[f"decoding.{key}" for key in _SEARCH],
+)(NonAutoregressiveTransformer)

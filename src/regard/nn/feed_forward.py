@@ -1,0 +1,62 @@
+"""The position-wise feed-forward network (section 3.3 of the paper)."""
+
+from collections.abc import Callable
+from functools import partial
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard import recipe
+from regard.nn.dropout import Dropout
+from regard.recipe import FORMATS, Registry
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2, the same at every position: two convolutions of kernel size 1."""
+
+    def __init__(self, section: recipe.Model, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(section.d_model, section.d_ff)
+        self.outer = nn.Linear(section.d_ff, section.d_model)
+        self.activation = activation
+        self.dropout = Dropout(section.activation_dropout)
+
+    def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+        y: Float[Tensor, "B T d"] = self.outer(self.dropout(self.activation(self.inner(x))))
+        return y
+
+
+class Gated(nn.Module):
+    """(swish(x W1) * x V) W2: SwiGLU (Shazeer 2020), with two thirds of d_ff, so that the size stays the same."""
+
+    def __init__(self, section: recipe.Model) -> None:
+        super().__init__()
+        inner = max(1, round(section.d_ff * 2 / 3))
+        self.gate = nn.Linear(section.d_model, inner, bias=False)
+        self.inner = nn.Linear(section.d_model, inner, bias=False)
+        self.outer = nn.Linear(inner, section.d_model, bias=False)
+        self.dropout = Dropout(section.activation_dropout)
+
+    def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+        y: Float[Tensor, "B T d"] = self.outer(self.dropout(F.silu(self.gate(x)) * self.inner(x)))
+        return y
+
+
+ACTIVATIONS: Registry[Callable[[recipe.Model], nn.Module]] = Registry("model.activation")
+"""the whole feed-forward network by the name of its activation"""
+
+ACTIVATIONS.register(
+    "relu", summary="max(0, x), as in the paper", packed=True, fused=True, formats=FORMATS
+)(partial(FeedForward, activation=F.relu))
+ACTIVATIONS.register(
+    "gelu", summary="x Phi(x) (Hendrycks and Gimpel 2016)", packed=True, fused=True, formats=FORMATS
+)(partial(FeedForward, activation=F.gelu))
+ACTIVATIONS.register(
+    "swish",
+    summary="x sigmoid(x), also called SiLU",
+    packed=True,
+    fused=True,
+    formats=("huggingface", "ctranslate2", "onnx"),
+)(partial(FeedForward, activation=F.silu))
+ACTIVATIONS.register("swiglu", packed=True, fused=True, formats=("ctranslate2", "onnx"))(Gated)

@@ -1,0 +1,326 @@
+"""Reading recipes from YAML. Every problem is reported at once, with its line and what is allowed."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from regard.errors import RegardError
+from regard.recipe.schema import DERIVED_KEYS, Decoding, Recipe, Section
+
+Name = TypeVar("Name", bound=str)
+
+RENAMED_KEYS = {
+    "search": "decoding",
+    "search.alpha": "decoding.length_penalty",
+    "search.candidates": "decoding.length_beam",
+    "search.coverage": "decoding.coverage_penalty",
+    "search.diversity": "decoding.diversity_penalty",
+    "search.groups": "decoding.beam_groups",
+    "search.keep": "decoding.protect",
+    "search.manner": "decoding.length_normalization",
+    "search.no_repeat": "decoding.no_repeat_ngram",
+    "search.rounds": "decoding.iterations",
+    "score": "evaluation",
+    "score.measures": "evaluation.metrics",
+    "evaluation.measures": "evaluation.metrics",
+    "data.clean.cut": "data.clean.truncate",
+    "tokenizer.size": "tokenizer.vocab_size",
+    "model.attention.block": "model.attention.block_size",
+    "model.attention.memory": "model.attention.cross_attention",
+    "model.attention.reach": "model.attention.window_size",
+    "model.attention.rows": "model.attention.linformer_k",
+    "model.closing_norm": "model.final_norm",
+    "model.feedforward": "model.d_ff",
+    "model.feedforward_dropout": "model.activation_dropout",
+    "model.kernel": "model.kernel_size",
+    "model.key_width": "model.d_k",
+    "model.norm_place": "model.norm_order",
+    "model.parallel": "model.non_autoregressive",
+    "model.parallel.difference": "model.non_autoregressive.max_length_difference",
+    "model.parallel.length_weight": "model.non_autoregressive.length_loss_weight",
+    "model.parallel.spare": "model.non_autoregressive.extra_positions",
+    "model.value_width": "model.d_v",
+    "model.width": "model.d_model",
+    "training.batches": "training.batching",
+    "training.choose_by": "training.best_checkpoint_metric",
+    "training.clip": "training.clip_norm",
+    "training.copies": "training.subword_copies",
+    "training.keep": "training.keep_checkpoints",
+    "training.rate": "training.learning_rate",
+    "training.sampling": "training.subword_sampling",
+    "training.smoothing_over": "training.label_smoothing_over",
+    "training.start_from": "training.init_from",
+}
+RENAMED_KEYS |= {
+    old.replace("search.", "decoding."): new
+    for old, new in RENAMED_KEYS.items()
+    if old.startswith("search.")
+}
+"""Keys of earlier versions and their present names."""
+RENAMED_VALUES: dict[str, dict[str, str]] = {
+    "task": {
+        "translate": "translation",
+        "tag": "tagging",
+        "classify": "classification",
+        "mask": "masked_lm",
+        "continue": "language_model",
+    },
+    "model.architecture": {
+        "parallel": "non_autoregressive",
+        "recurrent": "lstm",
+        "decoder": "decoder_only",
+    },
+    "model.attention.score": {"scaled": "scaled_dot_product", "unscaled": "dot_product"},
+    "model.norm_order": {"after": "post", "before": "pre"},
+    "model.non_autoregressive.length": {"cut": "eos"},
+    "tokenizer.kind": {"characters": "char", "words": "word"},
+    "tokenizer.target_kind": {"characters": "char", "words": "word"},
+    "training.schedule": {"paper": "noam"},
+    "decoding.length_normalization": {"paper": "gnmt"},
+}
+"""Values of earlier versions and their present names."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2 floats: 1e3 is a number, with or without a decimal point."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+\Z"), list("-+0123456789")
+)
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with Regard by name, from the installed package or from the repository."""
+    package = Path(__file__).parents[1]
+    inside, beside = package / "recipes", package.parents[1] / "recipes"
+    folder = inside if inside.is_dir() else beside
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """Read a YAML file, or a bundled recipe by name, and apply changes of the form ``a.b=c``."""
+    path = Path(name)
+    if not path.is_file():
+        bundled = bundled_recipes()
+        if str(name) not in bundled:
+            if (path / "recipe.yaml").is_file():
+                raise RegardError(
+                    f"{path}: a run folder, not a recipe; to resume it: "
+                    f"regard train {path / 'recipe.yaml'} --out {path}"
+                )
+            raise RegardError(
+                f"{name}: no such file, and no recipe of that name{suggest(str(name), bundled)}"
+            )
+        path = bundled[str(name)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RegardError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_recipe(text, str(path), changes)
+
+
+def parse_recipe(text: str, where: str, changes: Sequence[str] = ()) -> Recipe:
+    """Parse the YAML text of a recipe. ``where`` names it in error messages."""
+    try:
+        lines = _lines(yaml.compose(text, Loader=_Loader))
+        values = yaml.load(text, Loader=_Loader)
+    except _DuplicateKeyError as error:
+        raise RegardError(f"{where}: {error}") from None
+    except RecursionError:
+        raise RegardError(f"{where}: not a recipe: an alias in it contains itself") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise RegardError(f"{where}:{line} not YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(values, dict):
+        raise RegardError(
+            f"{where}: a recipe has sections (data, tokenizer, model, …), but this file has none"
+        )
+    return make_recipe(values, where, changes, lines)
+
+
+def make_recipe(
+    values: dict[str, Any],
+    where: str,
+    changes: Sequence[str] = (),
+    lines: Mapping[tuple[str, ...], int] = MappingProxyType({}),
+) -> Recipe:
+    """Validate plain values. ``lines`` has the line number of each key in the file."""
+    values = copy.deepcopy(values)
+    for change in changes:
+        location = _apply(values, change)
+        lines = {at: line for at, line in lines.items() if at[: len(location)] != location}
+    problems: list[str] = []
+    while True:
+        try:
+            recipe = Recipe.model_validate(values)
+            break
+        except ValidationError as error:
+            found = _causes(error.errors())
+            problems += [_explain(details, lines) for details in found]
+            # Remove the wrong values and validate again, to find the remaining problems.
+            removed = [_remove(values, details) for details in found]
+            if not all(removed):
+                break
+    if not problems:
+        return recipe
+    if len(problems) == 1:
+        raise RegardError(f"{where}: {problems[0]}")
+    listing = "".join(f"\n  {problem}" for problem in problems)
+    raise RegardError(f"{where}: {len(problems)} problems:{listing}")
+
+
+def override_decoding(decoding: Decoding, changes: Mapping[str, Any]) -> Decoding:
+    """The decoding section with some values changed, validated like a recipe's."""
+    try:
+        return Decoding.model_validate({**decoding.model_dump(), **changes})
+    except ValidationError as error:
+        found = [{**one, "loc": ("decoding", *one["loc"])} for one in error.errors()]
+        raise RegardError("; ".join(_explain(one, {}) for one in found)) from None  # type: ignore[arg-type]
+
+
+def decoding_overrides(changes: Sequence[str]) -> dict[str, Any]:
+    """Parse the ``key=value`` options of a command into values of the section ``decoding``."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        key, equals, _ = change.partition("=")
+        if not equals or not key.strip() or "." in key:
+            raise RegardError(
+                f"--set {change}: expected key=value with a key of the recipe's decoding section, "
+                "for example beam=5"
+            )
+        _apply(values, change)
+    return values
+
+
+def _causes(found: list[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors without those that follow from others."""
+    causes = [details for details in found if details["loc"][-1:] not in DERIVED_KEYS]
+    fractions = [details for details in found if _is_fraction(details)]
+    return causes + fractions[:1] or found
+
+
+def _is_fraction(details: ErrorDetails) -> bool:
+    """Whether the error is that heads does not divide d_model."""
+    return details["type"] == "int_from_float" and details["loc"][-1:] in DERIVED_KEYS
+
+
+def _remove(values: dict[str, Any], details: ErrorDetails) -> bool:
+    """Remove a wrong value; False if there is none to remove."""
+    *sections, key = map(str, details["loc"] or [""])
+    for name in sections:
+        if not isinstance(values.get(name), dict):
+            return False
+        values = values[name]
+    if _is_fraction(details):
+        values |= {"d_k": 1, "d_v": 1}
+        return True
+    return values.pop(key, values) is not values
+
+
+def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
+    """Apply a change ``a.b=c``, where c is YAML, and return the changed location."""
+    key, equals, text = change.partition("=")
+    location = tuple(key.strip().split("."))
+    if not equals or not all(location):
+        raise RegardError(
+            f"--set {change}: expected section.key=value, for example training.steps=500"
+        )
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise RegardError(f"--set {change}: the value is not YAML") from None
+    section = values
+    for name in location[:-1]:
+        inner = section.get(name)
+        section[name] = inner = dict(inner) if isinstance(inner, dict) else {}
+        section = inner
+    section[location[-1]] = value
+    return location
+
+
+class _DuplicateKeyError(Exception):
+    """A key that occurs twice. YAML would silently use the last one."""
+
+
+def _lines(node: yaml.Node | None, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    """The line number of each key."""
+    found: dict[tuple[str, ...], int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            location, line = (*at, str(key.value)), key.start_mark.line + 1
+            if location in found:
+                raise _DuplicateKeyError(
+                    f"{'.'.join(location)} is on line {found[location]} and again on line {line}"
+                )
+            found[location] = line
+            found |= _lines(value, location)
+    return found
+
+
+def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str:
+    """One problem as a line of text: line number, key, what is wrong, what is allowed."""
+    location = tuple(str(part) for part in details["loc"])
+    # An element of a list is on the line of its list.
+    named = tuple(str(part) for part in details["loc"] if isinstance(part, str))
+    line = lines.get(named[:-1] if _is_fraction(details) else named)
+    start = f"line {line}: " if line else ""
+    key = ".".join(location)
+    if details["type"] == "extra_forbidden":
+        if key in RENAMED_KEYS:
+            return f"{start}{key} was renamed to {RENAMED_KEYS[key]}"
+        return f"{start}unknown key {key}{suggest(location[-1], _keys(location[:-1]))}"
+    if details["type"] == "missing":
+        return f"{start}{key} is missing"
+    if _is_fraction(details):
+        return (
+            f"{start}model.heads does not divide model.d_model: {details['input']:.2f} features per "
+            "head; change one of them, or set d_k and d_v"
+        )
+    renamed = RENAMED_VALUES.get(".".join(named), {})
+    if details["type"] == "choice" and str(details["input"]) in renamed:
+        return f"{start}{key}: {details['input']} was renamed to {renamed[str(details['input'])]}"
+    message = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if details["type"] == "value_error":
+        return f"{start}{key}: {message}" if key else f"{start}{message}"
+    return f"{start}{key}: {details['input']!r} {message}"
+
+
+def _keys(location: tuple[str, ...]) -> Sequence[str]:
+    """The keys of the section at a location."""
+    section: Any = Recipe
+    for name in location:
+        annotation = section.model_fields[name].annotation
+        section = next(
+            part
+            for part in (annotation, *get_args(annotation))
+            if isinstance(part, type) and issubclass(part, Section)
+        )
+    return list(section.model_fields)
+
+
+def parse_choice(names: Iterable[Name], value: str, option: str) -> Name:
+    """The given name, if it is one of the allowed names of a command-line option."""
+    known = {str(name): name for name in names}
+    if value not in known:
+        raise RegardError(f"{option} {value}: no such name{suggest(value, known)}")
+    return known[value]
+
+
+def suggest(word: str, allowed: Mapping[str, Any] | Sequence[str]) -> str:
+    """“; did you mean X?”, or the list of allowed names if none is close."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; allowed: {', '.join(allowed)}"

@@ -1,0 +1,20 @@
+"""Presets: model sizes by name. A preset only fills in the keys that a recipe leaves out."""
+
+from typing import Any
+
+from regard.recipe.choices import Preset
+
+PRESETS: dict[Preset, dict[str, Any]] = {
+    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "d_ff": 256}
+    | {"heads": 4, "dropout": 0.3},
+    "small": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 256, "d_ff": 1024}
+    | {"heads": 4, "dropout": 0.3},
+    "fast": {"encoder_layers": 8, "decoder_layers": 1, "d_model": 256, "d_ff": 1024}
+    | {"heads": 4, "dropout": 0.3},
+    "base": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048}
+    | {"heads": 8, "dropout": 0.1},
+    "big": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 1024, "d_ff": 4096}
+    | {"heads": 16, "dropout": 0.3},
+}
+"""``base`` and ``big`` are the paper's (table 3). ``fast`` has a deep encoder and a shallow decoder: the encoder runs once
+for each sentence, the decoder once for each token and hypothesis (Kasai et al. 2021)."""

@@ -1,0 +1,127 @@
+"""Registries: the named choices of a recipe, each registered where it is defined.
+
+    NORMS: Registry[type[Norm]] = Registry("model.norm")
+
+    @NORMS.register("layer", packed=True, fused=True, formats=FORMATS)
+    class LayerNorm(Norm): ...
+
+A registration also states what the choice supports. Everything is off unless stated, so a new choice works in the
+plain code path at once and in the optimized ones when somebody has made sure of it. The recipe schema looks up names
+here, and ``recipe/validation.py`` refuses options that no selected choice reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+FORMATS = ("huggingface", "ctranslate2", "onnx", "torch")
+"""The formats of other libraries that a model can be exported to."""
+
+LOCATIONS = {
+    "task": "regard.tasks:TASKS",
+    "tokenizer.kind": "regard.data.tokenizer:TOKENIZERS",
+    "tokenizer.normalize": "regard.data.tokenizer:NORMALIZATIONS",
+    "model.architecture": "regard.nn.architectures:ARCHITECTURES",
+    "model.norm": "regard.nn.norms:NORMS",
+    "model.norm_order": "regard.nn.layers:RESIDUALS",
+    "model.position": "regard.nn.positions:POSITIONS",
+    "model.activation": "regard.nn.feed_forward:ACTIVATIONS",
+    "model.attention.score": "regard.nn.attention:SCORES",
+    "model.attention.weighting": "regard.nn.attention:WEIGHTINGS",
+    "model.attention.encoder": "regard.nn.sparse_attention:PATTERNS",
+    "model.attention.decoder": "regard.nn.sparse_attention:PATTERNS",
+    "model.attention.cross_attention": "regard.nn.sparse_attention:PATTERNS",
+    "model.non_autoregressive.length": "regard.nn.non_autoregressive:LENGTHS",
+    "training.optimizer": "regard.training.optimizers:OPTIMIZERS",
+    "training.schedule": "regard.training.optimizers:SCHEDULES",
+    "training.label_smoothing_over": "regard.nn.loss:LABEL_SMOOTHINGS",
+    "decoding.length_normalization": "regard.decoding.length_penalty:LENGTH_NORMALIZATIONS",
+    "decoding.protect": "regard.data.protected_spans:PROTECTED_SPANS",
+    "evaluation.metrics": "regard.metrics.scoring:METRICS",
+}
+"""The registry of each recipe key, imported when the key is first looked up: most of them import torch."""
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """One named choice and what it supports."""
+
+    name: str
+    value: T
+    summary: str
+    """one line of documentation"""
+    options: tuple[str, ...] = ()
+    """recipe keys that have an effect only if a choice that reads them is selected"""
+    ignores: tuple[str, ...] = ()
+    """recipe keys that have no effect with this choice"""
+    sites: tuple[str, ...] = ()
+    """attention patterns only: encoder, decoder, cross_attention"""
+    packed: bool = False
+    """works with ``training.batching: packed`` on a GPU"""
+    fused: bool = False
+    """works in the packed inference engine, which int8 needs"""
+    formats: tuple[str, ...] = ()
+    """formats of other libraries that can represent it"""
+
+
+class Registry(Mapping[str, T]):
+    """The choices of one recipe key by name."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.choices: dict[str, Choice[T]] = {}
+
+    def register(
+        self,
+        name: str,
+        *,
+        summary: str = "",
+        options: Collection[str] = (),
+        ignores: Collection[str] = (),
+        sites: Collection[str] = (),
+        packed: bool = False,
+        fused: bool = False,
+        formats: Collection[str] = (),
+    ) -> Callable[[V], V]:
+        """A decorator that registers a class, function or object. The summary defaults to its docstring's first line."""
+        assert name not in self.choices, f"{self.key}: {name} is registered twice"
+
+        def add(value: V) -> V:
+            line = summary or (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
+            choice: Choice[Any] = Choice(
+                *(name, value, line, tuple(options), tuple(ignores)),
+                *(tuple(sites), packed, fused, tuple(formats)),
+            )
+            self.choices[name] = choice
+            return value
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        return self.choices[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.choices)
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+
+def find_registry(key: str) -> Registry[Any]:
+    """The registry of a recipe key such as ``model.norm``."""
+    module, name = LOCATIONS[key].split(":")
+    registry: Registry[Any] = getattr(import_module(module), name)
+    return registry
+
+
+def allowed_names(key: str) -> list[str]:
+    """The names that a recipe key may have."""
+    choices = find_registry(key).choices.values()
+    site = key.rpartition(".")[2]
+    return [choice.name for choice in choices if not choice.sites or site in choice.sites]

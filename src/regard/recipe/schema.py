@@ -1,0 +1,596 @@
+"""The recipe schema: everything that determines a model, with every default.
+
+The sections are ``data``, ``tokenizer``, ``model``, ``training``, ``decoding`` and ``evaluation``. Names of components
+(norms, positions, optimizers, tasks …) are looked up in the registries, ``registry.py``. ``validation.py`` checks how
+the sections fit together, and ``parsing.py`` reads recipes from YAML.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from regard.recipe.choices import (
+    Average,
+    Batching,
+    BestCheckpointMetric,
+    Device,
+    Preset,
+    TrainingPrecision,
+)
+from regard.recipe.presets import PRESETS
+from regard.recipe.registry import allowed_names, find_registry
+from regard.recipe.validation import find_problems
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+_ONE_OR_MORE = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+Files = Annotated[tuple[str, ...], _ONE_OR_MORE, Field(min_length=1)]
+"""One file name or a list of them, read one after the other."""
+Tag = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+def registered(key: str) -> AfterValidator:
+    """A validator that accepts the names registered for a recipe key."""
+
+    def check(name: str) -> str:
+        allowed = allowed_names(key)
+        if name not in allowed:
+            *most, last = [f"'{one}'" for one in allowed]
+            expected = f"{', '.join(most)} or {last}" if most else last
+            raise PydanticCustomError(
+                "choice", "Input should be {expected}", {"expected": expected}
+            )
+        return name
+
+    return AfterValidator(check)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Data
+
+
+class DataFiles(Section):
+    """The files of one split: two line-parallel files, files of pairs, CoNLL-U files, or plain text."""
+
+    source: Files | None = None
+    """text file(s), one sentence per line; ``.gz`` and ``.zst`` files are decompressed"""
+    target: Files | None = None
+    """the translations: as many files and lines as ``source``"""
+    pairs: Files | None = None
+    """instead of source and target: TSV (source, tab, target) or JSONL (keys ``source`` and ``target``) file(s)"""
+    conllu: Files | None = None
+    """CoNLL-U file(s) for task tagging: the words of each sentence and their universal part-of-speech tags"""
+    text: Files | None = None
+    """text file(s) without targets, for the tasks masked_lm and language_model"""
+    parses: Files | None = None
+    """CoNLL-U file(s) with the dependency tree of each source line, for ``model.position: tree``"""
+    to: Annotated[tuple[Tag, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
+    """target language of all files, or of each: with ``de``, the token <2de> is prepended to every source"""
+    tag: Annotated[tuple[Tag | None, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
+    """another token to prepend to every source, for all files or for each: <bt> for ``bt``, none for null"""
+
+    @property
+    def tags(self) -> list[tuple[str, ...]]:
+        """The tags prepended to the sources of each file."""
+        count = len(self.source or self.pairs or self.conllu or self.text or ())
+        languages = [language_tag(code) for code in self.to or ()]
+        each = [_for_each(languages, count), _for_each(self.tag or (), count)]
+        return [tuple(tag for tag in some if tag) for some in zip(*each, strict=True)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.source is None) != (self.target is None):
+            raise ValueError("source and target must be given together")
+        kinds = [self.source, self.pairs, self.conllu, self.text]
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("give either source and target, or pairs, or conllu, or text")
+        if self.source and self.target and len(self.source) != len(self.target):
+            raise ValueError(
+                f"source has {len(self.source)} file(s) and target has {len(self.target)}: "
+                "give one target file for each source file"
+            )
+        sources = self.source or self.pairs or ()
+        if self.parses and len(self.parses) != len(sources):
+            raise ValueError(
+                f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): give one for each"
+            )
+        for name, given in (("to", self.to), ("tag", self.tag)):
+            if given and not sources:
+                raise ValueError(f"{name} needs source and target, or pairs")
+            if given and len(given) not in (1, len(sources)):
+                raise ValueError(
+                    f"{name} has {len(given)} values for {len(sources)} file(s): give one, or one for each file"
+                )
+        return self
+
+
+def _for_each(given: Sequence[str | None], count: int) -> list[str | None]:
+    """One value for each of ``count`` files: none, one for all, or one for each."""
+    return list(given) if len(given) == count else [*given, None][:1] * count
+
+
+class Cleaning(Section):
+    """Which training pairs are dropped. Every reason is counted and reported."""
+
+    max_tokens: Annotated[int, Field(ge=1)] = 256
+    """drop pairs with a longer side"""
+    max_ratio: Annotated[float, Field(ge=1)] | None = 9.0
+    """drop pairs with one side this many times longer than the other; null keeps all"""
+    keep_duplicates: bool = False
+    """keep exact repeats of a pair; they are dropped by default"""
+    truncate: bool = False
+    """truncate sources longer than max_tokens, in training and in use, instead of dropping them"""
+
+
+UNNAMED_LANGUAGES = ("source", "target")
+"""The language codes of a model whose languages are not known."""
+
+
+class Data(Section):
+    root: str | None = None
+    """folder that file names are relative to; defaults to $REGARD_DATA, else the current folder"""
+    train: DataFiles
+    valid: DataFiles | None = None
+    """validation pairs; without them a fraction of train is held out"""
+    test: DataFiles | None = None
+    """test pairs, scored once at the end of training"""
+    hold_out: Annotated[float, Field(gt=0, le=0.5)] = 0.02
+    """fraction of the distinct training sources to hold out for validation when valid is not given"""
+    languages: tuple[str, str] | None = None
+    """language codes of source and target, such as [en, de]; read from file names like train.en.gz by default"""
+    clean: Cleaning = Cleaning()
+
+    @property
+    def splits(self) -> dict[str, DataFiles]:
+        """The given ones of train, valid and test."""
+        splits = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: files for name, files in splits.items() if files is not None}
+
+    @property
+    def tags(self) -> list[str]:
+        """All tags that are prepended to training sources."""
+        return sorted({tag for tags in self.train.tags for tag in tags})
+
+    @property
+    def targets(self) -> list[str]:
+        """The target languages of a multilingual model; empty if there is only one language pair."""
+        return list(dict.fromkeys(self.train.to or ()))
+
+    @property
+    def language_pair(self) -> tuple[str, str]:
+        """The language codes of source and target."""
+        if self.languages is not None:
+            return self.languages
+        source, target = self.train.source or (), self.train.target or ()
+        codes = [_language(names[0]) if names else None for names in (source, target)]
+        return codes[0] or UNNAMED_LANGUAGES[0], codes[1] or UNNAMED_LANGUAGES[1]
+
+    @property
+    def named(self) -> bool:
+        """Whether the codes of all languages are known."""
+        return not {code for pair in self.language_pairs for code in pair} & {*UNNAMED_LANGUAGES}
+
+    @property
+    def language_pairs(self) -> list[tuple[str, str]]:
+        """All supported pairs of source and target language."""
+        source, target = self.language_pair
+        if not self.train.to:
+            return [(source, target)]
+        names = self.train.source or self.train.pairs or ()
+        # The suffix of a file of pairs is its format, not a language.
+        codes = [(self.train.source and _language(name)) or source for name in names]
+        languages = (
+            self.train.to if len(self.train.to) == len(names) else self.train.to * len(names)
+        )
+        return list(dict.fromkeys(zip(codes, languages, strict=True)))
+
+    def path(self, name: str) -> Path:
+        return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
+
+
+def language_tag(code: str) -> str:
+    """The tag that selects a target language: ``2de`` for ``de``."""
+    return f"2{code}"
+
+
+def _language(name: str) -> str | None:
+    """The language code in a file name such as train.en.gz or corpus.zh-CN."""
+    suffix = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.removeprefix(".")
+    known = re.fullmatch(r"(?!txt|tok|raw)[a-z]{2,3}(-[A-Za-z]{2,4})?", suffix)
+    return suffix if known else None
+
+
+# ---------------------------------------------------------------------------------------------
+# Tokenizer
+
+
+class Tokenizer(Section):
+    kind: Annotated[str, registered("tokenizer.kind")] = "unigram"
+    """unigram, bpe, char or word, trained by SentencePiece; marian comes with an imported model"""
+    target_kind: Annotated[str, registered("tokenizer.kind")] | None = None
+    """kind of the target tokenizer if it differs, for example char to word for letters to sounds; needs shared: false"""
+    vocab_size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000
+    """largest vocabulary; small data give fewer entries"""
+    shared: StrictBool = True
+    """use one vocabulary for source and target"""
+    normalize: Annotated[str, registered("tokenizer.normalize")] = "nfc"
+    """Unicode normalization: nfc, nfkc (also folds ligatures, full-width forms and superscripts), lower (nfc and
+    lower-cased) or none"""
+
+    @property
+    def identity(self) -> str:
+        """What token ids depend on, as JSON."""
+        return self.model_dump_json(exclude_none=True)
+
+    @property
+    def of_target(self) -> Tokenizer:
+        """The settings of the target tokenizer."""
+        return self.model_copy(update={"kind": self.target_kind or self.kind})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_equal_target_kind(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("target_kind") == given.get("kind", "unigram"):
+            return {**given, "target_kind": None}
+        return given
+
+
+# ---------------------------------------------------------------------------------------------
+# Model
+
+
+class Attention(Section):
+    score: Annotated[str, registered("model.attention.score")] = "scaled_dot_product"
+    """how a query is compared with a key; the paper's is q.k / sqrt(d_k)"""
+    weighting: Annotated[str, registered("model.attention.weighting")] = "softmax"
+    """how scores become attention weights"""
+    encoder: Annotated[str, registered("model.attention.encoder")] = "full"
+    """attention pattern of encoder self-attention; the cost of all patterns but full is linear in the length"""
+    decoder: Annotated[str, registered("model.attention.decoder")] = "full"
+    """attention pattern of decoder self-attention"""
+    cross_attention: Annotated[str, registered("model.attention.cross_attention")] = "full"
+    """attention pattern of cross-attention"""
+    window_size: Annotated[int, Field(ge=1)] = 64
+    """window: number of positions seen on each side"""
+    linformer_k: Annotated[int, Field(ge=1)] = 256
+    """linformer: number of rows that keys and values are projected to"""
+    block_size: Annotated[int, Field(ge=1)] = 64
+    """bigbird: positions per block; each block sees itself and its two neighbours"""
+    global_blocks: Annotated[int, Field(ge=0)] = 2
+    """bigbird: number of first blocks that see all blocks and are seen by all"""
+    random_blocks: Annotated[int, Field(ge=0)] = 3
+    """bigbird: number of random blocks that each block sees"""
+    key_value_heads: Annotated[int, Field(ge=1)] | None = None
+    """number of key and value heads (grouped-query attention); null: as many as query heads"""
+    bias: bool = False
+    """biases in W^Q, W^K, W^V and W^O; the paper has none, torch and Marian do"""
+
+
+class NonAutoregressive(Section):
+    """How ``architecture: non_autoregressive`` determines the length of a translation."""
+
+    length: Annotated[str, registered("model.non_autoregressive.length")] = "predicted"
+    """predicted: from the encoder output; eos: all positions after the first EOS are dropped"""
+    max_length_difference: Annotated[int, Field(ge=1)] = 64
+    """predicted: largest difference between target and source length, in tokens"""
+    length_loss_weight: Annotated[float, Field(ge=0)] = 0.1
+    """predicted: weight of the length loss, a mean over sentences, relative to the token loss"""
+    extra_positions: Annotated[int, Field(ge=1)] = 10
+    """eos: number of positions beyond the source length; longer translations do not fit"""
+
+
+DERIVED_KEYS = [
+    *(("d_k",), ("d_v",), ("final_norm",)),
+    *(("attention_dropout",), ("activation_dropout",)),
+]
+"""Keys whose defaults follow from other keys."""
+
+
+class Model(Section):
+    architecture: Annotated[str, registered("model.architecture")] = "transformer"
+    """transformer, decoder_only, non_autoregressive, or one of the baselines lstm and convolution"""
+    preset: Preset = "base"
+    """the sizes to start from; sizes given in the recipe override it"""
+    d_model: Annotated[int, Field(ge=2)]
+    """width of embeddings and layers"""
+    heads: Annotated[int, Field(ge=1)]
+    """number of attention heads"""
+    d_k: Annotated[int, Field(ge=1)]
+    """width of the queries and keys of a head; d_model / heads by default"""
+    d_v: Annotated[int, Field(ge=1)]
+    """width of the values of a head; d_model / heads by default"""
+    encoder_layers: Annotated[int, Field(ge=1)]
+    decoder_layers: Annotated[int, Field(ge=1)]
+    d_ff: Annotated[int, Field(ge=1)]
+    """inner width of the feed-forward network"""
+    activation: Annotated[str, registered("model.activation")] = "relu"
+    """activation of the feed-forward network"""
+    attention: Attention = Attention()
+    non_autoregressive: NonAutoregressive = NonAutoregressive()
+    dropout: Probability
+    """dropout on the output of each sub-layer and on the sum of embedding and position"""
+    attention_dropout: Probability
+    """dropout on attention weights; equal to dropout by default"""
+    activation_dropout: Probability
+    """dropout after the activation of the feed-forward network; equal to dropout by default"""
+    norm: Annotated[str, registered("model.norm")] = "layer"
+    """normalization of each sub-layer: layer, rms, batch or none"""
+    norm_order: Annotated[str, registered("model.norm_order")] = "post"
+    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x))"""
+    final_norm: bool
+    """one more norm after the last layer; true for pre-norm and false for post-norm by default"""
+    position: Annotated[str, registered("model.position")] = "sinusoidal"
+    """positional encoding; tree needs ``data.train.parses``"""
+    max_length: Annotated[int, Field(ge=1)] = 1024
+    """longest sequence, special tokens included, of ``position: learned`` and of linformer"""
+    max_distance: Annotated[int, Field(ge=1)] = 16
+    """relative and tree positions: larger distances are clipped to this one"""
+    kernel_size: Annotated[int, Field(ge=1)] = 3
+    """convolution: width of the convolution"""
+    tie_embeddings: bool
+    """share one embedding matrix between source and target; needs a shared vocabulary"""
+    tie_output: bool = True
+    """use the target embedding as the output projection"""
+    output_bias: bool = False
+    """a bias in the output projection; the paper has none, Marian does"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, given: Any) -> Any:
+        """Fill in what follows from the preset and from other keys."""
+        if not isinstance(given, Mapping):
+            return given
+        preset = given.get("preset", "base")
+        known = isinstance(preset, str) and preset in PRESETS
+        full = {**PRESETS[preset if known else "base"], **given}
+        if full.get("architecture") == "lstm":
+            full.setdefault("position", "none")  # a recurrent network needs no positions
+        d_model, heads = full["d_model"], full["heads"]
+        if isinstance(d_model, int) and isinstance(heads, int) and heads > 0:
+            # If heads does not divide d_model, the fraction is rejected like any other wrong value.
+            full.setdefault("d_k", d_model / heads)
+            full.setdefault("d_v", d_model / heads)
+        full.setdefault("final_norm", full.get("norm_order", "post") == "pre")
+        full.setdefault("attention_dropout", full["dropout"])
+        full.setdefault("activation_dropout", full["dropout"])
+        return full
+
+
+# ---------------------------------------------------------------------------------------------
+# Training
+
+
+class Training(Section):
+    init_from: str | None = None
+    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification take its encoder"""
+    steps: Annotated[int, Field(ge=1)] = 100_000
+    """number of optimizer steps"""
+    tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
+    """largest number of source tokens, and of target tokens, in a batch, padding included"""
+    batching: Batching = "padded"
+    """padded: sentences of similar length in each batch; packed: sentences of all lengths end to end in one row, which
+    a GPU processes without padding, compiled and as one CUDA graph"""
+    accumulate: Annotated[int, Field(ge=1)] = 1
+    """number of batches per optimizer step (gradient accumulation)"""
+    optimizer: Annotated[str, registered("training.optimizer")] = "adam"
+    learning_rate: Annotated[float, Field(gt=0)]
+    """peak learning rate; with schedule noam, a factor on the paper's schedule (default 1.0)"""
+    betas: tuple[Probability, Probability] = (0.9, 0.98)
+    """adam and adamw"""
+    epsilon: Annotated[float, Field(gt=0)] = 1e-9
+    """adam and adamw"""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: Annotated[str, registered("training.schedule")] = "noam"
+    """learning-rate schedule: noam (the paper's), constant or cosine"""
+    warmup: Annotated[int, Field(ge=0)] = 4000
+    """number of steps in which the learning rate rises linearly"""
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """largest gradient norm; null turns clipping off, as in the paper"""
+    subword_sampling: Probability = 0.0
+    """random subword segmentation: for bpe the dropout probability of a merge (BPE-dropout), for unigram the smoothing
+    parameter alpha, where smaller values sample more diverse segmentations; 0 is off"""
+    subword_copies: Annotated[int, Field(ge=1, le=999)] = 16
+    """subword_sampling: number of segmented copies of the training data; epoch n uses copy n modulo this number"""
+    rdrop: Annotated[float, Field(ge=0)] = 0.0
+    """weight of R-Drop: each batch passes twice with different dropout, and the two outputs are pulled together"""
+    word_dropout: Probability = 0.0
+    """fraction of source tokens replaced by MASK in each step"""
+    target_word_dropout: Probability = 0.0
+    """fraction of decoder input tokens replaced by MASK in each step"""
+    label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    label_smoothing_over: Annotated[str, registered("training.label_smoothing_over")] = "all"
+    """spread the smoothing mass over all classes (as torch does) or over the others, without the correct one"""
+    validate_every: Annotated[int, Field(ge=1)] = 1000
+    """steps between two validations"""
+    validate_sentences: Annotated[int, Field(ge=0)] = 500
+    """validation pairs to translate greedily for the validation score; 0 validates by loss alone"""
+    best_checkpoint_metric: BestCheckpointMetric = "score"
+    """what the best checkpoint is best in: loss, or score, the first of evaluation.metrics"""
+    patience: Annotated[int, Field(ge=1)] | None = None
+    """stop after this many validations without a new best; null never stops early"""
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1000
+    """steps between two checkpoints"""
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 5
+    """number of checkpoints to keep, and to average at the end"""
+    average: Average = "best"
+    """average the best or the last kept checkpoints (the paper: the last 5, for big 20), or none"""
+    ema: Probability = 0.0
+    """decay of an exponential moving average of the weights, which replaces the weights; 0 is off"""
+    log_every: Annotated[int, Field(ge=1)] = 50
+    """steps between two log lines"""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
+    device: Device = "auto"
+    precision: TrainingPrecision = "auto"
+    """auto is bf16 on a GPU that supports it, else fp32"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("learning_rate") is None:
+            rate = 1.0 if given.get("schedule", "noam") == "noam" else 1e-3
+            return {**given, "learning_rate": rate}
+        return given
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.best_checkpoint_metric == "score" and self.validate_sentences == 0:
+            raise ValueError("best_checkpoint_metric: score needs validate_sentences above 0")
+        return self
+
+
+# ---------------------------------------------------------------------------------------------
+# Decoding and evaluation
+
+MIN_TEMPERATURE = 0.01
+"""Lower temperatures are greedy search in all but name, and overflow."""
+MBR_TEMPERATURE = 0.7
+"""The temperature of minimum Bayes risk samples where none is given."""
+
+
+class Decoding(Section):
+    """How translations are generated. Every key can be overridden for one call, see ``DecodingOptions``."""
+
+    beam: Annotated[int, Field(ge=1, le=1000)] = 5
+    """beam size; 1 is greedy search"""
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 0.6
+    """exponent alpha of the length penalty, by default ((5 + length) / 6) ** alpha as in the paper"""
+    length_normalization: Annotated[str, registered("decoding.length_normalization")] = "gnmt"
+    """length penalty and stopping rule: gnmt (the paper's), or those of transformers or ctranslate2"""
+    extra_length: Annotated[int, Field(ge=1)] = 50
+    """a translation has at most source length + this many tokens"""
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    """largest number of tokens of a translation, whatever its source; null sets no such limit"""
+    iterations: Annotated[int, Field(ge=1, le=1000)] = 10
+    """non_autoregressive: mask-predict iterations; 1 predicts all tokens once"""
+    length_beam: Annotated[int, Field(ge=1, le=1000)] = 5
+    """non_autoregressive: number of candidate lengths decoded in parallel"""
+    no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
+    """no n-gram of this size occurs twice in a translation; 0 is off"""
+    coverage_penalty: Annotated[float, Field(ge=0)] = 0.0
+    """weight of the coverage penalty (Wu et al. 2016) on source tokens that got little attention; 0 is off"""
+    beam_groups: Annotated[int, Field(ge=1)] = 1
+    """diverse beam search: number of groups, with beam / beam_groups hypotheses each"""
+    diversity_penalty: Annotated[float, Field(ge=0)] = 0.5
+    """beam_groups: penalty for a token that an earlier group selected in the same step"""
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE)] | None = None
+    """sample from the model instead of searching; below 1 sharpens the distribution, above 1 flattens it"""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """sampling: sample from the k most probable tokens; 0 is all"""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """sampling: sample from the most probable tokens that together have this probability"""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    """sampling: random seed"""
+    mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """minimum Bayes risk decoding: number of samples, of which the one most similar to the others (by chrF) is
+    returned; 0 is off"""
+    protect: tuple[Annotated[str, registered("decoding.protect")], ...] = ()
+    """spans that are guaranteed to be copied unchanged: placeholders ({name}, %s, <b>, URLs), numbers"""
+    constrained_beam: Annotated[int, Field(ge=1, le=1000)] = 10
+    """smallest beam for texts with protected spans, glossary terms or other constraints"""
+
+    @property
+    def samples(self) -> bool:
+        """Whether it samples instead of searching."""
+        return self.temperature is not None and not self.mbr
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.beam % self.beam_groups:
+            raise ValueError(f"beam_groups {self.beam_groups} must divide beam {self.beam}")
+        beam_only = {
+            "beam_groups": self.beam_groups > 1,
+            "coverage_penalty": self.coverage_penalty > 0,
+            "protect": bool(self.protect),
+        }
+        used = [name for name, on in beam_only.items() if on]
+        if self.mbr and used:
+            raise ValueError(f"mbr samples, so it cannot be combined with {' and '.join(used)}")
+        if self.temperature is not None and used:
+            raise ValueError(
+                f"temperature samples, so it cannot be combined with {' and '.join(used)}"
+            )
+        if self.protect and self.beam_groups > 1:
+            raise ValueError("protect cannot be combined with beam_groups")
+        return self
+
+
+class Evaluation(Section):
+    metrics: Annotated[
+        tuple[Annotated[str, registered("evaluation.metrics")], ...], Field(min_length=1)
+    ] = ("bleu", "chrf", "ter")
+    """the first one selects checkpoints; bleu_lc is lower-cased BLEU; wer and per are for phonemes, rouge for summaries"""
+    tokenize: str = "13a"
+    """sacreBLEU's tokenizer for BLEU and TER: 13a, zh, ja-mecab, char …"""
+
+
+# ---------------------------------------------------------------------------------------------
+# The recipe
+
+
+class Recipe(Section):
+    task: Annotated[str, registered("task")] = "translation"
+    data: Data
+    tokenizer: Tokenizer = Tokenizer()
+    model: Model
+    training: Training
+    decoding: Decoding = Decoding()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, given: Any) -> Any:
+        """Fill in the defaults of the task, and what one section needs to know of another."""
+        if not isinstance(given, Mapping):
+            return given
+        empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
+        full = empty | {name: {} if section is None else section for name, section in given.items()}
+        tasks, task = find_registry("task"), given.get("task", "translation")
+        for name, defaults in tasks[task].defaults.items() if task in tasks else ():
+            section = full.get(name, {})
+            if isinstance(section, Mapping):
+                full[name] = {**defaults, **section}
+        model, tokenizer = full["model"], full["tokenizer"]
+        if isinstance(model, Mapping) and isinstance(tokenizer, Mapping):
+            shared = tokenizer.get("shared", True)
+            full["model"] = {"tie_embeddings": shared is True, **model}
+        return full
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if problems := find_problems(self):
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the targets are labels, not text."""
+        return bool(find_registry("task")[self.task].has_labels)
+
+    @property
+    def text_only(self) -> bool:
+        """Whether the data are text without targets."""
+        return bool(find_registry("task")[self.task].text_only)
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,351 @@
+"""What a recipe may not combine. Each problem is one line that says what to do; all of them are reported at once.
+
+The general rule comes first: **an option without effect is an error** (``_unused_options``). Which options a component
+reads is stated where the component is registered. The other functions check values that contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from regard.recipe.registry import LOCATIONS, Choice, find_registry
+
+if TYPE_CHECKING:
+    from regard.recipe.schema import Model, Recipe
+
+PACKED_CHUNKS = 4
+"""The number of padded chunks that a packed batch is split into where it cannot be packed."""
+
+
+def find_problems(recipe: Recipe) -> list[str]:
+    """All problems of a recipe whose sections are valid by themselves."""
+    return [
+        *_unused_options(recipe),
+        *_task(recipe),
+        *_files(recipe),
+        *_tags(recipe),
+        *_tokenizer(recipe),
+        *_regularization(recipe),
+        *_schedule(recipe),
+        *_positions(recipe),
+        *_trees(recipe),
+        *_attention(recipe.model),
+        *_batch_norm(recipe),
+        *_architecture(recipe.model),
+        *_packed(recipe),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------
+# Options without effect
+
+
+def selected_choices(recipe: Recipe) -> list[tuple[str, Choice[Any]]]:
+    """The registered choices that a recipe selects, each with its key."""
+    found = []
+    for key in LOCATIONS:
+        value = attrgetter(key)(recipe)
+        names = value if isinstance(value, tuple) else (value,)
+        choices = find_registry(key).choices
+        found += [(key, choices[name]) for name in names]
+    return found
+
+
+def model_choices(model: Model) -> Iterator[tuple[str, Choice[Any]]]:
+    """The choices of a model section that its architecture uses, each with its key."""
+    architecture = find_registry("model.architecture").choices[model.architecture]
+    for key in LOCATIONS:
+        section, _, name = key.partition(".")
+        optional = key == "model.non_autoregressive.length" and key not in architecture.options
+        if section == "model" and key not in architecture.ignores and not optional:
+            yield key, find_registry(key).choices[attrgetter(name)(model)]
+
+
+def _unused_options(recipe: Recipe) -> Iterator[str]:
+    """Options that differ from their default although nothing reads them."""
+    defaults = _defaults(recipe)
+    selected = selected_choices(recipe)
+    ignored = {option: f"{key}: {one.name}" for key, one in selected for option in one.ignores}
+    readers: dict[str, list[str]] = {}
+    for key in LOCATIONS:
+        for choice in find_registry(key).choices.values():
+            for option in choice.options:
+                readers.setdefault(option, []).append(f"{key}: {choice.name}")
+    # A choice reads its options only if its own key is in use.
+    used: set[str] = set()
+    for _ in range(2):
+        used = {
+            option
+            for key, choice in selected
+            if key not in ignored and (key not in readers or key in used)
+            for option in choice.options
+        }
+    for option in dict.fromkeys([*readers, *ignored]):
+        value = attrgetter(option)(recipe)
+        if value == attrgetter(option)(defaults):
+            continue
+        if option in ignored:
+            yield f"{option}: {value} has no effect with {ignored[option]}; remove it"
+        elif option not in used:
+            needed = " or ".join(dict.fromkeys(readers[option]))
+            yield f"{option}: {value} has no effect; it is for {needed}"
+    yield from _switched_off(recipe, defaults)
+
+
+def _switched_off(recipe: Recipe, defaults: Recipe) -> Iterator[str]:
+    """Options of features that are turned off by another option."""
+    training, decoding, data = recipe.training, recipe.decoding, recipe.data
+    sampling = decoding.temperature is not None or bool(decoding.mbr)
+    tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
+    needs = {
+        "training.subword_copies": ("training.subword_sampling", training.subword_sampling > 0),
+        "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
+        "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
+        "decoding.diversity_penalty": ("decoding.beam_groups above 1", decoding.beam_groups > 1),
+        "decoding.top_k": ("decoding.temperature or decoding.mbr", sampling),
+        "decoding.top_p": ("decoding.temperature or decoding.mbr", sampling),
+        "decoding.seed": ("decoding.temperature or decoding.mbr", sampling),
+        "data.hold_out": ("a recipe without data.valid", data.valid is None),
+        "evaluation.tokenize": ("the metrics bleu, bleu_lc and ter", tokenizes),
+    }
+    for option, (needed, on) in needs.items():
+        value = attrgetter(option)(recipe)
+        if not on and value != attrgetter(option)(defaults):
+            yield f"{option}: {value} has no effect; it is for {needed}"
+
+
+def _defaults(recipe: Recipe) -> Recipe:
+    """The recipe with the same choices and otherwise default values; it is not checked."""
+    model = recipe.model
+    follow = ("preset", "architecture", "norm_order", "dropout")
+    given = {name: getattr(model, name) for name in follow}
+    plain = type(model).model_validate({**given, "tie_embeddings": recipe.tokenizer.shared})
+    task = find_registry("task")[recipe.task].defaults
+    training = type(recipe.training).model_validate(
+        {"schedule": recipe.training.schedule, **task.get("training", {})}
+    )
+    data = type(recipe.data).model_validate({"train": recipe.data.train})
+    return recipe.model_copy(
+        update={
+            "model": plain,
+            "training": training,
+            "data": data,
+            "tokenizer": type(recipe.tokenizer).model_validate(task.get("tokenizer", {})),
+            "decoding": type(recipe.decoding)(),
+            "evaluation": type(recipe.evaluation).model_validate(task.get("evaluation", {})),
+        }
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Values that contradict each other
+
+
+def _task(recipe: Recipe) -> Iterator[str]:
+    task, architecture = find_registry("task")[recipe.task], recipe.model.architecture
+    wrong = [metric for metric in recipe.evaluation.metrics if metric not in task.metrics]
+    if wrong:
+        yield (
+            f"evaluation.metrics: {', '.join(wrong)} cannot be computed for task {recipe.task}; "
+            f"allowed: {', '.join(task.metrics)}"
+        )
+    if architecture not in task.architectures:
+        allowed = " or ".join(task.architectures)
+        yield f"task {recipe.task} needs model.architecture: {allowed}, not {architecture}"
+    if task.has_labels and recipe.tokenizer.shared:
+        yield f"task {recipe.task} has labels as targets, so it needs tokenizer.shared: false"
+    if task.text_only and not recipe.tokenizer.shared:
+        yield f"task {recipe.task} has no targets, so it needs tokenizer.shared: true"
+    if task.text_only and recipe.training.best_checkpoint_metric == "score":
+        yield f"task {recipe.task} is validated by its loss: set training.best_checkpoint_metric: loss"
+    if architecture == "decoder_only" and not recipe.tokenizer.shared:
+        yield "model.architecture: decoder_only has one vocabulary, so it needs tokenizer.shared: true"
+    if recipe.model.output_bias and recipe.task != "translation":
+        yield f"model.output_bias: true is for task: translation, not {recipe.task}; remove it"
+    if recipe.data.clean.truncate and recipe.task == "tagging":
+        yield "data.clean.truncate: true would leave words without a tag; task tagging needs truncate: false"
+
+
+def _files(recipe: Recipe) -> Iterator[str]:
+    """Whether the files are of the kind that the task needs."""
+    task = find_registry("task")[recipe.task]
+    for name, files in recipe.data.splits.items():
+        if task.text_only and files.text is None:
+            yield f"data.{name}: task {recipe.task} needs text: file(s) without targets"
+        if not task.text_only and files.text is not None:
+            yield f"data.{name}: task {recipe.task} needs targets: give source and target, or pairs"
+        if files.conllu is not None and recipe.task != "tagging":
+            yield f"data.{name}.conllu is for task tagging, not for {recipe.task}"
+
+
+def _tags(recipe: Recipe) -> Iterator[str]:
+    """Tags before sources must occur in the training data, and only translation has them."""
+    from regard.data.special_tokens import SPECIAL_TOKENS
+
+    data = recipe.data
+    for name, files in data.splits.items():
+        keys = [key for key in ("to", "tag") if getattr(files, key)]
+        if keys and recipe.task != "translation":
+            yield f"data.{name}.{keys[0]} is for task translation, not for {recipe.task}"
+        if keys and recipe.model.position == "tree":
+            yield f"data.{name}.{keys[0]}: model.position: tree does not support tags; remove it"
+        if data.targets and not files.to:
+            yield f"data.{name}.to is missing: one of {', '.join(data.targets)}"
+        if taken := {f"<{tag}>" for tag in files.tag or ()} & {*SPECIAL_TOKENS.values()}:
+            yield f"data.{name}.tag: {min(taken)} is a special token of the vocabulary; choose another name"
+        unknown = sorted({tag for tags in files.tags for tag in tags} - {*data.tags})
+        if unknown:
+            known = ", ".join(f"<{tag}>" for tag in data.tags) or "none"
+            yield f"data.{name}: <{unknown[0]}> does not occur in data.train; tags that do: {known}"
+
+
+def _tokenizer(recipe: Recipe) -> Iterator[str]:
+    kind, task = recipe.tokenizer.target_kind, find_registry("task")[recipe.task]
+    if kind and recipe.tokenizer.shared:
+        yield f"tokenizer.target_kind: {kind} needs tokenizer.shared: false"
+    if kind and task.has_labels:
+        yield f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer"
+    if kind == "marian":
+        yield "tokenizer.target_kind: marian comes with an imported model, for both sides"
+    if recipe.model.tie_embeddings and not recipe.tokenizer.shared:
+        yield "model.tie_embeddings: true needs tokenizer.shared: true"
+
+
+def _regularization(recipe: Recipe) -> Iterator[str]:
+    training, model, tokenizer = recipe.training, recipe.model, recipe.tokenizer
+    task = find_registry("task")[recipe.task]
+    mask_predict = model.architecture == "non_autoregressive"
+    seq2seq = recipe.task == "translation" and not mask_predict
+    if training.word_dropout and not (task.has_labels or seq2seq):
+        yield (
+            "training.word_dropout is for the tasks tagging, classification and translation, but not for "
+            "architecture: non_autoregressive; set it to 0"
+        )
+    if training.target_word_dropout and not seq2seq:
+        yield (
+            "training.target_word_dropout is for task translation, but not for "
+            "architecture: non_autoregressive; set it to 0"
+        )
+    if training.subword_sampling and tokenizer.kind not in ("unigram", "bpe"):
+        yield f"training.subword_sampling needs tokenizer.kind: unigram or bpe, not {tokenizer.kind}"
+    if training.subword_sampling and tokenizer.target_kind:
+        yield "training.subword_sampling cannot be combined with tokenizer.target_kind"
+    if training.subword_sampling and task.text_only:
+        yield (
+            "training.subword_sampling is for the tasks translation, tagging and classification, "
+            f"not for {recipe.task}"
+        )
+    if training.subword_sampling and model.position == "tree":
+        yield "training.subword_sampling cannot be combined with model.position: tree"
+    if training.rdrop and (recipe.task == "masked_lm" or mask_predict):
+        yield (
+            "training.rdrop compares two passes over the same input; task masked_lm and architecture: "
+            "non_autoregressive mask other tokens in each pass, so set it to 0"
+        )
+    dropouts = (model.dropout, model.attention_dropout, model.activation_dropout)
+    word_dropouts = (training.word_dropout, training.target_word_dropout)
+    if training.rdrop and not any((*dropouts, *word_dropouts)):
+        yield "training.rdrop needs dropout, or both passes are the same: set model.dropout"
+
+
+def _schedule(recipe: Recipe) -> Iterator[str]:
+    training = recipe.training
+    reads_warmup = find_registry("training.schedule").choices[training.schedule].options
+    if "training.warmup" in reads_warmup and training.warmup > training.steps:
+        default = type(training).model_fields["warmup"].default
+        if training.warmup != default:
+            yield (
+                f"training.warmup: {training.warmup:,} is longer than training.steps: {training.steps:,}, so the "
+                "learning rate would never reach its peak"
+            )
+
+
+def _positions(recipe: Recipe) -> Iterator[str]:
+    model, longest = recipe.model, recipe.data.clean.max_tokens + 1  # the text and EOS or BOS
+    counted = "data.clean.max_tokens and one special token"
+    if model.position in ("sinusoidal", "tree") and model.d_model % 2:
+        yield f"model.position: {model.position} needs an even model.d_model, not {model.d_model}"
+    if model.position == "rotary" and model.d_k % 2:
+        yield f"model.position: rotary rotates pairs of features and needs an even model.d_k, not {model.d_k}"
+    if model.architecture == "decoder_only" and recipe.task == "translation":
+        longest *= 2  # source and target share one sequence
+        counted += ", for source and target"
+    limit = max_sequence_length(model)
+    if limit is not None and limit < longest:
+        yield (
+            f"model.max_length: {limit} is shorter than the longest training text: {longest} ({counted})"
+        )
+    extra = recipe.data.clean.max_tokens + model.non_autoregressive.extra_positions
+    eos = model.architecture == "non_autoregressive" and model.non_autoregressive.length == "eos"
+    if eos and model.position == "learned" and model.max_length < extra:
+        yield (
+            f"model.max_length: {model.max_length} is shorter than the {extra} decoder positions of "
+            "length: eos (data.clean.max_tokens and model.non_autoregressive.extra_positions)"
+        )
+
+
+def max_sequence_length(model: Model) -> int | None:
+    """The longest sequence a model can read, special tokens included; None if there is no limit."""
+    keys = ("position", "attention.encoder", "attention.cross_attention")
+    bounded = (
+        find_registry(f"model.{key}").choices[attrgetter(key)(model)].options for key in keys
+    )
+    return model.max_length if any("model.max_length" in options for options in bounded) else None
+
+
+def _trees(recipe: Recipe) -> Iterator[str]:
+    model = recipe.model
+    for name, files in recipe.data.splits.items():
+        if model.position == "tree" and files.parses is None:
+            yield f"model.position: tree needs data.{name}.parses, a CoNLL-U file with the tree of each source"
+        if model.position != "tree" and files.parses is not None:
+            yield f"data.{name}.parses is for model.position: tree, not {model.position}; remove it"
+    if model.position == "tree" and model.attention.encoder != "full":
+        yield f"model.position: tree needs model.attention.encoder: full, not {model.attention.encoder}"
+    if model.position == "tree" and recipe.task != "translation":
+        yield f"model.position: tree is for task: translation, not {recipe.task}"
+    if model.position == "tree" and model.architecture != "transformer":
+        yield f"model.position: tree is for architecture: transformer, not {model.architecture}"
+
+
+def _attention(model: Model) -> Iterator[str]:
+    attention = model.attention
+    if attention.key_value_heads and model.heads % attention.key_value_heads:
+        allowed = [str(n) for n in range(1, model.heads + 1) if model.heads % n == 0]
+        yield (
+            f"model.attention.key_value_heads: {attention.key_value_heads} does not divide "
+            f"{model.heads} heads; allowed: {', '.join(allowed)}"
+        )
+    if attention.encoder == "linformer" and model.position in ("rotary", "relative"):
+        yield (
+            f"model.position: {model.position} needs the distance between two tokens, which linformer does not keep; "
+            "set position: sinusoidal or learned, or attention.encoder: window or bigbird"
+        )
+
+
+def _batch_norm(recipe: Recipe) -> Iterator[str]:
+    tokens, longest = recipe.training.tokens_per_batch, recipe.data.clean.max_tokens + 1
+    least = 2 * longest * (PACKED_CHUNKS if recipe.training.batching == "packed" else 1)
+    if recipe.model.norm == "batch" and tokens < least:
+        yield (
+            f"model.norm: batch needs several texts per batch: training.tokens_per_batch {tokens} must be at "
+            f"least {least} for texts of {longest} tokens; or set norm: layer"
+        )
+
+
+def _architecture(model: Model) -> Iterator[str]:
+    kind = model.architecture
+    if kind == "lstm" and model.d_model % 2:
+        yield f"model.architecture: lstm is bidirectional and needs an even model.d_model, not {model.d_model}"
+    if kind == "convolution" and model.position in ("rotary", "relative"):
+        yield (
+            f"model.position: {model.position} is part of self-attention, which architecture: convolution "
+            "does not have; allowed: none, index, sinusoidal, learned"
+        )
+
+
+def _packed(recipe: Recipe) -> Iterator[str]:
+    if recipe.training.batching == "packed" and recipe.task != "translation":
+        yield f"training.batching: packed is for task: translation, not {recipe.task}"

@@ -1,0 +1,169 @@
+"""What a task is, and what every model can do.
+
+A ``Task`` gathers all that is specific to a task: how its data are encoded, which loss it is trained with, its defaults
+and metrics, and the ``Model`` class that users work with. To add a task, write one module like ``tagging.py`` and import
+it in ``regard/tasks/__init__.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from regard.data.corpus import Pair
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.inference.precision import choose_device
+from regard.inference.worker_pool import available_cores
+from regard.metrics import MODEL_METRICS, Comparison, Result, compare, score
+from regard.nn.state_dict import assign_weights
+from regard.recipe import Device, Precision, Recipe, Registry
+from regard.storage.run_dir import RunDir
+from regard.tasks.encoding import PairEncoder
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that is specific to one task."""
+
+    model: type[Model]
+    """the class that users work with"""
+    encoder: type[PairEncoder]
+    """how pairs become token ids and batches"""
+    loss: Callable[..., nn.Module]
+    """training loss: built from the network, the training section and the number of special tokens"""
+    metrics: tuple[str, ...]
+    """metrics that can be computed"""
+    architectures: tuple[str, ...]
+    """architectures that can be trained"""
+    defaults: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """defaults of recipe sections that differ from the schema's"""
+    has_labels: bool = False
+    """the targets are labels, not text"""
+    text_only: bool = False
+    """the data are text without targets"""
+
+
+TASKS: Registry[Task] = Registry("task")
+
+
+def build_network(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
+    """The network of a recipe with random weights."""
+    return TASKS[recipe.task].model.build(recipe, tokenizer)
+
+
+class Model(ABC):
+    """A run folder opened for use. Each task has a subclass with the method that performs the task."""
+
+    task: ClassVar[str]
+    command: ClassVar[str]
+    """the command that uses models of this task"""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tokenizer: Tokenizer,
+        network: nn.Module,
+        device: torch.device,
+        precision: Precision = "fp32",
+        run: RunDir | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.tokenizer = tokenizer
+        self.network = network
+        self.device = device
+        self.precision: Precision = precision
+        self.run = run
+        """the run folder it was loaded from, if any"""
+        self.threads = min(threads or available_cores(), os.cpu_count() or 1)
+        """batches processed at a time on a CPU"""
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        device: Device = "auto",
+        precision: Precision = "fp32",
+        threads: int | None = None,
+    ) -> Self:
+        """Open a run folder. ``Model.load`` opens a run of any task and returns the class of its task."""
+        run = RunDir(Path(folder))
+        recipe = run.recipe()
+        kind = TASKS[recipe.task].model
+        if not issubclass(kind, cls):
+            raise RegardError(
+                f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {kind.command}"
+            )
+        weights = run.weights()
+        tokenizer = run.tokenizer(recipe)
+        network = kind.build(recipe, tokenizer)
+        assign_weights(network, weights, str(run.weights_file))
+        place = choose_device(device)
+        network = network.to(place).eval()
+        model = kind(recipe, tokenizer, network, place, precision, run, threads)
+        model.freeze()
+        return model
+
+    @staticmethod
+    @abstractmethod
+    def build(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
+        """The network of a recipe with random weights."""
+
+    def freeze(self) -> None:
+        """The weights are final: prepare them for inference."""
+        if self.precision == "int8":
+            raise RegardError(
+                f"precision int8: not supported for task {self.task}; use fp32, bf16 or auto"
+            )
+
+    def start_workers(self) -> None:  # noqa: B027 (only sequence generators have workers)
+        """Process batches in worker processes from now on, if that is faster."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Source ids of texts, truncated as in training."""
+        clean = self.recipe.data.clean
+        longest = clean.max_tokens if clean.truncate else None
+        return [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
+
+    @abstractmethod
+    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+        """The output for each source, to be scored against its target; quick: a fast method for validation."""
+
+    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+        """The output for the source of each pair, with its parse and target language."""
+        return self.answer([pair.source for pair in pairs], quick=quick)
+
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """Score the outputs for the sources against the targets.
+
+        quick: for validation; only the first metric, without a confidence interval.
+        """
+        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        return self._score(self.answer_to(pairs, quick=quick), references, sources, quick)
+
+    def compare(self, other: Self, pairs: Sequence[Pair]) -> tuple[list[Result], list[Comparison]]:
+        """The scores, and a paired significance test against another model for each metric."""
+        evaluation = self.recipe.evaluation
+        if wrong := MODEL_METRICS & {*evaluation.metrics}:
+            raise RegardError(f"{', '.join(wrong)}: models cannot be compared by this metric")
+        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        ours, theirs = self.answer_to(pairs), other.answer_to(pairs)
+        both = ours, theirs, references, sources
+        found = compare(evaluation.metrics, *both, tokenize=evaluation.tokenize)
+        return self._score(ours, references, sources), found
+
+    def _score(
+        self, answers: list[str], references: list[str], sources: list[str], quick: bool = False
+    ) -> list[Result]:
+        evaluation = self.recipe.evaluation
+        metrics = evaluation.metrics[:1] if quick else evaluation.metrics
+        both = answers, references, sources
+        return score(metrics, *both, tokenize=evaluation.tokenize, intervals=not quick)

@@ -1,0 +1,119 @@
+"""Classification: one label for each text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from regard.data.batching import Batch, shard_rows, sources, targets
+from regard.data.corpus import Pair, shortened
+from regard.data.dataset import EncodedPair, RowIndices, TokenDataset, cleaned
+from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.inference.engine import pad_rows, plan_rows
+from regard.inference.precision import autocast
+from regard.nn.encoder_heads import EncoderForSequenceClassification
+from regard.nn.loss import LabelLoss
+from regard.recipe import Cleaning, Recipe
+from regard.tasks.base import TASKS, Model, Task
+from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
+from regard.tasks.tagging import DECODING_OPTIONS, LABEL_DEFAULTS, LABEL_IGNORES
+
+
+class LabelEncoder(PairEncoder):
+    """A text and its label."""
+
+    def rows(
+        self,
+        pairs: Iterable[Pair],
+        tokenizer: Tokenizer,
+        clean: Cleaning | None,
+        counts: Counter[str],
+    ) -> Iterator[EncodedPair]:
+        if clean is not None:  # a label is shorter than any text
+            clean = clean.model_copy(update={"max_ratio": None})
+        return cleaned(pairs, tokenizer, clean, counts, self.encode)
+
+    def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
+        for pair, ids in zip(pairs, super().encode(pairs, tokenizer), strict=True):
+            if len(pair.target.split()) != 1:
+                raise RegardError(
+                    f"{pair.target!r} is not a label of {shortened(pair.source)}: "
+                    "a label is one word without spaces"
+                )
+            labels = label_ids(pair.target.split(), tokenizer.target, pair.source)
+            yield EncodedPair(ids.source, labels)
+
+    def collate(
+        self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
+    ) -> Batch:
+        mine, idle = shard_rows(rows, rank, ranks)
+        return encoder_batch(sources(dataset, mine), targets(dataset, mine, end=PAD)[:, :-1], idle)
+
+    def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
+        return len(rows)
+
+
+class Classification(NamedTuple):
+    """The most probable label of one text."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    """of every label"""
+
+
+class Classifier(Model):
+    """Text in, a label out."""
+
+    task = "classification"
+    command = "classify"
+    network: EncoderForSequenceClassification
+
+    @staticmethod
+    def build(recipe: Recipe, tokenizer: Tokenizer) -> EncoderForSequenceClassification:
+        return EncoderForSequenceClassification(
+            recipe.model, tokenizer.source.size, tokenizer.target.size
+        )
+
+    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+        return [found.label for found in self.classify(sources)]
+
+    @torch.inference_mode()
+    def classify(self, texts: Sequence[str]) -> list[Classification]:
+        """The most probable label of each text."""
+        if isinstance(texts, str):
+            raise RegardError("classify takes a list of texts: classify([text])")
+        rows = [[*ids, EOS] for ids in self.encode(texts)]
+        names = label_names(self.tokenizer.target)
+        found: dict[int, Classification] = {}
+        for batch in plan_rows([len(row) for row in rows], self.device, len(names)):
+            with autocast(self.precision, self.device):
+                logits = self.network(pad_rows([rows[row] for row in batch], self.device))[:, 0]
+            probabilities = logits[:, len(SPECIAL_TOKENS) :].float().softmax(-1).tolist()
+            for row, values in zip(batch, probabilities, strict=True):
+                best = max(range(len(values)), key=values.__getitem__)
+                each = dict(zip(names, values, strict=True))
+                found[row] = Classification(names[best], values[best], each)
+        return [found[row] for row in range(len(texts))]
+
+
+TASKS.register(
+    "classification",
+    summary="one label for each text",
+    ignores=[*LABEL_IGNORES, *DECODING_OPTIONS, "data.clean.max_ratio"],
+)(
+    Task(
+        Classifier,
+        LabelEncoder,
+        LabelLoss,
+        metrics=("accuracy", "f1"),
+        architectures=("transformer",),
+        defaults=LABEL_DEFAULTS,
+        has_labels=True,
+    )
+)

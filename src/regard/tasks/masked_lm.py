@@ -1,0 +1,192 @@
+"""Masked language modelling (BERT): predict masked tokens from the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.data.batching import Batch, shard_rows, sources
+from regard.data.corpus import Pair
+from regard.data.dataset import EncodedPair, RowIndices, TokenDataset
+from regard.data.special_tokens import EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.inference.engine import pad_rows, plan_rows
+from regard.inference.precision import autocast
+from regard.metrics import Result
+from regard.metrics.labels import ACCURACY
+from regard.metrics.perplexity import TOKENS
+from regard.nn.encoder_heads import EncoderForMaskedLM
+from regard.nn.loss import MaskedLMLoss
+from regard.nn.token_masking import hide
+from regard.recipe import Cleaning, Recipe
+from regard.tasks.base import TASKS, Model, Task
+from regard.tasks.encoding import PairEncoder, encode_texts, encoder_batch
+from regard.tasks.tagging import DECODING_OPTIONS, LABEL_IGNORES
+
+GAP = "[MASK]"
+
+
+class TextEncoder(PairEncoder):
+    """Text without targets; a text that is too long is split, so that nothing is lost."""
+
+    def rows(
+        self,
+        pairs: Iterable[Pair],
+        tokenizer: Tokenizer,
+        clean: Cleaning | None,
+        counts: Counter[str],
+    ) -> Iterator[EncodedPair]:
+        for pair, ids in encode_texts(pairs, tokenizer.source, counts):
+            if not pair.source.strip():
+                counts["empty"] += 1
+                continue
+            counts["kept"] += 1
+            for start in range(0, len(ids), self.max_tokens):
+                yield EncodedPair(ids[start : start + self.max_tokens], [])
+
+    def collate(
+        self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
+    ) -> Batch:
+        mine, idle = shard_rows(rows, rank, ranks)
+        source = sources(dataset, mine)
+        return encoder_batch(source, np.where(source == EOS, PAD, source), idle)
+
+    def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
+        """As many as ``nn/token_masking.py`` masks: 15% of each row, rounded, but at least one."""
+        return int(np.maximum(1, (3 * dataset.source_lengths[rows] + 10) // 20).sum())
+
+
+class MaskFilling(NamedTuple):
+    """A guess for one gap."""
+
+    text: str
+    """a whole word, or after … the rest of one"""
+    probability: float
+
+
+class MaskedLM(Model):
+    """Text with gaps in, the most probable fillings out."""
+
+    task = "masked_lm"
+    command = "fill"
+    network: EncoderForMaskedLM
+
+    @staticmethod
+    def build(recipe: Recipe, tokenizer: Tokenizer) -> EncoderForMaskedLM:
+        return EncoderForMaskedLM(recipe.model, tokenizer.source.size)
+
+    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+        """Each text with its gaps filled."""
+        answers = []
+        for source in sources:
+            parts = source.split(GAP)
+            fillings = [best.text for best, *_ in self.fill(source, 1)] if len(parts) > 1 else []
+            answers.append(
+                parts[0] + "".join(a + b for a, b in zip(fillings, parts[1:], strict=True))
+            )
+        return answers
+
+    @torch.inference_mode()
+    def fill(self, text: str, count: int = 5) -> list[list[MaskFilling]]:
+        """For each [MASK] of the text the most probable fillings, best first."""
+        parts = [part.strip() for part in text.split(GAP)]
+        if len(parts) == 1:
+            raise RegardError(f"no {GAP} in {text!r}: write it where a word is to be guessed")
+        first, *rest = self.tokenizer.source.encode(parts)
+        row = [*first, *(i for ids in rest for i in (MASK, *ids)), EOS]
+        gaps = [place for place, i in enumerate(row) if i == MASK]
+        with autocast(self.precision, self.device):
+            logits = self.network(pad_rows([row], self.device))[0, gaps, len(SPECIAL_TOKENS) :]
+        best = logits.float().softmax(-1).topk(min(count, logits.shape[-1]))
+        return [
+            [MaskFilling(*one) for one in zip(self._names(ids), values, strict=True)]
+            for ids, values in zip(
+                (best.indices + len(SPECIAL_TOKENS)).tolist(), best.values.tolist(), strict=True
+            )
+        ]
+
+    def _names(self, ids: Sequence[int]) -> list[str]:
+        pieces = self.tokenizer.source.pieces(ids)
+        return [
+            p.removeprefix(SPACE_SYMBOL) or SPACE_SYMBOL if p.startswith(SPACE_SYMBOL) else f"…{p}"
+            for p in pieces
+        ]
+
+    @torch.inference_mode()
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """Hide words of each text, always the same ones, and see how well they are guessed."""
+        longest = self.recipe.data.clean.max_tokens
+        texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
+        rows = [ids[at : at + longest] for ids in texts for at in range(0, len(ids), longest)]
+        if not rows:
+            raise RegardError("there is nothing to score: no text")
+        counts = np.zeros((len(rows), 3))  # right, negative log-probability, hidden words
+        tried = [self._hiding(ids, number) for number, ids in enumerate(rows)]
+        for part in plan_rows([len(row) for row in rows], self.device, self.tokenizer.source.size):
+            shown, hidden = (
+                pad_rows(side, self.device)
+                for side in zip(*(tried[row] for row in part), strict=True)
+            )
+            with autocast(self.precision, self.device):
+                counts[part] = _count(self.network, shown, hidden).cpu().numpy()
+        kinds = {
+            "accuracy": ACCURACY.of_counts(counts[:, [0, 2]], not quick, more="words:15%"),
+            "perplexity": TOKENS.of_counts(counts[:, [1, 2]], not quick, more="words:15%"),
+        }
+        return [kinds[measure] for measure in self.recipe.evaluation.metrics]
+
+    def _hiding(self, ids: Sequence[int], number: int) -> tuple[list[int], list[int]]:
+        """What is shown of a text, and what is hidden; its number alone decides, not the texts beside it."""
+        source = torch.tensor([[*ids, EOS]])
+        words = source.masked_fill(source == EOS, PAD)
+        chance = torch.Generator().manual_seed(number)
+        shown, hidden = hide(source, words, self.tokenizer.source.size, chance)
+        return shown[0].tolist(), hidden[0].tolist()
+
+
+def _count(
+    network: EncoderForMaskedLM, shown: Int[Tensor, "B S"], hidden: Int[Tensor, "B S"]
+) -> Float[Tensor, "B 3"]:
+    """For each row: how many are guessed right, the negative log-probability of all, how many there are."""
+    row, place = (hidden != PAD).nonzero(as_tuple=True)
+    wanted = hidden[row, place]
+    logits = F.linear(network.states(shown)[row, place], network.projection.weight).float()
+    each = -logits.log_softmax(-1).gather(-1, wanted[:, None])[:, 0]
+    counts = torch.stack([logits.argmax(-1) == wanted, each, torch.ones_like(each)], dim=1)
+    return counts.new_zeros(len(hidden), 3).index_add(0, row, counts).double()
+
+
+TEXT_DEFAULTS = {"best_checkpoint_metric": "loss", "validate_sentences": 0, "label_smoothing": 0.0}
+TEXT_IGNORES = (*("data.clean.max_ratio", "data.clean.keep_duplicates", "data.clean.truncate"),)
+"""options that have no effect on text without targets"""
+
+TASKS.register(
+    "masked_lm",
+    summary="predict masked tokens (BERT)",
+    ignores=[
+        *(key for key in LABEL_IGNORES if key != "model.tie_output"),
+        *DECODING_OPTIONS,
+        *TEXT_IGNORES,
+    ],
+)(
+    Task(
+        MaskedLM,
+        TextEncoder,
+        MaskedLMLoss,
+        metrics=("accuracy", "perplexity"),
+        architectures=("transformer",),
+        defaults={
+            "training": TEXT_DEFAULTS,
+            "evaluation": {"metrics": ("accuracy", "perplexity")},
+        },
+        text_only=True,
+    )
+)

@@ -1,0 +1,129 @@
+"""Tagging: one tag for each word, such as its part of speech."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.data.batching import Batch, shard_rows, sources, targets
+from regard.data.corpus import Pair, shortened
+from regard.data.dataset import EncodedPair, RowIndices, TokenDataset
+from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
+from regard.errors import RegardError
+from regard.inference.engine import pad_rows, plan_rows
+from regard.inference.precision import autocast
+from regard.nn.encoder_heads import EncoderForTokenClassification
+from regard.nn.loss import LabelLoss
+from regard.recipe import Recipe
+from regard.tasks.base import TASKS, Model, Task
+from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
+
+
+class TagEncoder(PairEncoder):
+    """Words and as many tags: the tag is the label of a word's first token."""
+
+    def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
+        for pair in pairs:
+            words, tags = pair.source.split(), pair.target.split()
+            if len(words) != len(tags):
+                raise RegardError(
+                    f"{len(words)} words but {len(tags)} tags: {shortened(pair.source)}, "
+                    f"{shortened(pair.target)}; each word needs one tag"
+                )
+            tokens = tokenizer.source.encode(words)
+            labels = label_ids(tags, tokenizer.target, pair.source)
+            padded = [
+                [label, *[PAD] * (len(some) - 1)]
+                for label, some in zip(labels, tokens, strict=True)
+            ]
+            yield EncodedPair([*chain(*tokens)], [*chain(*padded)])
+
+    def collate(
+        self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
+    ) -> Batch:
+        mine, idle = shard_rows(rows, rank, ranks)
+        return encoder_batch(sources(dataset, mine), targets(dataset, mine, end=PAD), idle)
+
+    def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
+        return int((targets(dataset, rows, end=PAD) != PAD).sum())
+
+
+class Tagged(NamedTuple):
+    """The words of one text with their tags."""
+
+    words: list[str]
+    tags: list[str]
+    probabilities: list[float]
+    """of each tag"""
+
+
+class Tagger(Model):
+    """Words in, one tag for each out. Words are separated by spaces."""
+
+    task = "tagging"
+    command = "tag"
+    network: EncoderForTokenClassification
+
+    @staticmethod
+    def build(recipe: Recipe, tokenizer: Tokenizer) -> EncoderForTokenClassification:
+        return EncoderForTokenClassification(
+            recipe.model, tokenizer.source.size, tokenizer.target.size
+        )
+
+    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+        return [" ".join(tagged.tags) for tagged in self.tag(sources)]
+
+    @torch.inference_mode()
+    def tag(self, texts: Sequence[str]) -> list[Tagged]:
+        """The words of each text with their tags."""
+        if isinstance(texts, str):
+            raise RegardError("tag takes a list of texts: tag([text])")
+        words = [text.split() for text in texts]
+        tokens = [self.tokenizer.source.encode(some) for some in words]
+        rows = [[*chain(*some), EOS] for some in tokens]
+        names = label_names(self.tokenizer.target)
+        found = [Tagged([], [], []) for _ in texts]
+        for batch in plan_rows([len(row) for row in rows], self.device, len(names)):
+            with autocast(self.precision, self.device):
+                logits = self.network(pad_rows([rows[row] for row in batch], self.device))
+            best = logits[..., len(SPECIAL_TOKENS) :].float().softmax(-1).max(-1)
+            for row, values, labels in zip(
+                batch, best.values.tolist(), best.indices.tolist(), strict=True
+            ):
+                # The tag of a word is that of its first token.
+                firsts = [0, *accumulate(map(len, tokens[row]))][: len(words[row])]
+                tags = [names[labels[first]] for first in firsts]
+                found[row] = Tagged(words[row], tags, [values[first] for first in firsts])
+        return found
+
+
+LABEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "tokenizer": {"shared": False},
+    "evaluation": {"metrics": ("accuracy", "f1")},
+}
+LABEL_IGNORES = (
+    *("model.decoder_layers", "model.attention.decoder", "model.attention.cross_attention"),
+    "model.tie_output",
+)
+"""options of the decoder, which tagging and classification do not have"""
+DECODING_OPTIONS = tuple(
+    f"decoding.{key}" for key in Recipe.model_fields["decoding"].default.model_fields
+)
+
+TASKS.register(
+    "tagging", summary="one tag for each word", ignores=[*LABEL_IGNORES, *DECODING_OPTIONS]
+)(
+    Task(
+        Tagger,
+        TagEncoder,
+        LabelLoss,
+        metrics=("accuracy", "f1"),
+        architectures=("transformer",),
+        defaults=LABEL_DEFAULTS,
+        has_labels=True,
+    )
+)

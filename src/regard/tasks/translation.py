@@ -1,0 +1,543 @@
+"""Translation: text in one language in, text in another out; or whatever the two sides of the pairs are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from reprlib import repr as short
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
+
+from torch import nn
+
+from regard.data.conllu import ParsedSentence
+from regard.data.corpus import Pair, by_language, language_of, parse_of
+from regard.data.protected_spans import ProtectedSpans
+from regard.decoding.hypotheses import Hypothesis
+from regard.errors import RegardError
+from regard.inference.engine import Observer, Request
+from regard.metrics import Result
+from regard.metrics.mbr import mbr_rank
+from regard.metrics.scoring import TEXT_METRICS
+from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
+from regard.nn.non_autoregressive import NonAutoregressiveTransformer
+from regard.recipe import Decoding, Training, override_decoding
+from regard.tasks.base import TASKS, Task
+from regard.tasks.encoding import PairEncoder
+from regard.tasks.generator import SequenceGenerator
+from regard.tasks.placeholders import Substitution, copied_words, substitutions
+from regard.tasks.requests import (
+    Languages,
+    Parses,
+    TargetLanguages,
+    language_of_each,
+    phrase_of,
+    phrases_of,
+    terms_of_each,
+    trees_of,
+)
+
+if TYPE_CHECKING:
+    from regard.inspection.trace import Trace
+
+
+class DecodingOptions(TypedDict, total=False):
+    """Options that override the recipe's ``decoding`` section for one call; see there for what they do.
+
+    A missing option, or None, keeps the recipe's value.
+    """
+
+    beam: int | None
+    length_penalty: float | None
+    length_normalization: str | None
+    extra_length: int | None
+    max_length: int | None
+    iterations: int | None
+    length_beam: int | None
+    no_repeat_ngram: int | None
+    coverage_penalty: float | None
+    beam_groups: int | None
+    diversity_penalty: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    mbr: int | None
+    protect: Sequence[str] | None
+    constrained_beam: int | None
+
+
+NON_AUTOREGRESSIVE = {"iterations", "length_beam", "extra_length", "max_length"}
+"""options that non-autoregressive models support; the others support all but the first two"""
+QUICK: DecodingOptions = {
+    "beam": 1,
+    "beam_groups": 1,
+    "coverage_penalty": 0.0,
+    "mbr": 0,
+    "protect": (),
+}
+"""greedy search, for validation"""
+QUICK_NON_AUTOREGRESSIVE: DecodingOptions = {"length_beam": 1}
+
+
+class Translation(NamedTuple):
+    """One translation of one text."""
+
+    text: str
+    score: float
+    """what hypotheses are ranked by: log-probability over length penalty, or the mean log-probability, or chrF for
+    minimum Bayes risk decoding"""
+    log_probability: float
+    tokens: list[str]
+    token_log_probabilities: list[float]
+    finished: bool
+    """False if the translation was cut off at its largest length, before EOS"""
+
+
+EMPTY = Translation("", 0.0, 0.0, [], [], True)
+"""The translation of a blank text."""
+
+
+class Generated(NamedTuple):
+    """A translation with the request and the hypothesis it comes from."""
+
+    translation: Translation
+    request: Request
+    hypothesis: Hypothesis
+
+
+class Translator(SequenceGenerator):
+    """A translation model: texts and options in, translations out."""
+
+    task = "translation"
+    command = "translate"
+    language: str | None = None
+    """the default target language of a multilingual model"""
+    substitutes: dict[tuple[int, ...], list[str]] | None = None
+    """words that can stand in for placeholders, by the tags before a source"""
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.substitutes = None
+
+    def into(self, language: str | None) -> Translator:
+        """The same model with another default target language."""
+        self.languages.tags(0, language)
+        other = copy(self)
+        other.language = language
+        return other
+
+    @property
+    def languages(self) -> TargetLanguages:
+        return TargetLanguages(self.recipe.data.targets, self.language)
+
+    @property
+    def needs_trees(self) -> bool:
+        return self.recipe.model.position == "tree"
+
+    @property
+    def non_autoregressive(self) -> bool:
+        return isinstance(self.network, NonAutoregressiveTransformer)
+
+    # Evaluation
+
+    def answer(
+        self, sources: Sequence[str], *, quick: bool = False, to: Languages = None
+    ) -> list[str]:
+        return self.translate(sources, to=to, **self._quick(quick))
+
+    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+        sources = [pair.source for pair in pairs]
+        # Of two models that are compared, perhaps only one uses trees.
+        if not self.needs_trees:
+            return self.answer(sources, quick=quick, to=[language_of(pair) for pair in pairs])
+        parses = [parse_of(pair) for pair in pairs]
+        return self.translate(sources, parses=parses if any(parses) else None, **self._quick(quick))
+
+    def _quick(self, quick: bool) -> DecodingOptions:
+        if not quick:
+            return {}
+        return QUICK_NON_AUTOREGRESSIVE if self.non_autoregressive else QUICK
+
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+        """As for any model, but each target language is scored separately, except in validation."""
+        parts = by_language(pairs)
+        whole = super().evaluate
+        if quick or len(parts) <= 1:
+            return whole(pairs, quick=quick)
+        return [
+            replace(result, name=f"{result.name} to {language}")
+            for language, some in parts.items()
+            for result in whole(some)
+        ]
+
+    # Translation
+
+    def set_decoding(self, **options: Unpack[DecodingOptions]) -> None:
+        """Change the decoding section of the model's recipe."""
+        decoding = self.decoding_for(options)
+        self.recipe = self.recipe.model_copy(update={"decoding": decoding})
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
+        length: int | None = None,
+        parses: Parses = None,
+        to: Languages = None,
+        **options: Unpack[DecodingOptions],
+    ) -> list[str]:
+        """The best translation of each text; see ``search`` for the arguments."""
+        found = self.search(
+            texts,
+            prefixes=prefixes,
+            constraints=constraints,
+            length=length,
+            parses=parses,
+            to=to,
+            **options,
+        )
+        return [best.text for best, *_ in found]
+
+    def search(
+        self,
+        texts: Sequence[str],
+        *,
+        nbest: int = 1,
+        prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
+        length: int | None = None,
+        parses: Parses = None,
+        to: Languages = None,
+        observer: Observer | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> list[list[Translation]]:
+        """The ``nbest`` best translations of each text, best first; with a temperature, ``nbest`` samples.
+
+        prefixes: how each translation must begin. constraints: the terms that each translation must contain. length:
+        the number of tokens of each translation, for non-autoregressive models. parses: the dependency trees, for
+        ``position: tree``. to: the target language of a multilingual model, for all texts or for each. observer: called
+        after each decoding step, for a single text. options override the recipe's ``decoding`` section.
+        """
+        found = self.generate(
+            texts,
+            nbest=nbest,
+            prefixes=prefixes,
+            constraints=constraints,
+            length=length,
+            parses=parses,
+            to=to,
+            observer=observer,
+            **options,
+        )
+        return [[one.translation for one in some] or [EMPTY] for some in found]
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        nbest: int = 1,
+        prefixes: Sequence[str] | Sequence[Sequence[int]] | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
+        length: int | None = None,
+        parses: Parses = None,
+        to: Languages = None,
+        observer: Observer | None = None,
+        plain: bool = False,
+        **options: Unpack[DecodingOptions],
+    ) -> list[list[Generated]]:
+        """Like ``search``, with the request and the hypothesis of each translation; none for a blank text."""
+        if isinstance(texts, str):
+            raise RegardError("give a list of texts: [text]")
+        decoding = self.decoding_for(options, nbest)
+        self._check_call(decoding, nbest, prefixes, constraints, length)
+        terms = terms_of_each(constraints, len(texts))
+        requests = self.requests(texts, prefixes, parses, to)
+        if decoding.samples:
+            requests = _number_samples(requests, nbest)
+        rows = [row for row, text in enumerate(texts) if text.strip()]
+        found: dict[int, list[Generated]] = {}
+        if "placeholders" in decoding.protect and not self.needs_trees:
+            begun = prefixes if prefixes and isinstance(prefixes[0], str) else None
+            chosen = [texts[row] for row in rows]
+            some = self._with_substitutes(
+                chosen,
+                None if begun is None else [str(begun[row]) for row in rows],
+                [terms[row] for row in rows],
+                [language_of_each(to, len(texts))[row] for row in rows],
+                decoding,
+                nbest,
+            )
+            found = {rows[number]: generated for number, generated in some.items()}
+        rest = [row for row in rows if row not in found]
+        asked = [
+            self._with_phrases(requests[row], texts[row], terms[row], decoding.protect)
+            for row in rest
+        ]
+        every = self.engine.generate(
+            asked,
+            decoding,
+            nbest=nbest,
+            length=length,
+            observer=observer if len(asked) == 1 and not decoding.mbr else None,
+            plain=plain,
+        )
+        for row, request, hypotheses in zip(rest, asked, every, strict=True):
+            found[row] = self._ranked(request, hypotheses, decoding, nbest)
+        return [found.get(row, []) for row in range(len(texts))]
+
+    def _ranked(
+        self, request: Request, hypotheses: Sequence[Hypothesis], decoding: Decoding, nbest: int
+    ) -> list[Generated]:
+        """The translations of a request; minimum Bayes risk ranks its samples by their mean chrF to the others."""
+        sampled = decoding.samples or bool(decoding.mbr)
+        every = [
+            Generated(
+                self._translation(one), request._replace(sample=request.sample + n * sampled), one
+            )
+            for n, one in enumerate(hypotheses)
+        ]
+        if not decoding.mbr:
+            return every
+        ranked = mbr_rank([one.translation.text for one in every])[:nbest]
+        return [
+            every[number]._replace(translation=every[number].translation._replace(score=mean))
+            for number, mean in ranked
+        ]
+
+    def _translation(self, hypothesis: Hypothesis) -> Translation:
+        (text,) = self.tokenizer.target.decode([hypothesis.tokens])
+        return Translation(
+            text,
+            hypothesis.score,
+            hypothesis.log_probability,
+            self.tokenizer.target.pieces(hypothesis.tokens),
+            hypothesis.token_log_probabilities,
+            hypothesis.finished,
+        )
+
+    # Options
+
+    def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> Decoding:
+        """The recipe's decoding section with the options of a call."""
+        given = {name: value for name, value in options.items() if value is not None}
+        allowed = {*Decoding.model_fields} - {"iterations", "length_beam"}
+        kind = "an autoregressive model"
+        if self.non_autoregressive:
+            allowed, kind = NON_AUTOREGRESSIVE, "a non-autoregressive model"
+        wrong = {name: value for name, value in given.items() if name not in allowed}
+        known = {name: value for name, value in wrong.items() if name in Decoding.model_fields}
+        if known:
+            _refuse(f"no effect on {kind}", **known)
+        decoding = override_decoding(self.recipe.decoding, given)
+        sampled = "mbr" if decoding.mbr else "temperature" if decoding.samples else None
+        if sampled and "beam" in given and given["beam"] != 1:
+            raise RegardError(
+                f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} samples; "
+                "give only one of the two"
+            )
+        if "beam" not in given and nbest > decoding.beam and not sampled:
+            return override_decoding(decoding, {"beam": nbest})
+        if self.non_autoregressive and "length_beam" not in given and nbest > decoding.length_beam:
+            return override_decoding(decoding, {"length_beam": nbest})
+        return decoding
+
+    def _check_call(
+        self,
+        decoding: Decoding,
+        nbest: int,
+        prefixes: object,
+        constraints: object,
+        length: int | None,
+    ) -> None:
+        """Refuse arguments that the model or the decoding method does not support."""
+        if self.non_autoregressive:
+            _refuse(
+                "not supported by a non-autoregressive model",
+                prefixes=prefixes,
+                constraints=constraints,
+            )
+            self._check_length(decoding, nbest, length)
+            return
+        _refuse("only for a non-autoregressive model", length=length)
+        if decoding.mbr or decoding.samples:
+            _refuse("sampling cannot guarantee them", constraints=constraints)
+            if decoding.mbr and nbest > decoding.mbr:
+                raise RegardError(f"nbest {nbest}: mbr generates only {decoding.mbr} samples")
+        elif not 1 <= nbest <= decoding.beam:
+            raise RegardError(
+                f"beam {decoding.beam}, nbest {nbest}: nbest must be between 1 and beam"
+            )
+        if decoding.beam_groups > 1 and constraints is not None:
+            raise RegardError(
+                f"beam_groups {decoding.beam_groups}: cannot be combined with constraints"
+            )
+
+    def _check_length(self, decoding: Decoding, nbest: int, length: int | None) -> None:
+        network = cast(NonAutoregressiveTransformer, self.network)
+        if length is not None and network.length.predicts_eos:
+            raise RegardError(
+                f"length {length}: this model ends at the first EOS (model.non_autoregressive.length: eos), "
+                "so its length cannot be set"
+            )
+        if length is not None and length < 1:
+            raise RegardError(f"length {length}: must be at least 1")
+        most = decoding.length_beam if length is None else 1
+        if not 1 <= nbest <= most:
+            raise RegardError(f"nbest {nbest}: must be between 1 and length_beam, {most}")
+
+    # Requests
+
+    def encode(self, texts: Sequence[str], to: Languages = None) -> list[list[int]]:
+        """Source ids of texts, with the tag of the target language for multilingual models."""
+        clean = self.recipe.data.clean
+        longest = clean.max_tokens if clean.truncate else None
+        tags = self.languages.tags(len(texts), to)
+        tagged = map(self.tokenizer.source.tagged, super().encode(texts), tags)
+        return [ids[:longest] for ids in tagged]
+
+    def requests(
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | Sequence[Sequence[int]] | None = None,
+        parses: Parses = None,
+        to: Languages = None,
+    ) -> list[Request]:
+        """The requests for texts. prefixes are texts or token ids."""
+        if prefixes is not None and len(prefixes) != len(texts):
+            raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
+        sources = self.encode(texts, to)
+        given = prefixes or [""] * len(texts)
+        encode = self.tokenizer.target.encode
+        forced = [encode([one])[0] if isinstance(one, str) else list(one) for one in given]
+        position = self.recipe.model.position
+        trees = trees_of(texts, parses, sources, self.tokenizer.source, position)
+        return [
+            Request(source, prefix, tree=tree)
+            for source, prefix, tree in zip(sources, forced, trees, strict=True)
+        ]
+
+    def request(self, text: str, parse: ParsedSentence | None = None) -> Request:
+        (request,) = self.requests([text], parses=None if parse is None else [parse])
+        return request
+
+    def _with_phrases(
+        self, request: Request, text: str, terms: Sequence[str], protect: Sequence[str]
+    ) -> Request:
+        phrases = phrases_of(text, terms, ProtectedSpans(protect), self.tokenizer.target)
+        return request._replace(phrases=phrases)
+
+    # Placeholders
+
+    def _with_substitutes(
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None,
+        terms: Sequence[Sequence[str]],
+        languages: Sequence[str | None],
+        decoding: Decoding,
+        nbest: int,
+    ) -> dict[int, list[Generated]]:
+        """Translate texts with words in place of their placeholders; by row, only if all placeholders come back."""
+        placeholders = ProtectedSpans(("placeholders",))
+        protected = ProtectedSpans(decoding.protect)
+        if not any(map(placeholders.find, texts)):
+            return {}
+        begun = prefixes or [""] * len(texts)
+        tries = [
+            (row, one)
+            for row, text in enumerate(texts)
+            for one in substitutions(
+                text, self._substitutes(languages[row]), placeholders, [*terms[row], begun[row]]
+            )
+        ]
+        rows = [row for row, _ in tries]
+        plain = self.requests(
+            [one.text for _, one in tries],
+            [begun[row] for row in rows],
+            to=[languages[row] for row in rows],
+        )
+        asked = [
+            self._with_words(
+                self._with_phrases(request, one.text, terms[row], decoding.protect), one
+            )
+            for request, (row, one) in zip(plain, tries, strict=True)
+        ]
+        every = self.engine.generate(asked, decoding, nbest=nbest)
+        best: dict[int, list[Generated]] = {}
+        for (row, one), request, hypotheses in zip(tries, asked, every, strict=True):
+            some = [
+                found._replace(translation=_restored(found.translation, one))
+                for found in self._ranked(request, hypotheses, decoding, nbest)
+            ]
+            if any(protected.lost(texts[row], found.translation.text) for found in some):
+                continue
+            if row not in best or some[0].translation.score > best[row][0].translation.score:
+                best[row] = some
+        return best
+
+    def _with_words(self, request: Request, substitution: Substitution) -> Request:
+        """The request with the substitute words as required phrases."""
+        words = [
+            phrase_of(word, self.tokenizer.target, times)
+            for word, times in substitution.times.items()
+        ]
+        return request._replace(phrases=[*request.phrases, *(one for one in words if one)])
+
+    def _substitutes(self, to: str | None) -> list[str]:
+        """The words that can stand in for placeholders, computed once."""
+        (tags,) = self.encode([""], to)
+        known = self.substitutes = self.substitutes or {}
+        if tuple(tags) not in known:
+            known[tuple(tags)] = copied_words(self.network, self.tokenizer, tags, self.device)
+        return known[tuple(tags)]
+
+    # Inspection
+
+    def trace(self, text: str, **options: Any) -> Trace:
+        """Everything that can be seen while one text is translated; options: see ``inspection.history.traced``."""
+        from regard.inspection.history import traced
+
+        return traced(self, text, **options)
+
+
+def _refuse(reason: str, **given: object) -> None:
+    """Arguments without effect are errors."""
+    if asked := [f"{name} {short(value)}" for name, value in given.items() if value is not None]:
+        raise RegardError(f"{', '.join(asked)}: {reason}")
+
+
+def _number_samples(requests: Sequence[Request], samples: int) -> list[Request]:
+    """Number the requests of the same source, so that their samples differ."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    numbered = []
+    for one in requests:
+        source = tuple(one.source)
+        numbered.append(one._replace(sample=seen[source] * samples))
+        seen[source] += 1
+    return numbered
+
+
+def _restored(translation: Translation, substitution: Substitution) -> Translation:
+    tokens = list(map(substitution.restore_token, translation.tokens))
+    return translation._replace(text=substitution.restore(translation.text), tokens=tokens)
+
+
+def translation_loss(network: nn.Module, training: Training, special_tokens: int) -> nn.Module:
+    """The loss of a translation network: of the next token, or of masked tokens for non-autoregressive ones."""
+    parallel = isinstance(network, NonAutoregressiveTransformer)
+    return (MaskPredictLoss if parallel else Seq2SeqLoss)(network, training, special_tokens)
+
+
+TASKS.register("translation", summary="text to text")(
+    Task(
+        Translator,
+        PairEncoder,
+        translation_loss,
+        metrics=TEXT_METRICS,
+        architectures=("transformer", "decoder_only", "lstm", "convolution", "non_autoregressive"),
+    )
+)
