@@ -27,13 +27,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard import recipe
 from regard.data.special_tokens import PAD
+from regard.inference.precision import autocast
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import KeyValue, Mask
 from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.layers import EncoderLayer
 from regard.nn.loss import LOSSES
 from regard.nn.lstm import LSTMDecoderLayer
-from regard.tasks import autocast
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.run import hardware
 

@@ -22,7 +22,7 @@ import numpy as np
 import sentencepiece
 import torch
 
-from regard.decoding import beam_search
+from regard.decoding.beam_search import beam_search
 from regard.errors import RegardError
 from regard.interop.convert import export_model
 from regard.interop.onnx import session
@@ -153,12 +153,18 @@ def main() -> None:
     given = parser.parse_args()
     texts = given.texts.read_text(encoding="utf-8").splitlines()[: given.sentences]
     model = Translator.load(given.run, "cpu")
-    search = model.recipe.decoding.model_copy(update={"max_length": LONGEST, "extra_length": LONGEST})
+    search = model.recipe.decoding.model_copy(
+        update={"max_length": LONGEST, "extra_length": LONGEST}
+    )
     model.recipe = model.recipe.model_copy(update={"search": search})
     ours: dict[tuple[Any, ...], list[Translation]] = {}
     for name, (open_engine, manner) in ENGINES.items():
         ways: list[tuple[int, float, Manner]]
-        ways = [(1, 0.0, "paper"), (search.beam, 0.0, "paper"), (search.beam, search.length_penalty, manner)]
+        ways = [
+            (1, 0.0, "paper"),
+            (search.beam, 0.0, "paper"),
+            (search.beam, search.length_penalty, manner),
+        ]
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 lines = export_model(given.run, name, Path(scratch) / "out")[:-1]

@@ -95,7 +95,10 @@ ROWS: dict[str, list[str]] = {
         "training.optimizer=momentum training.learning_rate=0.1",
         "training.optimizer=sgd training.learning_rate=3.0",
     ],
-    "schedule": ["training.schedule=paper training.learning_rate=0.4", "training.schedule=constant"],
+    "schedule": [
+        "training.schedule=paper training.learning_rate=0.4",
+        "training.schedule=constant",
+    ],
     "smoothing": ["training.label_smoothing=0", "training.label_smoothing_over=others"],
     "embeddings": ["model.tie_embeddings=false", "model.tie_output=false"],
 }

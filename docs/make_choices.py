@@ -22,7 +22,7 @@ from regard.nn.loss import SMOOTHINGS
 from regard.nn.norms import NORMS
 from regard.nn.positions import POSITIONS, AttentionPosition, NoPosition, PositionSpec
 from regard.nn.sparse_attention import PATTERNS
-from regard.tasks import MODELS
+from regard.tasks import TASKS
 from regard.training.optimizers import OPTIMIZERS, SCHEDULES
 
 FILE = Path(__file__).parent / "choices.md"

@@ -20,9 +20,10 @@ from regard.data.corpus import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
+from regard.nn.state_dict import named_weights
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
-from regard.tasks import Translator, build, named_weights
+from regard.tasks import Translator, build_network
 from regard.training.checkpoint import Progress, checkpoint_name, save_checkpoint
 
 # How long an example takes says more about the other users of a machine than about the code.
@@ -64,7 +65,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run.write_recipe(recipe)
     tokenizer.save(run.folder)
     torch.manual_seed(1)
-    run.write_weights(named_weights(build(recipe, tokenizer)))
+    run.write_weights(named_weights(build_network(recipe, tokenizer)))
     run.write_card({"note": "for tests"})
     return run.folder
 
@@ -126,7 +127,7 @@ def make_run(
         run.write_recipe(recipe)
         known[key].save(run.folder)
         torch.manual_seed(1)
-        network = Translator.build(recipe, known[key])
+        network = Translator.build_network(recipe, known[key])
         with torch.no_grad():
             for name, weight in network.named_parameters():
                 weight.add_(torch.randn_like(weight) * (0.4 if "layers" in name else 0.2))

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser.pages import Open
 from regard.data.corpus import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.inspection.html import page as page_of
 from regard.inspection.trace import Trace
+from regard.nn.state_dict import named_weights
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
-from regard.tasks import build, named_weights
+from regard.tasks import build_network
+from tests.browser.pages import Open
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -121,7 +122,7 @@ def large_address(
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("a b", "c d")] * 5)
     run.write_recipe(recipe)
     tokenizer.save(run.folder)
-    run.write_weights(named_weights(build(recipe, tokenizer)))
+    run.write_weights(named_weights(build_network(recipe, tokenizer)))
     run.write_card({"note": "for tests"})
     with served(run.folder) as place:
         yield place

@@ -46,9 +46,8 @@ def main() -> None:
     parser.add_argument("--rounds", action="store_true", help="the run says all words at once")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests"))
-    from playwright.sync_api import sync_playwright
-
     from browser.conftest import FLAGS, served
+    from playwright.sync_api import sync_playwright
 
     text, views = (CAPTION, ROUNDS) if options.iterations else (TEXT, VIEWS)
     with sync_playwright() as running, served(options.run) as address:

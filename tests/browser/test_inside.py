@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from browser.pages import Open, patience, rows_of, says, synthetic, texts, until
 from regard import trace as module
 from regard.inspection.hooks import Head
 from regard.inspection.trace import Occlusion, Trace, trace
 from regard.tasks import Translator
+from tests.browser.pages import Open, patience, rows_of, says, synthetic, texts, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -101,7 +101,9 @@ def test_a_cell_is_chosen_by_click_and_by_key(look: Open, traced: Trace) -> None
     assert page.evaluate("location.hash").endswith("query=2&key=1")
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("location.hash").endswith("query=2&key=0")
-    assert page.locator(".value strong").text_content() == f"{traced.cross_attention[0, 0, 2, 0]:.4f}"
+    assert (
+        page.locator(".value strong").text_content() == f"{traced.cross_attention[0, 0, 2, 0]:.4f}"
+    )
 
 
 def test_a_cell_of_a_head_leads_to_its_number(look: Open, traced: Trace) -> None:
@@ -112,7 +114,9 @@ def test_a_cell_of_a_head_leads_to_its_number(look: Open, traced: Trace) -> None
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     until(page, "document.querySelectorAll('.step-card').length === 6")
-    assert page.locator(".result strong").text_content() == f"{traced.cross_attention[1, 1, 1, 1]:.4f}"
+    assert (
+        page.locator(".result strong").text_content() == f"{traced.cross_attention[1, 1, 1, 1]:.4f}"
+    )
 
 
 BOX = "one => { const { x, y, width, height } = one.getBoundingClientRect(); return [x, y, width, height]; }"
@@ -222,7 +226,9 @@ def test_any_node_shows_where_it_looked(look: Open, traced: Trace) -> None:
 def test_a_place_without_attention_and_keys_that_are_no_words(look: Open) -> None:
     shown = synthetic()
     none = np.zeros((0, 0, 0, 0), dtype=np.float32)
-    other = replace(shown, encoder=none, cross=shown.cross_attention[..., :3], mixed={"cross_attention"})
+    other = replace(
+        shown, encoder=none, cross=shown.cross_attention[..., :3], mixed={"cross_attention"}
+    )
     page = look(other, "#view=heads&pane=cross&layer=0&head=0")
     until(page, "document.querySelector('#map').d_model === 3")
     assert texts(page, ".pane .quiet")[1] == "This model has none here."
@@ -326,5 +332,9 @@ def test_256_tokens_come_layer_by_layer(page: Page, large_address: str) -> None:
         waits[name] = round(time.monotonic() - start, 2)
     print(f"from click to picture, in seconds: {waits}")
     assert max(waits.values()) < patience(2)
-    layers = [url for url in asked if re.search(r"/v1/trace/\w+/(encoder|decoder|cross_attention)/\d$", url)]
+    layers = [
+        url
+        for url in asked
+        if re.search(r"/v1/trace/\w+/(encoder|decoder|cross_attention)/\d$", url)
+    ]
     assert len(layers) == len(set(layers)), "each layer is asked for once"

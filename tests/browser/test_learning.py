@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from browser.conftest import served
-from browser.pages import Open, rows_of, synthetic, texts, until
 from regard.inspection.history import course
 from regard.inspection.trace import Trace
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from tests.browser.conftest import served
+from tests.browser.pages import Open, rows_of, synthetic, texts, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -144,7 +144,13 @@ def test_a_page_without_a_past_says_so(look: Open, finished_run: Path) -> None:
 def test_a_phone_and_hostile_text(look: Open, finished_run: Path, view: str) -> None:
     shown = synthetic(source=[HOSTILE, "▁a"], said=[HOSTILE, "▁b"])
     told = {**course(Translator.load(finished_run, "cpu")), "checkpoints": [1]}
-    rows = [{"step": 1, "cross_attention": shown.to_json()["cross_attention"], "probabilities": [0.5, 0.5, 0.5]}]
+    rows = [
+        {
+            "step": 1,
+            "cross_attention": shown.to_json()["cross_attention"],
+            "probabilities": [0.5, 0.5, 0.5],
+        }
+    ]
     page = look(
         replace(shown, text=HOSTILE, course={**told, "alignments": rows}),
         f"#view={view}&story=1&arrive=1",

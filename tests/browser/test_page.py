@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from browser.pages import SAID, SOURCE, Open, patience, rows_of, says, synthetic, texts, until
 from regard.inspection.trace import trace
 from regard.tasks import Translator
+from tests.browser.pages import SAID, SOURCE, Open, patience, rows_of, says, synthetic, texts, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -48,7 +48,9 @@ def test_the_table_holds_the_weights_with_queries_on_rows(look: Open, kind: str)
 def test_heads_together(look: Open, way: str) -> None:
     shown = synthetic()
     _, *rows = rows_of(look(shown, f"#view=heads&pane=cross&layer=0&heads={way}"))
-    expected = shown.cross_attention[0].mean(0) if way == "average" else shown.cross_attention[0].max(0)
+    expected = (
+        shown.cross_attention[0].mean(0) if way == "average" else shown.cross_attention[0].max(0)
+    )
     values = np.array([row[1:] for row in rows], dtype=float)
     np.testing.assert_allclose(values, expected, atol=0.51e-4)
 
@@ -129,7 +131,9 @@ def test_pointing_at_a_cell_tells_its_value_and_lights_the_row_everywhere(look: 
     assert box is not None
     cell = box["d_model"] / len(shown.source)
     page.mouse.move(box["x"] + 3.5 * cell, box["y"] + 2.5 * cell)
-    assert page.locator(".value strong").text_content() == f"{shown.cross_attention[1, 1, 2, 3]:.4f}"
+    assert (
+        page.locator(".value strong").text_content() == f"{shown.cross_attention[1, 1, 2, 3]:.4f}"
+    )
     assert texts(page, ".map .lit") == ["s", "▁Hund → ▁schläf"]
     lit = page.locator(".pane.lit-row").evaluate_all("all => all.map(one => one.dataset.kind)")
     assert lit == ["decoder", "cross_attention"]

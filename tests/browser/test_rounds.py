@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from browser.pages import Open, rows_of, texts
 from regard.data.special_tokens import MASK
 from regard.inspection.trace import Trace
 from regard.tasks import Translator
+from tests.browser.pages import Open, rows_of, texts
 
 TEXT = "the dog sees the old house"
 

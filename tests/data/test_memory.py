@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from system.commands import REGARD, environment, write_recipe
+from tests.cli.commands import REGARD, environment, write_recipe
 
 GIGABYTE = 2**20  # in the kilobytes that the system counts in
 

@@ -6,12 +6,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from system.commands import Done, in_workers, inside
 
 from regard.data.corpus import read_lines, read_pairs
 from regard.demo.demo import write_pairs
 from regard.demo.grammar import generate
 from regard.recipe import DataFiles, bundled_recipes, load_recipe
+from tests.cli.commands import Done, in_workers, inside
 
 LINES = 300
 QUICK = {

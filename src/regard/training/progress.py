@@ -77,7 +77,9 @@ class ProgressReporter:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=step)
 
-    def step(self, step: int, steps: int, *, loss: float, learning_rate: float, speed: float) -> None:
+    def step(
+        self, step: int, steps: int, *, loss: float, learning_rate: float, speed: float
+    ) -> None:
         news = f"loss {loss:.3f}  learning rate {learning_rate:.2e}  {speed:,.0f} tokens/s"
         news += f"  {self.left(step, steps)} left"
         if self.bar is not None:

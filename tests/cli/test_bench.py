@@ -1,0 +1,76 @@
+"""``regard bench translate`` as scripts use it, and what is said of the precision."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import inside
+
+TINY = ("--preset", "tiny", "--batch", 3, "--beam", 2, "--repeats", 1, "--threads", 2)
+
+
+def test_rows_stand_side_by_side_and_say_the_same(tmp_path: Path) -> None:
+    peers = ("--peer", "ctranslate2", "--peer", "marian")
+    done = inside(
+        "bench", "translate", *TINY, "--precision", "fp32", *peers, "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["precision"] for row in rows} == {"fp32"}
+    as_it_comes, other = "inter_threads 1, intra_threads 2", "inter_threads 2, intra_threads 1"
+    names = ["regard", "ctranslate2", f"ctranslate2 ({other})", "marian"]
+    assert [row["name"] for row in rows] == names
+    assert [row["settings"] for row in rows[1:3]] == [as_it_comes, other]
+    for row in rows:
+        assert row["sentences_per_second"] > 0
+        assert row["sentences_per_cpu_second"] > 0
+        assert row["agreement"] == 1.0
+        assert (row["beam"], row["batch"], row["threads"]) == (2, 3, 2)
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_peers_compute_in_what_auto_has_come_to(tmp_path: Path) -> None:
+    done = inside("bench", "translate", *TINY, "--peer", "ctranslate2", "--json", cwd=tmp_path)
+    ours, *theirs = (row["precision"] for row in json.loads(done.stdout)["rows"])
+    assert {*theirs} == {"int8" if ours == "int8" else "fp32"}
+
+
+def test_each_precision_has_a_line_of_the_table(tmp_path: Path) -> None:
+    asked = ("--precision", "fp32", "--precision", "int8")
+    done = inside("bench", "translate", *TINY, *asked, cwd=tmp_path)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[:2] for line in lines[2:]] == [["regard", "fp32"], ["regard", "int8"]]
+    assert lines[2][4:6] == ["1.00x", "100%"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            ("--peer", "ctranslat"),
+            "regard: --peer ctranslat: no such peer; did you mean ctranslate2?",
+        ),
+        (("--precision", "int4"), "regard: --precision int4: no such name; did you mean int8?"),
+        (("--preset", "huge"), "regard: --preset huge: no such name; allowed: tiny, small"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(
+    tmp_path: Path, asked: tuple[str, str], said: str
+) -> None:
+    done = inside("bench", "translate", *TINY, *asked, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_peer_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    done = inside("bench", "translate", *TINY, "--peer", "ctranslate2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "regard: this needs ctranslate2: pip install 'regard[exchange]'\n"

@@ -1,0 +1,359 @@
+"""Each command does what its help says; whatever goes wrong is said in one line."""
+
+import gzip
+import json
+import re
+import resource
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import regard as package
+from regard.tasks import Translator
+from regard.training.run import Interrupted
+from tests.cli.commands import (
+    TIMEOUT,
+    Done,
+    in_workers,
+    inside,
+    regard,
+    started,
+    succeeds,
+    succeeds_inside,
+    together,
+    write,
+)
+
+COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
+COMMANDS += ["tag", "classify", "fill", "continue"]
+Timed = tuple[Path, Done, float]
+NUMBER = r"\d+\.\d\d"
+
+
+# Help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, tmp_path: Path) -> None:
+    said = succeeds(command, "--help", cwd=tmp_path).stdout
+    assert re.search(rf"Usage: .* {command} \[OPTIONS\]", said)
+
+
+PICKED = r"Computing in \w+ on \w+, .*weights of [\d.]+ MB\.\n"
+
+
+def test_the_help_names_every_command_and_comes_at_once(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = succeeds("--help", cwd=tmp_path).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert all(re.search(rf"^\W*{command} +[A-Z]", said, re.MULTILINE) for command in COMMANDS)
+    # By the time it had a core: others may be at work here.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    assert succeeds("--version", cwd=tmp_path).stdout == f"regard {version('regard')}\n"
+
+
+def test_an_interrupted_demo_ends_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(out: Path) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("regard.demo.demo.demo", interrupted)
+    done = inside("demo", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+# Errors
+
+ERRORS: dict[str, tuple[str, str]] = {
+    "unequal line counts": (
+        "train short.src train.tgt",
+        r"short.src has 99 lines but .*train.tgt has 3,000:",
+    ),
+    "not UTF-8": ("train latin.src train.tgt", r"latin.src:3: not UTF-8: byte 0xE4"),
+    "empty file": ("train empty.src train.tgt", r"empty.src: the file is empty"),
+    "missing file": ("train absent.src train.tgt", r"absent.src: no such file"),
+    "unknown key": ("train key.yaml", r"key.yaml: line 3: .* model.widht; did you mean width\?"),
+    "unknown recipe": ("train multi30", r"multi30: no such .*; did you mean multi30k\?"),
+    "bad --set": ("train recipe.yaml --set training.steps", r"--set training.steps: write it as"),
+    "bad value": ("train recipe.yaml --set training.steps=-1", r"training.steps: -1 must be"),
+    "no run": ("translate absent abc", r"absent: no such folder"),
+    "no run folder": ("translate nothing abc", r"nothing: not a run folder"),
+    "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, nbest 3"),
+    "missing input": ("translate run --input absent", r"absent: no such file"),
+    "unequal files": ("evaluate run --source test.src --reference train.tgt", r"has 150 lines but"),
+    "changed tokenizer": ("translate changed abc", r"changed/tokenizer.model: not the file that"),
+    "two files of pairs": (
+        "train a.tsv b.jsonl.gz",
+        r"a.tsv, b.jsonl.gz: two files of pairs; give",
+    ),
+    "keys without a key": ("serve run --api-keys ,", r"--api-keys ',': no key in it"),
+    "too many checkpoints": ("average run --out new --last 9", r"3 checkpoints are kept there, 9"),
+}
+"""what is wrong: the command, and what must be said"""
+
+
+@pytest.fixture(scope="module")
+def failures(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    folder = tmp_path_factory.mktemp("errors") / "all"
+    shutil.copytree(workshop, folder)
+    lines = (folder / "train.src").read_text().splitlines()
+    write(folder / "short.src", lines[:99])
+    write(folder / "empty.src", [])
+    (folder / "nothing").mkdir()
+    (folder / "latin.src").write_bytes(b"a b\nc\nK\xe4se\n" + "\n".join(lines[3:]).encode())
+    write(folder / "key.yaml", ["data: {train: {pairs: x.tsv}}", "model:", "  widht: 3"])
+    shutil.copytree(folder / "run", folder / "changed")
+    with (folder / "changed" / "tokenizer.model").open("ab") as file:
+        file.write(b"\n")
+    return in_workers(
+        {
+            name: partial(inside, *command.split(), cwd=folder)
+            for name, (command, _) in ERRORS.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_is_wrong_is_said_in_one_line(name: str, failures: dict[str, Done]) -> None:
+    done = failures[name]
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    message = done.stderr.splitlines()[-1]
+    assert done.stderr.count("regard: ") == 1
+    assert message.startswith("regard: ")
+    assert re.search(ERRORS[name][1], message), message
+
+
+# Translating
+
+
+def test_texts_are_translated_in_order(workshop: Path) -> None:
+    done = succeeds("translate", "run", "a b c", "h g", "", "d d a e", cwd=workshop)
+    assert done.stdout == "a b c\nh g\n\nd d a e\n"
+    assert re.fullmatch(PICKED, done.stderr)
+
+
+def test_files_are_translated_line_by_line(workshop: Path, tmp_path: Path) -> None:
+    lines = ["a b c", "", "g f", "  ", "b e", "a b c"] * 400  # more than are translated at once
+    with gzip.open(tmp_path / "lines.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    output = tmp_path / "out.txt"
+    arguments = "--input", tmp_path / "lines.gz", "--output", output, "--beam", 1
+    done = succeeds("translate", "run", *arguments, cwd=workshop)
+    assert done.stdout == ""
+    assert output.read_text().split("\n") == [line.strip() for line in lines] + [""]
+    assert {path.name for path in tmp_path.iterdir()} == {"lines.gz", "out.txt"}
+
+
+def test_standard_input_is_translated_and_json_tells_all(workshop: Path) -> None:
+    done = succeeds(
+        "translate", "run", "--json", "--nbest", 2, cwd=workshop, stdin="a b\n\nc d\r\n"
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["source"] for one in found] == ["a b", "", "c d"]
+    best, second = found[0]["translations"]
+    assert best["text"] == "a b"
+    assert best["score"] > second["score"]
+    assert best["finished"] is True
+    assert best["tokens"] == ["▁a", "▁b"]
+    assert sum(best["token_log_probabilities"]) == pytest.approx(best["log_probability"], abs=1e-4)
+
+
+def test_the_best_few_come_with_scores(workshop: Path) -> None:
+    done = succeeds_inside("translate", "run", "--nbest", 3, "a b c", "d c", cwd=workshop)
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert len(rows) == 6
+    for three, best in ((rows[:3], "a b c"), (rows[3:], "d c")):
+        scores = [float(score) for _, score, _ in three]
+        assert three[0][2] == best
+        assert scores == sorted(scores, reverse=True)
+        assert len({text for *_, text in three}) == 3
+    assert [number for number, *_ in rows] == ["1"] * 3 + ["2"] * 3
+
+
+@pytest.fixture
+def translator(workshop: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that translates what is written to it."""
+    process = started("translate", "run", cwd=workshop)
+    yield process
+    process.kill()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        assert stream is not None
+        with suppress(BrokenPipeError):
+            stream.close()
+    process.wait()
+
+
+def ask(process: subprocess.Popen[str], line: str) -> str:
+    """Write one line, and read one within the time limit."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    ready, _, _ = select.select([process.stdout], [], [], TIMEOUT)
+    assert ready, "no answer"
+    return process.stdout.readline()
+
+
+def test_a_line_is_answered_before_the_next_is_written(
+    translator: subprocess.Popen[str],
+) -> None:
+    assert ask(translator, "a b c") == "a b c\n"
+    assert ask(translator, "") == "\n"
+    assert ask(translator, "e f") == "e f\n"
+    assert translator.poll() is None
+    said, told = translator.communicate(timeout=TIMEOUT)
+    assert said == ""
+    assert re.fullmatch(PICKED, told)
+    assert translator.returncode == 0
+
+
+def test_a_reader_who_has_enough_is_left_in_peace(translator: subprocess.Popen[str]) -> None:
+    assert ask(translator, "a b c") == "a b c\n"
+    assert translator.stdin is not None
+    assert translator.stdout is not None
+    assert translator.stderr is not None
+    translator.stdout.close()
+    translator.stdin.write("d\n")
+    translator.stdin.flush()
+    assert translator.wait(timeout=TIMEOUT) >= 0  # ended by itself, not by a signal
+    assert re.fullmatch(PICKED, translator.stderr.read())
+
+
+# Evaluation
+
+
+def test_scores_come_with_interval_and_signature(workshop: Path) -> None:
+    files = "--source", "test.src", "--reference", "test.tgt"
+    lines = succeeds_inside("evaluate", "run", *files, cwd=workshop).stdout.splitlines()
+    interval = rf"{NUMBER} \[-?{NUMBER}, {NUMBER}\]"
+    for line, name in zip(lines, ["BLEU", "chrF2", "TER"], strict=True):
+        assert re.fullmatch(rf"{name} {interval}  nrefs:1\|bs:1000\|.*\|version:\S+", line), line
+    assert float(lines[0].split()[1]) > 95
+
+
+def test_scores_in_json_and_against_another_run(workshop: Path, tmp_path: Path) -> None:
+    other = tmp_path / "first"
+    said = succeeds_inside("average", "run", "--out", other, "--last", 1, cwd=workshop).stdout
+    assert said == f"{other}: the average of 1 checkpoint (step 300)\n"
+    files = "--source", "test.src", "--reference", "test.tgt", "--against", other, "--threads", 2
+    plain, asked = (
+        succeeds_inside("evaluate", "run", *files, *more, cwd=workshop).stdout
+        for more in ([], ["--json"])
+    )
+    compared = plain.splitlines()[3:]
+    pattern = rf"{NUMBER} against {NUMBER} \([+-]{NUMBER}, p = [01]\.\d+: .*\)  \S+"
+    for line, name in zip(compared, ["BLEU", "chrF2", "TER"], strict=True):
+        assert re.fullmatch(rf"{name} {pattern}", line), line
+    answer = json.loads(asked)
+    assert answer["sentences"] == 150
+    assert [one["measure"] for one in answer["scores"]] == ["bleu", "chrf", "ter"]
+    for one in answer["comparisons"]:
+        assert 0 < one["p_value"] <= 1
+        assert one["difference"] == pytest.approx(one["system"] - one["baseline"])
+
+
+# Looking around
+
+
+def test_shipped_recipes_are_listed_with_what_they_are(tmp_path: Path) -> None:
+    lines = succeeds_inside("recipes", cwd=tmp_path).stdout.splitlines()
+    assert {line.split()[0] for line in lines} >= {"demo", "multi30k", "wmt14-base", "wmt14-big"}
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_info_tells_what_a_run_is(workshop: Path) -> None:
+    plain = succeeds_inside("info", "run", cwd=workshop).stdout
+    for word in ("1+1 layers, width 64", "words", "300 steps", "3,000 training pairs", "test  "):
+        assert word in plain
+    found = json.loads(succeeds_inside("info", "run", "--json", cwd=workshop).stdout)
+    assert found["card"] == json.loads((workshop / "run" / "card.json").read_text())
+    assert found["recipe"]["model"]["d_model"] == 64
+
+
+# Training without a recipe
+
+
+@pytest.fixture(scope="module")
+def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timed]:
+    """Three ways to give pairs and no recipe: the folder, what was said, how long it took."""
+    folder = tmp_path_factory.mktemp("chosen")
+    lines = (workshop / "train.src").read_text().splitlines()[:200]
+    write(folder / "two.src", lines)
+    write(folder / "two.tgt", lines)
+    write(folder / "tabs.tsv", (f"{line}\t{line}\tCC-BY" for line in lines))
+    write(
+        folder / "objects.jsonl", (json.dumps({"source": line, "target": line}) for line in lines)
+    )
+    short = "--set", "training.steps=2"
+    endless = (
+        "--minutes",
+        "0.2",
+        "--set",
+        "training.steps=100000",
+        "--set",
+        "training.patience=null",
+    )
+    jobs = {
+        "tabs": ("tabs.tsv", *endless),
+        "two": ("two.src", "two.tgt", *short),
+        "objects": ("objects.jsonl", *short),
+    }
+
+    def timed(*arguments: str) -> Timed:
+        start = time.monotonic()
+        done = regard("train", *arguments, cwd=folder)
+        return folder / "runs", done, time.monotonic() - start
+
+    return together({name: partial(timed, *arguments) for name, arguments in jobs.items()})
+
+
+@pytest.mark.parametrize("name", ["two", "tabs", "objects"])
+def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[str, Timed]) -> None:
+    runs, done, _ = chosen[name]
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("No recipe given, so this was chosen from the data:\n  200 pairs")
+    assert "model: tiny, dropout 0.1 (tiny suits up to 5,000 pairs)" in done.stderr
+    assert "since both sides are made of" in done.stderr
+    assert (runs / name / "card.json").is_file()
+
+
+def test_the_minutes_given_are_kept(chosen: dict[str, Timed]) -> None:
+    runs, done, _ = chosen["tabs"]
+    assert "Training stopped: the minutes given are over." in done.stderr
+    lines = (runs / "tabs" / "log.jsonl").read_text().splitlines()
+    times = [json.loads(line)["time"] for line in lines]
+    # By its own clock: how long Python takes to start is not its matter.
+    assert times[-1] - times[0] < 60 * 0.2
+    card = json.loads((runs / "tabs" / "card.json").read_text())
+    assert card["reason_stopped"] == "the minutes given are over"
+    assert 0 < card["steps"] < 100_000
+
+
+# From Python
+
+
+def test_python_does_what_the_commands_do(workshop: Path, tmp_path: Path) -> None:
+    model = package.load(workshop / "run", device="cpu")
+    assert isinstance(model, Translator)
+    assert model.translate(["a b c", "", "h g"]) == ["a b c", "", "h g"]
+    changes = [f"data.root={workshop}", "training.steps=2", "training.device=cpu", "data.test=null"]
+    trained = package.train(workshop / "recipe.yaml", tmp_path / "run", changes)
+    assert isinstance(trained, Translator)
+    (translation,) = trained.translate(["a b"])
+    again = package.load(tmp_path / "run")
+    assert isinstance(again, Translator)
+    assert again.translate(["a b"]) == [translation]
+    with pytest.raises(package.RegardError, match="another recipe"):
+        package.train(workshop / "recipe.yaml", tmp_path / "run", [*changes, "model.d_model=32"])

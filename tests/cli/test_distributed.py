@@ -1,0 +1,84 @@
+"""Two processes learn what one learns."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.data.batching import plan_batches
+from regard.data.dataset import TokenDataset
+from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import checkpoint_files, load_checkpoint
+from tests.cli.commands import PYTHON, Done, regard, sequences, succeeds_inside, write, write_recipe
+
+# No -W error here: torchrun itself warns of settings that are not ours.
+TORCHRUN = [PYTHON[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "regard"]
+STEPS, TOKENS = 20, 96
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("processes")
+    texts = [" ".join(one) for one in sequences(60, "abcdefgh", range(2, 7))]
+    texts.append(" ".join("abcdefgh" * 20))  # a batch of its own: nothing is left for the second
+    for name, lines in (("train", texts), ("valid", texts[:5])):
+        write(folder / f"{name}.src", lines)
+        write(folder / f"{name}.tgt", lines)
+    write_recipe(
+        folder,
+        training={
+            "steps": STEPS,
+            "tokens_per_batch": TOKENS,
+            "log_every": 1,
+            "learning_rate": 0.001,
+        }
+        | {"validate_every": STEPS, "validate_sentences": 2, "schedule": "constant", "warmup": 5},
+    )
+    for accumulate in ("1", "2"):
+        succeeds_inside(*arguments(f"one-{accumulate}", accumulate), cwd=folder)
+    return folder
+
+
+def arguments(out: str, accumulate: str) -> list[str]:
+    return ["train", "recipe.yaml", "--out", out, "--set", f"training.accumulate={accumulate}"]
+
+
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_two_processes_learn_what_one_learns(accumulate: str, folder: Path) -> None:
+    one, two = folder / f"one-{accumulate}", folder / f"two-{accumulate}"
+    done = regard(*arguments(two.name, accumulate), cwd=folder, start=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert_odd_batches(one)
+    assert_close_weights(one, two)
+    assert_one_voice(two, done)
+
+
+def assert_odd_batches(run: Path) -> None:
+    """The batches were hard to share: some with an odd number of rows, one with a single row."""
+    store = TokenDataset(run / "data" / "train.arrow")
+    plan = plan_batches(store.source_lengths, store.target_lengths, TOKENS, seed=1, epoch=0)
+    rows = [len(batch) for batch in plan]
+    assert 1 in rows
+    assert any(count % 2 and count > 1 for count in rows)
+    assert len(rows) <= STEPS
+
+
+def assert_close_weights(one: Path, two: Path) -> None:
+    ours, theirs = (
+        load_checkpoint(checkpoint_files(run / "checkpoints")[-1]) for run in (one, two)
+    )
+    assert ours[0].tokens == theirs[0].tokens
+    assert ours[1]["model"].keys() == theirs[1]["model"].keys()
+    for name, weight in ours[1]["model"].items():
+        torch.testing.assert_close(theirs[1]["model"][name], weight, rtol=0, atol=1e-5)
+
+
+def assert_one_voice(run: Path, done: Done) -> None:
+    """Only the first process writes and speaks."""
+    events = RunDir(run).log()
+    steps = [event["step"] for event in events if event["event"] == "step"]
+    assert steps == list(range(1, STEPS + 1))
+    assert [event["event"] for event in events].count("start") == 1
+    assert len(list((run / "events").iterdir())) == 1
+    assert done.stderr.count("Training stopped") == 1

@@ -1,0 +1,95 @@
+"""All words at once, and teachers and students, as a person uses them."""
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import Done, in_workers, inside, succeeds_inside, write_task
+
+Task = Callable[[list[str]], Iterable[str]]
+
+CASES: dict[str, tuple[Task, list[str]]] = {
+    "copy": (list, ["training.steps=250", "training.validate_every=250"]),
+    # The length is sure here: others would only be given a chance to win by luck.
+    "reverse": (reversed, ["search.length_beam=1"]),
+    "reverse, cut": (
+        reversed,
+        ["model.non_autoregressive.length=cut", "model.non_autoregressive.spare=2"],
+    ),
+}
+
+
+def learn(folder: Path, task: Task, changes: list[str]) -> Path:
+    recipe = write_task(folder, task, count=4000)
+    every = ["model.architecture=non_autoregressive", *changes]
+    sets = [word for change in every for word in ("--set", change)]
+    succeeds_inside("train", recipe, *sets, "--out", "run", cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder with a run for each case. To be read only."""
+    return in_workers(
+        {
+            name: partial(learn, tmp_path_factory.mktemp("parallel"), *case)
+            for name, case in CASES.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "iterations"), [("copy", 10), ("reverse", 1), ("reverse", 10), ("reverse, cut", 4)]
+)
+def test_unseen_sequences_are_translated_right(
+    name: str, rounds: int, learned: dict[str, Path]
+) -> None:
+    folder = learned[name]
+    done = succeeds_inside(
+        "translate", "run", "--input", "test.src", "--rounds", rounds, cwd=folder
+    )
+    wanted = (folder / "test.tgt").read_text().splitlines()
+    found = done.stdout.splitlines()
+    assert sum(one == other for one, other in zip(found, wanted, strict=True)) >= 0.9 * 150
+
+
+def test_scores_are_told_for_the_rounds_asked(learned: dict[str, Path]) -> None:
+    files = ("--source", "test.src", "--reference", "test.tgt")
+    done = succeeds_inside("evaluate", "run", *files, "--rounds", 2, "--json", cwd=learned["copy"])
+    assert json.loads(done.stdout)["scores"][0]["value"] > 90
+
+
+def test_a_beam_is_refused_in_one_line(learned: dict[str, Path]) -> None:
+    done = inside("translate", "run", "a b", "--beam", 3, cwd=learned["copy"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("regard: beam 3: this model says all words at once")
+    assert done.stderr.count("\n") == 1
+
+
+# Distilling
+
+
+def distilled(folder: Path, output: Path, *options: object) -> tuple[Done, list[str]]:
+    done = succeeds_inside("distill", "run", "--output", output, *options, cwd=folder)
+    return done, output.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_teacher_translates_its_own_sources_for_a_student(workshop: Path, tmp_path: Path) -> None:
+    done, pairs = distilled(workshop, tmp_path / "distilled.tsv", "--beam", 2)
+    sources = (workshop / "train.src").read_text().splitlines()
+    assert [line.split("\t")[0] for line in pairs] == sources
+    assert sum(len(set(line.split("\t"))) == 1 for line in pairs) > 0.9 * len(pairs)
+    assert f"{len(sources):,} of {len(sources):,}" in done.stderr
+    assert f"{len(sources):,} pairs" in done.stdout
+    small = [
+        "training.steps=3",
+        "model.preset=tiny",
+        "training.validate_sentences=0",
+        "training.best_checkpoint_metric=loss",
+    ]
+    sets = [word for change in small for word in ("--set", change)]
+    trained = succeeds_inside("train", "distilled.tsv", *sets, "--out", "student", cwd=tmp_path)
+    assert "all 3 steps are done" in trained.stderr

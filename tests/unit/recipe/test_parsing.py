@@ -1,0 +1,428 @@
+"""Recipes: every default, every error with its line and what is allowed, and back again unchanged."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings, strategies as st
+
+from regard.errors import RegardError
+from regard.recipe import (
+    PRESETS,
+    Recipe,
+    bundled_recipes,
+    load_recipe,
+    make_recipe,
+    parse_recipe,
+)
+
+DATA = "data: {train: {pairs: pairs.tsv}}\n"
+FOLDER = Path(__file__).parents[3] / "recipes"
+
+
+def parse(text: str, *changes: str) -> Recipe:
+    return parse_recipe(text, "mine.yaml", changes)
+
+
+def make(**sections: Any) -> Recipe:
+    return make_recipe({"data": {"train": {"pairs": "pairs.tsv"}}, **sections}, "test")
+
+
+def refusal(text: str, *changes: str) -> str:
+    with pytest.raises(RegardError) as caught:
+        parse(text, *changes)
+    return str(caught.value)
+
+
+# Defaults
+
+
+def test_defaults_are_the_papers_base_model() -> None:
+    recipe = parse(DATA)
+    model, training, search = recipe.model, recipe.training, recipe.decoding
+    assert (model.preset, model.encoder_layers, model.decoder_layers) == ("base", 6, 6)
+    assert (model.d_model, model.d_ff, model.heads) == (512, 2048, 8)
+    assert (model.d_k, model.d_v) == (64, 64)
+    assert (model.dropout, model.attention_dropout, model.activation_dropout) == (0.1, 0.1, 0.1)
+    assert (model.norm, model.norm_order, model.position) == ("layer", "after", "sinusoidal")
+    assert (model.attention.score, model.attention.bias) == ("scaled", False)
+    assert (model.activation, model.tie_embeddings, model.tie_output) == ("relu", True, True)
+    assert (training.optimizer, training.betas, training.epsilon) == ("adam", (0.9, 0.98), 1e-9)
+    assert (training.schedule, training.warmup, training.learning_rate) == ("paper", 4000, 1.0)
+    assert (training.steps, training.tokens_per_batch, training.keep_checkpoints) == (
+        100_000,
+        25_000,
+        5,
+    )
+    assert (training.label_smoothing, training.label_smoothing_over) == (0.1, "all")
+    assert (search.length_penalty, search.extra_length) == (0.6, 50)
+    assert (recipe.tokenizer.kind, recipe.tokenizer.shared) == ("unigram", True)
+    assert recipe.evaluation.metrics == ("bleu", "chrf", "ter")
+
+
+@pytest.mark.parametrize(
+    ("preset", "layers", "d_model", "d_ff", "heads", "dropout"),
+    [
+        ("tiny", 4, 128, 256, 4, 0.3),
+        ("small", 6, 256, 1024, 4, 0.3),
+        ("base", 6, 512, 2048, 8, 0.1),
+        ("big", 6, 1024, 4096, 16, 0.3),
+    ],
+)
+def test_presets(
+    preset: str, layers: int, width: int, feedforward: int, heads: int, dropout: float
+) -> None:
+    model = make(model={"preset": preset}).model
+    assert (model.encoder_layers, model.decoder_layers) == (layers, layers)
+    assert (model.d_model, model.d_ff, model.heads) == (width, feedforward, heads)
+    assert model.d_k == model.d_v == width // heads
+    assert model.dropout == model.attention_dropout == model.activation_dropout == dropout
+
+
+def test_there_are_five_presets() -> None:
+    assert list(PRESETS) == ["tiny", "small", "fast", "base", "big"]
+
+
+def test_what_is_given_wins_over_the_preset() -> None:
+    model = make(model={"preset": "tiny", "d_model": 64, "dropout": 0.2, "decoder_layers": 1}).model
+    assert (model.d_model, model.d_k, model.encoder_layers, model.decoder_layers) == (
+        64,
+        16,
+        4,
+        1,
+    )
+    assert model.attention_dropout == 0.2
+
+
+def test_what_follows_follows() -> None:
+    assert not make(tokenizer={"shared": False}).model.tie_embeddings
+    assert make(training={"schedule": "cosine"}).training.learning_rate == 1e-3
+    assert make(data={"train": {"source": "a", "target": "b"}}).data.train.source == ("a",)
+    odd = make(model={"d_model": 30, "heads": 4, "d_k": 5, "d_v": 6}).model
+    assert (odd.d_k, odd.d_v) == (5, 6)
+
+
+@pytest.mark.parametrize("shared", ["yes", "true"])
+def test_any_spelling_of_true_ties_a_shared_vocabulary(shared: str) -> None:
+    recipe = parse(f"{DATA}tokenizer: {{shared: {shared}}}\n")
+    assert recipe.tokenizer.shared
+    assert recipe.model.tie_embeddings
+
+
+def test_data_folder_is_the_recipes_else_the_environments_else_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("REGARD_DATA", raising=False)
+    assert parse(DATA).data.path("x") == Path("x")
+    monkeypatch.setenv("REGARD_DATA", "/env")
+    assert parse(DATA).data.path("x") == Path("/env/x")
+    assert parse(DATA, "data.root=/root").data.path("x") == Path("/root/x")
+    assert parse(DATA, "data.root=/root").data.path("/far/x") == Path("/far/x")
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse(DATA).search.beam = 7
+
+
+# Shipped recipes
+
+
+def test_every_recipe_in_the_folder_is_shipped() -> None:
+    names = sorted(path.stem for path in FOLDER.iterdir())
+    assert sorted(bundled_recipes()) == names
+    assert names
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_recipe_loads_by_name_and_comes_back_equal(path: Path) -> None:
+    recipe = load_recipe(path.stem)
+    assert recipe == load_recipe(path)
+    assert parse(recipe.to_yaml()) == recipe
+
+
+def test_recipes_for_wmt_are_the_papers() -> None:
+    base, big = load_recipe("wmt14-base"), load_recipe("wmt14-big")
+    for recipe, steps, keep in ((base, 100_000, 5), (big, 300_000, 20)):
+        assert (recipe.training.steps, recipe.training.keep_checkpoints) == (steps, keep)
+        assert recipe.training.average == "last"
+        assert recipe.training.clip_norm is None
+        assert (recipe.decoding.beam, recipe.decoding.alpha) == (4, 0.6)
+    assert (base.model.preset, big.model.preset) == ("base", "big")
+
+
+# Back again
+
+
+finite = st.floats(1e-12, 0.999, allow_nan=False)
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp")), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=60)
+@given(
+    root=st.none() | names,
+    files=st.lists(names, min_size=1, max_size=3),
+    rate=finite,
+    betas=st.tuples(finite, finite),
+    preset=st.sampled_from(["tiny", "small", "base", "big"]),
+    heads=st.integers(1, 9),
+    shared=st.booleans(),
+    ratio=st.none() | st.floats(1, 1e9),
+)
+def test_yaml_comes_back_equal(
+    root: str | None,
+    files: list[str],
+    rate: float,
+    betas: tuple[float, float],
+    preset: str,
+    heads: int,
+    shared: bool,
+    ratio: float | None,
+) -> None:
+    recipe = make(
+        data={
+            "root": root,
+            "train": {"source": files, "target": files},
+            "clean": {"max_ratio": ratio},
+        },
+        tokenizer={"shared": shared},
+        model={"preset": preset, "heads": heads, "d_model": 8 * heads},
+        training={"learning_rate": rate, "betas": betas, "epsilon": rate / 10},
+    )
+    text = recipe.to_yaml()
+    again = parse(text)
+    assert again == recipe
+    assert again.to_yaml() == text
+
+
+# Errors
+
+
+def test_unknown_key_names_its_line_and_the_nearest_key() -> None:
+    text = DATA + "model:\n  preset: tiny\n  widht: 64\n"
+    assert refusal(text) == "mine.yaml: line 4: unknown key model.widht; did you mean width?"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        (DATA + "modle: {}\n", "modle", "model"),
+        ("data: {train: {pairs: x, sorce: y}}\n", "data.train.sorce", "source"),
+        ("data: {train: {pairs: x}, valid: {pair: x}}\n", "data.valid.pair", "pairs"),
+        (DATA + "model: {attention: {scor: scaled}}\n", "model.attention.scor", "score"),
+    ],
+)
+def test_unknown_key_in_any_depth(text: str, key: str, near: str) -> None:
+    assert f"unknown key {key}; did you mean {near}?" in refusal(text)
+
+
+def test_unknown_key_like_no_other_lists_all() -> None:
+    message = refusal(DATA + "search: {zzz: 1}\n")
+    assert (
+        message == "mine.yaml: line 2: unknown key search.zzz; allowed: beam, alpha, manner, "
+        "extra_length, max_length, rounds, candidates, no_repeat_ngram, coverage, groups, diversity, mbr, "
+        "temperature, keep, constrained_beam"
+    )
+
+
+def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
+    assert refusal(DATA + "training: {steps: many}\n").startswith(
+        "mine.yaml: line 2: training.steps: 'many' must be a valid integer"
+    )
+    assert refusal(DATA + "model: {norm_order: under}\n") == (
+        "mine.yaml: line 2: model.norm_order: 'under' must be 'after' or 'before'"
+    )
+    assert "'huge' must be 'tiny', 'small', 'fast', 'base' or 'big'" in refusal(
+        DATA + "model: {preset: huge}"
+    )
+    assert "line 2: model: 5 must be" in refusal(DATA + "model: 5\n")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("training", "steps", "0"),
+        ("training", "label_smoothing", "1.0"),
+        ("training", "learning_rate", ".nan"),
+        ("training", "seed", "-1"),
+        ("search", "beam", "0"),
+        ("search", "length_penalty", "-0.5"),
+        ("tokenizer", "size", "7"),
+        ("data", "hold_out", "0.6"),
+        ("model", "dropout", "1.0"),
+        ("score", "metrics", "[]"),
+    ],
+)
+def test_values_out_of_range_are_refused(section: str, key: str, value: str) -> None:
+    assert f"{section}.{key}:" in refusal(DATA, f"{section}.{key}={value}")
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    text = DATA + "search: {beem: 4, alpha: -1}\ntraining:\n  steps: no\n  optimizer: adamm\n"
+    first, *problems = refusal(text).splitlines()
+    assert first == "mine.yaml: 4 problems:"
+    assert sorted(re.findall(r"line (\d+)", "\n".join(problems))) == ["2", "2", "4", "5"]
+    assert "  line 2: unknown key search.beem; did you mean beam?" in problems
+
+
+@pytest.mark.parametrize("model", ["{width: wide}", "{heads: 0}", "{dropout: 1}"])
+def test_one_mistake_is_one_problem(model: str) -> None:
+    assert "problems" not in refusal(f"{DATA}model: {model}\n")
+
+
+def test_missing_data() -> None:
+    assert refusal("model: {preset: tiny}\n") == "mine.yaml: data is missing"
+    assert refusal("data: {}\n") == "mine.yaml: data.train is missing"
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("{source: a}", "source and target go together"),
+        ("{}", "give either source and target, or pairs"),
+        ("{source: a, target: b, pairs: c}", "give either source and target, or pairs"),
+        ("{source: [a, b], target: c}", r"source names 2 file\(s\), target 1"),
+    ],
+)
+def test_texts_have_one_form(train: str, message: str) -> None:
+    assert re.search(f"line 1: data.train: {message}", refusal(f"data: {{train: {train}}}\n"))
+
+
+def test_width_and_heads_must_fit() -> None:
+    message = refusal(DATA + "model: {width: 30, heads: 4}\n")
+    wanted = "line 2: model.d_model is not divisible by model.heads: 7.50 features a head"
+    assert wanted in message
+    assert "width 15 must be even" in refusal(DATA + "model: {width: 15, heads: 3}\n")
+    assert make(model={"d_model": 15, "heads": 3, "position": "learned"}).model.d_model == 15
+
+
+def test_learned_positions_must_reach_the_longest_text() -> None:
+    learned = DATA + "model: {position: learned, max_length: 256}\n"
+    message = refusal(learned)
+    assert "model.max_length 256 is shorter than the data may be: 257" in message
+    assert parse(learned, "data.clean.max_tokens=255").model.max_length == 256
+    assert parse(DATA, "model.max_length=1").model.position == "sinusoidal"
+
+
+def test_two_kinds_of_pieces_are_two_vocabularies() -> None:
+    two = DATA + "tokenizer: {kind: char, target_kind: word, shared: false}\n"
+    assert parse(two).tokenizer.of_target.kind == "words"
+    assert "leave out one of the two" in refusal(two.replace("shared: false", "shared: true"))
+    assert "comes with an imported model" in refusal(two.replace("words", "marian"))
+    assert parse(two.replace("words", "characters")).tokenizer.target_kind is None
+    assert "labels as its target" in refusal("task: classify\n" + two)
+    drawn = two.replace("characters", "bpe") + "training: {sampling: 0.1}\n"
+    assert "leave out tokenizer.target_kind" in refusal(drawn)
+
+
+def test_embeddings_of_two_vocabularies_cannot_be_tied() -> None:
+    text = DATA + "tokenizer: {shared: false}\nmodel: {tie_embeddings: true}\n"
+    assert "model.tie_embeddings: true needs tokenizer.shared: true" in refusal(text)
+
+
+def test_choosing_by_score_needs_sentences() -> None:
+    assert "needs validate_sentences above 0" in refusal(DATA, "training.validate_sentences=0")
+    changes = ("training.validate_sentences=0", "training.best_checkpoint_metric=loss")
+    assert parse(DATA, *changes).training.best_checkpoint_metric == "loss"
+
+
+@pytest.mark.parametrize("text", ["data: [", "a: b: c", "\tx: 1", "data: {train: 'x}\n"])
+def test_not_yaml(text: str) -> None:
+    assert re.match(r"mine\.yaml: line \d+: not YAML: ", refusal(text))
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "- a\n- b\n", "data", "5", "null"])
+def test_no_sections(text: str) -> None:
+    assert "this file has none" in refusal(text)
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.getcwd []", "data: \x01"])
+def test_yaml_is_data_only(text: str) -> None:
+    assert "not YAML" in refusal(text)
+
+
+def test_a_list_for_a_name_is_refused() -> None:
+    assert "model.preset" in refusal(DATA + "model: {preset: [tiny]}\n")
+
+
+def test_a_recipe_within_itself_is_refused() -> None:
+    assert "mine.yaml" in refusal("data: &data {train: *data}\n")
+
+
+def test_a_section_given_twice_is_refused() -> None:
+    assert "search" in refusal(DATA + "search: {beam: 4}\nsearch: {alpha: 1.0}\n")
+
+
+# Changes
+
+
+def test_changes_are_read_as_yaml() -> None:
+    recipe = parse(
+        DATA + "training: {steps: 5, warmup: 7}\n",
+        "training.steps=300",
+        "training.clip_norm=null",
+        "training.betas=[0.8, 0.9]",
+        "data.train={source: a=b, target: c}",
+        "decoding.length_penalty=1",
+    )
+    assert (recipe.training.steps, recipe.training.warmup) == (300, 7)
+    assert recipe.training.clip_norm is None
+    assert recipe.training.betas == (0.8, 0.9)
+    assert recipe.data.train.source == ("a=b",)
+    assert recipe.decoding.alpha == 1.0
+
+
+def test_the_last_change_wins() -> None:
+    assert parse(DATA, "decoding.beam=2", "decoding.beam=3").search.beam == 3
+
+
+@pytest.mark.parametrize("change", ["training.steps", "=5", "training..steps=5", "training.=5", ""])
+def test_a_change_has_a_key_and_a_value(change: str) -> None:
+    message = refusal(DATA, change)
+    assert message.startswith(f"--set {change}: write it as section.key=value")
+
+
+def test_a_change_that_is_not_yaml() -> None:
+    assert refusal(DATA, "training.steps=[") == "--set training.steps=[: the value is not YAML"
+
+
+def test_a_bad_change_is_not_blamed_on_a_line_of_the_file() -> None:
+    text = DATA + "training: {steps: 5}\n"
+    assert "line" not in refusal(text, "training.steps=none")
+    assert refusal(text, "training.stepz=5").endswith(
+        "unknown key training.stepz; did you mean steps?"
+    )
+
+
+# Files
+
+
+def test_a_missing_recipe_names_the_nearest_or_all() -> None:
+    with pytest.raises(RegardError, match=r"multi3k: no such file.*did you mean multi30k"):
+        load_recipe("multi3k")
+    with pytest.raises(RegardError) as caught:
+        load_recipe("zzz")
+    assert all(name in str(caught.value) for name in bundled_recipes())
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"data: \xff")
+    with pytest.raises(RegardError, match=r"x\.yaml: not UTF-8 text \(byte 6\)"):
+        load_recipe(path)
+
+
+def test_a_file_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").write_text(DATA + "search: {beam: 77}\n")
+    assert load_recipe("demo").search.beam == 77
+
+
+def test_whole_yaml_has_every_key() -> None:
+    values = yaml.safe_load(parse(DATA).to_yaml())
+    assert values.keys() == Recipe.model_fields.keys()
+    assert values["model"].keys() == type(parse(DATA).model).model_fields.keys()

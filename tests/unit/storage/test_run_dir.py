@@ -1,0 +1,257 @@
+"""RunDir folders: files that belong together are held together, and are written whole or not at all."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from regard.errors import RegardError
+from regard.recipe import Recipe, make_recipe
+from regard.storage.run_dir import RunDir, facts_of, sha256, write_atomic, write_text
+from regard.tasks import Translator
+
+SmallRecipe = Callable[..., Recipe]
+FILES = ["recipe.yaml", "tokenizer.model", "model.safetensors"]
+
+
+def change(path: Path) -> None:
+    """One byte, in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# A bundle
+
+
+def test_a_bundle_is_four_files_and_loads(run_folder: Path) -> None:
+    assert sorted(path.name for path in run_folder.iterdir()) == sorted([*FILES, "card.json"])
+    assert len(Translator.load(run_folder, "cpu").translate(["ein Hund", ""])) == 2
+
+
+def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) -> None:
+    recipe = small_recipe(
+        data={"train": {"pairs": "Wörter 词.tsv"}}, training={"learning_rate": 1e-7}
+    )
+    run = RunDir(tmp_path)
+    run.write_recipe(recipe)
+    assert run.recipe() == recipe
+
+
+def test_runs_written_by_earlier_versions_can_be_opened(tmp_path: Path) -> None:
+    """A new key of the sections model and tokenizer must change nothing where it is not given."""
+    run = RunDir(tmp_path)
+    run.write_recipe(make_recipe({"data": {"train": {"pairs": "x.tsv"}}}, "test"))
+    run.write_weights({"weight": torch.zeros(1)})
+    with safe_open(run.weights_file, "pt") as file:
+        named = facts_of(file)
+    earlier = "78dc6ceb75e01098b074b38908b1366cf73bb2fd0b8b571911bb3e7154db6491"
+    assert named == {"recipe.yaml": earlier}
+
+
+def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:
+    card = RunDir(run_folder).card()
+    assert card["note"] == "for tests"
+    assert card["files"] == {name: sha256(run_folder / name) for name in FILES}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_changed_file_is_refused_by_name(run_folder: Path, name: str) -> None:
+    change(run_folder / name)
+    with pytest.raises(RegardError, match=rf"{name}: not the file that card\.json was written for"):
+        RunDir(run_folder).weights()
+
+
+WORDS = {"tokenizer": {"kind": "word", "vocab_size": 60}}  # as in the run
+
+
+def test_weights_alone_know_their_tokenizer(run_folder: Path) -> None:
+    (run_folder / "card.json").unlink()
+    assert RunDir(run_folder).weights()
+    change(run_folder / "tokenizer.model")
+    with pytest.raises(
+        RegardError, match=r"tokenizer\.model: not the file that model\.safetensors"
+    ):
+        RunDir(run_folder).weights()
+
+
+@pytest.mark.parametrize(
+    ("sections", "fits"),
+    [
+        ({"decoding": {"beam": 2}, "training": {"steps": 7}, **WORDS}, True),
+        ({"model": {"norm_order": "pre"}, **WORDS}, False),
+    ],
+)
+def test_weights_alone_know_the_model_of_their_recipe(
+    small_recipe: SmallRecipe, run_folder: Path, sections: dict[str, dict[str, Any]], fits: bool
+) -> None:
+    run = RunDir(run_folder)
+    run.card_file.unlink()
+    run.write_recipe(small_recipe(**sections))
+    if fits:
+        assert run.weights()
+    else:
+        with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model"):
+            run.weights()
+
+
+def test_weights_of_another_run_are_refused(
+    small_recipe: SmallRecipe, run_folder: Path, tmp_path: Path
+) -> None:
+    other = RunDir(tmp_path / "other")
+    other.folder.mkdir()
+    other.write_recipe(small_recipe(model={"norm_order": "pre"}))
+    other.weights_file.write_bytes((run_folder / "model.safetensors").read_bytes())
+    with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model\.safetensors"):
+        other.weights()
+
+
+@pytest.mark.parametrize("with_card", [True, False])
+def test_a_missing_tokenizer_is_named(run_folder: Path, with_card: bool) -> None:
+    (run_folder / "tokenizer.model").unlink()
+    if not with_card:
+        (run_folder / "card.json").unlink()
+    with pytest.raises(RegardError, match=r"tokenizer\.model: missing"):
+        RunDir(run_folder).weights()
+
+
+def test_missing_weights_are_no_model_yet(run_folder: Path) -> None:
+    (run_folder / "model.safetensors").unlink()
+    with pytest.raises(RegardError, match="no model yet"):
+        RunDir(run_folder).weights()
+
+
+def test_truncated_weights_are_damaged(run_folder: Path) -> None:
+    path = run_folder / "model.safetensors"
+    (run_folder / "card.json").unlink()
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(RegardError, match=r"model\.safetensors: damaged"):
+        RunDir(run_folder).weights()
+
+
+def test_weights_without_a_header_are_refused(run_folder: Path) -> None:
+    (run_folder / "card.json").unlink()
+    save_file({"x": torch.ones(1)}, run_folder / "model.safetensors")
+    with pytest.raises(RegardError, match=r"model\.safetensors"):
+        RunDir(run_folder).weights()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"steps": ',
+        b"",
+        b"\xff\xfe",
+        b"[1, 2]",
+    ],
+)
+def test_a_broken_card_is_refused_by_name(run_folder: Path, content: bytes) -> None:
+    (run_folder / "card.json").write_bytes(content)
+    with pytest.raises(RegardError, match=r"card\.json: damaged"):
+        RunDir(run_folder).weights()
+
+
+def test_a_card_cannot_lead_out_of_the_folder(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    card = {"files": {"../secret": sha256(tmp_path / "secret")}}
+    (run_folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(RegardError, match="secret: missing"):
+        RunDir(run_folder).weights()
+
+
+def test_new_weights_take_the_old_card_away(run_folder: Path) -> None:
+    run = RunDir(run_folder)
+    run.write_weights({"x": torch.ones(2)})
+    assert run.card() == {}
+    assert run.weights()["x"].tolist() == [1, 1]
+
+
+def test_other_folders_are_not_runs(tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match="not a run folder"):
+        RunDir(tmp_path).recipe()
+    with pytest.raises(RegardError, match="no such folder"):
+        RunDir(tmp_path / "nowhere").recipe()
+
+
+def test_a_recipe_that_is_not_text_is_refused_by_name(run_folder: Path) -> None:
+    (run_folder / "recipe.yaml").write_bytes(b"data: \xff")
+    with pytest.raises(RegardError, match=r"recipe\.yaml: not UTF-8"):
+        RunDir(run_folder).recipe()
+
+
+def test_an_unfinished_run_says_so(run_folder: Path) -> None:
+    run = RunDir(run_folder)
+    lines = run.describe(run.recipe(), {})
+    assert "not finished" in lines[-1]
+    assert "2+2 layers, width 16, 2 heads, feed-forward 32" in lines[1]
+
+
+# Writing
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for text in ("first", "second"):
+        write_text(path, text)
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_while_a_file_is_written_the_old_one_stands(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("new")
+        assert temporary.parent == path.parent  # a rename within one file system is one move
+        assert path.read_text() == "old"
+
+    write_atomic(path, write)
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_crash_leaves_the_old_file_and_no_other(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise error
+
+    with pytest.raises(error):
+        write_atomic(path, write)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_an_error_for_the_user(tmp_path: Path) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RegardError, match="x: cannot be written: No space left on device"):
+        write_atomic(tmp_path / "x", write)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
+def test_weights_stay_in_their_file_until_they_are_looked_at(run_folder: Path) -> None:
+    (weight, *_) = Translator.load(run_folder, "cpu").network.parameters()
+    files = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, *_, name = line.split()
+        low, high = (int(address, 16) for address in addresses.split("-"))
+        files += [name] if low <= weight.data_ptr() < high else []
+    assert files == [str((run_folder / "model.safetensors").resolve())]
+    before = (run_folder / "model.safetensors").read_bytes()
+    with torch.no_grad():
+        weight.zero_()
+    assert (run_folder / "model.safetensors").read_bytes() == before
