@@ -1,11 +1,11 @@
-"""Why the Transformer won: LSTMs and windows of words beside it, at equal size, every figure measured.
+"""The Transformer against LSTMs and convolutions of equal size: every claim of the paper, measured.
 
     python benchmarks/baselines.py                                  # steps, path, work, speed on this machine
     python benchmarks/baselines.py --part speed --device cuda       # one part only; under a minute on a GPU
     python benchmarks/baselines.py --part scores --runs runs        # BLEU, from the cards of finished runs
 
-What is measured goes into benchmarks/baselines.json, beside what stood there from other parts and machines, and from
-there into the tables of docs/baselines.md.
+The results are written to benchmarks/baselines.json, next to those of other parts and machines, and from there into the
+tables of docs/baselines.md.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from reporting import growth_exponent, markdown_table, replace_section
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,10 +30,10 @@ from regard import recipe
 from regard.data.special_tokens import PAD
 from regard.inference.precision import autocast
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.attention import KeyValue, Mask
+from regard.nn.attention import AttentionMask, KeyValue
 from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.layers import EncoderLayer
-from regard.nn.loss import LOSSES
+from regard.nn.loss import Seq2SeqLoss
 from regard.nn.lstm import LSTMDecoderLayer
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.run import hardware
@@ -44,48 +45,50 @@ RECIPES = {
     "recurrent": "multi30k-recurrent",
     "convolution": "multi30k-convolution",
 }
-VOCABULARY = 8000
-KERNEL, REACH = 3, 8
+VOCAB_SIZE = 8000
+KERNEL, WINDOW = 3, 8
 LENGTHS = [8, 16, 32, 64, 128, 256, 512]
 
 Layer = Callable[[Tensor], Tensor]
-"""a sequence [1, T, d] in, another out"""
+"""from a sequence [1, T, d] to another"""
 
 
 def section(**model: Any) -> recipe.Model:
-    """A small model without dropout, its norms after the sums: gradients then stay far from the smallest number."""
+    """A small model without dropout, with post-norm, whose gradients do not underflow."""
     sizes = {"preset": "tiny", "d_model": 16, "heads": 2, "dropout": 0.0, "position": "none"}
     values = {"data": {"train": {"pairs": "none"}}, "model": {**sizes, **model}}
     return recipe.make_recipe(values, "benchmark").model
 
 
-# Layers: one way of letting words meet each
+# ---------------------------------------------------------------------------------------------
+# Layers
 
 
 def attention_layer(number: int, **attention: Any) -> Layer:
     layer = EncoderLayer(section(attention=attention)).double()
-    return lambda x: layer(x, Mask())
+    return lambda x: layer(x, AttentionMask())
 
 
 def window_attention_layer(number: int) -> Layer:
-    return attention_layer(number, encoder="window", reach=REACH)
+    return attention_layer(number, encoder="window", window_size=WINDOW)
 
 
 def convolution_layer(number: int) -> Layer:
-    layer = ConvolutionEncoderLayer(section(architecture="convolution", kernel=KERNEL)).double()
-    return lambda x: layer(x, Mask(), None)
+    layer = ConvolutionEncoderLayer(
+        section(architecture="convolution", kernel_size=KERNEL)
+    ).double()
+    return lambda x: layer(x, AttentionMask(), None)
 
 
 def dilated_layer(number: int) -> Layer:
-    """The window that ends at a word, with holes: the taps of layer n stand kernel^n words apart.
-
-    So the layers are the digits of the distance, and n of them reach kernel^n words back.
-    """
-    layer = ConvolutionEncoderLayer(section(architecture="convolution", kernel=KERNEL)).double()
-    convolution, apart = layer.window.convolution, KERNEL**number
+    """A causal convolution with dilation kernel^n in layer n, so that n layers reach kernel^n tokens back."""
+    layer = ConvolutionEncoderLayer(
+        section(architecture="convolution", kernel_size=KERNEL)
+    ).double()
+    convolution, apart = layer.convolution.convolution, KERNEL**number
     convolution.dilation = (apart,)
     ends = (0, 0, apart * (KERNEL - 1), 0)
-    return lambda x: layer.residual(x, lambda y: layer.window(F.pad(y, ends)), None)
+    return lambda x: layer.residual(x, lambda y: layer.convolution(F.pad(y, ends)), None)
 
 
 LAYERS: dict[str, Callable[[int], Layer]] = {
@@ -96,62 +99,63 @@ LAYERS: dict[str, Callable[[int], Layer]] = {
 }
 
 
-# Path: how far is it from the first word to the last?
+# ---------------------------------------------------------------------------------------------
+# Path: layers or steps until the first token influences the last
 
 
-def felt(first: Tensor, last: Tensor) -> bool:
-    """Whether the first word has any influence on the last output: a gradient that is not exactly zero."""
-    # A random direction, since the features of a normalised output sum to a constant.
+def influences(first: Tensor, last: Tensor) -> bool:
+    """Whether the first token influences the last output: the gradient is not exactly zero."""
+    # A random direction, because the features of a normalised output sum to a constant.
     direction = torch.randn(last.shape, dtype=last.dtype)
     (gradient,) = torch.autograd.grad((last * direction).sum(), first, allow_unused=True)
     return gradient is not None and bool(gradient.any())
 
 
-def smallest(works: Callable[[int], bool], most: int) -> int:
-    """The smallest number from 1 to most that works, if all after it do too."""
+def smallest(works: Callable[[int], bool], limit: int) -> int:
+    """The smallest number from 1 to ``limit`` for which ``works`` is true; it must be monotonic."""
     low, high = 0, 1
     while not works(high):
         low, high = high, 2 * high
-        assert low < most, "nothing works"
+        assert low < limit, "no number works"
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle, high)
     return high
 
 
-def layers_to_meet(make: Callable[[int], Layer], length: int) -> int:
-    """How many layers until the first of so many words influences the last."""
+def layers_to_interact(make: Callable[[int], Layer], length: int) -> int:
+    """How many layers it takes until the first of ``length`` tokens influences the last."""
     layers: list[Layer] = []
 
     def works(count: int) -> bool:
         layers.extend(make(number) for number in range(len(layers), count))
-        words = torch.randn(1, length, 16, dtype=torch.float64)
-        first = words[:, :1].clone().requires_grad_()
-        x = torch.cat([first, words[:, 1:]], dim=1)
+        tokens = torch.randn(1, length, 16, dtype=torch.float64)
+        first = tokens[:, :1].clone().requires_grad_()
+        x = torch.cat([first, tokens[:, 1:]], dim=1)
         for layer in layers[:count]:
             x = layer(x)
-        return felt(first, x[:, -1])
+        return influences(first, x[:, -1])
 
     return smallest(works, length)
 
 
-def steps_to_meet(length: int) -> int:
-    """How many steps of a recurrence until the first of so many words influences the last state.
+def steps_to_interact(length: int) -> int:
+    """How many steps of a recurrence it takes until the first of ``length`` tokens influences the last state.
 
-    The states carried over all but the last ``count`` steps are cut out of the gradient.
+    States before the last ``count`` steps are detached from the gradient.
     """
-    lstm = LSTMDecoderLayer(section(architecture="recurrent")).lstm.double()
+    lstm = LSTMDecoderLayer(section(architecture="lstm")).lstm.double()
 
     def works(count: int) -> bool:
-        words = torch.randn(1, length, 16, dtype=torch.float64)
-        first = words[:, :1].clone().requires_grad_()
+        tokens = torch.randn(1, length, 16, dtype=torch.float64)
+        first = tokens[:, :1].clone().requires_grad_()
         state = None
-        for place in range(length):
-            word = first if place == 0 else words[:, place : place + 1]
-            if state is not None and place < length - count:
-                state = tuple(part.detach() for part in state)
-            output, state = lstm(word, state)
-        return felt(first, output)
+        for position in range(length):
+            token = first if position == 0 else tokens[:, position : position + 1]
+            if state is not None and position < length - count:
+                state = tuple(tensor.detach() for tensor in state)
+            output, state = lstm(token, state)
+        return influences(first, output)
 
     return smallest(works, length)
 
@@ -159,18 +163,19 @@ def steps_to_meet(length: int) -> int:
 def measure_path() -> dict[str, Any]:
     torch.manual_seed(1)
     found = {
-        kind: {str(length): layers_to_meet(make, length) for length in LENGTHS}
+        kind: {str(length): layers_to_interact(make, length) for length in LENGTHS}
         for kind, make in LAYERS.items()
     }
-    found["recurrent"] = {str(length): steps_to_meet(length) for length in LENGTHS}
+    found["recurrent"] = {str(length): steps_to_interact(length) for length in LENGTHS}
     return found
 
 
-# Steps: what cannot be done at once
+# ---------------------------------------------------------------------------------------------
+# Steps: sequential operations
 
 
 def longest_chain(output: Tensor) -> int:
-    """The most operations that wait for one another on the way to the output."""
+    """The longest chain of operations in which each depends on the one before."""
     depth: dict[Any, int] = {}
     waiting = [output.grad_fn]
     while waiting:
@@ -186,8 +191,8 @@ def longest_chain(output: Tensor) -> int:
 
 
 def measure_steps() -> dict[str, Any]:
-    """Of one layer, for texts of every length. In float64, for which torch has no fused LSTM on a CPU."""
-    lstm = LSTMDecoderLayer(section(architecture="recurrent")).lstm.double()
+    """The chains of one layer for each length; in float64, for which PyTorch has no fused LSTM on a CPU."""
+    lstm = LSTMDecoderLayer(section(architecture="lstm")).lstm.double()
     kinds = {kind: make(0) for kind, make in LAYERS.items()}
     kinds["recurrent"] = lambda x: lstm(x)[0]
     return {
@@ -201,35 +206,36 @@ def measure_steps() -> dict[str, Any]:
     }
 
 
-# Work: how it grows
+# ---------------------------------------------------------------------------------------------
+# Work: how the number of operations grows
 
 
 class Size(NamedTuple):
     length: int = 256
-    width: int = 64
+    d_model: int = 64
     window: int = 8
-    """taps of a convolution, reach of window attention"""
+    """kernel size of a convolution, window of window attention"""
 
 
 def attention_work(size: Size, **attention: Any) -> Callable[[], Any]:
-    part = EncoderLayer(section(width=size.d_model, attention=attention)).attention.double()
+    module = EncoderLayer(section(d_model=size.d_model, attention=attention)).attention.double()
     query = torch.randn(1, 2, size.length, size.d_model // 2, dtype=torch.float64)
-    return lambda: part.pattern(part.attention, query, KeyValue(query, query), Mask())
+    return lambda: module.pattern(module.attention, query, KeyValue(query, query), AttentionMask())
 
 
 def window_attention_work(size: Size) -> Callable[[], Any]:
-    return attention_work(size, encoder="window", reach=size.window)
+    return attention_work(size, encoder="window", window_size=size.window)
 
 
 def recurrent_work(size: Size) -> Callable[[], Any]:
-    lstm = LSTMDecoderLayer(section(architecture="recurrent", width=size.d_model)).lstm.double()
+    lstm = LSTMDecoderLayer(section(architecture="lstm", d_model=size.d_model)).lstm.double()
     x = torch.randn(1, size.length, size.d_model, dtype=torch.float64)
     return lambda: lstm(x)
 
 
 def convolution_work(size: Size) -> Callable[[], Any]:
-    model = section(architecture="convolution", width=size.d_model, kernel=size.window)
-    window = ConvolutionEncoderLayer(model).window.double()
+    model = section(architecture="convolution", d_model=size.d_model, kernel_size=size.window)
+    window = ConvolutionEncoderLayer(model).convolution.double()
     x = torch.randn(1, size.length + size.window - 1, size.d_model, dtype=torch.float64)
     return lambda: window(x)
 
@@ -243,30 +249,24 @@ WORK: dict[str, Callable[[Size], Callable[[], Any]]] = {
 
 
 def operations(run: Callable[[], Any]) -> int:
-    # The kernel that is written out in products, which are what is counted.
+    # The explicit kernel, because matrix products are counted.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()
 
 
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of a straight line through the logarithms, by least squares."""
-    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
-    return statistics.linear_regression(x, y).slope
-
-
 def measure_work() -> dict[str, Any]:
-    """The exponents of length, width and window in the number of operations of one layer's own part."""
+    """The exponents of length, d_model and window in the number of operations of one layer."""
     tried = {
         "T": [Size(length=value) for value in (128, 256, 512, 1024)],
-        "d": [Size(width=value) for value in (32, 64, 128, 256)],
+        "d": [Size(d_model=value) for value in (32, 64, 128, 256)],
         "window": [Size(window=value) for value in (4, 8, 16, 32)],
     }
     fields = {"T": "length", "d": "d_model", "window": "window"}
     return {
         kind: {
             name: round(
-                exponent(
+                growth_exponent(
                     [getattr(size, fields[name]) for size in sizes],
                     [operations(make(size)) for size in sizes],
                 ),
@@ -278,106 +278,108 @@ def measure_work() -> dict[str, Any]:
     }
 
 
-# Speed: the recipes as they are, on batches like those of multi30k
+# ---------------------------------------------------------------------------------------------
+# Speed: training steps of the recipes, on batches like those of multi30k
 
 
-class Batch(NamedTuple):
+class RandomBatch(NamedTuple):
     source: Tensor
     target: Tensor
-    wanted: Tensor
+    labels: Tensor
 
 
-def batch(length: int, tokens: int, device: torch.device) -> Batch:
-    """Random words in rows of nearly one length, as batches sorted by length are."""
+def random_batch(length: int, tokens: int, device: torch.device) -> RandomBatch:
+    """Random tokens in rows of similar length, like batches sorted by length."""
     rows = max(1, tokens // length)
-    ids = torch.randint(4, VOCABULARY, (3, rows, length))
+    ids = torch.randint(4, VOCAB_SIZE, (3, rows, length))
     lengths = torch.randint(max(1, length - 2), length + 1, (rows, 1))
     lengths[0] = length
     ids = ids.masked_fill(torch.arange(length) >= lengths, PAD)
-    return Batch(*ids.to(device))
+    return RandomBatch(*ids.to(device))
 
 
-class Trainee:
-    """A network of a recipe that takes steps as the trainer does."""
+class RecipeTrainer:
+    """The network of a recipe, with training steps like those of the trainer."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.recipe, self.device = recipe.load_recipe(name), device
         model, training = self.recipe.model, self.recipe.training
-        network = ARCHITECTURES[model.architecture](model, VOCABULARY, VOCABULARY).to(device)
-        self.objective = LOSSES[self.recipe.task](network, training).train()
+        network = ARCHITECTURES[model.architecture](model, VOCAB_SIZE, VOCAB_SIZE).to(device)
+        self.loss = Seq2SeqLoss(network, training).train()
         self.optimizer = OPTIMIZERS[training.optimizer](network.parameters(), training)
 
-    def step(self, given: Batch) -> None:
+    def step(self, given: RandomBatch) -> None:
         with autocast(self.recipe.training.precision, self.device):
-            loss = self.objective(*given)
-        (loss / (given.wanted != PAD).sum()).backward()
-        nn.utils.clip_grad_norm_(self.objective.parameters(), 1.0)
+            loss = self.loss(*given)
+        (loss / (given.labels != PAD).sum()).backward()
+        nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def tokens_per_second(self, batches: Sequence[Batch]) -> float:
-        # One thread is timed by the processor time it got, which does not count what others do meanwhile.
-        alone = self.device.type == "cpu" and torch.get_num_threads() == 1
-        clock = time.process_time if alone else time.perf_counter
-        self.wait()
+    def tokens_per_second(self, batches: Sequence[RandomBatch]) -> float:
+        # A single thread is measured in CPU time, which does not include other load on the machine.
+        single_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
+        clock = time.process_time if single_thread else time.perf_counter
+        self.synchronize()
         start = clock()
         for given in batches:
             self.step(given)
-        self.wait()
-        tokens = sum(int((given.wanted != PAD).sum()) for given in batches)
+        self.synchronize()
+        tokens = sum(int((given.labels != PAD).sum()) for given in batches)
         return tokens / (clock() - start)
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-class Amount(NamedTuple):
+class Workload(NamedTuple):
     tokens: int
-    """in a batch"""
+    """per batch"""
     batches: int
-    rounds: int
+    repeats: int
     lengths: list[int]
 
 
-AMOUNTS = {
-    "cpu": Amount(tokens=1024, batches=1, rounds=3, lengths=[16, 128]),
-    "cuda": Amount(tokens=8192, batches=10, rounds=5, lengths=[16, 64, 256]),
+WORKLOADS = {
+    "cpu": Workload(tokens=1024, batches=1, repeats=3, lengths=[16, 128]),
+    "cuda": Workload(tokens=8192, batches=10, repeats=5, lengths=[16, 64, 256]),
 }
-"""16 tokens are a usual sentence of multi30k"""
+"""16 tokens are a typical sentence of multi30k"""
 
 
 def measure_speed(device: torch.device) -> dict[str, Any]:
-    """Target tokens learned from in a second. All take turns, so that a busy machine is busy for all."""
-    amount = AMOUNTS[device.type]
+    """Target tokens per second of training. The recipes take turns, so that other load affects all alike."""
+    workload = WORKLOADS[device.type]
     torch.manual_seed(1)
-    trainees = {name: Trainee(file, device) for name, file in RECIPES.items()}
+    trainers = {name: RecipeTrainer(file, device) for name, file in RECIPES.items()}
     found: dict[str, Any] = {}
-    for length in amount.lengths:
-        batches = [batch(length, amount.tokens, device) for _ in range(amount.batches)]
-        for trainee in trainees.values():
-            trainee.step(batches[0])  # the first use of a shape takes long
-        rounds = [
-            {name: trainee.tokens_per_second(batches) for name, trainee in trainees.items()}
-            for _ in range(amount.rounds)
+    for length in workload.lengths:
+        batches = [random_batch(length, workload.tokens, device) for _ in range(workload.batches)]
+        for trainer in trainers.values():
+            trainer.step(batches[0])  # warm-up: the first use of a shape is slow
+        repeated = [
+            {name: trainer.tokens_per_second(batches) for name, trainer in trainers.items()}
+            for _ in range(workload.repeats)
         ]
         found[str(length)] = {
             name: {
-                "tokens_per_second": round(statistics.median(each[name] for each in rounds)),
+                "tokens_per_second": round(statistics.median(each[name] for each in repeated)),
                 "to_transformer": round(
-                    statistics.median(each[name] / each["Transformer"] for each in rounds), 2
+                    statistics.median(each[name] / each["Transformer"] for each in repeated), 2
                 ),
             }
-            for name in trainees
+            for name in trainers
         }
     return {
         "hardware": hardware(device),
         "torch": torch.__version__,
-        "tokens_per_batch": amount.tokens,
+        "tokens_per_batch": workload.tokens,
         "lengths": found,
     }
 
 
+# ---------------------------------------------------------------------------------------------
 # Scores: from the cards of finished runs
 
 
@@ -386,31 +388,25 @@ def read_scores(runs: Path) -> dict[str, Any]:
     for name, run in RECIPES.items():
         path = runs / run / "card.json"
         if not path.is_file():
-            print(f"{path} is not there: train it with  regard train {run}")
+            print(f"{path} does not exist: run  regard train {run}")
             continue
         card = json.loads(path.read_text(encoding="utf-8"))
-        bleu = next((result for result in card["test"] if result["measure"] == "bleu"), None)
-        assert bleu is not None, f"{path} has no BLEU of a test"
-        kept = ("steps", "seconds", "parameters", "hardware")
-        found[name] = {"bleu": bleu} | {key: card[key] for key in kept if key in card}
+        bleu = next((result for result in card["test"] if result["metric"] == "bleu"), None)
+        assert bleu is not None, f"{path} has no BLEU of the test set"
+        keys = ("steps", "seconds", "parameters", "hardware")
+        found[name] = {"bleu": bleu} | {key: card[key] for key in keys if key in card}
     return found
 
 
+# ---------------------------------------------------------------------------------------------
 # The page
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield "|---" + "|--:" * (len(head) - 1) + "|"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
 
 
 def at_equal_size(results: dict[str, Any]) -> Iterator[str]:
     speeds = {kind: results[key] for kind in ("cpu", "cuda") if (key := f"speed_{kind}") in results}
     columns = [(kind, length) for kind, speed in speeds.items() for length in speed["lengths"]]
     names = {"cpu": "CPU", "cuda": "GPU"}
-    head = ["multi30k", "parameters", "test BLEU", "steps to read T words"]
+    head = ["multi30k", "parameters", "test BLEU", "steps to read T tokens"]
     head += [f"tokens/s, {names[kind]}, T = {length}" for kind, length in columns]
     rows = []
     for name, file in RECIPES.items():
@@ -424,16 +420,16 @@ def at_equal_size(results: dict[str, Any]) -> Iterator[str]:
             one = speeds[kind]["lengths"][length][name]
             row.append(f"{one['tokens_per_second']:,} ({one['to_transformer']:.2f} x)")
         rows.append(row)
-    yield from table(head, rows)
+    yield from markdown_table(head, rows)
     yield ""
     for kind, speed in speeds.items():
         yield (
             f"{names[kind]}: {speed['hardware']}, torch {speed['torch']}, batches of "
-            f"{speed['tokens_per_batch']:,} tokens; in brackets the median over turns of the ratio to the Transformer."
+            f"{speed['tokens_per_batch']:,} tokens; in brackets the median ratio to the Transformer."
         )
     yield (
-        "All are padded and uncompiled: packed and recorded batches, which only the Transformer can have on a GPU "
-        "([training](training.md#fast-on-a-gpu)), are left out."
+        "All use padded batches in eager mode. Packed batches in CUDA graphs, which only the Transformer supports "
+        "([training](training.md#fast-on-a-gpu)), are not used."
     )
 
 
@@ -442,19 +438,19 @@ KINDS = {
     "recurrent": "O(T d²), O(T), O(T)",
     "convolution": f"O(k T d²), O(1), O(T / k); k = {KERNEL}",
     "convolution, dilated": "O(k T d²), O(1), O(log_k T)",
-    "window attention": f"O(r T d), O(1), O(T / r); r = {REACH}",
+    "window attention": f"O(r T d), O(1), O(T / r); r = {WINDOW}",
 }
-"""what the paper says of work, steps and path"""
+"""the paper's Table 1: operations, sequential steps, maximum path length"""
 
 
 def parameters(model: recipe.Model) -> int:
     with torch.device("meta"):
-        network = ARCHITECTURES[model.architecture](model, VOCABULARY, VOCABULARY)
+        network = ARCHITECTURES[model.architecture](model, VOCAB_SIZE, VOCAB_SIZE)
     return sum(weight.numel() for weight in network.parameters())
 
 
 def growth(results: dict[str, Any]) -> Iterator[str]:
-    head = ["", "the paper: work, steps, path", "work measured"]
+    head = ["", "the paper: work, steps, path", "measured work"]
     head += [f"chain, T = {length}" for length in ("8", "64", "512")]
     head += [f"path, T = {length}" for length in ("8", "64", "512")]
     rows = []
@@ -464,7 +460,7 @@ def growth(results: dict[str, Any]) -> Iterator[str]:
         row += [str(results["steps"][kind][length]) for length in ("8", "64", "512")]
         row += [str(results["path"][kind][length]) for length in ("8", "64", "512")]
         rows.append(row)
-    yield from table(head, rows)
+    yield from markdown_table(head, rows)
 
 
 def formula(powers: dict[str, float]) -> str:
@@ -473,12 +469,12 @@ def formula(powers: dict[str, float]) -> str:
 
 
 def claims(results: dict[str, Any]) -> Iterator[str]:
-    """Each claim of the paper with what was measured, and whether it holds."""
+    """Each claim of the paper, with the measurement and whether it holds."""
     steps, path = results["steps"], results["path"]
-    chain = exponent(*numbers(steps["recurrent"]))
+    chain = growth_exponent(*by_size(steps["recurrent"]))
     others = all(steps[kind]["8"] == steps[kind]["512"] for kind in LAYERS)
     yield verdict(
-        "O(T) unparallelisable steps in a recurrent layer, O(1) in the others",
+        "O(T) sequential steps in a recurrent layer, O(1) in the others",
         f"the longest chain of operations grows as T^{chain:.2f} in an LSTM, and "
         + ("not at all in the others" if others else "in others too"),
         0.9 < chain < 1.1 and others,
@@ -490,35 +486,35 @@ def claims(results: dict[str, Any]) -> Iterator[str]:
         ratios = {length: one["recurrent"]["to_transformer"] for length, one in lengths.items()}
         yield verdict(
             f"slower to train at equal size ({name})",
-            "an LSTM learns "
+            "an LSTM trains "
             + ", ".join(
                 f"{ratio:.2f} times as fast at T = {length}" for length, ratio in ratios.items()
             ),
             holds_from(ratios),
         )
-    far = exponent(*numbers(path["recurrent"]))
+    far = growth_exponent(*by_size(path["recurrent"]))
     yield verdict(
-        "distant words interact after O(T) steps in a recurrent layer, after one layer of self-attention",
-        f"the path from the first word to the last is {path['recurrent']['512']} steps for T = 512 and grows "
+        "distant tokens interact after O(T) steps in a recurrent layer, after one layer of self-attention",
+        f"the path from the first token to the last is {path['recurrent']['512']} steps for T = 512 and grows "
         f"as T^{far:.2f}; that of self-attention is {path['self-attention']['512']}",
         0.9 < far < 1.1 and set(path["self-attention"].values()) == {1},
     )
-    reach = KERNEL // 2
-    wanted = {length: math.ceil((int(length) - 1) / reach) for length in path["convolution"]}
+    radius = KERNEL // 2
+    expected = {length: math.ceil((int(length) - 1) / radius) for length in path["convolution"]}
     yield verdict(
-        "windows: parallel, but distance = T / window unless layers are stacked",
-        f"with k = {KERNEL} a word is heard {reach} farther with each layer: {path['convolution']['512']} layers for "
-        f"T = 512; with holes that widen from layer to layer {path['convolution, dilated']['512']}",
-        path["convolution"] == wanted and others,
+        "convolutions: parallel, but it takes T / window layers to connect distant tokens",
+        f"with k = {KERNEL} each layer reaches {radius} token farther: {path['convolution']['512']} layers for "
+        f"T = 512; with dilation {path['convolution, dilated']['512']}",
+        path["convolution"] == expected and others,
     )
 
 
-def numbers(by_length: dict[str, int]) -> tuple[list[float], list[float]]:
+def by_size(by_length: dict[str, int]) -> tuple[list[float], list[float]]:
     return [float(length) for length in by_length], [float(value) for value in by_length.values()]
 
 
 def holds_from(ratios: dict[str, float]) -> bool | str:
-    """Whether an LSTM is slower at every length, at none, or from which on."""
+    """Whether an LSTM is slower at every length, at none, or from which length on."""
     slower = [length for length, ratio in ratios.items() if ratio < 1]
     if not slower or len(slower) == len(ratios):
         return bool(slower)
@@ -526,34 +522,27 @@ def holds_from(ratios: dict[str, float]) -> bool | str:
 
 
 def verdict(claim: str, measured: str, holds: bool | str) -> str:
-    told = holds if isinstance(holds, str) else "holds" if holds else "does not hold"
-    return f"- *{claim}*: **{told}**; {measured}."
+    answer = holds if isinstance(holds, str) else "holds" if holds else "does not hold"
+    return f"- *{claim}*: **{answer}**; {measured}."
 
 
-def write_page(results: dict[str, Any]) -> None:
-    """Put the tables between the markers of the page."""
-    text = PAGE.read_text(encoding="utf-8")
+def with_tables(text: str, results: dict[str, Any]) -> str:
+    """The text of the page with its tables between the markers."""
     for name, make in (("equal size", at_equal_size), ("growth", growth), ("claims", claims)):
-        start, end = (
-            f"<!-- {name}: written by benchmarks/baselines.py -->",
-            f"<!-- end of {name} -->",
-        )
-        before, _, rest = text.partition(start)
-        _, ended, after = rest.partition(end)
-        assert ended, f"{PAGE} has no {start} … {end}"
-        text = "\n".join([before + start, "", *make(results), "", end + after])
-    PAGE.write_text(text, encoding="utf-8")
+        begin = f"<!-- {name}: written by benchmarks/baselines.py -->\n"
+        end = f"<!-- end of {name} -->\n"
+        content = "\n".join(["", *make(results), "", ""])
+        text = replace_section(PAGE, text, begin, end, content)
+    return text
 
 
 def main() -> None:
     parts = {"path": measure_path, "steps": measure_steps, "work": measure_work}
-    parser = argparse.ArgumentParser(
-        description="LSTMs and windows of words beside the Transformer"
-    )
+    parser = argparse.ArgumentParser(description="The Transformer against LSTMs and convolutions")
     parser.add_argument("--part", action="append", choices=[*parts, "speed", "scores"])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of speed")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs scored")
-    parser.add_argument("--out", type=Path, help="write this JSON file, and no page")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="for speed")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the scored runs")
+    parser.add_argument("--out", type=Path, help="write this JSON file only, not the page")
     options = parser.parse_args()
     path = options.out or RESULTS
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -568,7 +557,8 @@ def main() -> None:
         print(f"{part}: {time.monotonic() - start:.0f} s", flush=True)
     path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     if options.out is None:
-        write_page(results)
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(with_tables(text, results), encoding="utf-8")
 
 
 if __name__ == "__main__":

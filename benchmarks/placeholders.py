@@ -1,9 +1,9 @@
-"""What a placeholder costs the sentence around it: verified, BLEU of the rest, CPU time; by stand-ins and without.
+"""What a placeholder costs the sentence around it: BLEU of the rest and CPU time, with and without substitution.
 
     python benchmarks/placeholders.py RUN SOURCE REFERENCE [--sentences 200]
 
-A placeholder is put between two words of each source, drawn at random; it is taken out of the translation again before
-that is scored. The last line is of the sources as they are, which no way can hope to surpass.
+A placeholder is inserted between two random words of each source, and removed from the translation before scoring. The
+last line is for the unchanged sources, an upper bound.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unittest.mock import patch
 import sacrebleu
 
 import regard
-from regard.data.corpus import read_lines
-from regard.data.protected_spans import Kept
+from regard.data.protected_spans import ProtectedSpans
+from regard.data.text_files import read_lines
 from regard.tasks import Translator
 
 PLACEHOLDERS = [
@@ -29,10 +29,10 @@ PLACEHOLDERS = [
 ]
 
 
-def with_placeholder(text: str, draw: random.Random) -> tuple[str, str]:
+def with_placeholder(text: str, rng: random.Random) -> tuple[str, str]:
     words = text.split()
-    place, placeholder = draw.randint(1, max(1, len(words) - 1)), draw.choice(PLACEHOLDERS)
-    return " ".join([*words[:place], placeholder, *words[place:]]), placeholder
+    position, placeholder = rng.randint(1, max(1, len(words) - 1)), rng.choice(PLACEHOLDERS)
+    return " ".join([*words[:position], placeholder, *words[position:]]), placeholder
 
 
 def without(text: str, placeholder: str) -> str:
@@ -45,26 +45,30 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("reference", type=Path)
     parser.add_argument("--sentences", type=int, default=200)
-    asked = parser.parse_args()
-    plain = list(read_lines(asked.source))[: asked.sentences]
-    references = list(read_lines(asked.reference))[: asked.sentences]
-    draw, kept = random.Random(1), Kept(("placeholders",))
-    sources, placeholders = zip(*(with_placeholder(text, draw) for text in plain), strict=True)
-    model = regard.load(asked.run)
+    given = parser.parse_args()
+    plain = list(read_lines(given.source))[: given.sentences]
+    references = list(read_lines(given.reference))[: given.sentences]
+    rng, protected = random.Random(1), ProtectedSpans(("placeholders",))
+    sources, placeholders = zip(*(with_placeholder(text, rng) for text in plain), strict=True)
+    model = regard.load(given.run)
 
-    def tell(name: str, texts: list[str], **options: Any) -> None:
+    def report(name: str, texts: list[str], **options: Any) -> None:
         start = time.process_time()
         found = model.translate(texts, **options)
         took = time.process_time() - start
-        whole = sum(not kept.lost(*both) for both in zip(texts, found, strict=True)) / len(texts)
+        preserved = sum(
+            not protected.mismatches(*both) for both in zip(texts, found, strict=True)
+        ) / len(texts)
         rest = [without(*both) for both in zip(found, placeholders, strict=True)]
         bleu = sacrebleu.corpus_bleu(rest, [references]).score
-        print(f"{name:16s}  verified {whole:6.1%}  BLEU {bleu:5.1f}  {took:6.1f} s", flush=True)
+        print(
+            f"{name:16s}  preserved {preserved:6.1%}  BLEU {bleu:5.1f}  {took:6.1f} s", flush=True
+        )
 
-    tell("stand-ins", list(sources), keep=("placeholders",))
-    with patch.object(Translator, "_in_disguise", return_value={}):
-        tell("search alone", list(sources), keep=("placeholders",))
-    tell("no placeholder", plain)
+    report("substitution", list(sources), protect=("placeholders",))
+    with patch.object(Translator, "_with_substitutes", return_value={}):
+        report("constraints only", list(sources), protect=("placeholders",))
+    report("no placeholder", plain)
 
 
 if __name__ == "__main__":

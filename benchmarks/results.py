@@ -1,12 +1,12 @@
-"""Makes the tables of results from the cards that runs wrote: all rows in docs/results.md, a few in README.md.
+"""Write the tables of results from the cards of runs: all rows in docs/results.md, a few in README.md.
 
     python benchmarks/results.py                                # after a change of cards/ or published.json
-    python benchmarks/results.py runs/multi30k runs/g2p         # take the cards of these runs, then the same
+    python benchmarks/results.py runs/multi30k runs/g2p         # copy the cards of these runs first
 
-A card says what came out, where, in what time and by which command. What no card can know, such as what others have
-published, is in ``published.json``: its order is that of the rows, ``readme`` puts a row into README.md as well, and
-``command`` is shown in place of the card's. A card it does not name gets a row at the end of docs/results.md. A test
-fails when one of the two pages is not what this script writes.
+A card holds the scores, the hardware, the time and the command of a run. What a card cannot know, such as published
+results, is in ``published.json``: its order is the order of the rows, ``readme`` also puts a row into README.md, and
+``command`` is shown instead of the card's. Cards it does not name get rows at the end of docs/results.md. A test fails
+if one of the two pages differs from what this script writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from regard.metrics.sacrebleu import NAMES
+from reporting import replace_section
+
+from regard.metrics import METRICS
 from regard.recipe import load_recipe
 
 HERE = Path(__file__).parent
@@ -30,39 +32,39 @@ CARDS = HERE / "cards"
 PUBLISHED = HERE / "published.json"
 
 BEGIN = "<!-- results: written by python benchmarks/results.py -->\n"
-EOS = "<!-- end of results -->\n"
+END = "<!-- end of results -->\n"
 HEAD = """\
 | task | model | result | published | where, how long | command |
 |---|---|---|---|---|---|
 """
-PLACES = {"--out"}
-"""options of train that tell of one machine only"""
-TIMES = {"--minutes"}
-"""options of train that make no other model, unless they ended the training: then the row says so"""
-OUT_OF_TIME = "the minutes given are over"
-LUCK = ("bs:", "seed:")
-"""parts of a signature that tell of the interval, not of the score"""
+LOCAL_OPTIONS = {"--out"}
+"""options of train that matter on one machine only"""
+TIME_OPTIONS = {"--minutes"}
+"""options of train that do not change the model, unless they ended the training: then the row says so"""
+OUT_OF_TIME = "the time limit was reached"
+BOOTSTRAP = ("bs:", "seed:")
+"""parts of a signature that concern the interval, not the score"""
 
 Card = Mapping[str, Any]
-Said = Mapping[str, Any]
+Published = Mapping[str, Any]
 
 
-def section(cards: Mapping[str, Card], published: Mapping[str, Said]) -> str:
-    """The table and what is to be said of all its rows; links are those of a page in the root."""
+def section(cards: Mapping[str, Card], published: Mapping[str, Published]) -> str:
+    """The table and the note about BLEU; links are relative to the root of the repository."""
     names = [*(name for name in published if name in cards), *sorted(cards.keys() - published)]
     rows = [row(name, cards[name], published.get(name, {})) for name in names]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
     return f"{HEAD}{table}\n{signatures({name: cards[name] for name in names})}\n"
 
 
-def row(name: str, card: Card, said: Said) -> list[str]:
-    what = f": {said['what']}" if "what" in said else ""
-    commands = [*said.get("before", []), said.get("command") or timeless(card["command"])]
+def row(name: str, card: Card, entry: Published) -> list[str]:
+    what = f": {entry['what']}" if "what" in entry else ""
+    commands = [*entry.get("before", []), entry.get("command") or without_time(card["command"])]
     return [
         f"[{name}](recipes/{name}.yaml){what}",
         model(card),
-        result(card, said.get("metrics")),
-        said.get("published", ""),
+        result(card, entry.get("metrics")),
+        entry.get("published", ""),
         where(name, card),
         ", ".join(f"`{command}`" for command in commands),
     ]
@@ -74,22 +76,24 @@ def model(card: Card) -> str:
     if "layers" not in card:
         return size
     layers = "+".join(map(str, card["layers"].values()))
-    return f"{layers} layers of {card['width']}, {size}"
+    return f"{layers} layers of {card['d_model']}, {size}"
 
 
-def result(card: Card, measures: Sequence[str] | None) -> str:
-    """Scores on the test, each with its interval; without a test what validation said, which chose the weights."""
+def result(card: Card, metrics: Sequence[str] | None) -> str:
+    """The test scores with their intervals; without a test set, the validation score."""
     test = card["test"]
     if not test:
         found = {key.removeprefix("best_"): value for key, value in card["valid"].items()}
         found.pop("loss")
-        *_, (measure, value) = found.items()
-        return f"validation: {NAMES.get(measure, measure)} {value:.1f}"
-    shown = measures or [test[0]["measure"]]
-    told = [score(one) for one in test if one["measure"] in shown]
+        *_, (metric, value) = found.items()
+        name = METRICS[metric].display_name if metric in METRICS else metric
+        return f"validation: {name} {value:.1f}"
+    shown = metrics or [test[0]["metric"]]
+    scores = [score(one) for one in test if one["metric"] in shown]
     if "challenge" in card:
-        told.append(f"{card['challenge']['right']} of {card['challenge']['asked']} pronouns right")
-    return ", ".join(told)
+        challenge = card["challenge"]
+        scores.append(f"{challenge['correct']} of {challenge['total']} pronouns correct")
+    return ", ".join(scores)
 
 
 def score(one: Mapping[str, Any]) -> str:
@@ -99,96 +103,92 @@ def score(one: Mapping[str, Any]) -> str:
 
 def where(name: str, card: Card) -> str:
     many = f"{card['processes']} x " if card["processes"] > 1 else ""
-    learning = card["seconds"]
-    told = f"{many}{card['hardware'].removeprefix('NVIDIA ')}, {learning / 60:.1f} min"
+    training = card["seconds"]
+    text = f"{many}{card['hardware'].removeprefix('NVIDIA ')}, {training / 60:.1f} min"
     before, after = card.get("preparing_seconds"), card.get("scoring_seconds")
     if before is not None and after is not None:
-        told += f" ({(before + learning + after) / 60:.1f} in all)"
+        text += f" ({(before + training + after) / 60:.1f} in total)"
     if card["reason_stopped"] == OUT_OF_TIME:
-        told += f"; stopped at step {card['steps']:,} of {steps(name, card['command']):,}"
-    return told + (f"; {card['note']}" if "note" in card else "")
+        text += f"; stopped at step {card['steps']:,} of {steps(name, card['command']):,}"
+    return text + (f"; {card['note']}" if "note" in card else "")
 
 
 def steps(name: str, command: str) -> int:
-    """How many the recipe asks for, with the changes of the command."""
+    """The training steps of the recipe, with the changes of the command."""
     words = pairwise(shlex.split(command))
     changes = [value for option, value in words if option == "--set"]
     return load_recipe(ROOT / f"recipes/{name}.yaml", changes).training.steps
 
 
 def signatures(cards: Mapping[str, Card]) -> str:
-    """How BLEU was computed, for each way the recipes that took it."""
-    ways: dict[str, list[str]] = {}
+    """The signatures of BLEU, and which recipes have another one than most."""
+    by_signature: dict[str, list[str]] = {}
     for name, card in cards.items():
         for one in card["test"]:
-            if one["measure"] == "bleu":
+            if one["metric"] == "bleu":
                 parts = one["signature"].split("|")
-                kept = "|".join(part for part in parts if not part.startswith(LUCK))
-                ways.setdefault(kept, []).append(name)
-    usual = max(ways, key=lambda way: len(ways[way]), default="")
+                signature = "|".join(part for part in parts if not part.startswith(BOOTSTRAP))
+                by_signature.setdefault(signature, []).append(name)
+    usual = max(by_signature, key=lambda one: len(by_signature[one]), default="")
     others = [
-        f"; {', '.join(dict.fromkeys(names))}: `{way}`"
-        for way, names in ways.items()
-        if way != usual
+        f"; {', '.join(dict.fromkeys(names))}: `{signature}`"
+        for signature, names in by_signature.items()
+        if signature != usual
     ]
     return f"BLEU is sacreBLEU's, `{usual}`{''.join(others)}."
 
 
 def document(page: Path) -> str:
-    """This page with the table that the cards make."""
-    before, begin, rest = page.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(EOS)
-    assert begin, f"{page.name} has no line {BEGIN}"
-    assert end, f"{page.name} has no line {EOS}"
-    return f"{before}{begin}{table(page)}{end}{after}"
+    """The text of a page with its table."""
+    return replace_section(page, page.read_text("utf-8"), BEGIN, END, table(page))
 
 
 def table(page: Path) -> str:
     cards = {path.stem: json.loads(path.read_text("utf-8")) for path in CARDS.glob("*.json")}
-    published: dict[str, Said] = json.loads(PUBLISHED.read_text("utf-8"))
+    published: dict[str, Published] = json.loads(PUBLISHED.read_text("utf-8"))
     if page == ALL:
         return (
             section(cards, published)
             .replace("](recipes/", "](../recipes/")
             .replace("](docs/", "](")
         )
-    shown = {name for name, said in published.items() if said.get("readme")}
+    shown = {name for name, entry in published.items() if entry.get("readme")}
     return section({name: card for name, card in cards.items() if name in shown}, published)
 
 
-def take(run: Path) -> Path:
-    """The card of a finished run among ours, its command without what tells of one machine only."""
+def copy_card(run: Path) -> Path:
+    """Copy the card of a finished run, its command without options that matter on one machine only."""
     card = json.loads((run / "card.json").read_text("utf-8"))
-    words = list(kept(shlex.split(card["command"]), PLACES))
+    words = list(without_options(shlex.split(card["command"]), LOCAL_OPTIONS))
     for word in words:
         if Path(word.partition("=")[2] or word).is_absolute():
-            raise SystemExit(f"{run}: the command names a place of this machine: {word}")
+            raise SystemExit(f"{run}: the command contains an absolute path: {word}")
     path = CARDS / f"{run.resolve().name}.json"
     text = json.dumps({**card, "command": shlex.join(words)}, indent=2, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
     return path
 
 
-def timeless(command: str) -> str:
-    return shlex.join(kept(shlex.split(command), TIMES))
+def without_time(command: str) -> str:
+    return shlex.join(without_options(shlex.split(command), TIME_OPTIONS))
 
 
-def kept(words: Sequence[str], without: set[str]) -> Iterator[str]:
-    """The words of a command but for these options and their values."""
-    some = iter(words)
-    for word in some:
+def without_options(words: Sequence[str], options: set[str]) -> Iterator[str]:
+    """The words of a command without these options and their values."""
+    remaining = iter(words)
+    for word in remaining:
         name, equals, _ = word.partition("=")
-        if name not in without:
+        if name not in options:
             yield word
         elif not equals:
-            next(some, None)
+            next(remaining, None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("runs", nargs="*", type=Path, help="run folders, named as their recipes")
+    parser.add_argument("runs", nargs="*", type=Path, help="run folders, named like their recipes")
     for run in parser.parse_args(arguments).runs:
-        print(take(run))
+        print(copy_card(run))
     for page in (README, ALL):
         page.write_text(document(page), encoding="utf-8")
         print(page)

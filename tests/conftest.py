@@ -1,4 +1,4 @@
-"""What all tests share. It is read before any of them, so shapes are checked in every test."""
+"""Fixtures for all tests. Importing this file first turns on the checking of tensor shapes in every test."""
 
 import os
 import shutil
@@ -11,12 +11,12 @@ import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
-# Before regard is imported anywhere: the hook checks what is imported after it. Not with a GPU, where networks are
-# compiled: torch.compile and Triton cannot read what is checked.
+# Before regard is imported anywhere, because the hook checks only modules imported after it. Not with a GPU, where
+# networks are compiled: torch.compile and Triton cannot trace checked functions.
 if not torch.cuda.is_available():
-    install_import_hook(["regard.nn", "regard.decoding", "regard.nn.loss"], "beartype.beartype")
+    install_import_hook(["regard.nn", "regard.decoding"], "beartype.beartype")
 
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
@@ -24,9 +24,9 @@ from regard.nn.state_dict import named_weights
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, build_network
-from regard.training.checkpoint import Progress, checkpoint_name, save_checkpoint
+from regard.training.checkpoint import TrainingState, checkpoint_name, save_checkpoint
 
-# How long an example takes says more about the other users of a machine than about the code.
+# No deadline: the time an example takes depends on the other users of the machine.
 settings.register_profile("regard", deadline=None)
 settings.load_profile("regard")
 
@@ -41,15 +41,15 @@ def _small_recipe(**sections: dict[str, Any]) -> Recipe:
 
 @pytest.fixture(scope="session")
 def small_recipe() -> Callable[..., Recipe]:
-    """Makes a recipe of a small model without dropout; give the sections that differ."""
+    """A function that makes the recipe of a small model without dropout, from the sections that differ."""
     return _small_recipe
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of corpora: $REGARD_DATA, or shared/data beside the repository."""
-    named = os.environ.get("REGARD_DATA")
-    folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
+    """The folder with the corpora: $REGARD_DATA, or shared/data next to the repository."""
+    configured = os.environ.get("REGARD_DATA")
+    folder = Path(configured) if configured else Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no data: {folder} is not a folder (set $REGARD_DATA)")
     return folder
@@ -57,10 +57,12 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole bundle with untrained weights. To be read only."""
+    """A complete run folder with untrained weights. Tests must not change it."""
     run = RunDir(tmp_path_factory.mktemp("runs") / "finished")
     run.folder.mkdir()
-    recipe = _small_recipe(tokenizer={"kind": "word", "vocab_size": 60})
+    tokenizer_section = {"kind": "word", "vocab_size": 60}
+    # The checkpoints of trained_run are at steps 2 and 4; others would be those of an interruption.
+    recipe = _small_recipe(tokenizer=tokenizer_section, training={"checkpoint_every": 2})
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("ein Hund", "a dog")] * 5)
     run.write_recipe(recipe)
     tokenizer.save(run.folder)
@@ -72,13 +74,14 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a log and two checkpoints, of which the last holds its weights. To be read only."""
+    """The same with a log and two checkpoints, the second with its final weights. Tests must not change it."""
     run = RunDir(shutil.copytree(finished_run, tmp_path_factory.mktemp("runs") / "trained"))
     run.checkpoints.mkdir()
     weights = run.weights()
-    before = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    for step, then in ((2, before), (4, weights)):
-        save_checkpoint(run.checkpoints / checkpoint_name(step), Progress(step), then, None, {})
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    for step, saved in ((2, zeros), (4, weights)):
+        path = run.checkpoints / checkpoint_name(step)
+        save_checkpoint(path, TrainingState(step), saved, None, {})
     lines = [
         '{"event": "start", "step": 0, "steps": 4}',
         '{"event": "step", "step": 1, "loss": 9.0, "learning_rate": 0.1}',
@@ -96,11 +99,11 @@ def trained_run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def run_folder(finished_run: Path, tmp_path: Path) -> Path:
-    """A copy of the whole bundle, free to be changed."""
+    """A copy of the finished run that the test may change."""
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
-# Small random runs to exchange
+# Small runs with random weights, for conversion
 
 
 @pytest.fixture(scope="session")
@@ -113,21 +116,25 @@ def make_run(
     tmp_path_factory: pytest.TempPathFactory,
     pairs: list[Pair],
 ) -> Callable[..., Path]:
-    """Makes a bundle with random weights: sharp enough that its translations differ, all biases and gains in use."""
-    known: dict[str, Tokenizer] = {}
+    """A function that makes a run with random weights, large enough that its translations differ.
+
+    Biases and gains are random too, so that a conversion that loses one is noticed.
+    """
+    tokenizers: dict[str, Tokenizer] = {}
 
     def make(**sections: dict[str, Any]) -> Path:
         sections = {"tokenizer": {"vocab_size": 420}, **sections}
         recipe = _small_recipe(**sections)
         key = recipe.tokenizer.model_dump_json()
-        if key not in known:
-            known[key] = Tokenizer.train(recipe.tokenizer, lambda: pairs)
+        if key not in tokenizers:
+            tokenizers[key] = Tokenizer.train(recipe.tokenizer, lambda: pairs)
+        tokenizer = tokenizers[key]
         run = RunDir(tmp_path_factory.mktemp("exchange") / "run")
         run.folder.mkdir()
         run.write_recipe(recipe)
-        known[key].save(run.folder)
+        tokenizer.save(run.folder)
         torch.manual_seed(1)
-        network = Translator.build_network(recipe, known[key])
+        network = Translator.build(recipe, tokenizer)
         with torch.no_grad():
             for name, weight in network.named_parameters():
                 weight.add_(torch.randn_like(weight) * (0.4 if "layers" in name else 0.2))
@@ -136,11 +143,11 @@ def make_run(
             if network.projection.bias is not None:
                 ids = torch.randint(5, 300, (40, 12))
                 logits = network.eval()(ids, ids).flatten(0, 1)
-                behind = logits.max(-1).values - logits[:, EOS]
+                margin = logits.max(-1).values - logits[:, EOS]
                 bias = network.projection.bias
-                bias[EOS] += behind.quantile(0.2)  # else it would hardly ever come
-                # As in a trained model; CTranslate2 shares out the probability of what may not be said.
-                bias[list(known[key].target.suppressed_tokens)] = -50.0
+                bias[EOS] += margin.quantile(0.2)  # otherwise EOS would almost never be generated
+                # As in a trained model: CTranslate2 redistributes the probability of suppressed tokens.
+                bias[list(tokenizer.target.suppressed_tokens)] = -50.0
         run.write_weights(named_weights(network))
         run.write_card({"note": "for tests"})
         return run.folder

@@ -1,103 +1,177 @@
-"""Regard: the Transformer of "Attention Is All You Need", whole. Pairs of text in; a trained, scored model out.
+"""Regard: the Transformer of "Attention Is All You Need". Pairs of text go in; a trained, scored model comes out.
 
     import regard
-    model = regard.train("my-recipe.yaml")          # or regard.load("runs/demo")
-    model.translate(["The dog is tired."])
 
-The package reads from top to bottom; a module imports only from those above it. Two imports go down, made when they
-are asked for: a model that traces itself (course), and a trace that shows itself (look).
+    model = regard.train("demo")                       # a recipe by name, a YAML file, or a Recipe
+    model = regard.load("runs/demo")                   # a run folder
+    model.translate(["The dog is tired."], beam=4)
 
-    version     the version
-    errors      RegardError, the one exception that speaks to a person
-    background  items made in another thread while the ones before are in use
-    marks       PAD, BOS, EOS, UNK, MASK: the ids that stand for no text
-    recipe/     everything that makes a model what it is, typed, with every default
-    text/       read pairs, tokenize, store ids, make batches; where sentences end; the built-in grammar
-    nn/         the mathematics: attention, positions, norms, feed-forward, layers, transformer, recurrent, convolution
-    search/     greedy, beam, sampling: ids and a step function, no model
-    fast/       a trained network made ready for search: packed weights, fp32, bf16 or int8
-    score/      BLEU, chrF, TER through sacreBLEU; error rates, ROUGE, accuracy and F1, perplexity
-    run         the run folder: files that name each other by hash
-    journal     files that grow a portion at a time and lose nothing when their writer is killed
-    model/      Model: a run folder opened for use, one kind for each task; text enters and leaves here
-    probe       to look into a network while a text passes, and to interfere: watch, mute, leave out a word
-    trace       everything seen while one sentence passed: attention, candidates, the beam as a tree
-    tracing     how a trace is made: a sentence is translated while it is watched, and read again
-    align       which word of a translation came from which word of its sentence, as attention tells
-    learn/      loss, optimizers, checkpoints, several processes, the loop
-    course      what a model is built on and how it learned, for the page
-    distill     a teacher's translations, for a student to learn from
-    look        a trace as one HTML file to send around; the page itself is in web/
-    exchange/   models come and go: Hugging Face, CTranslate2, ONNX, torch, bundles; each proves itself
-    serve/      a model behind HTTP: LibreTranslate's API, batches, limits
-    bench/      how fast it is, beside others, in one run
-    demo        the main job in three minutes, with nothing to download
-    commands/   the commands by kind, thin
-    cli         which commands there are
+The packages are listed in the order in which data pass; a package imports only from those above it.
+
+    errors       RegardError, the exception for mistakes that users can fix
+    recipe/      recipe schema, presets, registries of components, validation
+    data/        read pairs, clean, tokenize, store token ids, form batches
+    nn/          the networks: attention, positions, norms, layers, Transformer, loss
+    decoding/    beam search, greedy search, sampling, mask-predict, constraints
+    inference/   the engine, packed networks, quantization, KV cache, workers
+    metrics/     BLEU, chrF, TER, ROUGE, error rates, accuracy, perplexity
+    storage/     run folders, atomic files, resumable output, prefetching
+    tasks/       translation, tagging, classification, masked and causal language models
+    training/    prepare data, train, checkpoint, fine-tune, distill, autoconfig
+    inspection/  hooks, traces, alignment, training history, the HTML page
+    interop/     Hugging Face, CTranslate2, ONNX, torch, bundles
+    server/      HTTP server: LibreTranslate's API, batching, streaming
+    bench/       speed against other libraries
+    demo/        the built-in corpus and the demo
+    cli/         the commands
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+    from os import PathLike
 
     from regard.errors import RegardError as RegardError
+    from regard.inspection.trace import Trace as Trace
+    from regard.metrics import MetricResult as MetricResult
     from regard.recipe import Device, Precision, Recipe as Recipe
-    from regard.tasks import Model as Model
+    from regard.tasks import (
+        Classifier as Classifier,
+        DecodingOptions as DecodingOptions,
+        LanguageModel as LanguageModel,
+        MaskedLM as MaskedLM,
+        Model as Model,
+        Tagger as Tagger,
+        Translation as Translation,
+        Translator as Translator,
+    )
 
-_HOMES = {"RegardError": "errors", "Recipe": "recipe", "Model": "tasks"}
+    M = TypeVar("M", bound=Model)
+
+_MODULES = {
+    "RegardError": "errors",
+    "Recipe": "recipe",
+    "MetricResult": "metrics",
+    "Trace": "inspection.trace",
+    **dict.fromkeys(
+        ("Classifier", "DecodingOptions", "LanguageModel", "MaskedLM", "Model"), "tasks"
+    ),
+    **dict.fromkeys(("Tagger", "Translation", "Translator"), "tasks"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when they are first used: torch takes seconds to import."""
+    """Import names when they are first used, because importing torch takes seconds."""
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
-    return getattr(import_module(f"regard.{_HOMES[name]}"), name)
+    return getattr(import_module(f"regard.{_MODULES[name]}"), name)
+
+
+@overload
+def load(
+    run: str | PathLike[str],
+    *,
+    device: Device = ...,
+    precision: Precision = ...,
+    threads: int | None = ...,
+) -> Translator: ...
+
+
+@overload
+def load(
+    run: str | PathLike[str],
+    kind: type[M],
+    *,
+    device: Device = ...,
+    precision: Precision = ...,
+    threads: int | None = ...,
+) -> M: ...
 
 
 def load(
-    run: str | Path,
+    run: str | PathLike[str],
+    kind: type[Any] | None = None,
+    *,
     device: Device = "auto",
     precision: Precision = "fp32",
     threads: int | None = None,
 ) -> Any:
-    """Open a run folder: a Translator, a Tagger …, whatever its task is.
+    """Open a run folder.
 
-    precision: the numbers to compute in, fp32, bf16, int8, or auto, the fastest the machine has.
-    threads: batches worked on at a time, on a CPU (all available_cores, unless given).
+    kind: the class of the model: ``regard.Translator`` (default), ``regard.Tagger``, ``regard.Classifier``,
+    ``regard.MaskedLM`` or ``regard.LanguageModel``. ``regard.Model.load(run)`` opens a run of any task.
+    precision: fp32, bf16, int8, or auto for the fastest that the machine supports.
+    threads: number of batches to process at a time on a CPU; all cores by default.
     """
-    from regard.tasks import Model
+    from regard.tasks import Translator
 
-    return Model.load(run, device, precision, threads)
+    return (kind or Translator).load(run, device, precision, threads)
+
+
+@overload
+def train(
+    recipe: Recipe | str | PathLike[str],
+    *,
+    out: str | PathLike[str] | None = ...,
+    changes: Sequence[str] = ...,
+    minutes: float | None = ...,
+) -> Translator: ...
+
+
+@overload
+def train(
+    recipe: Recipe | str | PathLike[str],
+    kind: type[M],
+    *,
+    out: str | PathLike[str] | None = ...,
+    changes: Sequence[str] = ...,
+    minutes: float | None = ...,
+) -> M: ...
 
 
 def train(
-    recipe: Recipe | str | Path,
-    out: str | Path | None = None,
+    recipe: Recipe | str | PathLike[str],
+    kind: type[Any] | None = None,
+    *,
+    out: str | PathLike[str] | None = None,
     changes: Sequence[str] = (),
     minutes: float | None = None,
 ) -> Any:
-    """Train by a recipe: a ``Recipe``, a YAML file, or the name of a shipped one.
+    """Train a model, or resume an interrupted training.
 
-    out is the run folder (``runs/<name of the recipe>`` unless given); a run found there goes on.
-    changes are ``"section.key=value"`` on top of a file; minutes ends the training in time.
+    recipe: a ``Recipe``, a YAML file, or the name of a bundled recipe.
+    kind: the class of the model, as in ``load``.
+    out: the run folder, ``runs/<name of the recipe>`` by default.
+    changes: ``"section.key=value"`` strings that override keys of a recipe file.
+    minutes: stop training in time to finish within this many minutes.
     """
     from pathlib import Path
 
     from regard.errors import RegardError
     from regard.recipe import Recipe, load_recipe
-    from regard.training.run import train as train_in
+    from regard.recipe.registry import find_registry
+    from regard.tasks import Translator
+    from regard.training.run import train as train_run
 
+    expected = kind or Translator
     if isinstance(recipe, Recipe):
         if out is None or changes:
-            raise RegardError("a Recipe object needs out, and takes no changes")
-        return train_in(recipe, out, minutes)
-    name = Path(recipe).name.split(".")[0]
-    return train_in(load_recipe(recipe, changes), out or Path("runs") / name, minutes)
+            raise RegardError("train: a Recipe object needs out=…, and takes no changes")
+        folder = Path(out)
+    else:
+        name = Path(recipe).name.split(".")[0]
+        recipe, folder = load_recipe(Path(recipe), changes), Path(out or Path("runs") / name)
+    model = find_registry("task")[recipe.task].model
+    if not issubclass(model, expected):
+        raise RegardError(
+            f"train: the recipe is for task {recipe.task}; call "
+            f"regard.train(recipe, regard.{model.__name__}) to get a {model.__name__}"
+        )
+    return train_run(recipe, folder, minutes)

@@ -1,4 +1,4 @@
-"""``python -m regard`` is the command ``regard``; torchrun starts it this way."""
+"""``python -m regard`` runs the command ``regard``; torchrun starts it this way."""
 
 from regard.cli.main import main
 

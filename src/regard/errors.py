@@ -1,9 +1,9 @@
-"""The one exception that speaks to a person."""
+"""The exception for errors that a user can fix."""
 
 
 class RegardError(Exception):
-    """Something the user can put right: what was wrong, where it stands, what is allowed.
+    """An error in the user's input. The message names the bad value, where it was found, and what is allowed.
 
-    The command line prints it as ``regard: …`` without a traceback and exits with status 2.
-    A mistake of our own is an ``assert``, never this.
+    The command line prints it as ``regard: …`` without a traceback and exits with status 2. An internal error is an
+    ``AssertionError``, never this.
     """

@@ -1,4 +1,4 @@
-"""benchmarks/ablation.py: slices that go on where they stopped, and a table that can be checked by hand."""
+"""benchmarks/ablation.py: it resumes where it stopped, and its table can be checked by hand."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ import pytest
 from regard.storage.run_dir import RunDir
 from regard.training.prepare import open_prepared, prepare
 from regard.training.progress import ProgressReporter
-from regard.training.run import open_run, refuse_strangers
+from regard.training.run import check_run_folder, open_run
 from tests.cli.commands import write_task
 from tests.scripts import load_script
 
@@ -29,25 +29,25 @@ def plan(benchmark: ModuleType, recipe: str, runs: Path = Path("runs"), **more: 
 @pytest.mark.parametrize(
     ("recipe", "same"), [("multi30k-tiny", []), ("multi30k", ["R-Drop 5", "dropout 0.3"])]
 )
-def test_every_variant_can_be_read(
+def test_every_variant_is_valid(
     benchmark: ModuleType, recipe: str, same: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is the recipe already is left out, nothing else."""
-    admitted = list(benchmark.admitted(plan(benchmark, recipe), list(benchmark.VARIANTS)))
-    assert admitted == [name for name in benchmark.VARIANTS if name not in same]
-    assert capsys.readouterr().out.count("left out, it is the recipe") == len(same)
+    """Only variants that equal the recipe are skipped."""
+    valid = list(benchmark.valid_variants(plan(benchmark, recipe), list(benchmark.VARIANTS)))
+    assert valid == [name for name in benchmark.VARIANTS if name not in same]
+    assert capsys.readouterr().out.count("skipped, equal to the recipe") == len(same)
 
 
-def test_a_variant_that_the_recipe_does_not_admit_is_left_out(
+def test_a_variant_that_the_recipe_does_not_allow_is_skipped(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [benchmark.BASE, "R-Drop 1"]
-    found = benchmark.admitted(plan(benchmark, "wikitext2-mask"), asked)
+    names = [benchmark.BASE, "R-Drop 1"]
+    found = benchmark.valid_variants(plan(benchmark, "wikitext2-mask"), names)
     assert list(found) == [benchmark.BASE]
-    assert "R-Drop 1: left out: " in capsys.readouterr().out
+    assert "R-Drop 1: skipped: " in capsys.readouterr().out
 
 
-def test_without_being_told_nothing_sees_the_test(benchmark: ModuleType) -> None:
+def test_the_test_set_is_used_only_on_request(benchmark: ModuleType) -> None:
     job = benchmark.Job("both directions", 2)
     assert plan(benchmark, "multi30k").load(job).data.test is None
     tested = plan(benchmark, "multi30k", test=True).load(job)
@@ -57,10 +57,10 @@ def test_without_being_told_nothing_sees_the_test(benchmark: ModuleType) -> None
 
 def test_intervals_are_those_of_student_and_welch(benchmark: ModuleType) -> None:
     for freedom, point in ((1, 12.7062), (2, 4.30265), (3.5, 2.94), (10, 2.22814), (50, 2.00856)):
-        assert benchmark.student(freedom) == pytest.approx(point, rel=2e-4)
+        assert benchmark.student_t(freedom) == pytest.approx(point, rel=2e-4)
     value, error = benchmark.mean([40.0, 42.0, 41.0])  # 4.30265 / sqrt 3
     assert (value, error) == pytest.approx((41.0, 2.4841), abs=1e-3)
-    # Alike spread: 2 + 2 degrees, 2.77645 sqrt(2/3). One that does not spread adds nothing.
+    # Equal variances: 2 + 2 degrees, 2.77645 sqrt(2/3). A variance of zero adds nothing.
     value, error = benchmark.difference([39.0, 38.0, 40.0], [40.0, 42.0, 41.0])
     assert (value, error) == pytest.approx((-2.0, 2.2669), abs=1e-3)
     value, error = benchmark.difference([39.0, 39.0, 39.0], [40.0, 42.0, 41.0])
@@ -82,10 +82,10 @@ def test_the_table_has_a_row_for_each_variant(benchmark: ModuleType) -> None:
     assert lines[2] == "| the recipe | 3 | 41.00 ± 2.48 |  | 43.00 ± 0.00 | 60 |"
     assert lines[3] == "| R-Drop 1 | 3 | 39.00 ± 2.48 | -2.00 ± 2.27 |  | 60 |"
     assert "seeds is 1.00 (4 degrees of freedom)" in lines[5]
-    assert "from 2.27 on" in lines[5]
+    assert "seeds is 2.27." in lines[5]
 
 
-def test_text_is_prepared_once_for_all_that_learn_from_the_same_ids(
+def test_data_are_prepared_once_for_all_trainings_with_the_same_ids(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,23 +96,23 @@ def test_text_is_prepared_once_for_all_that_learn_from_the_same_ids(
         benchmark.Job(name, seed)
         for name, seed in (("the recipe", 1), ("dropout 0.1", 2), ("vocabulary of 3,000", 1))
     )
-    texts = benchmark.DataFiles(planned)
-    assert texts.of(first) == texts.of(second)
-    assert texts.of(first) != texts.of(larger)
-    texts.give(second)
-    assert not planned.folder(second).exists(), "there is nothing yet"
+    data = benchmark.SharedData(planned)
+    assert data.folder(first) == data.folder(second)
+    assert data.folder(first) != data.folder(larger)
+    data.provide(second)
+    assert not planned.folder(second).exists(), "nothing is prepared yet"
     run = RunDir(planned.folder(first))
     run.folder.mkdir(parents=True)
     run.write_recipe(planned.load(first))
-    prepare(run, planned.load(first), ProgressReporter(run, speaks=False))
-    texts.keep(first)
+    prepare(run, planned.load(first), ProgressReporter(run, enabled=False))
+    data.store(first)
     shutil.rmtree(run.data)
-    texts.give(second)
-    monkeypatch.setattr("regard.training.prepare.write_dataset", None)  # which would fail
+    data.provide(second)
+    monkeypatch.setattr("regard.training.prepare.write_dataset", None)  # would fail if called
     other = RunDir(planned.folder(second))
-    refuse_strangers(other)
+    check_run_folder(other)
     open_run(other, planned.load(second))
-    prepare(other, planned.load(second), ProgressReporter(other, speaks=False))
+    prepare(other, planned.load(second), ProgressReporter(other, enabled=False))
     assert len(open_prepared(other, planned.load(second)).train) == 40
 
 
@@ -128,7 +128,7 @@ found = {"valid": 40.0, "test": {}, "seconds": 1.0, "hardware": "none"}
 """
 
 
-def test_a_slice_ends_in_time_and_the_next_goes_on(
+def test_it_stops_in_time_and_resumes(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,17 +140,17 @@ def test_a_slice_ends_in_time_and_the_next_goes_on(
         "command",
         lambda plan, job: [sys.executable, "-c", TRAIN, str(plan.folder(job))],
     )
-    monkeypatch.setattr(benchmark, "ENDING", 0.0)
+    monkeypatch.setattr(benchmark, "SAVE_SECONDS", 0.0)
     out, runs = tmp_path / "ablation.json", tmp_path / "runs"
-    slice_ = [recipe, "--out", str(out), "--runs", str(runs), "--seeds", "1", "--jobs", "2"]
-    slice_ += ["--only", "the recipe", changed]
-    benchmark.main([*slice_, "--minutes", "0.03"])
+    arguments = [recipe, "--out", str(out), "--runs", str(runs), "--seeds", "1", "--jobs", "2"]
+    arguments += ["--only", "the recipe", changed]
+    benchmark.main([*arguments, "--minutes", "0.03"])
     first = json.loads(out.read_text())["results"]
     assert set(first) == {"the recipe/1"}
     assert not (runs / "the-recipe-1" / "checkpoints").exists()
-    (runs / "the-recipe-1" / "scores.json").unlink()  # what is in the table is not done again
-    benchmark.main([*slice_, "--minutes", "1"])
+    (runs / "the-recipe-1" / "scores.json").unlink()  # finished trainings are not repeated
+    benchmark.main([*arguments, "--minutes", "1"])
     assert set(json.loads(out.read_text())["results"]) == {"the recipe/1", f"{changed}/1"}
     assert f"| {changed} | 1 | 40.00 | +0.00 |" in out.with_suffix(".md").read_text()
     with pytest.raises(SystemExit):
-        benchmark.main([*slice_, "--set", "training.steps=3"])
+        benchmark.main([*arguments, "--set", "training.log_every=3"])

@@ -1,4 +1,4 @@
-"""What benchmarks/baselines.py measures, where the answer is known."""
+"""benchmarks/baselines.py measures the right values where they are known."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -15,30 +15,32 @@ def benchmark() -> ModuleType:
     return load_script("benchmarks/baselines.py")
 
 
-def shift_by(places: int) -> Callable[[Tensor], Tensor]:
-    """A layer in which each word hears only the one so many places before."""
-    return lambda x: torch.nn.functional.pad(x, (0, 0, places, 0))[:, : x.shape[1]]
+def shift_by(distance: int) -> Callable[[Tensor], Tensor]:
+    """A layer in which each output is the input ``distance`` positions before."""
+    return lambda x: torch.nn.functional.pad(x, (0, 0, distance, 0))[:, : x.shape[1]]
 
 
-@pytest.mark.parametrize(("places", "length", "layers"), [(1, 9, 8), (2, 9, 4), (8, 9, 1)])
-def test_the_path_of_a_shift(places: int, length: int, layers: int, benchmark: ModuleType) -> None:
+@pytest.mark.parametrize(("distance", "length", "layers"), [(1, 9, 8), (2, 9, 4), (8, 9, 1)])
+def test_the_path_of_a_shift(
+    distance: int, length: int, layers: int, benchmark: ModuleType
+) -> None:
     def reached(count: int) -> bool:
         first = torch.ones(1, 1, 16, requires_grad=True)
         x = torch.cat([first, torch.ones(1, length - 1, 16)], dim=1)
-        return bool(benchmark.felt(first, shift_by(places * count)(x)[:, -1]))
+        return bool(benchmark.influences(first, shift_by(distance * count)(x)[:, -1]))
 
     assert reached(layers)
     assert not reached(layers - 1)
 
     def make(number: int) -> Callable[[Tensor], Tensor]:
-        return lambda x: x + shift_by(places)(x)
+        return lambda x: x + shift_by(distance)(x)
 
-    assert benchmark.layers_to_meet(make, length) == layers
+    assert benchmark.layers_to_interact(make, length) == layers
 
 
-def test_words_that_never_meet_are_told(benchmark: ModuleType) -> None:
-    with pytest.raises(AssertionError, match="nothing works"):
-        benchmark.layers_to_meet(lambda number: lambda x: 2 * x, 8)
+def test_tokens_that_never_interact_are_an_error(benchmark: ModuleType) -> None:
+    with pytest.raises(AssertionError, match="no number works"):
+        benchmark.layers_to_interact(lambda number: lambda x: 2 * x, 8)
 
 
 @pytest.mark.parametrize(
@@ -47,22 +49,22 @@ def test_words_that_never_meet_are_told(benchmark: ModuleType) -> None:
         ("self-attention", {8: 1, 40: 1}),
         ("convolution", {8: 7, 40: 39}),  # a window of 3 reaches 1 to each side
         ("convolution, dilated", {9: 2, 10: 3, 27: 3, 28: 4}),  # powers of 3
-        ("window attention", {9: 1, 10: 2, 40: 5}),  # a reach of 8
+        ("window attention", {9: 1, 10: 2, 40: 5}),  # a window of 8
     ],
 )
 def test_the_path_through_layers(kind: str, layers: dict[int, int], benchmark: ModuleType) -> None:
     torch.manual_seed(1)
     make = benchmark.LAYERS[kind]
-    assert {length: benchmark.layers_to_meet(make, length) for length in layers} == layers
+    assert {length: benchmark.layers_to_interact(make, length) for length in layers} == layers
 
 
 def test_the_path_through_a_recurrence(benchmark: ModuleType) -> None:
-    assert [benchmark.steps_to_meet(length) for length in (2, 8, 21)] == [1, 7, 20]
+    assert [benchmark.steps_to_interact(length) for length in (2, 8, 21)] == [1, 7, 20]
 
 
 def test_the_longest_chain_of_operations(benchmark: ModuleType) -> None:
     x = torch.ones(2, requires_grad=True)
-    # The graph begins where the gradient of x is gathered.
+    # The graph begins with the accumulation of the gradient of x.
     assert benchmark.longest_chain(x * 2) == 2
     assert benchmark.longest_chain(x * 2 + (x * 3).sin().cos()) == 5
 
@@ -79,4 +81,4 @@ def test_the_exponents_of_the_work(benchmark: ModuleType) -> None:
     assert work["convolution"] == [2 * 64 * 4 * 2 * 8 * 8, 2 * 128 * 4 * 2 * 8 * 8]
     # Blocks of 32 queries, each with the 40 keys around it.
     assert work["window attention"] == [2 * 2 * 64 * 40 * 8, 2 * 2 * 128 * 40 * 8]
-    assert benchmark.exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert benchmark.growth_exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)

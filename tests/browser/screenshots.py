@@ -1,9 +1,9 @@
-"""The pictures of docs/page.md: every view, by day and by night.
+"""The screenshots in docs/page.md: every view, in the light and the dark theme.
 
     python -m tests.browser.screenshots runs/demo                                # writes docs/images/page-*.png
-    python -m tests.browser.screenshots --rounds runs/multi30k-parallel          # the view of all words at once
+    python -m tests.browser.screenshots --iterations runs/multi30k-parallel      # a non-autoregressive model
 
-The run is the demo's: it can translate the sentence.
+The first run is the demo's: it can translate the sentence.
 """
 
 from __future__ import annotations
@@ -11,55 +11,54 @@ from __future__ import annotations
 import argparse
 import io
 import shutil
-import sys
 from pathlib import Path
 
 from PIL import Image
+
+from tests.browser.conftest import FLAGS, served
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 TEXT = "The dog didn't cross the street because it was too tired."
 VIEWS = {
-    "translate": "#said=8",
-    "heads": "#view=heads&pane=cross&layer=1&head=0",
+    "translate": "#output=8",
+    "heads": "#view=heads&site=cross_attention&layer=1&head=0",
     "beam": "#view=beam",
-    "interfere": "#view=interfere&mute=cross_attention.1.2,cross_attention.1.0",
-    "number": "#view=number&pane=cross&layer=1&head=0&query=8&key=1",
-    "learning": "#view=learning&step=500",
-    "story": "#view=heads&story=10&arrive=1",
+    "intervene": "#view=intervene&mute=cross_attention.1.2,cross_attention.1.0",
+    "weight": "#view=weight&site=cross_attention&layer=1&head=0&query=8&key=1",
+    "training": "#view=training&step=500",
+    "tour": "#view=heads&tour=10&arrive=1",
 }
-"""where each view is at its best"""
+"""the link of each view"""
 CAPTION = "Two young men are playing football in the snow while a brown dog watches them."
-ROUNDS = {"iterations": "#view=rounds"}
-"""of a model that says all words at once, which has no beam"""
+ITERATIONS = {"iterations": "#view=iterations"}
+"""the view that only non-autoregressive models have"""
 WIDTH, HEIGHT, TALLEST, MARGIN = 1200, 900, 1500, 10
 CARDS = """all => all.map(one => one.getBoundingClientRect())
   .map(box => [box.top + scrollY, box.bottom + scrollY])"""
-"""where each card begins and ends"""
+"""top and bottom of each card"""
 COLOURS = 256
-"""few enough for small files, enough for a scale of weights"""
+"""few enough for small files, enough for the colour scale"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--rounds", action="store_true", help="the run says all words at once")
+    parser.add_argument("--iterations", action="store_true", help="the model is non-autoregressive")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT / "tests"))
-    from browser.conftest import FLAGS, served
     from playwright.sync_api import sync_playwright
 
-    text, views = (CAPTION, ROUNDS) if options.iterations else (TEXT, VIEWS)
+    text, views = (CAPTION, ITERATIONS) if options.iterations else (TEXT, VIEWS)
     with sync_playwright() as running, served(options.run) as address:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for scheme in ("light", "dark"):
-            size = {"d_model": WIDTH, "height": HEIGHT}
+            size = {"width": WIDTH, "height": HEIGHT}
             page = browser.new_context(viewport=size, color_scheme=scheme).new_page()  # type: ignore[arg-type]
-            for name, where in views.items():
+            for name, link in views.items():
                 page.goto("about:blank")
-                page.goto(f"{address}/{where}&q={text.replace(' ', '+')}")
+                page.goto(f"{address}/{link}&q={text.replace(' ', '+')}")
                 page.locator(".view:not([hidden]) *").first.wait_for()
-                page.wait_for_timeout(2000)  # until layers have come and colours have faded in
+                page.wait_for_timeout(2000)  # until layers are loaded and colours have faded in
                 shown = page.screenshot(full_page=True)
                 top = 0 if name == "translate" else page.locator("main").bounding_box()["y"] - 16  # type: ignore[index]
                 cards = page.locator(".view:not([hidden]) .card").evaluate_all(CARDS)
@@ -69,7 +68,7 @@ def main() -> None:
 
 
 def end(cards: list[tuple[float, float]], lowest: float) -> float:
-    """The lowest end of a card that is not below, and not inside of another card."""
+    """The lowest bottom edge of a card above this limit that does not cut through another card."""
     ends = [end for _, end in cards if end <= lowest]
     return max(one for one in ends if not any(top < one < end for top, end in cards))
 

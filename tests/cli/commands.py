@@ -1,4 +1,4 @@
-"""Regard as a person uses it: through its command line, in a process of its own."""
+"""Helpers that run Regard through its command line, and write small recipes and data."""
 
 import io
 import multiprocessing
@@ -24,14 +24,14 @@ TIMEOUT = 120
 
 
 def environment() -> dict[str, str]:
-    """As here, without the corpora; with one thread, since the models are too small for more."""
-    known = {name: value for name, value in os.environ.items() if name != "REGARD_DATA"}
-    path = os.pathsep.join(filter(None, [str(SOURCES), known.get("PYTHONPATH")]))
-    return {"OMP_NUM_THREADS": "1", **known, "PYTHONPATH": path, "COLUMNS": "120"}
+    """This process's environment without the corpora, and with one thread, because the models are small."""
+    inherited = {name: value for name, value in os.environ.items() if name != "REGARD_DATA"}
+    path = os.pathsep.join(filter(None, [str(SOURCES), inherited.get("PYTHONPATH")]))
+    return {"OMP_NUM_THREADS": "1", **inherited, "PYTHONPATH": path, "COLUMNS": "120"}
 
 
 def regard(*arguments: object, cwd: Path, stdin: str = "", start: list[str] = REGARD) -> Done:
-    """RunDir one command to its end, whatever that is."""
+    """Run a command in a process of its own, whether it succeeds or not."""
     return subprocess.run(
         [*start, *map(str, arguments)],
         cwd=cwd,
@@ -45,25 +45,25 @@ def regard(*arguments: object, cwd: Path, stdin: str = "", start: list[str] = RE
 
 
 def inside(*arguments: object, cwd: Path) -> Done:
-    """RunDir one command in this very process, which saves the seconds that importing torch takes."""
+    """Run a command in this process, which saves the seconds that importing torch takes."""
     from regard.cli.main import main
 
-    said, told = io.StringIO(), io.StringIO()
-    words = ["regard", *map(str, arguments)]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    argv = ["regard", *map(str, arguments)]
     code: object = 0
-    before, sys.argv = sys.argv, words
+    previous, sys.argv = sys.argv, argv
     corpora = os.environ.pop("REGARD_DATA", None)
     try:
-        with chdir(cwd), redirect_stdout(said), redirect_stderr(told):
+        with chdir(cwd), redirect_stdout(stdout), redirect_stderr(stderr):
             main()
     except SystemExit as exit:
         code = exit.code
     finally:
-        sys.argv = before
+        sys.argv = previous
         if corpora is not None:
             os.environ["REGARD_DATA"] = corpora
     status = code if isinstance(code, int) else 0
-    return subprocess.CompletedProcess(words, status, said.getvalue(), told.getvalue())
+    return subprocess.CompletedProcess(argv, status, stdout.getvalue(), stderr.getvalue())
 
 
 def succeeds(*arguments: object, cwd: Path, stdin: str = "") -> Done:
@@ -79,7 +79,7 @@ def succeeds_inside(*arguments: object, cwd: Path) -> Done:
 
 
 def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    """Start a command and leave it running; its standard output and error go through pipes."""
+    """Start a command and return while it runs; its standard streams are pipes."""
     return subprocess.Popen(
         [*REGARD, *map(str, arguments)],
         cwd=cwd,
@@ -92,21 +92,21 @@ def started(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
 
 
 def together(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """Do all the jobs, two at a time, and give back what they return."""
+    """Run all jobs, two at a time, and return their results by name."""
     with ThreadPoolExecutor(2) as pool:
         running = {name: pool.submit(job) for name, job in jobs.items()}
         return {name: job.result() for name, job in running.items()}
 
 
 def in_workers(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """The same for jobs that run their commands ``inside``: two processes that import torch once for all."""
+    """The same in two worker processes, which import torch once, for jobs that use ``inside``."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, context, _settle) as pool:
+    with ProcessPoolExecutor(2, context, _initialize_worker) as pool:
         running = {name: pool.submit(job) for name, job in jobs.items()}
         return {name: job.result() for name, job in running.items()}
 
 
-def _settle() -> None:
+def _initialize_worker() -> None:
     os.environ.clear()
     os.environ.update(environment())
 
@@ -126,7 +126,7 @@ def sequences(count: int, letters: str, lengths: range, seed: int = 1) -> list[l
 
 
 def write_task(folder: Path, task: Callable[[list[str]], Iterable[str]], count: int) -> Path:
-    """A recipe to learn the task from ``count`` sequences, with others to validate and to test."""
+    """Write data of a task, with ``count`` training sequences, and a recipe; return the path of the recipe."""
     every = sequences(count + 200, "abcdefgh", range(2, 7))
     for name, some in (("test", every[:150]), ("valid", every[150:200]), ("train", every[200:])):
         write(folder / f"{name}.src", map(" ".join, some))
@@ -135,7 +135,7 @@ def write_task(folder: Path, task: Callable[[list[str]], Iterable[str]], count: 
 
 
 def write_recipe(folder: Path, **sections: Mapping[str, Any]) -> Path:
-    """A quick trainer of short sequences, in which the sections given replace some values."""
+    """Write a recipe that learns short sequences quickly; ``sections`` replace some of its values."""
     recipe: dict[str, dict[str, Any]] = {
         "data": {
             "train": {"source": "train.src", "target": "train.tgt"},

@@ -1,4 +1,4 @@
-"""One small model, trained once through the command line, for all tests that only use it."""
+"""A small model, trained once through the command line, for all tests that only use it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.cli.commands import succeeds, write_recipe, write_task
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``run``, which has learned to copy, and the files it came from. To be read only."""
+    """A folder with the run ``run``, which has learned to copy, and its data. Tests must not change it."""
     folder = tmp_path_factory.mktemp("workshop")
     write_task(folder, list, count=3000)
     recipe = write_recipe(

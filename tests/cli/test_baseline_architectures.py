@@ -1,4 +1,4 @@
-"""The older networks through the same commands: they learn, search, and can be looked at."""
+"""The baselines, LSTM and convolution, through the same commands: train, translate, inspect."""
 
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ import yaml
 
 from tests.cli.commands import Done, in_workers, inside, write_task
 
-ARCHITECTURES = ["recurrent", "convolution"]
+ARCHITECTURES = ["lstm", "convolution"]
 
 
 class Learned(NamedTuple):
@@ -42,14 +42,14 @@ def test_learns_to_copy_unseen_sequences(architecture: str, learned: dict[str, L
     one = learned[architecture]
     assert one.training.returncode == 0, one.training.stderr
     assert one.translating.returncode == 0, one.translating.stderr
-    wanted = (one.folder / "test.tgt").read_text().splitlines()
+    expected = (one.folder / "test.tgt").read_text().splitlines()
     found = one.translating.stdout.splitlines()
-    right = sum(a == b for a, b in zip(found, wanted, strict=True))
-    assert right >= 0.95 * len(wanted), one.training.stderr
+    correct = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert correct >= 0.95 * len(expected), one.training.stderr
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_sentence_can_be_seen_to_pass(architecture: str, learned: dict[str, Learned]) -> None:
+def test_a_sentence_can_be_inspected(architecture: str, learned: dict[str, Learned]) -> None:
     done = inside("look", "run", "a b c", cwd=learned[architecture].folder)
     assert done.returncode == 0, done.stderr
     assert "<html" in (learned[architecture].folder / "look.html").read_text()

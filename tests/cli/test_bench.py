@@ -1,4 +1,4 @@
-"""``regard bench translate`` as scripts use it, and what is said of the precision."""
+"""``regard bench translate``: its JSON, its table, and its errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli.commands import inside
 TINY = ("--preset", "tiny", "--batch", 3, "--beam", 2, "--repeats", 1, "--threads", 2)
 
 
-def test_rows_stand_side_by_side_and_say_the_same(tmp_path: Path) -> None:
+def test_every_engine_has_a_row_and_gives_the_same_translations(tmp_path: Path) -> None:
     peers = ("--peer", "ctranslate2", "--peer", "marian")
     done = inside(
         "bench", "translate", *TINY, "--precision", "fp32", *peers, "--json", cwd=tmp_path
@@ -21,34 +21,34 @@ def test_rows_stand_side_by_side_and_say_the_same(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert {row["precision"] for row in rows} == {"fp32"}
-    as_it_comes, other = "inter_threads 1, intra_threads 2", "inter_threads 2, intra_threads 1"
+    default, other = "inter_threads 1, intra_threads 2", "inter_threads 2, intra_threads 1"
     names = ["regard", "ctranslate2", f"ctranslate2 ({other})", "marian"]
     assert [row["name"] for row in rows] == names
-    assert [row["settings"] for row in rows[1:3]] == [as_it_comes, other]
+    assert [row["settings"] for row in rows[1:3]] == [default, other]
     for row in rows:
         assert row["sentences_per_second"] > 0
         assert row["sentences_per_cpu_second"] > 0
         assert row["agreement"] == 1.0
         assert (row["beam"], row["batch"], row["threads"]) == (2, 3, 2)
-    assert not list(tmp_path.iterdir()), "nothing is left behind"
+    assert not list(tmp_path.iterdir()), "no files are left"
 
 
-def test_peers_compute_in_what_auto_has_come_to(tmp_path: Path) -> None:
+def test_peers_use_the_precision_that_auto_resolves_to(tmp_path: Path) -> None:
     done = inside("bench", "translate", *TINY, "--peer", "ctranslate2", "--json", cwd=tmp_path)
     ours, *theirs = (row["precision"] for row in json.loads(done.stdout)["rows"])
     assert {*theirs} == {"int8" if ours == "int8" else "fp32"}
 
 
-def test_each_precision_has_a_line_of_the_table(tmp_path: Path) -> None:
-    asked = ("--precision", "fp32", "--precision", "int8")
-    done = inside("bench", "translate", *TINY, *asked, cwd=tmp_path)
+def test_each_precision_has_a_row_in_the_table(tmp_path: Path) -> None:
+    precisions = ("--precision", "fp32", "--precision", "int8")
+    done = inside("bench", "translate", *TINY, *precisions, cwd=tmp_path)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [line[:2] for line in lines[2:]] == [["regard", "fp32"], ["regard", "int8"]]
     assert lines[2][4:6] == ["1.00x", "100%"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         (
             ("--peer", "ctranslat"),
@@ -58,19 +58,17 @@ def test_each_precision_has_a_line_of_the_table(tmp_path: Path) -> None:
         (("--preset", "huge"), "regard: --preset huge: no such name; allowed: tiny, small"),
     ],
 )
-def test_what_is_not_there_is_refused_in_one_line(
-    tmp_path: Path, asked: tuple[str, str], said: str
+def test_unknown_names_are_refused_in_one_line(
+    tmp_path: Path, arguments: tuple[str, str], message: str
 ) -> None:
-    done = inside("bench", "translate", *TINY, *asked, cwd=tmp_path)
+    done = inside("bench", "translate", *TINY, *arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
 
 
-def test_a_peer_that_is_not_installed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     done = inside("bench", "translate", *TINY, "--peer", "ctranslate2", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "regard: this needs ctranslate2: pip install 'regard[exchange]'\n"
+    assert done.stderr == "regard: ctranslate2 is not installed: pip install 'regard[interop]'\n"

@@ -1,4 +1,4 @@
-"""Two processes learn what one learns."""
+"""Training in two processes gives the same weights as in one."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from tests.cli.commands import PYTHON, Done, regard, sequences, succeeds_inside, write, write_recipe
 
-# No -W error here: torchrun itself warns of settings that are not ours.
+# Without -W error: torchrun itself warns.
 TORCHRUN = [PYTHON[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "regard"]
 STEPS, TOKENS = 20, 96
@@ -21,7 +21,9 @@ STEPS, TOKENS = 20, 96
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
     texts = [" ".join(one) for one in sequences(60, "abcdefgh", range(2, 7))]
-    texts.append(" ".join("abcdefgh" * 20))  # a batch of its own: nothing is left for the second
+    texts.append(
+        " ".join("abcdefgh" * 20)
+    )  # a batch of one row: none is left for the second process
     for name, lines in (("train", texts), ("valid", texts[:5])):
         write(folder / f"{name}.src", lines)
         write(folder / f"{name}.tgt", lines)
@@ -45,19 +47,46 @@ def arguments(out: str, accumulate: str) -> list[str]:
 
 
 @pytest.mark.parametrize("accumulate", ["1", "2"])
-def test_two_processes_learn_what_one_learns(accumulate: str, folder: Path) -> None:
+def test_two_processes_give_the_same_weights_as_one(accumulate: str, folder: Path) -> None:
     one, two = folder / f"one-{accumulate}", folder / f"two-{accumulate}"
     done = regard(*arguments(two.name, accumulate), cwd=folder, start=TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert_odd_batches(one)
     assert_close_weights(one, two)
-    assert_one_voice(two, done)
+    assert_only_main_process_reports(two, done)
+
+
+def test_batch_norm_uses_the_statistics_of_all_processes(tmp_path: Path) -> None:
+    texts = [" ".join(one) for one in sequences(50, "abcdefgh", range(2, 7))]
+    for name, lines in (("train", texts), ("valid", texts[:5])):
+        write(tmp_path / f"{name}.src", lines)
+        write(tmp_path / f"{name}.tgt", lines)
+    training = {"steps": STEPS, "tokens_per_batch": TOKENS, "log_every": 1, "learning_rate": 0.1}
+    training |= {"validate_every": STEPS, "validate_sentences": 2, "warmup": 5}
+    # Not Adam: batch norm cancels some biases, and Adam amplifies the rounding errors of their zero gradients.
+    write_recipe(
+        tmp_path,
+        data={"clean": {"max_tokens": 40}},
+        model={"norm": "batch"},
+        training={**training, "schedule": "constant", "optimizer": "momentum"},
+    )
+    succeeds_inside(*arguments("one", "1"), cwd=tmp_path)
+    done = regard(*arguments("two", "1"), cwd=tmp_path, start=TORCHRUN)
+    assert done.returncode == 0, done.stderr
+    assert_odd_batches(tmp_path / "one")  # one batch has a single row: the second process is idle
+    losses = [
+        [event["loss"] for event in RunDir(tmp_path / run).log() if event["event"] == "step"]
+        for run in ("one", "two")
+    ]
+    assert len(losses[0]) == STEPS
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    assert_close_weights(tmp_path / "one", tmp_path / "two")
 
 
 def assert_odd_batches(run: Path) -> None:
-    """The batches were hard to share: some with an odd number of rows, one with a single row."""
-    store = TokenDataset(run / "data" / "train.arrow")
-    plan = plan_batches(store.source_lengths, store.target_lengths, TOKENS, seed=1, epoch=0)
+    """Some batches cannot be divided evenly: they have an odd number of rows, or a single one."""
+    dataset = TokenDataset(run / "data" / "train.arrow")
+    plan = plan_batches(dataset.source_lengths, dataset.target_lengths, TOKENS, seed=1, epoch=0)
     rows = [len(batch) for batch in plan]
     assert 1 in rows
     assert any(count % 2 and count > 1 for count in rows)
@@ -74,8 +103,8 @@ def assert_close_weights(one: Path, two: Path) -> None:
         torch.testing.assert_close(theirs[1]["model"][name], weight, rtol=0, atol=1e-5)
 
 
-def assert_one_voice(run: Path, done: Done) -> None:
-    """Only the first process writes and speaks."""
+def assert_only_main_process_reports(run: Path, done: Done) -> None:
+    """Only the main process writes and prints."""
     events = RunDir(run).log()
     steps = [event["step"] for event in events if event["event"] == "step"]
     assert steps == list(range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""Files are translated a portion at a time, in constant memory, and a killed translation goes on where it was."""
+"""Files are translated in chunks, in constant memory, and a killed translation can be resumed."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.recipe import Data, DataFiles, Search
+from regard.recipe import Data, DataFiles, Decoding
 from regard.tasks import Translation, Translator
 from tests.cli.commands import environment, inside, write
 
@@ -20,18 +20,18 @@ KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import regard.cli.text_io
-from regard import align, journal, model  # once for all the processes that are killed
+import regard.inspection.alignment, regard.storage.resumable_output, regard.tasks  # once, for all child processes
 from regard.cli.main import main
 
-regard.cli.text_io.LINES_AT_ONCE = 8
+regard.cli.text_io.CHUNK_LINES = 8
 run, *arguments = sys.argv[1:]
 entry = Path(".out.txt.journal")
 
-def start(*more, to="told"):
+def start(*more, stderr="stderr"):
     child = os.fork()
     if child == 0:
         sys.argv = ["regard", "translate", run, *arguments, *more]
-        sys.stderr = open(to, "w")
+        sys.stderr = open(stderr, "w")
         try:
             main()
         except SystemExit as exit:
@@ -43,33 +43,31 @@ def start(*more, to="told"):
 def done():
     return json.loads(entry.read_text())["done"] if entry.exists() else 0
 
-def over(child):
+def exit_code(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-chance, seen = random.Random(1), []
+draw, resumed = random.Random(1), []
 for _ in range(5):
-    child, goal = start("--output", "out.txt", "--alignment", "out.al"), done() + chance.randrange(8, 40)
+    child, goal = start("--output", "out.txt", "--alignment", "out.al"), done() + draw.randrange(8, 40)
     while done() < goal:
         time.sleep(0.001)
-    time.sleep(chance.random() * 0.03)  # anywhere in the portion, or in the writing of it
+    time.sleep(draw.random() * 0.03)  # kill it anywhere in a chunk, or while it writes one
     os.kill(child, signal.SIGKILL)
-    over(child)
-    seen.append(done())
-other = over(start("--output", "out.txt", "--alignment", "out.al", "--beam", "1", to="refused"))
-last = over(start("--output", "out.txt", "--alignment", "out.al"))
-whole = over(start("--output", "whole.txt", "--alignment", "whole.al"))
-print(json.dumps({"seen": seen, "codes": [other, last, whole]}))
+    exit_code(child)
+    resumed.append(done())
+other = exit_code(start("--output", "out.txt", "--alignment", "out.al", "--beam", "1", stderr="refused"))
+last = exit_code(start("--output", "out.txt", "--alignment", "out.al"))
+whole = exit_code(start("--output", "whole.txt", "--alignment", "whole.al"))
+print(json.dumps({"resumed": resumed, "codes": [other, last, whole]}))
 """
 
 
-def test_a_translation_that_is_killed_loses_and_repeats_no_line(
-    finished_run: Path, tmp_path: Path
-) -> None:
+def test_a_killed_translation_loses_and_repeats_no_line(finished_run: Path, tmp_path: Path) -> None:
     lines = [" ".join(["a dog ein"] * (number % 5)) for number in range(400)]
     with gzip.open(tmp_path / "in.gz", "wt") as file:
         file.writelines(f"{line}\n" for line in lines)
     arguments = [finished_run, "--input", "in.gz", "--set", "extra_length=3", "--json"]
-    arguments += ["--threads", "2"]  # processes that must end with the one they work for
+    arguments += ["--threads", "2"]  # worker processes, which must end with their parent
     done = subprocess.run(
         [sys.executable, "-c", KILLER, *map(str, arguments)],
         cwd=tmp_path,
@@ -80,27 +78,28 @@ def test_a_translation_that_is_killed_loses_and_repeats_no_line(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["codes"] == [2, 0, 0]
-    assert sorted({*told["seen"]}) == told["seen"]  # each went on behind the one before
+    report = json.loads(done.stdout)
+    assert report["codes"] == [2, 0, 0]
+    assert sorted({*report["resumed"]}) == report["resumed"]  # each got further than the one before
     found = [json.loads(line)["source"] for line in (tmp_path / "out.txt").read_text().splitlines()]
     assert found == lines
     for name in ("txt", "al"):
         assert (tmp_path / f"out.{name}").read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
-    assert "begun with other options" in (tmp_path / "refused").read_text()
+    assert "started with different options" in (tmp_path / "refused").read_text()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 class Echo:
-    """A translator that costs nothing."""
+    """A translator that returns its input."""
 
-    recipe = SimpleNamespace(search=Search(), data=Data(train=DataFiles(pairs=("pairs.tsv",))))
+    recipe = SimpleNamespace(decoding=Decoding(), data=Data(train=DataFiles(pairs=("pairs.tsv",))))
     run = SimpleNamespace(fingerprint=lambda: "echo")
     language = None
-    precision, threads, device, summary = "fp32", 1, torch.device("cpu"), "its head"
+    precision, threads, device = "fp32", 1, torch.device("cpu")
+    engine = SimpleNamespace(summary="fp32 on no device")
 
-    def start_worker_pool(self) -> None:
-        """It does not."""
+    def start_workers(self) -> None:
+        """It has none."""
 
     def into(self, language: str | None) -> "Echo":
         return self
@@ -109,13 +108,13 @@ class Echo:
         return [[Translation(text, 0.0, 0.0, [], [], True)] for text in texts]
 
 
-def test_ten_times_the_lines_take_the_same_memory(
+def test_memory_does_not_grow_with_the_number_of_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Translator, "load", lambda run, **options: Echo())
     monkeypatch.setattr("regard.data.text_files.CHUNK", 1 << 14)
     peaks = []
-    for count in (4_000, 4_000, 40_000):  # the first one pays for what is imported
+    for count in (4_000, 4_000, 40_000):  # the first one includes the memory of imports
         path = write(tmp_path / "in", (f"line {number} of a file" for number in range(count)))
         tracemalloc.start()
         done = inside("translate", "run", "--input", path, "--output", "out", cwd=tmp_path)
@@ -126,36 +125,39 @@ def test_ten_times_the_lines_take_the_same_memory(
     assert peaks[2] < 1.1 * peaks[1]
 
 
-def test_terms_and_placeholders_are_kept_and_what_is_lost_is_told(
+def test_terms_and_placeholders_are_kept_and_losses_are_reported(
     finished_run: Path, tmp_path: Path
 ) -> None:
     write(tmp_path / "terms.tsv", ["dog\tHund"])
     write(tmp_path / "in", ["a Dog", "ein", "%s dog dog"])
     done = inside(
         *("translate", finished_run, "--input", "in", "--glossary", "terms.tsv", "--threads", 2),
-        *("--keep", "placeholders", "--set", "extra_length=3", "--no-repeat", "2"),
+        *("--protect", "placeholders", "--set", "extra_length=3", "--no-repeat-ngram", "2"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert ["Hund" in line.split() for line in said] == [True, "Hund" in said[1], True]
-    # A vocabulary of whole words cannot spell it.
-    assert done.stderr.endswith("line 3: %s occurs 1 time(s), in the translation 0\n")
+    lines = done.stdout.splitlines()
+    assert ["Hund" in line.split() for line in lines] == [True, "Hund" in lines[1], True]
+    # A vocabulary of whole words cannot spell %s.
+    assert done.stderr.endswith("line 3: %s occurs 1 time(s) in the source, 0 in the translation\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keep", "names"], "search.protect.0: 'names' must be 'placeholders' or 'numbers'"),
-        (["--set", "coverge=1"], "unknown key search.coverge; did you mean coverage?"),
-        (["--set", "coverage"], "--set coverage: write it as key=value, for example beam=5"),
-        (["--nbest", "2", "--alignment", "al"], "--nbest 2: an alignment is of one translation"),
-        (["--mbr", "4", "--beam", "2"], "beam 2, mbr 4: mbr draws samples"),
+        (["--protect", "names"], "decoding.protect.0: 'names' must be 'placeholders' or 'numbers'"),
+        (["--set", "coverge=1"], "unknown key decoding.coverge; did you mean coverage_penalty?"),
+        (
+            ["--set", "coverage"],
+            "--set coverage: expected key=value with a key of the recipe's decoding section",
+        ),
+        (["--nbest", "2", "--alignment", "al"], "--nbest 2: cannot be combined with --alignment"),
+        (["--mbr", "4", "--beam", "2"], "beam 2, mbr 4: mbr samples; give only one of the two"),
         (["--glossary", "absent"], "absent: no such file"),
         (["--input", "absent", "--output", "out"], "absent: no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
+def test_invalid_options_are_refused_in_one_line(
     arguments: list[str], message: str, finished_run: Path, tmp_path: Path
 ) -> None:
     texts = [] if "--input" in arguments else ["a dog"]

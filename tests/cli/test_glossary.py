@@ -1,4 +1,4 @@
-"""A glossary that cannot be kept to is refused before any file is touched, wherever its terms occur."""
+"""A glossary whose terms cannot be guaranteed is refused before any file is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +12,15 @@ from tests.cli.commands import inside, write
     ("options", "message"),
     [
         ([], "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot spell it"),
-        (["--set", "groups=5"], "groups 5: with constraints there are no groups"),
-        (["--mbr", "4"], "mbr draws samples, which cannot be made to say them"),
+        (["--set", "beam_groups=5"], "beam_groups 5: cannot be combined with constraints"),
+        (["--mbr", "4"], "sampling cannot guarantee them"),
     ],
 )
-def test_a_glossary_is_refused_at_once(
+def test_an_impossible_glossary_is_refused_at_once(
     options: list[str], message: str, finished_run: Path, tmp_path: Path
 ) -> None:
     write(tmp_path / "terms.tsv", ["dog\tHund", "curd\tQuark", "whey\tMolke"])
-    write(tmp_path / "in", ["nothing of the sort"])
+    write(tmp_path / "in", ["a text without any of the terms"])
     files = ["--input", "in", "--output", "out", "--glossary", "terms.tsv"]
     done = inside("translate", finished_run, *files, *options, cwd=tmp_path)
     assert done.returncode == 2
@@ -29,9 +29,11 @@ def test_a_glossary_is_refused_at_once(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "terms.tsv"]
 
 
-def test_groups_of_the_recipe_too(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run(search={"beam_groups": 5})
+def test_beam_groups_of_the_recipe_are_refused_too(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(decoding={"beam_groups": 5})
     write(tmp_path / "terms.tsv", ["dog\tHund"])
     done = inside("translate", run, "a cat", "--glossary", "terms.tsv", cwd=tmp_path)
     assert done.returncode == 2
-    assert "groups 5: with constraints there are no groups" in done.stderr
+    assert "beam_groups 5: cannot be combined with constraints" in done.stderr

@@ -1,4 +1,4 @@
-"""Languages with tags, end to end: one model that copies for a and reverses for b."""
+"""Target language tags, end to end: one model that copies into language a and reverses into b."""
 
 from pathlib import Path
 
@@ -32,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_tag_says_what_is_wanted(folder: Path) -> None:
+def test_the_tag_selects_the_target_language(folder: Path) -> None:
     sources = (folder / "test.src").read_text().splitlines()
     for language in ("a", "b"):
         done = inside("translate", "run", "--to", language, "--input", "test.src", cwd=folder)
-        wanted = (folder / f"test.{language}").read_text().splitlines()
-        right = sum(map(str.__eq__, done.stdout.splitlines(), wanted))
-        assert right >= 45, (language, sources[:3], done.stdout.splitlines()[:3])
+        expected = (folder / f"test.{language}").read_text().splitlines()
+        correct = sum(map(str.__eq__, done.stdout.splitlines(), expected))
+        assert correct >= 45, (language, sources[:3], done.stdout.splitlines()[:3])
 
 
 def test_each_language_is_scored(folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_each_language_is_scored(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("to", [(), ("--to", "c")])
-def test_a_language_must_be_one_that_was_learned(folder: Path, to: tuple[str, ...]) -> None:
+def test_an_unknown_target_language_is_refused(folder: Path, to: tuple[str, ...]) -> None:
     done = inside("translate", "run", *to, "a b", cwd=folder)
     assert done.returncode == 2
     assert "this model translates to a, b" in done.stderr

@@ -1,4 +1,4 @@
-"""The whole road, from text files to translations, leads to a model that has understood its task."""
+"""End to end, from text files to translations: the model learns copying, reversing and sorting."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +20,7 @@ CASES: dict[str, tuple[Task, list[str]]] = {
         ["tokenizer.kind=bpe", "tokenizer.vocab_size=300", "tokenizer.shared=false"],
     ),
 }
-"""name: what to learn, and the changes to the recipe"""
+"""name: the task to learn, and the changes to the recipe"""
 
 
 BEAMS = {"reverse": [2, 5]}
@@ -30,7 +30,7 @@ class Learned(NamedTuple):
     training: Done
     translating: dict[int, Done]
     """by beam"""
-    wanted: list[str]
+    expected: list[str]
 
 
 def learn(folder: Path, name: str, task: Task, changes: list[str]) -> Learned:
@@ -54,18 +54,18 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Learned]:
     )
 
 
-def right(learned: Learned, beam: int) -> int:
-    """How many of the unseen sequences are translated right."""
+def count_correct(learned: Learned, beam: int) -> int:
+    """How many of the unseen sequences are translated correctly."""
     assert learned.training.returncode == 0, learned.training.stderr
     assert learned.translating[beam].returncode == 0, learned.translating[beam].stderr
     found = learned.translating[beam].stdout.splitlines()
-    return sum(one == other for one, other in zip(found, learned.wanted, strict=True))
+    return sum(one == other for one, other in zip(found, learned.expected, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_unseen_sequences_are_translated_right(name: str, learned: dict[str, Learned]) -> None:
-    assert right(learned[name], 5) >= 0.95 * 150, learned[name].training.stderr
+def test_unseen_sequences_are_translated_correctly(name: str, learned: dict[str, Learned]) -> None:
+    assert count_correct(learned[name], 5) >= 0.95 * 150, learned[name].training.stderr
 
 
-def test_a_small_beam_does_as_well(learned: dict[str, Learned]) -> None:
-    assert right(learned["reverse"], 2) >= 0.95 * 150
+def test_a_small_beam_works_as_well(learned: dict[str, Learned]) -> None:
+    assert count_correct(learned["reverse"], 2) >= 0.95 * 150

@@ -1,4 +1,4 @@
-"""Ordinary mistakes: no file of the user's is lost by them, and each is told in one line, before any work is done."""
+"""Ordinary mistakes: no file is lost, and each is reported in one line, before any work is done."""
 
 import errno
 import json
@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from regard import cli
-from regard.data.text_files import split
+from regard.cli import main as cli
+from regard.data.text_files import split_lines
 from regard.errors import RegardError
+from regard.storage.atomic_files import check_distinct_files, write_text
 from regard.storage.resumable_output import ResumableOutput
-from regard.storage.run_dir import RunDir, check_distinct_files, write_text
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.distillation import distill
 from regard.training.run import locked
@@ -27,7 +28,7 @@ TEXTS = ["a dog", "ein Hund", ""]
 
 
 def refused(message: str, *arguments: object, cwd: Path) -> None:
-    """In one line, and the folder is as it was."""
+    """Check that a command is refused in one line, and that no file in the folder changes."""
     before = {path: path.read_bytes() for path in cwd.rglob("*") if path.is_file()}
     done = inside(*arguments, cwd=cwd)
     assert message in done.stderr
@@ -38,7 +39,7 @@ def refused(message: str, *arguments: object, cwd: Path) -> None:
 
 @pytest.fixture
 def folder(finished_run: Path, tmp_path: Path) -> Path:
-    """With a run in it, and a few files."""
+    """A folder with a run and a few files."""
     shutil.copytree(finished_run, tmp_path / "run")
     write(tmp_path / "in.txt", TEXTS)
     write(tmp_path / "in.tsv", TEXTS)
@@ -46,43 +47,43 @@ def folder(finished_run: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-# What is read is never written
+# No file is both read and written
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("translate run --input in.txt --output in.txt", "--output in.txt: that is the --input"),
-        ("translate run --input in.txt --output link", "--output link: that is the --input"),
-        ("translate run --input in.txt --alignment run/../in.txt", "in.txt: that is the --input"),
-        ("translate run --output x --alignment x a", "--alignment x: that is the --output"),
-        ("translate run --output in.txt --glossary in.txt a", "in.txt: that is the --glossary"),
-        ("translate run --output in.txt --parses in.txt a", "in.txt: that is the --parses"),
-        ("distill run --input in.tsv --output in.tsv", "--output in.tsv: that is the --input"),
-        ("tag run --input in.txt --output in.txt", "--output in.txt: that is the --input"),
-        ("classify run --input in.txt --output in.txt", "--output in.txt: that is the --input"),
-        ("train in.txt link", "target link: that is the source"),
+        ("translate run --input in.txt --output in.txt", "--output in.txt: same file as --input"),
+        ("translate run --input in.txt --output link", "--output link: same file as --input"),
+        ("translate run --input in.txt --alignment run/../in.txt", "in.txt: same file as --input"),
+        ("translate run --output x --alignment x a", "--alignment x: same file as --output"),
+        ("translate run --output in.txt --glossary in.txt a", "in.txt: same file as --glossary"),
+        ("translate run --output in.txt --parses in.txt a", "in.txt: same file as --parses"),
+        ("distill run --input in.tsv --output in.tsv", "--output in.tsv: same file as --input"),
+        ("tag run --input in.txt --output in.txt", "--output in.txt: same file as --input"),
+        ("classify run --input in.txt --output in.txt", "--output in.txt: same file as --input"),
+        ("train in.txt link", "target link: same file as source"),
     ],
 )
 def test_a_file_has_one_role(command: str, message: str, folder: Path) -> None:
     refused(message, *command.split(), cwd=folder)
 
 
-def test_files_of_their_own_and_files_not_given_are_let_pass(tmp_path: Path) -> None:
+def test_distinct_and_absent_files_are_accepted(tmp_path: Path) -> None:
     check_distinct_files({"a": tmp_path / "x", "b": None, "c": tmp_path / "y", "d": None})
 
 
-def test_a_teacher_does_not_write_over_what_it_learned_from(
+def test_distill_does_not_overwrite_the_training_data(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REGARD_DATA", str(folder))
     write(folder / "pairs.tsv", ["a dog\tein Hund"])  # the recipe's data.train
     for sources in (None, folder / "in.txt"):
-        with pytest.raises(RegardError, match=r"pairs.tsv: that is the data.train.pairs"):
+        with pytest.raises(RegardError, match=r"pairs.tsv: same file as data.train.pairs"):
             distill(Translator.load(folder / "run", "cpu"), folder / "pairs.tsv", sources)
 
 
-# What is not there, or empty
+# Missing and empty files
 
 
 @pytest.mark.parametrize(
@@ -94,11 +95,11 @@ def test_a_teacher_does_not_write_over_what_it_learned_from(
         ("train in.txt absent.txt", "absent.txt: no such file"),
         (
             "serve absent-run --languages en",
-            "--languages en: two codes with a comma, such as en,de",
+            "--languages en: expected two codes and a comma, for example en,de",
         ),
     ],
 )
-def test_a_missing_file_is_told_before_anything_is_opened_or_made(
+def test_a_missing_file_is_reported_before_anything_is_opened_or_created(
     command: str, message: str, folder: Path
 ) -> None:
     write(folder / "mine.yaml", ["data: {train: {pairs: in.tsv}, valid: {pairs: absent.tsv}}"])
@@ -106,51 +107,53 @@ def test_a_missing_file_is_told_before_anything_is_opened_or_made(
     assert not (folder / "runs").exists()
 
 
-def test_of_an_empty_file_nothing_is_made(folder: Path) -> None:
+def test_the_translation_of_an_empty_file_is_empty(folder: Path) -> None:
     (folder / "empty.txt").touch()
     done = inside("translate", "run", "--input", "empty.txt", "--output", "out.txt", cwd=folder)
     assert (done.returncode, done.stdout) == (0, "")
     assert (folder / "out.txt").read_bytes() == b""
 
 
-def test_a_text_that_is_no_text_is_refused_in_one_line(folder: Path) -> None:
+def test_invalid_unicode_is_refused_in_one_line(folder: Path) -> None:
     done = inside("translate", "run", "Hund \udcff " * 99, cwd=folder)
     assert done.returncode == 2
-    assert "is half of a surrogate pair, no character" in done.stderr
+    assert "is half of a surrogate pair, not a character" in done.stderr
 
 
-def test_a_blank_sentence_is_not_looked_at(folder: Path) -> None:
+def test_look_refuses_a_blank_sentence(folder: Path) -> None:
     refused("the text is blank", "look", "run", " ", cwd=folder)
 
 
-def test_a_line_longer_than_any_that_was_learned_from_is_told_once(folder: Path) -> None:
+def test_there_is_one_warning_of_lines_longer_than_in_training(folder: Path) -> None:
     write(folder / "long.txt", ["ein Hund", " ".join(["Hund"] * 257), " ".join(["Hund"] * 300)])
     done = inside("translate", "run", "--input", "long.txt", "--beam", 1, cwd=folder)
-    assert "line 2 has 257 tokens, and the model learned from 256 at most" in done.stderr
-    assert "--sentences cuts it" in done.stderr
+    assert "line 2 has 257 tokens, and the model was trained on at most 256" in done.stderr
+    assert "--sentences splits it" in done.stderr
     assert done.stderr.count("tokens") == 1
     done = inside("translate", "run", "--input", "long.txt", "--beam", 2, "--nbest", 2, cwd=folder)
     assert "line 2 has 257 tokens" in done.stderr
-    assert "--sentences" not in done.stderr  # which does not go with --nbest
+    assert "--sentences" not in done.stderr  # it cannot be combined with --nbest
     done = inside("translate", "run", "--input", "long.txt", "--beam", 1, "--sentences", cwd=folder)
     assert "tokens" not in done.stderr
 
 
-# A folder that is no run's
+# Folders that are not runs
 
 
-def test_a_recipe_that_a_person_wrote_is_not_replaced(tmp_path: Path) -> None:
+def test_a_recipe_written_by_the_user_is_not_replaced(tmp_path: Path) -> None:
     write(tmp_path / "recipe.yaml", ["# mine", "data: {train: {pairs: my.tsv}}"])
     write(tmp_path / "my.tsv", ["a\tb"])
     (tmp_path / ".notes.partial").touch()
-    refused(".: the folder holds other files", "train", "recipe.yaml", "--out", ".", cwd=tmp_path)
+    refused(
+        ".: the folder contains other files", "train", "recipe.yaml", "--out", ".", cwd=tmp_path
+    )
 
 
-def test_only_what_a_killed_training_left_is_removed(tmp_path: Path) -> None:
+def test_only_files_of_a_killed_training_are_removed(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     run.data.mkdir(parents=True)
     run.checkpoints.mkdir()
-    left = [run.data / ".train.arrow.123.unfinished", run.data / ".facts.json.partial"]
+    left = [run.data / ".train.arrow.123.unfinished", run.data / ".metadata.json.partial"]
     left += [run.checkpoints / ".step-000000001.safetensors.partial"]
     with locked(run):
         left += [run.folder / f".{name}.partial" for name in ("recipe.yaml", "model.safetensors")]
@@ -162,40 +165,51 @@ def test_only_what_a_killed_training_left_is_removed(tmp_path: Path) -> None:
         assert all(path.exists() for path in others)
 
 
-def test_the_demo_writes_nothing_among_other_files(tmp_path: Path) -> None:
+def test_the_demo_refuses_a_folder_with_other_files(tmp_path: Path) -> None:
     write(tmp_path / "thesis.txt", ["years of work"])
-    refused(".: the folder holds other files (thesis.txt)", "demo", "--out", ".", cwd=tmp_path)
+    refused(".: the folder contains other files (thesis.txt)", "demo", "--out", ".", cwd=tmp_path)
 
 
-# A place where no file can be
+# Output files that cannot be written
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("output", "message"),
     [
         (".", ".: a folder, not a file"),
         ("", ".: a folder, not a file"),
-        ("in.txt/x", "in.txt/x: cannot be written: in.txt is no folder"),
-        ("absent/x", "absent/x: cannot be written: absent is no folder"),
-        ("pipe", "pipe: not an ordinary file"),
+        ("in.txt/x", "in.txt/x: cannot be written: in.txt is not a folder"),
+        ("absent/x", "absent/x: cannot be written: absent is not a folder"),
+        ("pipe", "pipe: not a regular file"),
         ("x" * 250, "File name too long"),
     ],
 )
-def test_a_bad_output_is_refused_before_the_work(place: str, message: str, folder: Path) -> None:
+def test_an_invalid_output_is_refused_before_the_work(
+    output: str, message: str, folder: Path
+) -> None:
     os.mkfifo(folder / "pipe")
     refused(
-        message, "translate", "run", "--input", "in.txt", "--output", place, "--beam", 1, cwd=folder
+        message,
+        "translate",
+        "run",
+        "--input",
+        "in.txt",
+        "--output",
+        output,
+        "--beam",
+        1,
+        cwd=folder,
     )
     assert (folder / "pipe").is_fifo()
     with pytest.raises(RegardError):
-        write_text(folder / place, "x")
+        write_text(folder / output, "x")
 
 
-def test_what_the_last_move_cannot_do_is_told(tmp_path: Path) -> None:
+def test_an_error_of_the_final_rename_is_reported(tmp_path: Path) -> None:
     out = tmp_path / "out"
     journal = ResumableOutput([out], {"input": "x"})
     journal.add(1, ["line\n"])
-    out.mkdir()  # by somebody else, meanwhile
+    out.mkdir()  # by another process, meanwhile
     with pytest.raises(RegardError, match="out: cannot be written: Is a directory"):
         journal.finish()
     journal.close()
@@ -205,59 +219,59 @@ def test_what_the_last_move_cannot_do_is_told(tmp_path: Path) -> None:
     assert out.read_text() == "line\n"
 
 
-def test_nothing_done_leaves_nothing_behind(folder: Path) -> None:
+def test_a_failed_translation_leaves_no_files(folder: Path) -> None:
     (folder / "bytes").write_bytes(b"\xff")
     done = inside("translate", "run", "--input", "bytes", "--output", "o", cwd=folder)
     assert "regard: bytes:1: not UTF-8" in done.stderr
     assert not list(folder.glob(".*"))
 
 
-# A teacher that is killed
+# Interrupted distillation
 
 
 @pytest.mark.parametrize("kill", [KeyboardInterrupt, SystemExit])
-def test_distilling_goes_on_where_it_was(
+def test_distillation_is_resumed(
     kill: type[BaseException], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.training.distillation.PAIRS_AT_ONCE", 2)
+    monkeypatch.setattr("regard.training.distillation.CHUNK_SIZE", 2)
     teacher = Translator.load(folder / "run", "cpu")
     sources = write(folder / "sources", TEXTS * 2)
     distill(teacher, folder / "whole.tsv", sources, beam=1)
-    known, asked = teacher.translate, []
+    translate, calls = teacher.translate, []
 
-    def translate(texts: list[str], **options: Any) -> list[str]:
-        asked.append(texts)
-        if len(asked) == 3:
+    def interrupted(texts: list[str], **options: Any) -> list[str]:
+        calls.append(texts)
+        if len(calls) == 3:
             raise kill
-        return known(texts, **options)
+        return translate(texts, **options)
 
-    monkeypatch.setattr(teacher, "translate", translate)
-    output, told = folder / "out.tsv", list[str]()
+    monkeypatch.setattr(teacher, "translate", interrupted)
+    output, messages = folder / "out.tsv", list[str]()
     with pytest.raises(kill):
         distill(teacher, output, sources, beam=1)
     assert not output.exists()
-    with pytest.raises(RegardError, match=r"begun with other options \(4 lines are done\)"):
-        distill(teacher, output, sources, turned=True, beam=1)
-    assert distill(teacher, output, sources, told.append, beam=1) == 6
-    assert len(asked) == 4, "only what was missing"
-    assert told[1] == f"{output}: goes on after source 4"
+    with pytest.raises(RegardError, match=r"started with different options \(4 lines are done\)"):
+        distill(teacher, output, sources, back_translation=True, beam=1)
+    assert distill(teacher, output, sources, messages.append, beam=1) == 6
+    assert len(calls) == 4, "it translated more than the missing sources"
+    assert messages[1] == f"{output}: resuming after source 4"
     assert output.read_bytes() == (folder / "whole.tsv").read_bytes()
     assert not list(folder.glob(".*"))
 
 
-def test_a_tab_is_found_before_the_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tab_is_reported_before_the_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     teacher = Translator.load(folder / "run", "cpu")
     monkeypatch.setattr(teacher, "translate", None)
     sources = write(folder / "sources", [*TEXTS, "a\tdog"])
-    with pytest.raises(RegardError, match="sources:4: a tab in the text"):
+    with pytest.raises(RegardError, match="sources:4: the text contains a tab"):
         distill(teacher, folder / "out.tsv", sources)
 
 
-# What the system refuses
+# Errors of the operating system
 
 
 def printing_to(stdout: int) -> Done:
-    """A command whose standard output is full, or read by nobody."""
+    """Run a command with this standard output."""
     return subprocess.run(
         [*REGARD, "recipes"],
         env={**environment(), "PYTHONUNBUFFERED": ""},
@@ -268,15 +282,15 @@ def printing_to(stdout: int) -> Done:
     )
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-def test_a_full_disk_behind_standard_output_is_told() -> None:
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, of Linux")
+def test_a_full_disk_at_standard_output_is_reported() -> None:
     with Path("/dev/full").open("w") as full:
         done = printing_to(full.fileno())
     assert done.stderr == "regard: standard output: cannot be written: No space left on device\n"
     assert done.returncode == 2
 
 
-def test_a_reader_who_is_gone_is_left_in_peace() -> None:
+def test_a_closed_pipe_at_standard_output_is_not_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = printing_to(writing)
@@ -285,30 +299,30 @@ def test_a_reader_who_is_gone_is_left_in_peace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (FileNotFoundError(errno.ENOENT, "No such file", "some.txt"), "some.txt: No such file"),
         (OSError(errno.EIO, "Input/output error"), "Input/output error"),
     ],
 )
-def test_an_error_of_the_system_is_one_line(
-    error: OSError, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_system_error_is_reported_in_one_line(
+    error: OSError, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def app() -> None:
+    def app(**options: object) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", app)
     done = inside(cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"regard: {said}\n")
+    assert (done.returncode, done.stderr) == (2, f"regard: {message}\n")
 
 
-def test_a_closed_standard_input_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_standard_input_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     done = inside("translate", "run", cwd=folder)
     assert done.stderr.endswith("regard: standard input is closed; give texts or --input\n")
 
 
-# What a person may take for right
+# Other mistakes
 
 
 @pytest.mark.parametrize(
@@ -316,20 +330,23 @@ def test_a_closed_standard_input_is_told(folder: Path, monkeypatch: pytest.Monke
     [
         ("average trained --out in.txt", "in.txt: Not a directory"),
         ("look run a --out .", ".: a folder, not a file"),
-        ("look run a --out in.txt/x", "in.txt/x: cannot be written: in.txt is no folder"),
-        ("train many blank", "nothing to learn: all 60 targets are blank"),
+        ("look run a --out in.txt/x", "in.txt/x: cannot be written: in.txt is not a folder"),
+        ("train many blank", "nothing to train on: all 60 targets are blank"),
         (f"train {'a' * 300}", "a: File name too long"),
-        ("train run", "run: a run folder, not a recipe; to go on with it: regard train run/recipe"),
+        ("train run", "run: a run folder, not a recipe; to resume it: regard train run/recipe"),
         ("translate in.txt a", "in.txt: a file, not a folder"),
-        ("translate run a --set beam", "--set beam: write it as key=value, for example beam=5"),
-        ("translate run a --set =3", "--set =3: write it as key=value"),
-        ("translate run a --set decoding.beam=3", "--set decoding.beam=3: write it as key=value"),
+        (
+            "translate run a --set beam",
+            "--set beam: expected key=value with a key of the recipe's decoding section, for example beam=5",
+        ),
+        ("translate run a --set =3", "--set =3: expected key=value"),
+        ("translate run a --set decoding.beam=3", "--set decoding.beam=3: expected key=value"),
         ("translate run a --to de", "language de: this model translates to one language only, so"),
-        ("info carded", "carded/card.json: not a whole card: KeyError('vocabulary')"),
-        ("import theirs --from huggingface --out new", "theirs/config.json: no whole number for "),
+        ("info carded", "carded/card.json: incomplete card: KeyError('vocabulary')"),
+        ("import theirs --from huggingface --out new", "theirs/config.json: encoder_layers, "),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     command: str, message: str, folder: Path, trained_run: Path
 ) -> None:
     (folder / "trained").symlink_to(trained_run)
@@ -350,13 +367,13 @@ def test_a_mistake_is_told_in_one_line(
 def test_chunks_of_any_size_give_the_same_lines(text: bytes, size: int) -> None:
     chunks = [text[at : at + size] for at in range(0, len(text), size)]
     *lines, rest = text.split(b"\n")
-    assert list(split(chunks)) == lines + [rest] * bool(rest)
+    assert list(split_lines(chunks)) == lines + [rest] * bool(rest)
 
 
 def test_a_long_line_takes_time_by_its_length() -> None:
     def seconds(count: int) -> float:
         start = time.process_time()
-        assert [len(line) for line in split([b"a" * 4096] * count)] == [count * 4096]
+        assert [len(line) for line in split_lines([b"a" * 4096] * count)] == [count * 4096]
         return time.process_time() - start
 
     assert seconds(8_000) < 0.5, "copied with each chunk it would be 130 GB"

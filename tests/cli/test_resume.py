@@ -1,4 +1,4 @@
-"""A training that was stopped, in whatever way, goes on as if nothing had happened: bit for bit."""
+"""Training resumes bit for bit, however it was stopped."""
 
 import hashlib
 import random
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from regard.storage.run_dir import RunDir
-from regard.training.checkpoint import checkpoint_files, load_checkpoint, step_of
+from regard.training.checkpoint import checkpoint_files, checkpoint_step, load_checkpoint
 from tests.cli.commands import (
     Done,
     in_workers,
@@ -24,12 +24,12 @@ from tests.cli.commands import (
 )
 
 STEPS = 200
-EMA = "0", "0.99"  # without a moving average, and with one
+EMA = "0", "0.99"  # without and with a moving average
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe with all that could disturb exactness, and a run of it that nothing interrupted."""
+    """A recipe with everything that could break exact resuming, and uninterrupted runs of it."""
     folder = tmp_path_factory.mktemp("resume")
     write_task(folder, sorted, count=1500)
     write_recipe(
@@ -39,8 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         | {"accumulate": 2, "validate_every": 50, "checkpoint_every": 10, "keep_checkpoints": 3}
         | {"validate_sentences": 0, "best_checkpoint_metric": "loss", "log_every": 10},
     )
-    runs = {f"unbroken-{ema}": partial(train, folder, f"unbroken-{ema}", ema) for ema in EMA}
-    halves = {f"halves-{ema}": partial(go_halfway_twice, folder, ema) for ema in EMA}
+    runs = {
+        f"uninterrupted-{ema}": partial(train, folder, f"uninterrupted-{ema}", ema) for ema in EMA
+    }
+    halves = {f"halves-{ema}": partial(train_in_two_halves, folder, ema) for ema in EMA}
     for done in in_workers(runs | halves).values():
         assert done.returncode == 0, done.stderr
     return folder
@@ -56,26 +58,26 @@ def train(folder: Path, out: str, ema: str = "0", steps: int = STEPS) -> Done:
 
 
 def state(run: Path) -> dict[str, object]:
-    """All that a run has become: the bytes of every tensor, the progress, and the file of weights."""
-    progress, groups = load_checkpoint(checkpoint_files(run / "checkpoints")[-1])
+    """The complete state of a run: the bytes of every tensor, the training state, and the weights file."""
+    training_state, groups = load_checkpoint(checkpoint_files(run / "checkpoints")[-1])
     assert groups["optimizer"]
     tensors = {
         f"{group}.{name}": tensor.numpy().tobytes()
         for group, named in groups.items()
         for name, tensor in named.items()
     }
-    progress.seconds = 0.0
-    return {**tensors, "progress": progress, "weights": RunDir(run).weights_file.read_bytes()}
+    training_state.seconds = 0.0
+    return {**tensors, "state": training_state, "weights": RunDir(run).weights_file.read_bytes()}
 
 
-def assert_same_run(found: Path, wanted: Path) -> None:
-    one, other = state(found), state(wanted)
+def assert_same_run(actual: Path, expected: Path) -> None:
+    one, other = state(actual), state(expected)
     assert one.keys() == other.keys()
     assert [name for name in other if one[name] != other[name]] == []
 
 
 def files(folder: Path) -> dict[str, str]:
-    """The files of a folder and what is in them."""
+    """The files of a folder and their hashes."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -83,84 +85,84 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def underway(folder: Path, out: str, beyond: int = 0) -> subprocess.Popen[str]:
-    """A training process that has just saved a checkpoint of its own."""
+def start_training(folder: Path, out: str, after: int = 0) -> subprocess.Popen[str]:
+    """A training process that has just saved a checkpoint later than step ``after``."""
     process = started(*arguments(out), cwd=folder)
     deadline = time.monotonic() + 60
-    while newest(folder / out) <= beyond:
+    while newest_step(folder / out) <= after:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return process
 
 
-def newest(run: Path) -> int:
-    return max(map(step_of, checkpoint_files(run / "checkpoints")), default=0)
+def newest_step(run: Path) -> int:
+    return max(map(checkpoint_step, checkpoint_files(run / "checkpoints")), default=0)
 
 
-# Going on
+# Resuming
 
 
-def go_halfway_twice(folder: Path, ema: str) -> Done:
+def train_in_two_halves(folder: Path, ema: str) -> Done:
     run = folder / f"halves-{ema}"
     half = train(folder, run.name, ema, STEPS // 2)
-    if half.returncode or newest(run) != STEPS // 2:
+    if half.returncode or newest_step(run) != STEPS // 2:
         return half
     return train(folder, run.name, ema)
 
 
 @pytest.mark.parametrize("ema", EMA)
-def test_half_and_half_is_the_whole_with_and_without_a_moving_average(
-    ema: str, folder: Path
-) -> None:
-    assert_same_run(folder / f"halves-{ema}", folder / f"unbroken-{ema}")
+def test_two_halves_equal_one_uninterrupted_run(ema: str, folder: Path) -> None:
+    assert_same_run(folder / f"halves-{ema}", folder / f"uninterrupted-{ema}")
 
 
-def test_a_killed_training_goes_on_exactly(folder: Path) -> None:
+def test_a_killed_training_resumes_exactly(folder: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails
     draw, run = random.Random(seed), folder / "killed"
     for _ in range(2):
-        process = underway(folder, "killed", newest(run))
+        process = start_training(folder, "killed", newest_step(run))
         time.sleep(draw.uniform(0, 0.3))
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
         for path in checkpoint_files(run / "checkpoints"):
             load_checkpoint(path)
-    assert newest(run) < STEPS
+    assert newest_step(run) < STEPS
     assert train(folder, "killed").returncode == 0
-    assert_same_run(run, folder / "unbroken-0")
+    assert_same_run(run, folder / "uninterrupted-0")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_training_saves_says_so_and_goes_on_exactly(
+def test_an_interrupted_training_saves_and_resumes_exactly(
     number: signal.Signals, folder: Path
 ) -> None:
     run = folder / number.name
-    process = underway(folder, run.name)
+    process = start_training(folder, run.name)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    step = newest(run)
+    _, stderr = process.communicate(timeout=60)
+    step = newest_step(run)
     assert process.returncode == 130
-    assert f"Stopped at step {step}; everything is saved.\nTo go on, give the same" in said
-    assert "Traceback" not in said
+    assert (
+        f"Stopped at step {step}; everything is saved.\nTo resume, run the same command" in stderr
+    )
+    assert "Traceback" not in stderr
     assert step < STEPS
     done = train(folder, run.name)
     assert done.returncode == 0
-    assert f"Going on from step {step} of {STEPS}" in done.stderr
-    assert_same_run(run, folder / "unbroken-0")
+    assert f"Resuming from step {step} of {STEPS}" in done.stderr
+    assert_same_run(run, folder / "uninterrupted-0")
 
 
-def test_a_finished_run_is_left_as_it_is(folder: Path) -> None:
-    before = files(folder / "unbroken-0")
-    done = train(folder, "unbroken-0")
+def test_a_finished_run_is_left_unchanged(folder: Path) -> None:
+    before = files(folder / "uninterrupted-0")
+    done = train(folder, "uninterrupted-0")
     assert done.returncode == 0
-    assert done.stderr == f"unbroken-0 was trained before: all {STEPS} steps are done\n"
-    assert files(folder / "unbroken-0") == before
+    assert done.stderr == f"uninterrupted-0 is already trained: all {STEPS} steps are done\n"
+    assert files(folder / "uninterrupted-0") == before
 
 
-# Not going on
+# Refusing to resume
 
 
 def refused(done: Done) -> str:
@@ -172,16 +174,16 @@ def refused(done: Done) -> str:
 
 
 def test_a_run_of_another_recipe_is_refused_with_the_differences(folder: Path) -> None:
-    before = files(folder / "unbroken-0")
-    done = inside(*arguments("unbroken-0"), "--set", "model.dropout=0.3", cwd=folder)
+    before = files(folder / "uninterrupted-0")
+    done = inside(*arguments("uninterrupted-0"), "--set", "model.dropout=0.3", cwd=folder)
     message = refused(done)
     assert "another recipe" in message
     assert "model.dropout is 0.2 there, 0.3 here" in message
     assert "training." not in message
-    assert files(folder / "unbroken-0") == before
+    assert files(folder / "uninterrupted-0") == before
 
 
-def test_a_folder_of_other_files_is_refused_and_left_as_it_is(folder: Path) -> None:
+def test_a_folder_of_other_files_is_refused_and_left_unchanged(folder: Path) -> None:
     (folder / "letters").mkdir()
     write(folder / "letters" / "mother.txt", ["Dear mother,"])
     before = files(folder / "letters")
@@ -190,7 +192,7 @@ def test_a_folder_of_other_files_is_refused_and_left_as_it_is(folder: Path) -> N
 
 
 def test_changed_training_data_are_refused(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "unbroken-0", tmp_path / "run")
+    shutil.copytree(folder / "uninterrupted-0", tmp_path / "run")
     for path in filter(Path.is_file, folder.iterdir()):
         shutil.copy(path, tmp_path)
     with (tmp_path / "train.src").open("a") as source, (tmp_path / "train.tgt").open("a") as target:
@@ -203,7 +205,7 @@ def test_changed_training_data_are_refused(folder: Path, tmp_path: Path) -> None
 
 
 def test_a_second_process_in_one_folder_is_refused(folder: Path) -> None:
-    first = underway(folder, "shared")
+    first = start_training(folder, "shared")
     first.send_signal(signal.SIGSTOP)
     try:
         assert "another process is training here" in refused(train(folder, "shared"))
@@ -212,8 +214,8 @@ def test_a_second_process_in_one_folder_is_refused(folder: Path) -> None:
         first.communicate()
 
 
-def test_a_start_that_failed_stands_in_nobodys_way(folder: Path) -> None:
+def test_a_failed_start_does_not_block_the_next_one(folder: Path) -> None:
     wrong = inside(*arguments("again"), "--set", "data.train.source=typo.src", cwd=folder)
     assert "typo.src" in refused(wrong)
-    done = train(folder, "again", steps=2)
+    done = inside(*arguments("again", steps=2), "--set", "training.warmup=2", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""``regard translate --sentences``: each sentence of a line by itself, and one line again; without it, one notice."""
+"""``regard translate --sentences`` translates the sentences of a line separately; without it, there is a warning."""
 
 import json
 from collections.abc import Sequence
@@ -9,32 +9,34 @@ from typing import Any
 import pytest
 import torch
 
-from regard.recipe import Data, DataFiles, Search
+from regard.recipe import Data, DataFiles, Decoding
 from regard.recipe.schema import Cleaning
 from regard.tasks import Translation, Translator
 from tests.cli.commands import inside, regard, write
 
-NOTICE = "line 2 has 2 sentences and is translated as one; --sentences translates each by itself"
+WARNING = "line 2 has 2 sentences and is translated as one; --sentences translates each separately"
 LINES = ["One dog.", "  A dog came.  No cat left! ", "", "***", "It is 3.5. Yes? No."]
 
 
 class OneSentence:
-    """Says the words in capitals up to the first full stop, and notes what it was asked."""
+    """A translator that returns the first sentence of a text in capitals, and records its calls."""
 
     run = SimpleNamespace(fingerprint=lambda: "capitals")
     language = None
-    precision, threads, device, summary = "fp32", 1, torch.device("cpu"), "its head"
+    precision, threads, device = "fp32", 1, torch.device("cpu")
+    engine = SimpleNamespace(summary="fp32 on no device")
     words = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
     tokenizer = SimpleNamespace(source=words)
 
-    def __init__(self, cut: bool = False) -> None:
+    def __init__(self, truncate: bool = False) -> None:
         train = DataFiles(source=("train.en",), target=("train.de",))
-        data = Data(train=train, clean=Cleaning(cut=cut))
-        self.recipe = SimpleNamespace(search=Search(), data=data)
-        self.asked: list[tuple[str, Sequence[str]]] = []
+        data = Data(train=train, clean=Cleaning(truncate=truncate))
+        self.recipe = SimpleNamespace(decoding=Decoding(), data=data)
+        self.calls: list[tuple[str, Sequence[str]]] = []
+        """each text with its constraints"""
 
-    def start_worker_pool(self) -> None:
-        """It does not."""
+    def start_workers(self) -> None:
+        """It has none."""
 
     def into(self, language: str | None) -> "OneSentence":
         return self
@@ -42,9 +44,9 @@ class OneSentence:
     def search(
         self, texts: list[str], *, constraints: Any = None, **options: Any
     ) -> list[list[Translation]]:
-        self.asked += zip(texts, constraints or [()] * len(texts), strict=True)
-        said = [text.split(". ")[0].upper() for text in texts]
-        return [[Translation(text, -1.0, -2.0, [text], [-2.0], True)] for text in said]
+        self.calls += zip(texts, constraints or [()] * len(texts), strict=True)
+        outputs = [text.split(". ")[0].upper() for text in texts]
+        return [[Translation(text, -1.0, -2.0, [text], [-2.0], True)] for text in outputs]
 
 
 @pytest.fixture
@@ -54,9 +56,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> OneSentence:
     return model
 
 
-def test_one_line_in_one_line_out_with_what_stood_between(
-    model: OneSentence, tmp_path: Path
-) -> None:
+def test_each_line_keeps_the_text_between_its_sentences(model: OneSentence, tmp_path: Path) -> None:
     write(tmp_path / "in", LINES)
     done = inside(
         *("translate", "run", "--sentences", "--input", "in", "--output", "out"), cwd=tmp_path
@@ -73,91 +73,92 @@ def test_one_line_in_one_line_out_with_what_stood_between(
     assert "sentences" not in done.stderr
 
 
-def test_the_language_of_the_source_says_where_a_sentence_ends(
+def test_sentences_are_split_by_the_rules_of_the_source_language(
     model: OneSentence, tmp_path: Path
 ) -> None:
     inside("translate", "run", "--sentences", "Mr. No came. Hr. No left.", cwd=tmp_path)
-    assert [text for text, _ in model.asked[1:]] == ["Mr. No came.", "Hr.", "No left."]
+    assert [text for text, _ in model.calls[1:]] == ["Mr. No came.", "Hr.", "No left."]
 
 
-def test_each_sentence_is_asked_for_its_own_terms(model: OneSentence, tmp_path: Path) -> None:
+def test_each_sentence_is_constrained_by_its_own_terms(model: OneSentence, tmp_path: Path) -> None:
     write(tmp_path / "terms.tsv", ["dog\tHUND", "yes\tYES"])
     done = inside(
-        *("translate", "run", "--sentences", "--glossary", "terms.tsv", "--keep", "numbers"),
+        *("translate", "run", "--sentences", "--glossary", "terms.tsv", "--protect", "numbers"),
         *("A dog. Yes, 3.", "No 4 dog."),
         cwd=tmp_path,
     )
     assert done.stdout.splitlines() == ["A DOG. YES, 3.", "NO 4 DOG."]
-    assert model.asked[1:] == [("A dog.", ["HUND"]), ("Yes, 3.", ["YES"]), ("No 4 dog.", ["HUND"])]
+    assert model.calls[1:] == [("A dog.", ["HUND"]), ("Yes, 3.", ["YES"]), ("No 4 dog.", ["HUND"])]
     assert done.stderr.splitlines()[1:] == ["line 1: HUND is missing", "line 2: HUND is missing"]
 
 
-def test_json_tells_of_the_line_and_of_each_sentence(model: OneSentence, tmp_path: Path) -> None:
+def test_json_has_the_line_and_each_sentence(model: OneSentence, tmp_path: Path) -> None:
     done = inside("translate", "run", "--sentences", "--json", "A dog. No.", cwd=tmp_path)
-    told = json.loads(done.stdout)
-    (translation,) = told["translations"]
-    assert (told["source"], translation["text"]) == ("A dog. No.", "A DOG. NO.")
+    output = json.loads(done.stdout)
+    (translation,) = output["translations"]
+    assert (output["source"], translation["text"]) == ("A dog. No.", "A DOG. NO.")
     sources = [(one["source"], one["text"], one["score"]) for one in translation["sentences"]]
     assert sources == [("A dog.", "A DOG.", -1.0), ("No.", "NO.", -1.0)]
 
 
-def test_without_it_the_first_line_of_several_sentences_is_told_once(
+def test_without_it_there_is_one_warning_of_a_line_with_several_sentences(
     model: OneSentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.cli.text_io.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("regard.cli.text_io.CHUNK_LINES", 2)
     write(tmp_path / "in", LINES)
     done = inside("translate", "run", "--input", "in", cwd=tmp_path)
     assert done.stdout.splitlines() == ["ONE DOG.", "  A DOG CAME", "", "***", "IT IS 3.5"]
-    assert done.stderr.splitlines() == ["Computing in its head.", NOTICE]
+    assert done.stderr.splitlines() == ["Computing in fp32 on no device.", WARNING]
 
 
-def test_a_long_line_of_one_sentence_and_a_model_of_long_texts_are_not_told(
+def test_no_warning_of_a_single_sentence_or_with_a_model_of_long_texts(
     model: OneSentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = inside("translate", "run", "dog " * 250, "Mr. No.", cwd=tmp_path)
-    assert done.stderr == "Computing in its head.\n"
-    monkeypatch.setattr(Translator, "load", lambda run, **options: OneSentence(cut=True))
+    assert done.stderr == "Computing in fp32 on no device.\n"
+    monkeypatch.setattr(Translator, "load", lambda run, **options: OneSentence(truncate=True))
     done = inside("translate", "run", *LINES, cwd=tmp_path)
-    assert done.stderr == "Computing in its head.\n"
+    assert done.stderr == "Computing in fp32 on no device.\n"
 
 
-def test_whoever_goes_on_must_ask_for_the_same(
+def test_resuming_needs_the_same_options(
     model: OneSentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.cli.text_io.LINES_AT_ONCE", 2)
+    monkeypatch.setattr("regard.cli.text_io.CHUNK_LINES", 2)
     write(tmp_path / "in", LINES)
     files = ["--input", "in", "--output", "out"]
-    searched = model.search
+    search = model.search
 
-    def dies(texts: list[str], **options: Any) -> list[list[Translation]]:
+    def interrupted(texts: list[str], **options: Any) -> list[list[Translation]]:
         if "Yes?" in texts:
             raise KeyboardInterrupt
-        return searched(texts, **options)
+        return search(texts, **options)
 
-    monkeypatch.setattr(model, "search", dies)
+    monkeypatch.setattr(model, "search", interrupted)
     inside("translate", "run", "--sentences", *files, cwd=tmp_path)
-    monkeypatch.setattr(model, "search", searched)
+    monkeypatch.setattr(model, "search", search)
     done = inside("translate", "run", *files, cwd=tmp_path)
     assert done.returncode == 2
-    assert "begun with other options (4 lines are done)" in done.stderr
+    assert "started with different options (4 lines are done)" in done.stderr
     done = inside("translate", "run", "--sentences", *files, cwd=tmp_path)
-    assert "goes on after line 4" in done.stderr
+    assert "resuming after line 4" in done.stderr
     assert (tmp_path / "out").read_text().splitlines()[4] == "IT IS 3.5. YES? NO."
 
 
-def test_what_is_of_a_whole_line_is_refused_at_once(model: OneSentence, tmp_path: Path) -> None:
+def test_options_about_whole_lines_are_refused(model: OneSentence, tmp_path: Path) -> None:
     options = ["--nbest", "2", "--alignment", "al", "--parses", "x", "--length", "3"]
+    options += ["--prefix", "A"]
     done = inside("translate", "run", "--sentences", *options, "A dog.", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == (
-        "regard: --sentences: does not go with --nbest, --alignment, --parses, --length, "
-        "made for a line as a whole\n"
+        "regard: --sentences: cannot be combined with --nbest, --alignment, --parses, --length, --prefix, "
+        "which apply to whole lines\n"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_real_model_by_standard_input(finished_run: Path, tmp_path: Path) -> None:
-    """Two sentences of a line are what they are as two lines; a line without words needs no model."""
+def test_a_trained_model_reads_standard_input(finished_run: Path, tmp_path: Path) -> None:
+    """Two sentences of a line are translated like two lines; a line without words is copied."""
     options = ["--set", "extra_length=3", "--precision", "fp32"]
     apart = inside("translate", finished_run, *options, "a dog.", "Ein Hund!", cwd=tmp_path)
     first, second = apart.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The server as its clients meet it: in a process of its own, through a port of the loopback."""
+"""The server in a process of its own, reached through a loopback port."""
 
 import os
 import signal
@@ -23,12 +23,12 @@ from tests.cli.commands import REGARD, TIMEOUT, environment, sequences
 PAIR = {"source": "src", "target": "tgt"}
 LINES = 4000
 LONG = {"q": "a b c d e f\n" * LINES, **PAIR, "beam": 20}
-"""What takes a few seconds, in three batches."""
+"""a request that takes a few seconds, in three batches"""
 
 
 @contextmanager
 def serving(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """A server, and a client with its address."""
+    """Start a server; yields its process and a client for it."""
     server = subprocess.Popen(
         [*REGARD, "serve", str(run), "--port", "0", "--threads", "2", *options],
         env=environment(),
@@ -50,94 +50,96 @@ def serving(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], h
         server.communicate(timeout=TIMEOUT)
 
 
-def ended(server: subprocess.Popen[str]) -> tuple[int, str]:
-    """How the server ended, and what it said on its way."""
-    said, complained = server.communicate(timeout=TIMEOUT)
-    return server.returncode, said + complained
+def wait_for_end(server: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit status of the server, and its output after the first line."""
+    stdout, stderr = server.communicate(timeout=TIMEOUT)
+    return server.returncode, stdout + stderr
 
 
 @pytest.fixture(scope="module")
 def client(workshop: Path) -> Iterator[httpx.Client]:
-    """Of a server that copies. At the end, it must have nothing to complain of."""
+    """A client of a server whose model copies. The server must end without any output."""
     with serving(workshop / "run") as (server, client):
         yield client
         server.send_signal(signal.SIGINT)
-        assert ended(server) == (0, "")
+        assert wait_for_end(server) == (0, "")
 
 
 def translate(client: httpx.Client, text: str) -> Any:
-    answer = client.post("/translate", json={"q": text, **PAIR})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["translatedText"]
+    response = client.post("/translate", json={"q": text, **PAIR})
+    assert response.status_code == 200, response.text
+    return response.json()["translatedText"]
 
 
-def count(client: httpx.Client, name: str) -> float:
-    """One of the server's metrics."""
+def metric(client: httpx.Client, name: str) -> float:
+    """The value of a metric of the server."""
     lines = client.get("/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
-    while not holds():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_the_client_of_libretranslate_works_unchanged(client: httpx.Client) -> None:
+def test_libretranslates_client_works(client: httpx.Client) -> None:
     libre = LibreTranslateAPI(str(client.base_url))
     assert libre.translate("a b c d\n\n e f g", "src", "tgt") == "a b c d\n\n e f g"
     assert libre.detect("a b c") == [{"confidence": 100.0, "language": "src"}]
     assert [language["code"] for language in libre.languages()] == ["src", "tgt"]
 
 
-def test_64_clients_at_once(client: httpx.Client) -> None:
+def test_64_concurrent_clients(client: httpx.Client) -> None:
     texts = [" ".join(sequence) for sequence in sequences(256, "abcdefgh", range(2, 6), seed=5)]
     alone = [translate(client, text) for text in texts[:16]]
     with ThreadPoolExecutor(64) as pool:
-        found = list(pool.map(lambda text: translate(client, text), texts))
-    assert found[:16] == alone
-    right = sum(found == text for found, text in zip(found, texts, strict=True))
-    assert right > 0.9 * len(texts)
+        results = list(pool.map(lambda text: translate(client, text), texts))
+    assert results[:16] == alone
+    correct = sum(result == text for result, text in zip(results, texts, strict=True))
+    assert correct > 0.9 * len(texts)
 
 
-def test_an_answer_is_not_held_back(client: httpx.Client) -> None:
+def test_responses_are_not_delayed(client: httpx.Client) -> None:
     times = [client.get("/health").elapsed.total_seconds() for _ in range(20)]
-    assert min(times) < 0.03  # 0.04 is what TCP waits to fill a packet, if it is let
+    assert min(times) < 0.03  # with Nagle's algorithm, TCP would wait 0.04 seconds
 
 
-def test_a_client_that_goes_away_leaves_the_queue(client: httpx.Client) -> None:
-    before = count(client, "regard_sentences_total")
+def test_a_disconnected_client_leaves_the_queue(client: httpx.Client) -> None:
+    before = metric(client, "regard_sentences_total")
     with pytest.raises(httpx.ReadTimeout):
         client.post("/translate", json=LONG, timeout=0.5)
-    wait_until(lambda: count(client, "regard_queue_sentences") == 0)
+    wait_until(lambda: metric(client, "regard_queue_sentences") == 0)
     assert translate(client, "a b c") == "a b c"
-    assert count(client, "regard_sentences_total") - before < LINES
+    assert metric(client, "regard_sentences_total") - before < LINES
 
 
-def test_a_stream_comes_sentence_by_sentence_and_ends_with_its_client(client: httpx.Client) -> None:
-    with client.stream("POST", "/v1/translate/stream", json=LONG) as answer:
-        lines = answer.iter_lines()
+def test_a_stream_sends_sentences_one_by_one_and_ends_with_its_client(client: httpx.Client) -> None:
+    with client.stream("POST", "/v1/translate/stream", json=LONG) as response:
+        lines = response.iter_lines()
         assert [next(lines) for _ in range(2)] == [
             "event: start",
             f'data: {{"sentences": {LINES}}}',
         ]
         assert [next(lines) for _ in range(2)] == ["", "event: part"]
         assert next(lines) == 'data: {"text": "a b c d e f", "source": "a b c d e f"}'
-        assert count(client, "regard_queue_sentences") > 0
-    wait_until(lambda: count(client, "regard_queue_sentences") == 0)
+        assert metric(client, "regard_queue_sentences") > 0
+    wait_until(lambda: metric(client, "regard_queue_sentences") == 0)
 
 
 def test_languages_can_be_named(workshop: Path) -> None:
     with serving(workshop / "run", "--languages", "xx,yy") as (_, client):
         assert [one["code"] for one in client.get("/languages").json()] == ["xx", "yy"]
-        answer = client.post("/translate", json={"q": "a b c", "source": "xx", "target": "yy"})
-        assert answer.json()["translatedText"] == "a b c"
+        response = client.post("/translate", json={"q": "a b c", "source": "xx", "target": "yy"})
+        assert response.json()["translatedText"] == "a b c"
 
 
-@pytest.mark.skipif(not WorkerPool.possible, reason="processes are forked on Linux only")
-@pytest.mark.skipif(os.cpu_count() == 1, reason="one core has no use for a second process")
-def test_a_process_that_is_lost_is_not_missed(workshop: Path) -> None:
+@pytest.mark.skipif(
+    not WorkerPool.possible, reason="worker processes need fork, which only Linux has"
+)
+@pytest.mark.skipif(os.cpu_count() == 1, reason="a single core uses no workers")
+def test_the_server_survives_the_death_of_a_worker(workshop: Path) -> None:
     with serving(workshop / "run") as (server, client):
         workers = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert len(workers) == 2
@@ -146,34 +148,34 @@ def test_a_process_that_is_lost_is_not_missed(workshop: Path) -> None:
         texts = ["a b c", "d e f", "b c", "g h"]
         assert translate(client, "\n".join(texts)) == "\n".join(texts)
         server.send_signal(signal.SIGTERM)
-        code, complained = ended(server)
+        code, output = wait_for_end(server)
         assert code == 0
-        assert complained.count("\n") == 1
-        assert "ended from outside, perhaps for want of memory; from now on threads" in complained
+        assert output.count("\n") == 1
+        assert "was killed, possibly because memory ran out; using threads from now on" in output
 
 
-def test_a_signal_lets_it_finish_what_it_has_and_refuse_the_rest(workshop: Path) -> None:
+def test_a_signal_finishes_running_requests_and_refuses_new_ones(workshop: Path) -> None:
     with serving(workshop / "run") as (server, client), ThreadPoolExecutor(1) as pool:
-        opened = pool.submit(client.post, "/translate", json=LONG)
-        wait_until(lambda: count(client, "regard_queue_sentences") > 0)
+        running = pool.submit(client.post, "/translate", json=LONG)
+        wait_until(lambda: metric(client, "regard_queue_sentences") > 0)
         server.send_signal(signal.SIGTERM)
         wait_until(lambda: is_refused(client))
-        assert not opened.done()
-        answer = opened.result()
-        assert answer.status_code == 200
-        assert answer.json()["translatedText"] == LONG["q"]
-        assert ended(server) == (0, "")
+        assert not running.done()
+        response = running.result()
+        assert response.status_code == 200
+        assert response.json()["translatedText"] == LONG["q"]
+        assert wait_for_end(server) == (0, "")
 
 
 def is_refused(client: httpx.Client) -> bool:
-    """For a moment the port is still open, and the server says so itself; then it is closed."""
+    """The port stays open for a moment, and the server responds with 503; then it is closed."""
     try:
         return client.get("/ready").status_code == 503
     except httpx.TransportError:
         return True
 
 
-def test_a_port_that_is_taken_is_said_in_a_line(finished_run: Path) -> None:
+def test_an_unusable_address_is_an_error(finished_run: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(

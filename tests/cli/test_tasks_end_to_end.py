@@ -1,4 +1,4 @@
-"""Every task through the command line: it learns something small, is used, is scored; and what people get wrong."""
+"""Every task through the command line: train on a small problem, use, score; and common mistakes."""
 
 import json
 import random
@@ -12,14 +12,15 @@ import yaml
 
 from tests.cli.commands import Done, inside, regard, write
 
-MODEL: dict[str, Any] = {"d_model": 32, "heads": 2, "d_ff": 64, "decoder_layers": 1}
+MODEL: dict[str, Any] = {"d_model": 32, "heads": 2, "d_ff": 64}
 MODEL |= {"dropout": 0.0, "norm_order": "pre"}
-TRAINING = {"tokens_per_batch": 512, "schedule": "cosine", "learning_rate": 0.01, "warmup": 20}
+TRAINING = {"tokens_per_batch": 512, "schedule": "cosine", "learning_rate": 0.01}
 TRAINING |= {"label_smoothing": 0.0}
 
 
 def recipe(folder: Path, task: str, kind: str, steps: int, **sections: dict[str, Any]) -> Path:
-    """A quick trainer of ``train.KIND``, with ``valid.KIND`` and ``test.KIND`` beside it."""
+    """A recipe for quick training on ``train.KIND``, with ``valid.KIND`` and ``test.KIND``."""
+    decodes = task in ("translation", "language_model")
     full: dict[str, Any] = {
         "task": task,
         "data": {
@@ -27,8 +28,8 @@ def recipe(folder: Path, task: str, kind: str, steps: int, **sections: dict[str,
             for split in ("train", "valid", "test")
         },
         "tokenizer": {"kind": "word", "vocab_size": 60},
-        "model": MODEL if task in ("translate", "continue") else {**MODEL, "encoder_layers": 1},
-        "training": {**TRAINING, "steps": steps, "validate_every": steps},
+        "model": {**MODEL, "decoder_layers" if decodes else "encoder_layers": 1},
+        "training": {**TRAINING, "steps": steps, "warmup": min(20, steps), "validate_every": steps},
     }
     for name, section in sections.items():
         full[name] = {**full.get(name, {}), **section}
@@ -61,11 +62,11 @@ def learn(folder: Path, path: Path, *use: object) -> Learned:
     return Learned(folder, training, using, scoring)
 
 
-# What each task has to learn
+# The problem of each task
 
 
 def tagged(draw: random.Random) -> str:
-    """Made-up words of several pieces; their tag tells whether they begin with a vowel."""
+    """Made-up words of several subwords; the tag says whether a word starts with a vowel."""
     words = ["".join(letters(draw)) for _ in range(draw.randint(1, 6))]
     return " ".join(words) + "\t" + " ".join(tag_of(word) for word in words)
 
@@ -75,7 +76,7 @@ def tag_of(word: str) -> str:
 
 
 def counted(draw: random.Random) -> str:
-    """Are there more a than b?"""
+    """A text and whether it has more a than b."""
     while True:
         text = letters(draw, "abc", shortest=3)
         if text.count("a") != text.count("b"):
@@ -85,12 +86,12 @@ def counted(draw: random.Random) -> str:
 
 
 def repeated(draw: random.Random) -> str:
-    """One letter all along."""
+    """One letter, repeated."""
     return " ".join(draw.choice("abcdefgh") * draw.randint(4, 8))
 
 
 def to_the_end(draw: random.Random) -> str:
-    """The alphabet from any of six letters to its end."""
+    """The alphabet from one of its first six letters to its end."""
     return " ".join("abcdefgh"[draw.randrange(6) :])
 
 
@@ -101,33 +102,33 @@ def backwards(draw: random.Random) -> str:
 
 def learn_tags(folder: Path) -> Learned:
     lines(folder, "tsv", tagged)
-    path = recipe(folder, "tag", "tsv", 150, tokenizer={"kind": "bpe", "vocab_size": 300})
+    path = recipe(folder, "tagging", "tsv", 150, tokenizer={"kind": "bpe", "vocab_size": 300})
     return learn(folder, path, "tag", "abba bab", "hebe")
 
 
 def learn_classes(folder: Path) -> Learned:
     lines(folder, "tsv", counted)
-    path = recipe(folder, "classify", "tsv", 250)
+    path = recipe(folder, "classification", "tsv", 250)
     return learn(folder, path, "classify", "a c a b", "b c b")
 
 
 def learn_masks(folder: Path) -> Learned:
     lines(folder, "txt", repeated)
-    path = recipe(folder, "mask", "txt", 200)
+    path = recipe(folder, "masked_lm", "txt", 200)
     return learn(folder, path, "fill", "c c [MASK] c c", "--best", 2)
 
 
 def learn_to_continue(folder: Path) -> Learned:
     lines(folder, "txt", to_the_end, count=600)
-    path = recipe(folder, "continue", "txt", 120, data={"clean": {"max_tokens": 40}})
-    return learn(folder, path, "continue", "c d", "--tokens", 30, "--temperature", 0)
+    path = recipe(folder, "language_model", "txt", 120, data={"clean": {"max_tokens": 40}})
+    return learn(folder, path, "generate", "c d", "--tokens", 30, "--temperature", 0)
 
 
-def learn_by_a_decoder(folder: Path) -> Learned:
+def learn_decoder_only(folder: Path) -> Learned:
     lines(folder, "tsv", backwards, count=4000)
     path = recipe(
         folder,
-        "translate",
+        "translation",
         "tsv",
         500,
         model={
@@ -137,7 +138,7 @@ def learn_by_a_decoder(folder: Path) -> Learned:
             "position": "rotary",
         },
         training={"learning_rate": 0.005},
-        score={"metrics": ["rouge1", "rouge2", "rougeL", "wer"]},
+        evaluation={"metrics": ["rouge1", "rouge2", "rougeL", "wer"]},
     )
     return learn(folder, path, "translate", "a b c d")
 
@@ -147,7 +148,7 @@ TASKS = {
     "classify": learn_classes,
     "mask": learn_masks,
     "continue": learn_to_continue,
-    "decoder": learn_by_a_decoder,
+    "decoder": learn_decoder_only,
 }
 
 
@@ -170,13 +171,13 @@ def scores(found: Learned) -> dict[str, float]:
     for result in results:
         assert result["low"] <= result["value"] <= result["high"]
         assert "bs:1000" in result["signature"]
-    return {result["measure"]: result["value"] for result in results}
+    return {result["metric"]: result["value"] for result in results}
 
 
-# What they learn
+# Results
 
 
-def test_tags_of_words_of_several_pieces(learned: dict[str, Learned]) -> None:
+def test_tagging_words_of_several_subwords(learned: dict[str, Learned]) -> None:
     found = scores(learned["tag"])
     assert learned["tag"].using.stdout == "abba/VOWEL bab/OTHER\nhebe/OTHER\n"
     assert found.keys() == {"accuracy", "f1"}
@@ -196,7 +197,7 @@ def test_tags_as_json_and_from_a_file(learned: dict[str, Learned]) -> None:
     assert (folder / "tags.txt").read_text() == "ab/VOWEL ba/OTHER\n"
 
 
-def test_classes(learned: dict[str, Learned]) -> None:
+def test_classification(learned: dict[str, Learned]) -> None:
     found = scores(learned["classify"])
     assert min(found["accuracy"], found["f1"]) >= 97
     first, second = (line.split("\t") for line in learned["classify"].using.stdout.splitlines())
@@ -204,7 +205,7 @@ def test_classes(learned: dict[str, Learned]) -> None:
     assert 0.5 < float(first[1]) <= 1
 
 
-def test_hidden_words(learned: dict[str, Learned]) -> None:
+def test_masked_words(learned: dict[str, Learned]) -> None:
     found = scores(learned["mask"])
     assert found["accuracy"] >= 95
     assert found["perplexity"] < 1.5
@@ -213,26 +214,26 @@ def test_hidden_words(learned: dict[str, Learned]) -> None:
     assert float(best[0]) > 0.5 > float(second[0])
 
 
-def test_what_comes_next(learned: dict[str, Learned]) -> None:
+def test_language_model(learned: dict[str, Learned]) -> None:
     found = scores(learned["continue"])
     assert learned["continue"].using.stdout == "c d e f g h\n"
-    # Only the first letter of a line is open: one of six.
+    # Only the first letter of a line is uncertain: one of six.
     lines = (learned["continue"].folder / "test.txt").read_text().splitlines()
     best = 6 ** (len(lines) / sum(len(line.split()) + 1 for line in lines))
     assert 0.97 * best < found["perplexity"] < 1.05 * best
     assert found["word_perplexity"] == pytest.approx(found["perplexity"])  # words are its tokens
 
 
-def test_a_continuation_by_chance_depends_on_the_seed_alone(learned: dict[str, Learned]) -> None:
+def test_a_sampled_continuation_depends_on_the_seed_alone(learned: dict[str, Learned]) -> None:
     say = partial(
-        succeeds, "continue", "run", "--tokens", 20, "--temperature", 3, "--seed",
+        succeeds, "generate", "run", "--tokens", 20, "--temperature", 3, "--seed",
         cwd=learned["continue"].folder,
     )  # fmt: skip
     first, again, other = (say(seed).stdout for seed in (1, 1, 2))
     assert first == again != other
 
 
-def test_a_decoder_alone_translates(learned: dict[str, Learned]) -> None:
+def test_a_decoder_only_model_translates(learned: dict[str, Learned]) -> None:
     found = scores(learned["decoder"])
     assert learned["decoder"].using.stdout == "d c b a\n"
     assert found["rougeL"] >= 97
@@ -247,12 +248,12 @@ def named(draw: random.Random) -> str:
     return f"{text}\t{text[0].upper()}"
 
 
-def test_fine_tuning_takes_the_encoder(learned: dict[str, Learned], tmp_path: Path) -> None:
+def test_fine_tuning_copies_the_encoder(learned: dict[str, Learned], tmp_path: Path) -> None:
     lines(tmp_path, "tsv", named, count=200)
     start = str(learned["mask"].folder / "run")
-    path = recipe(tmp_path, "classify", "tsv", 20, training={"init_from": start})
+    path = recipe(tmp_path, "classification", "tsv", 20, training={"init_from": start})
     done = succeeds("train", path, "--out", "run", cwd=tmp_path)
-    assert f"weights of the encoder taken from {start}; new: projection.weight, pool.query" in (
+    assert f"encoder weights from {start}; randomly initialized: projection.weight, pool.query" in (
         done.stderr
     )
     assert succeeds("classify", "run", "c c c c", cwd=tmp_path).stdout.startswith("C\t")
@@ -260,33 +261,43 @@ def test_fine_tuning_takes_the_encoder(learned: dict[str, Learned], tmp_path: Pa
     assert (tmp_path / "run" / "tokenizer.source.model").read_bytes() == original
 
 
-def test_fine_tuning_of_another_shape_is_refused(
+def test_fine_tuning_with_another_shape_is_refused(
     learned: dict[str, Learned], tmp_path: Path
 ) -> None:
     lines(tmp_path, "tsv", named, count=60)
     start = str(learned["mask"].folder / "run")
     path = recipe(
-        tmp_path, "classify", "tsv", 20, training={"init_from": start}, model={"d_model": 64}
+        tmp_path, "classification", "tsv", 20, training={"init_from": start}, model={"d_model": 64}
     )
     done = inside("train", path, "--set", "tokenizer.kind=bpe", "--out", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "model.d_model is 32 there, 64 here" in done.stderr
-    assert "tokenizer.kind is words there, bpe here" in done.stderr
+    assert "tokenizer.kind is word there, bpe here" in done.stderr
 
 
-# What people get wrong
+# Mistakes
 
 
 @pytest.mark.parametrize(
     ("task", "train", "valid", "message"),
     [
-        ("tag", "a b\tX", "a\tX", "2 words but 1 tags: 'a b', 'X'; each word has one tag"),
-        ("tag", "a b\tX Y", "a\tZ", "label 'Z' of 'a' never occurs in data.train; known: X, Y"),
-        ("classify", "a b\tvery good", "a\tbad", "'very good' is no label of 'a b'"),
-        ("classify", "a b\tgood", "a\tbad", "label 'bad' of 'a' never occurs in data.train"),
+        ("tagging", "a b\tX", "a\tX", "2 words but 1 tags: 'a b', 'X'; each word needs one tag"),
+        (
+            "tagging",
+            "a b\tX Y",
+            "a\tZ",
+            "label 'Z' of 'a' does not occur in data.train; known labels: X, Y",
+        ),
+        ("classification", "a b\tvery good", "a\tbad", "'very good' is not a label of 'a b'"),
+        (
+            "classification",
+            "a b\tgood",
+            "a\tbad",
+            "label 'bad' of 'a' does not occur in data.train",
+        ),
     ],
 )
-def test_data_that_do_not_fit(
+def test_data_that_do_not_fit_the_task(
     task: str, train: str, valid: str, message: str, tmp_path: Path
 ) -> None:
     for name, line in (("train", train), ("valid", valid), ("test", train)):
@@ -297,35 +308,38 @@ def test_data_that_do_not_fit(
     assert done.stderr.count("Traceback") == 0
 
 
-def test_a_text_without_a_gap(learned: dict[str, Learned]) -> None:
+def test_a_text_without_a_mask(learned: dict[str, Learned]) -> None:
     done = inside("fill", "run", "no gap", cwd=learned["mask"].folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no [MASK] in 'no gap'" in done.stderr
 
 
 def test_more_tokens_than_a_block(learned: dict[str, Learned]) -> None:
-    done = inside("continue", "run", "a", "--tokens", 40, cwd=learned["continue"].folder)
+    done = inside("generate", "run", "a", "--tokens", 40, cwd=learned["continue"].folder)
     assert done.returncode == 2
-    assert "blocks of 40, so 1 to 39" in done.stderr
+    assert (
+        "tokens 40: must be from 1 to 39, because the model was trained on blocks of 40 tokens"
+        in done.stderr
+    )
 
 
-@pytest.mark.parametrize("command", ["translate", "classify", "fill", "continue", "look", "serve"])
+@pytest.mark.parametrize("command", ["translate", "classify", "fill", "generate", "look", "serve"])
 def test_a_model_of_another_task(command: str, learned: dict[str, Learned]) -> None:
     done = inside(command, "run", *["a"] * (command != "serve"), cwd=learned["tag"].folder)
     assert done.returncode == 2
-    assert "run: a model to tag, not to" in done.stderr
-    assert "regard tag" in done.stderr
+    assert "run: a model for task tagging, not " in done.stderr
+    assert "use it with  regard tag" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_a_beam_is_for_translation(learned: dict[str, Learned]) -> None:
     done = inside("evaluate", "run", "--beam", 3, cwd=learned["tag"].folder)
-    assert "--beam is for models to translate, not to tag" in done.stderr
+    assert "--beam is for translation models, not for tagging" in done.stderr
 
 
-def test_two_models_are_compared_where_that_means_something(learned: dict[str, Learned]) -> None:
+def test_models_are_compared_only_by_paired_metrics(learned: dict[str, Learned]) -> None:
     compared = succeeds("evaluate", "run", "--against", "run", cwd=learned["tag"].folder)
     assert compared.stdout.count("p = 1.0000: no significant difference") == 2
     refused = inside("evaluate", "run", "--against", "run", cwd=learned["continue"].folder)
     assert refused.returncode == 2
-    assert "cannot be compared by a paired test" in refused.stderr
+    assert "perplexity: models cannot be compared by this metric" in refused.stderr

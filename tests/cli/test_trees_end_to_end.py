@@ -1,4 +1,4 @@
-"""A model with positions in the dependency tree learns what only the tree can tell: the head of every word."""
+"""A model with dependency-tree positions learns what only the tree contains: the head of every word."""
 
 import json
 import random
@@ -14,9 +14,9 @@ Heads = list[int]
 
 
 def any_tree(count: int, draw: random.Random) -> Heads:
-    """Heads of so many words: each but one hangs on one that was there before it."""
+    """The heads of a random tree of ``count`` words."""
     order = draw.sample(range(1, count + 1), count)
-    heads = {word: draw.choice(order[:place]) for place, word in enumerate(order) if place}
+    heads = {word: draw.choice(order[:index]) for index, word in enumerate(order) if index}
     return [heads.get(word, 0) for word in range(1, count + 1)]
 
 
@@ -40,7 +40,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     folder = tmp_path_factory.mktemp("trees")
     draw = random.Random(1)
     every = sequences(2100, "abcdefgh", range(2, 6))
-    # Each text to be tested comes twice, with two trees: no model blind to trees gets both right.
+    # Each test text occurs twice, with two trees: a model that ignores trees cannot get both right.
     texts = {"train": every[100:], "valid": every[50:100], "test": every[:50] * 2}
     for name, some in texts.items():
         write_split(folder, name, some, [any_tree(len(one), draw) for one in some])
@@ -56,18 +56,18 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     return folder, regard("train", recipe, "--out", "run", cwd=folder)
 
 
-def test_the_head_of_every_word_is_found(learned: tuple[Path, Done]) -> None:
+def test_the_head_of_every_word_is_predicted(learned: tuple[Path, Done]) -> None:
     folder, training = learned
     assert training.returncode == 0, training.stderr
     done = regard("translate", "run", "--input", "test.src", "--parses", "test.conllu", cwd=folder)
     assert done.returncode == 0, done.stderr
-    wanted = (folder / "test.tgt").read_text().splitlines()
+    expected = (folder / "test.tgt").read_text().splitlines()
     found = done.stdout.splitlines()
-    right = sum(one == other for one, other in zip(found, wanted, strict=True))
-    assert right >= 0.9 * len(wanted), training.stderr
+    correct = sum(one == other for one, other in zip(found, expected, strict=True))
+    assert correct >= 0.9 * len(expected), training.stderr
 
 
-def test_evaluate_takes_trees_too(learned: tuple[Path, Done]) -> None:
+def test_evaluate_reads_trees(learned: tuple[Path, Done]) -> None:
     folder, _ = learned
     texts = ("--source", "test.src", "--reference", "test.tgt", "--parses", "test.conllu")
     done = regard("evaluate", "run", *texts, "--beam", 1, "--json", cwd=folder)
@@ -76,7 +76,7 @@ def test_evaluate_takes_trees_too(learned: tuple[Path, Done]) -> None:
     assert bleu["value"] > 80, done.stdout
 
 
-def test_without_trees_it_says_what_is_missing(learned: tuple[Path, Done]) -> None:
+def test_missing_trees_are_reported(learned: tuple[Path, Done]) -> None:
     folder, _ = learned
     done = regard("translate", "run", "a b", cwd=folder)
     assert done.returncode == 2
@@ -86,13 +86,15 @@ def test_without_trees_it_says_what_is_missing(learned: tuple[Path, Done]) -> No
     )
 
 
-def test_a_sentence_and_its_tree_can_be_looked_at(learned: tuple[Path, Done]) -> None:
+def test_a_sentence_with_its_tree_can_be_inspected(learned: tuple[Path, Done]) -> None:
     folder, _ = learned
     write(folder / "one.conllu", [conllu(["a", "b", "c"], [2, 0, 2])])
     done = regard("look", "run", "a b c", "--parses", "one.conllu", cwd=folder)
     assert done.returncode == 0, done.stderr
-    said = regard("translate", "run", "a b c", "--parses", "one.conllu", cwd=folder).stdout.strip()
-    assert f'"translation":"{said}"' in (folder / "look.html").read_text()
+    translation = regard(
+        "translate", "run", "a b c", "--parses", "one.conllu", cwd=folder
+    ).stdout.strip()
+    assert f'"translation":"{translation}"' in (folder / "look.html").read_text()
     done = regard("look", "run", "a b", "--parses", "one.conllu", cwd=folder)
     assert done.returncode == 2
-    assert "one.conllu:1, line 1 of the sentence: the parse is of another text" in done.stderr
+    assert "one.conllu:1, line 1 of the sentence: the parse does not match the text" in done.stderr

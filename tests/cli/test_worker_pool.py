@@ -1,4 +1,4 @@
-"""Who works on batches: threads, and processes that were forked."""
+"""Parallel batches: threads and forked worker processes."""
 
 from __future__ import annotations
 
@@ -16,100 +16,101 @@ import pytest
 import torch
 
 from regard.errors import RegardError
-from regard.inference import map_in_threads
-from regard.inference.worker_pool import WorkerDied, WorkerPool, _allotted
+from regard.inference.worker_pool import WorkerDied, WorkerPool, _cgroup_cores, map_in_threads
 from regard.tasks import Translator
 
 forked = pytest.mark.skipif(not WorkerPool.possible, reason="processes are forked on Linux only")
-Way = Callable[[Callable[[int], Any], range], list[Any]]
+Map = Callable[[Callable[[int], Any], range], list[Any]]
 
 
-def in_threads(work: Callable[[int], Any], parts: range) -> list[Any]:
-    return map_in_threads(work, parts, 3)
+def in_threads(work: Callable[[int], Any], items: range) -> list[Any]:
+    return map_in_threads(work, items, 3)
 
 
-def in_processes(work: Callable[[int], Any], parts: range) -> list[Any]:
-    crew = WorkerPool(work, 3)
+def in_processes(work: Callable[[int], Any], items: range) -> list[Any]:
+    pool = WorkerPool(work, 3)
     try:
-        return crew.map(parts)
+        return pool.map(items)
     finally:
-        crew.end()
+        pool.end()
 
 
-both = pytest.mark.parametrize("way", [in_threads, pytest.param(in_processes, marks=forked)])
+both = pytest.mark.parametrize("map_items", [in_threads, pytest.param(in_processes, marks=forked)])
 
 
 @both
-def test_work_goes_on_side_by_side_each_on_one_core(way: Way) -> None:
+def test_each_worker_uses_one_core_and_inference_mode(map_items: Map) -> None:
     usual = torch.get_num_threads()
-    assert way(lambda part: (part, torch.get_num_threads()), range(7)) == [(n, 1) for n in range(7)]
-    assert way(lambda part: torch.is_inference_mode_enabled(), range(2)) == [True, True]
-    assert way(abs, range(0)) == []
+    assert map_items(lambda item: (item, torch.get_num_threads()), range(7)) == [
+        (n, 1) for n in range(7)
+    ]
+    assert map_items(lambda item: torch.is_inference_mode_enabled(), range(2)) == [True, True]
+    assert map_items(abs, range(0)) == []
     assert torch.get_num_threads() == usual
 
 
 @both
-def test_an_error_in_one_part_is_raised(way: Way) -> None:
-    def work(part: int) -> None:
-        if part == 2:
+def test_an_error_for_one_item_is_raised(map_items: Map) -> None:
+    def work(item: int) -> None:
+        if item == 2:
             raise RegardError("no")
 
     with pytest.raises(RegardError, match="no"):
-        way(work, range(5))
+        map_items(work, range(5))
 
 
 @forked
-def test_a_crew_has_what_its_work_needs_and_goes_on_after_an_error() -> None:
+def test_workers_inherit_the_state_of_the_process_and_survive_an_error() -> None:
     known = {number: str(number) for number in range(3)}
-    crew = WorkerPool(known.__getitem__, 2)
+    pool = WorkerPool(known.__getitem__, 2)
     with pytest.raises(KeyError):
-        crew.map([0, 5, 1])
-    assert crew.map([2, 1, 0]) == ["2", "1", "0"]
-    crew.end()
+        pool.map([0, 5, 1])
+    assert pool.map([2, 1, 0]) == ["2", "1", "0"]
+    pool.end()
 
 
 @forked
-def test_work_of_uneven_length_is_shared_out_and_its_time_counted() -> None:
-    def work(part: float) -> int:
-        end = time.process_time() + part
+def test_free_workers_take_the_next_item_and_cpu_time_is_counted() -> None:
+    def work(item: float) -> int:
+        end = time.process_time() + item
         while time.process_time() < end:
             pass
         return os.getpid()
 
-    crew = WorkerPool(work, 2)
-    long, *short = crew.map([1.0, 0.02, 0.02, 0.02])
-    assert {long, *short} == {*crew.workers.values()}
+    pool = WorkerPool(work, 2)
+    long, *short = pool.map([1.0, 0.02, 0.02, 0.02])
+    assert {long, *short} == {*pool.workers.values()}
     assert long not in short
-    assert 1.06 <= crew.cpu_seconds < 2
-    crew.end()
+    assert 1.06 <= pool.cpu_seconds < 2
+    pool.end()
 
 
 @forked
-def test_after_an_error_nothing_more_is_begun() -> None:
-    def work(part: int) -> None:
-        if part == 0:
+def test_after_an_error_no_further_item_is_started() -> None:
+    def work(item: int) -> None:
+        if item == 0:
             raise RegardError("no")
         time.sleep(0.5)
 
-    crew = WorkerPool(work, 2)
+    pool = WorkerPool(work, 2)
     start = time.monotonic()
     with pytest.raises(RegardError, match="no"):
-        crew.map(range(40))
+        pool.map(range(40))
     assert time.monotonic() - start < 5  # not 10
-    crew.end()
+    pool.end()
 
 
 class TwoFacts(Exception):  # noqa: N818
-    """Cannot be read back from what pickle writes."""
+    """An exception that pickle can write but not read."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(one + other)
 
 
 @forked
-def test_an_error_tells_where_it_happened_even_one_that_cannot_travel() -> None:
-    def the_culprit(part: str) -> Any:
-        match part:
+def test_an_error_has_the_traceback_of_the_worker_even_if_it_cannot_be_pickled() -> None:
+    def the_culprit(item: str) -> Any:
+        match item:
             case "index":
                 return [][1]
             case "read_error":
@@ -117,85 +118,87 @@ def test_an_error_tells_where_it_happened_even_one_that_cannot_travel() -> None:
             case "result":
                 return lambda: None
 
-    crew: WorkerPool[str, Any] = WorkerPool(the_culprit, 1)
-    for part, kind in {
+    pool: WorkerPool[str, Any] = WorkerPool(the_culprit, 1)
+    for item, kind in {
         "index": IndexError,
         "read_error": RuntimeError,
         "result": Exception,
     }.items():
         with pytest.raises(kind) as error:
-            crew.map([part])
-        assert "_work_on" in error.value.__notes__[0]
-        assert part == "result" or "the_culprit" in error.value.__notes__[0]
-    crew.end()
+            pool.map([item])
+        assert "_worker_loop" in error.value.__notes__[0]
+        assert item == "result" or "the_culprit" in error.value.__notes__[0]
+    pool.end()
 
 
 @forked
-def test_a_stopped_process_is_no_reason_to_wait_for_ever() -> None:
-    crew: WorkerPool[int, int] = WorkerPool(abs, 2)
-    stopped, killed = crew.workers.values()
+def test_a_stopped_worker_does_not_block_the_pool() -> None:
+    pool: WorkerPool[int, int] = WorkerPool(abs, 2)
+    stopped, killed = pool.workers.values()
     os.kill(stopped, signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
     with pytest.raises(WorkerDied):
-        crew.map([1, 2, 3])
+        pool.map([1, 2, 3])
 
 
 @forked
-def test_tensors_travel_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", "/" + "x" * 200)  # no socket fits in there
-    crew: WorkerPool[Any, Any] = WorkerPool(lambda part: part * 2, 2)
+def test_tensors_are_sent_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/" + "x" * 200)  # too long for the path of a socket
+    pool: WorkerPool[Any, Any] = WorkerPool(lambda item: item * 2, 2)
     threads = threading.active_count()
-    (found,) = crew.map([torch.arange(3)])
+    (found,) = pool.map([torch.arange(3)])
     assert found.tolist() == [0, 2, 4]
     assert threading.active_count() == threads
-    crew.end()
+    pool.end()
 
 
-def test_a_container_has_no_more_cores_than_it_is_given(tmp_path: Path) -> None:
-    for text, wanted in {
+def test_the_cpu_quota_of_a_container_limits_the_cores(tmp_path: Path) -> None:
+    for text, cores in {
         "max 100000": None,
         "150000 100000": 2,
         "20000 100000": 0,
         "": None,
     }.items():
         (tmp_path / "cpu.max").write_text(text)
-        assert _allotted(tmp_path / "cpu.max") == wanted
-    assert _allotted(tmp_path / "none") is None
+        assert _cgroup_cores(tmp_path / "cpu.max") == cores
+    assert _cgroup_cores(tmp_path / "none") is None
 
 
 @forked
-def test_when_a_process_is_killed_the_others_end() -> None:
-    def work(part: int) -> int:
-        if part == 1:
+def test_when_a_worker_is_killed_the_others_end() -> None:
+    def work(item: int) -> int:
+        if item == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
         return os.getpid()
 
-    crew = WorkerPool(work, 2)
-    processes = list(crew.workers.values())
-    with pytest.raises(WorkerDied, match="ended from outside, perhaps for want of memory"):
-        crew.map([0, 1, 2, 3])
-    with pytest.raises(WorkerDied, match="have ended"):
-        crew.map([0])
+    pool = WorkerPool(work, 2)
+    processes = list(pool.workers.values())
+    with pytest.raises(
+        WorkerDied, match="a worker process was killed, possibly because memory ran out"
+    ):
+        pool.map([0, 1, 2, 3])
+    with pytest.raises(WorkerDied, match="worker processes have ended"):
+        pool.map([0])
     for process in processes:
-        with pytest.raises(ProcessLookupError):  # there is not even a zombie
+        with pytest.raises(ProcessLookupError):  # not even a zombie is left
             os.kill(process, 0)
 
 
 ALONE = """
 import os, time
 from regard.inference.worker_pool import WorkerPool
-def work(part):
+def work(item):
     print(os.getpid(), flush=True)
     time.sleep(0.3)
-crew = WorkerPool(work, 2)
+pool = WorkerPool(work, 2)
 while True:
-    crew.map([1, 2])
+    pool.map([1, 2])
 """
 
 
 @forked
-def test_no_process_outlives_the_one_it_works_for() -> None:
+def test_no_worker_outlives_the_main_process() -> None:
     with subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True) as main:
         assert main.stdout is not None
         workers = [int(main.stdout.readline()) for _ in range(2)]
@@ -211,7 +214,7 @@ def _runs(process: int) -> bool:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # where nobody asks what became of it
+    return state != "Z"  # a zombie that nobody waits for
 
 
 @pytest.fixture(scope="module")
@@ -231,49 +234,51 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 @forked
-def test_every_search_is_the_same_in_processes(finished_run: Path, texts: list[str]) -> None:
+def test_every_decoding_method_gives_the_same_result_in_workers(
+    finished_run: Path, texts: list[str]
+) -> None:
     model = Translator.load(finished_run, "cpu", "int8")
-    model.threads = 2  # however many available_cores there are
+    model.engine.threads = 2  # whatever the number of cores
     threads = [model.search(texts, **options) for options in SEARCHES]
-    model.start_worker_pool()
-    assert model.crew is not None
-    for options, wanted in zip(SEARCHES, threads, strict=True):
-        before = model.crew.cpu_seconds
-        assert model.search(texts, **options) == wanted, options
-        assert model.crew.cpu_seconds > before, options
-    model.freeze()  # other weights: the processes have the old ones
-    assert model.crew is None
+    model.start_workers()
+    assert model.engine.pool is not None
+    for options, expected in zip(SEARCHES, threads, strict=True):
+        before = model.engine.pool.cpu_seconds
+        assert model.search(texts, **options) == expected, options
+        assert model.engine.pool.cpu_seconds > before, options
+    model.freeze()  # new weights: the workers have the old ones
+    assert model.engine.pool is None
 
 
 @forked
-def test_when_a_process_is_lost_threads_go_on(
+def test_when_a_worker_dies_threads_are_used(
     finished_run: Path, texts: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Translator.load(finished_run, "cpu")
-    model.threads = 2
+    model.engine.threads = 2
     threads = model.search(texts)
-    model.start_worker_pool()
-    assert model.crew is not None
-    for process in model.crew.workers.values():
+    model.start_workers()
+    assert model.engine.pool is not None
+    for process in model.engine.pool.workers.values():
         os.kill(process, signal.SIGKILL)
     assert model.search(texts) == threads
-    assert "from now on threads translate" in caplog.text
-    assert model.crew is None
+    assert "using threads from now on" in caplog.text
+    assert model.engine.pool is None
 
 
 @forked
-def test_where_no_process_can_be_had_threads_do(
+def test_where_no_process_can_be_started_threads_are_used(
     finished_run: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Translator.load(finished_run, "cpu")
-    model.threads, forks = 2, iter([os.fork])
+    model.engine.threads, forks = 2, iter([os.fork])
 
     def fork() -> int:
         return next(forks, _refused)()
 
     monkeypatch.setattr(os, "fork", fork)
-    model.start_worker_pool()
-    assert model.crew is None
+    model.start_workers()
+    assert model.engine.pool is None
     assert len(model.search(texts)) == len(texts)
 
 

@@ -1,4 +1,4 @@
-"""Memory stays bounded: training by the size of a batch, preparing whatever the size of the corpus."""
+"""Peak memory: training is bounded by the batch size, preparation is checked for one large corpus."""
 
 import random
 import subprocess
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.cli.commands import REGARD, environment, write_recipe
 
-GIGABYTE = 2**20  # in the kilobytes that the system counts in
+GIGABYTE = 2**20  # in kilobytes, the unit of ru_maxrss
 
-# The kernel counts what a process had before it became another; so one that is small starts it.
+# ru_maxrss includes the memory of the process before exec, so a small process starts the command.
 LAUNCH = """
 import resource, subprocess, sys
 status = subprocess.run(sys.argv[1:]).returncode
@@ -19,7 +19,7 @@ sys.exit(status)
 
 
 def peak(*arguments: object, cwd: Path) -> int:
-    """The most memory a command ever held, in kilobytes."""
+    """The peak memory of a command, in kilobytes."""
     done = subprocess.run(
         [sys.executable, "-c", LAUNCH, *REGARD, *map(str, arguments)],
         cwd=cwd,
@@ -33,7 +33,7 @@ def peak(*arguments: object, cwd: Path) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
-def test_training_a_tiny_model_by_the_shipped_recipe_stays_below_2_gigabytes(
+def test_training_a_tiny_model_with_a_bundled_recipe_stays_below_2_gigabytes(
     data_folder: Path, tmp_path: Path
 ) -> None:
     changes = {
@@ -41,6 +41,7 @@ def test_training_a_tiny_model_by_the_shipped_recipe_stays_below_2_gigabytes(
         "data.test": "null",
         "model.preset": "tiny",
         "training.steps": 2,
+        "training.warmup": 2,
         "training.validate_sentences": 16,
         "training.device": "cpu",
     }
@@ -62,7 +63,12 @@ def test_preparing_a_large_corpus_stays_below_a_gigabyte_and_a_half(tmp_path: Pa
     write_recipe(
         tmp_path,
         tokenizer={"kind": "unigram", "vocab_size": 2000},
-        training={"steps": 1, "validate_sentences": 0, "best_checkpoint_metric": "loss"},
+        training={
+            "steps": 1,
+            "warmup": 1,
+            "validate_sentences": 0,
+            "best_checkpoint_metric": "loss",
+        },
     )
     kilobytes = peak("train", "recipe.yaml", "--out", "run", cwd=tmp_path)
     assert GIGABYTE / 10 < kilobytes < 1.5 * GIGABYTE

@@ -1,4 +1,4 @@
-"""Every shipped recipe trains on the head of its own data, and what it makes can be used."""
+"""Every bundled recipe trains on the first lines of its data, and the model can be used."""
 
 import gzip
 from functools import partial
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.corpus import read_lines, read_pairs
+from regard.data.corpus import read_pairs
+from regard.data.text_files import read_lines
 from regard.demo.demo import write_pairs
 from regard.demo.grammar import generate
 from regard.recipe import DataFiles, bundled_recipes, load_recipe
@@ -17,21 +18,20 @@ LINES = 300
 QUICK = {
     "model.d_model": "128",
     "training.steps": "3",
+    "training.warmup": "2",
     "training.tokens_per_batch": "300",
     "training.validate_sentences": "4",
     "training.device": "cpu",
     "training.init_from": "null",
-    "training.subword_copies": "2",
     "data.test": "null",
     "data.clean.max_tokens": "40",
-    "search.extra_length": "5",
 }
 USE: dict[str, list[object]] = {
-    "translate": ["translate", "run", "a dog"],
-    "tag": ["tag", "run", "a dog"],
-    "classify": ["classify", "run", "a dog"],
-    "mask": ["fill", "run", "a [MASK]", "--best", 1],
-    "continue": ["continue", "run", "a dog", "--tokens", 5],
+    "translation": ["translate", "run", "a dog"],
+    "tagging": ["tag", "run", "a dog"],
+    "classification": ["classify", "run", "a dog"],
+    "masked_lm": ["fill", "run", "a [MASK]", "--best", 1],
+    "language_model": ["generate", "run", "a dog", "--tokens", 5],
 }
 
 
@@ -47,9 +47,9 @@ def needed(recipe: str) -> list[str]:
 
 
 def head(source: Path, copy: Path) -> None:
-    """The first lines of a file; packed if the name says so."""
+    """Copy the first lines of a file, compressed if the name ends in .gz."""
     copy.parent.mkdir(parents=True, exist_ok=True)
-    # In CoNLL-U a line is a word, and every tag must come.
+    # In CoNLL-U a line is a word, and every tag must occur.
     count = 40 * LINES if "train.conllu" in copy.name else LINES
     if copy.name.startswith("valid") and "conllu" not in copy.name:
         count = LINES // 20
@@ -58,7 +58,7 @@ def head(source: Path, copy: Path) -> None:
 
 
 def write_heads(recipe: str, data_folder: Path, folder: Path) -> str:
-    """Make small data for a recipe; why not, if that is not possible."""
+    """Write small data for a recipe; returns the reason if that is not possible."""
     if recipe == "demo":
         for split in ("train", "valid"):
             write_pairs(folder / split, generate(split, LINES))
@@ -74,7 +74,7 @@ def write_heads(recipe: str, data_folder: Path, folder: Path) -> str:
 
 
 def write_student(recipe: str, data_folder: Path, folder: Path) -> str:
-    """The pairs people made in place of those a teacher would: they train as well for three steps."""
+    """Human pairs instead of a teacher's: they do as well for three steps."""
     if reason := write_heads("multi30k", data_folder, folder):
         return reason
     data = load_recipe("multi30k", [f"data.root={folder}"]).data
@@ -85,12 +85,17 @@ def write_student(recipe: str, data_folder: Path, folder: Path) -> str:
 
 
 def use(recipe: str, folder: Path) -> tuple[Done, Done]:
-    """Train, and use it for one line."""
-    # The texts are too short for the vocabulary of the whole corpus.
-    size = min(load_recipe(recipe).tokenizer.vocab_size, 3000)
-    language = load_recipe(recipe).data.targets[:1]
-    command = [*USE[load_recipe(recipe).task], *(("--to", *language) if language else ())]
+    """Train, and run the model on one line."""
+    # The data are too small for the vocabulary of the whole corpus.
+    full = load_recipe(recipe)
+    size = min(full.tokenizer.vocab_size, 3000)
+    language = full.data.targets[:1]
+    command = [*USE[full.task], *(("--to", *language) if language else ())]
     changes = {**QUICK, "data.root": str(folder), "tokenizer.vocab_size": str(size)}
+    if full.training.subword_sampling:
+        changes["training.subword_copies"] = "2"
+    if full.task == "translation":
+        changes["decoding.extra_length"] = "5"
     sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
     trained = inside("train", recipe, "--out", "run", *sets, cwd=folder)
     return trained, inside(*command, cwd=folder)
@@ -100,7 +105,7 @@ def use(recipe: str, folder: Path) -> tuple[Done, Done]:
 def used(
     data_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str | tuple[Done, Done]]:
-    """For each recipe what came of it, or why it was not tried."""
+    """The result for each recipe, or why it was skipped."""
     found: dict[str, str | tuple[Done, Done]] = {}
     jobs = {}
     for recipe in bundled_recipes():
@@ -113,7 +118,7 @@ def used(
 
 
 @pytest.mark.parametrize("recipe", bundled_recipes())
-def test_a_shipped_recipe_trains_and_can_be_used(
+def test_a_bundled_recipe_trains_and_can_be_used(
     recipe: str, used: dict[str, str | tuple[Done, Done]]
 ) -> None:
     result = used[recipe]

@@ -1,39 +1,87 @@
-"""The generated page of choices is the one the code would write now, and every part has its place in the book."""
+"""The generated pages of docs/ are up to date and complete, and every component is documented."""
 
-import re
+from __future__ import annotations
+
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from regard.recipe.registry import LOCATIONS, allowed_names, find_registry
 from tests.scripts import load_script
 
 DOCS = Path(__file__).parents[2] / "docs"
+COMPONENTS = [
+    *("model.attention.score", "model.attention.weighting", "model.attention.encoder"),
+    *("model.attention.decoder", "model.attention.cross_attention", "model.position"),
+    *("model.norm", "model.norm_order", "model.activation"),
+    *("training.optimizer", "training.schedule", "training.label_smoothing_over"),
+]
+"""the recipe keys whose choices docs/parts.md explains"""
+PAGES = {"choices.md": "docs/make_choices.py", "glossary.md": "docs/make_glossary.py"}
+STANDARD_TERMS = """
+attention mask, beam search, BPE-dropout, calibration, checkpoint averaging, cross-attention, distillation, EMA,
+greedy search, hypothesis, KV cache, label smoothing, length penalty, logits processor, mask-predict,
+non-autoregressive, packed batches, placeholder, prefetch, quantization, R-Drop, rotary positions, special tokens,
+stopping rule, subword sampling, teacher forcing, warm-up
+"""
 
 
 @pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    return load_script("docs/make_choices.py")
+def glossary() -> ModuleType:
+    return load_script("docs/make_glossary.py")
 
 
-def test_the_page_of_choices_is_up_to_date(maker: ModuleType) -> None:
-    written = (DOCS / "choices.md").read_text(encoding="utf-8")
-    assert written == maker.document(), "run  python docs/make_choices.py"
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_pages_are_up_to_date(page: str) -> None:
+    written = (DOCS / page).read_text(encoding="utf-8")
+    assert written == load_script(PAGES[page]).document(), f"run  python {PAGES[page]}"
 
 
-def test_no_choice_goes_without_its_formula(maker: ModuleType) -> None:
-    assert not re.findall(r".*–.*", maker.document())
+def test_the_page_of_choices_has_every_key_and_every_name() -> None:
+    page = (DOCS / "choices.md").read_text(encoding="utf-8")
+    for key in LOCATIONS:
+        assert f"`{key}`" in page
+        assert all(f"| `{name}` |" in page for name in find_registry(key))
 
 
-def test_every_choice_has_its_paragraph(maker: ModuleType) -> None:
-    """With a recipe line to try it, or the line that says it is the default."""
-    book = (DOCS / "parts.md").read_text(encoding="utf-8")
-    parts = [choice for choice in maker.CHOICES if choice.facts and choice.names is not None]
-    missing = [
-        f"{key}={name}"
-        for choice in parts
-        for key in choice.keys
-        for name in maker.names_of(choice, key)
-        if f"`{key}={name}`" not in book
-    ]
+@pytest.mark.parametrize("key", LOCATIONS)
+def test_every_choice_has_a_summary(key: str) -> None:
+    missing = [one.name for one in find_registry(key).choices.values() if not one.summary.strip()]
     assert not missing
+
+
+@pytest.mark.parametrize("key", COMPONENTS)
+def test_every_component_has_a_paragraph(key: str) -> None:
+    """With the setting that selects it."""
+    page = (DOCS / "parts.md").read_text(encoding="utf-8")
+    missing = [f"{key}={name}" for name in allowed_names(key) if f"`{key}={name}`" not in page]
+    assert not missing
+
+
+def test_every_file_and_symbol_of_the_glossary_exists(glossary: ModuleType) -> None:
+    for entry in glossary.ENTRIES:
+        glossary.find_docstring(entry)  # raises LookupError
+
+
+def test_the_glossary_refuses_a_symbol_that_does_not_exist(glossary: ModuleType) -> None:
+    with pytest.raises(LookupError, match=r"norm: no BadNorm in nn/norms\.py"):
+        glossary.find_docstring(glossary.Entry("norm", "nn/norms.py", "BadNorm"))
+    with pytest.raises(LookupError, match="no such file"):
+        glossary.find_docstring(glossary.Entry("norm", "nn/norm.py"))
+
+
+def test_the_glossary_has_the_terms_of_the_field_once_each(glossary: ModuleType) -> None:
+    terms = [entry.term for entry in glossary.ENTRIES]
+    assert len(terms) == len(set(terms)) >= 60
+    expected = {" ".join(term.split()) for term in STANDARD_TERMS.split(",")}
+    assert not expected - set(terms)
+
+
+def test_a_definition_is_the_first_sentence_without_the_term(glossary: ModuleType) -> None:
+    define = glossary.definition
+    assert define("beam tree", "Beam trees (Lee et al. 2020): what is kept. More.") == (
+        "What is kept (Lee et al. 2020)."
+    )
+    assert define("RMSNorm", "x / sqrt(mean). Nothing else.") == "x / sqrt(mean)."
+    assert define("prefix", "ids that come first") == "Ids that come first."

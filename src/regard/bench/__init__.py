@@ -1,1 +1,1 @@
-"""How fast it is, beside others, in one run: ``regard bench``."""
+"""``regard bench``: the speed of translation and training, next to other libraries, in one run."""

@@ -1,7 +1,7 @@
-"""How fast it learns: one step of training, beside the same step of others, in one run.
+"""Training speed: one training step, next to the same step of other libraries, in one run.
 
-A step is loss, gradient and Adam, on random tokens. On a GPU Regard learns as ``batches: packed`` does, and once more
-the plain way; on a CPU there is the plain way only. Speeds count real tokens, not padding.
+A step is loss, gradient and Adam, on random tokens. On a GPU, Regard is measured with ``batching: packed`` (compiled,
+in a CUDA graph) and with padded batches in eager mode; on a CPU only with the latter. Speeds do not count padding.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.data.batching import Batch, collate, pack, plan_batches, plan_packed, room
-from regard.data.dataset import EncodedPair, IntArray, TokenDataset, write_dataset
+from regard.data.batching import Batch, collate, pack, packed_size, plan_batches, plan_packed
+from regard.data.cleaning import EncodedPair
+from regard.data.dataset import IntArray, TokenDataset, write_dataset
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -30,27 +31,27 @@ from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import Model, Preset, Recipe, make_recipe
 from regard.training.optimizers import OPTIMIZERS
-from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, Numbers, TrainStep
+from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
 Step = Callable[[], None]
 
 BATCHES = 20
-"""different ones, over and over"""
+"""distinct batches, used in turn"""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What every side is given."""
+class TrainSetting:
+    """What every library is measured with."""
 
     preset: Preset
-    vocabulary: int
-    store: TokenDataset
+    vocab_size: int
+    dataset: TokenDataset
     tokens_per_batch: int
     device: torch.device
 
     @property
     def lengths(self) -> tuple[IntArray, IntArray]:
-        return self.store.source_lengths, self.store.target_lengths
+        return self.dataset.source_lengths, self.dataset.target_lengths
 
     @property
     def recipe(self) -> Recipe:
@@ -66,79 +67,84 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the table."""
+class TrainRow:
+    """The figures of one library."""
 
     name: str
     milliseconds: float
     tokens_per_second: float
-    """target tokens; padding does not count"""
-    real: float
-    """share of the computed positions that are words"""
-    share: float
-    """of the speed of one large matrix product, counting the products that the words need"""
-    memory: float
-    """gigabytes at most; 0 on a CPU"""
+    """target tokens, without padding"""
+    non_pad_fraction: float
+    """fraction of the computed positions that are not padding"""
+    peak_fraction: float
+    """matrix-product operations that the tokens need, relative to the speed of one large matrix product"""
+    memory_gb: float
+    """peak memory; 0 on a CPU"""
 
 
 @dataclass
-class Side:
-    """One who learns: every call of step learns from the next batch."""
+class StepBenchmark:
+    """A library's training step: every call of ``step`` trains on the next batch."""
 
     name: str
     step: Step
     source: float
+    """mean number of source tokens per batch, without padding"""
     target: float
-    """real tokens of a batch, on average"""
+    """mean number of target tokens per batch, without padding"""
     positions: float
-    """source and target positions computed for them"""
+    """mean number of source and target positions per batch, with padding"""
 
 
-def measure(setting: Setting, peers: Sequence[str], steps: int, repeats: int) -> list[Row]:
-    """Every side in turn, as often as asked; the median counts."""
-    peak = product_speed(setting.device)
+def measure(
+    setting: TrainSetting, peers: Sequence[str], steps: int, repeats: int
+) -> list[TrainRow]:
+    """Each library in turn; the median of the repeats counts."""
+    peak = matmul_speed(setting.device)
     rows = []
-    for build in (*own(setting), *(PEERS[name] for name in peers)):
+    for build in (*regard_steps(setting), *(PEERS[name] for name in peers)):
         if setting.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         torch.manual_seed(0)
-        side = build(setting)
+        one = build(setting)
         for _ in range(EAGER_STEPS + 2):
-            side.step()
-        seconds = statistics.median(timed(side.step, steps, setting.device) for _ in range(repeats))
+            one.step()
+        seconds = statistics.median(
+            time_step(one.step, steps, setting.device) for _ in range(repeats)
+        )
         memory = torch.cuda.max_memory_allocated() / 1e9 if setting.device.type == "cuda" else 0.0
-        work = 3 * products(setting, side.source, side.target)
+        operations = 3 * forward_operations(setting, one.source, one.target)
         rows.append(
-            Row(
-                side.name,
+            TrainRow(
+                one.name,
                 1000 * seconds,
-                side.target / seconds,
-                (side.source + side.target) / side.positions,
-                work / seconds / peak,
+                one.target / seconds,
+                (one.source + one.target) / one.positions,
+                operations / seconds / peak,
                 memory,
             )
         )
     return rows
 
 
-def timed(step: Step, steps: int, device: torch.device) -> float:
-    """Seconds of a step."""
-    wait(device)
+def time_step(step: Step, steps: int, device: torch.device) -> float:
+    """Seconds per step."""
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(steps):
         step()
-    wait(device)
+    synchronize(device)
     return (time.perf_counter() - start) / steps
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def product_speed(device: torch.device) -> float:
-    """Operations a second of one large matrix product, as good as they come here."""
+def matmul_speed(device: torch.device) -> float:
+    """Operations per second of one large matrix product, as the device's peak speed."""
     gpu = device.type == "cuda"
     size = 8192 if gpu else 1024
     x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
@@ -146,131 +152,138 @@ def product_speed(device: torch.device) -> float:
     def multiply() -> None:
         torch.mm(x, x)
 
-    timed(multiply, 3, device)
-    return 2 * size**3 / min(timed(multiply, 10, device) for _ in range(3))
+    time_step(multiply, 3, device)
+    return 2 * size**3 / min(time_step(multiply, 10, device) for _ in range(3))
 
 
-def products(setting: Setting, source: float, target: float) -> float:
-    """Operations of the matrix products of one forward pass over so many tokens."""
+def forward_operations(setting: TrainSetting, source: float, target: float) -> float:
+    """Operations of the matrix products of one forward pass over this many source and target tokens."""
     model = setting.recipe.model
-    d, inner = model.d_model, model.d_ff
-    feedforward = 2 * d * inner
-    encoder = model.encoder_layers * (4 * d * d + feedforward)
-    decoder = model.decoder_layers * (6 * d * d + feedforward) + d * setting.vocabulary
-    read = model.decoder_layers * 2 * d * d  # keys and values of the memory
-    # Scores and weighted sums: twice d for each pair of query and key; before itself a word sees half its text.
-    long, wide = (float(lengths.mean()) + 1 for lengths in setting.lengths)
-    looks = model.encoder_layers * long * source + model.decoder_layers * (wide / 2 + long) * target
-    return 2 * (source * (encoder + read) + target * decoder) + 4 * d * looks
+    d, d_ff = model.d_model, model.d_ff
+    feed_forward = 2 * d * d_ff
+    encoder = model.encoder_layers * (4 * d * d + feed_forward)
+    decoder = model.decoder_layers * (6 * d * d + feed_forward) + d * setting.vocab_size
+    cross_kv = model.decoder_layers * 2 * d * d  # keys and values of cross-attention
+    # Scores and weighted sums: 2 d per query and key; with the causal mask, a token attends to half its text.
+    S, T = (float(lengths.mean()) + 1 for lengths in setting.lengths)
+    attention = model.encoder_layers * S * source + model.decoder_layers * (T / 2 + S) * target
+    return 2 * (source * (encoder + cross_kv) + target * decoder) + 4 * d * attention
 
 
+# ---------------------------------------------------------------------------------------------
 # Regard
 
 
-def own(setting: Setting) -> list[Callable[[Setting], Side]]:
-    return [recorded, plain] if setting.device.type == "cuda" else [plain]
+def regard_steps(setting: TrainSetting) -> list[Callable[[TrainSetting], StepBenchmark]]:
+    return [cuda_graph, plain] if setting.device.type == "cuda" else [plain]
 
 
-def recorded(setting: Setting) -> Side:
-    """As a training with packed batches learns on a GPU."""
-    space = room(*setting.lengths, setting.tokens_per_batch)
+def cuda_graph(setting: TrainSetting) -> StepBenchmark:
+    """Packed batches and a CUDA graph, as in training on a GPU with ``batching: packed``."""
+    space = packed_size(*setting.lengths, setting.tokens_per_batch)
     plan = plan_packed(*setting.lengths, space, 1, 0)
-    # The last of an epoch may be almost empty.
-    batches = [pack(setting.store, rows, space) for rows in (plan[:-1] or plan)[:BATCHES]]
+    # The last batch of an epoch may be almost empty.
+    batches = [pack(setting.dataset, rows, space) for rows in (plan[:-1] or plan)[:BATCHES]]
     update = _update(setting)
     learn = CUDAGraphStep(update, update.objective.network)
     return _side("regard", learn, [batch.map(Tensor.pin_memory) for batch in batches])
 
 
-def plain(setting: Setting) -> Side:
-    """One text to a row, nothing compiled."""
+def plain(setting: TrainSetting) -> StepBenchmark:
+    """Padded batches, one text per row, in eager mode."""
     update = _update(setting)
     return _side("regard, plain", update, _padded(setting))
 
 
-def _update(setting: Setting) -> Any:
+def _update(setting: TrainSetting) -> Any:
     recipe = setting.recipe
-    network = ARCHITECTURES["transformer"](recipe.model, setting.vocabulary, setting.vocabulary)
+    network = ARCHITECTURES["transformer"](recipe.model, setting.vocab_size, setting.vocab_size)
     objective = Seq2SeqLoss(network.to(setting.device), recipe.training)
     optimizer = OPTIMIZERS[recipe.training.optimizer](network.parameters(), recipe.training)
     return TrainStep(objective, optimizer, recipe.training, setting.device)
 
 
-def _side(name: str, learn: Callable[..., Tensor], batches: Sequence[Batch]) -> Side:
+def _side(name: str, learn: Callable[..., Tensor], batches: Sequence[Batch]) -> StepBenchmark:
     tokens = [batch.tokens for batch in batches]
     endless = cycle(zip(batches, tokens, strict=True))
 
     def step() -> None:
         batch, count = next(endless)
-        learn([batch], Numbers(1 / count, 1e-4))
+        learn([batch], StepScalars(1 / count, 1e-4))
 
-    return Side(name, step, *_counts(batches))
+    return StepBenchmark(name, step, *_counts(batches))
 
 
 def _counts(batches: Sequence[Batch]) -> tuple[float, float, float]:
-    """Real source and target tokens, and positions, of a batch on average."""
+    """Mean source tokens, target tokens and positions per batch."""
     source = sum(int((batch.source != PAD).sum()) for batch in batches)
     target = sum(batch.tokens for batch in batches)
     positions = sum(batch.source.numel() + batch.target.numel() for batch in batches)
     return source / len(batches), target / len(batches), positions / len(batches)
 
 
-def _padded(setting: Setting) -> list[Batch]:
-    """Batches of like length, as a plain training has them."""
+def _padded(setting: TrainSetting) -> list[Batch]:
+    """Batches of similar length, as with ``batching: padded``."""
     plan = plan_batches(*setting.lengths, setting.tokens_per_batch, 1, 0)
-    return [collate(setting.store, rows) for rows in plan[:BATCHES]]
+    return [collate(setting.dataset, rows) for rows in plan[:BATCHES]]
 
 
-# Others
+# ---------------------------------------------------------------------------------------------
+# Other libraries
 
 
-def marian(setting: Setting) -> Side:
-    """Hugging Face's MarianMT of the same sizes."""
+def marian(setting: TrainSetting) -> StepBenchmark:
+    """MarianMT in Hugging Face's transformers, with the same sizes."""
     try:
         from transformers import MarianConfig, MarianMTModel
     except ModuleNotFoundError as error:
         raise RegardError(
-            f"--peer marian needs {error.name}: pip install 'regard[exchange]'"
+            f"--peer marian needs {error.name}: pip install 'regard[interop]'"
         ) from None
     model = setting.recipe.model
-    sizes: dict[str, Any] = {"vocab_size": setting.vocabulary, "d_model": model.d_model}
-    for side in ("encoder", "decoder"):
-        sizes[f"{side}_layers"] = getattr(model, f"{side}_layers")
-        sizes[f"{side}_attention_heads"] = model.heads
-        sizes[f"{side}_ffn_dim"] = model.d_ff
+    sizes: dict[str, Any] = {"vocab_size": setting.vocab_size, "d_model": model.d_model}
+    for stack in ("encoder", "decoder"):
+        sizes[f"{stack}_layers"] = getattr(model, f"{stack}_layers")
+        sizes[f"{stack}_attention_heads"] = model.heads
+        sizes[f"{stack}_ffn_dim"] = model.d_ff
     for kind in ("dropout", "attention_dropout", "activation_dropout"):
         sizes[kind] = model.dropout
-    marks: dict[str, Any] = {
+    special_tokens: dict[str, Any] = {
         "pad_token_id": PAD,
         "eos_token_id": EOS,
         "decoder_start_token_id": BOS,
     }
-    network: Any = MarianMTModel(MarianConfig(scale_embedding=True, **sizes, **marks))
+    network: Any = MarianMTModel(MarianConfig(scale_embedding=True, **sizes, **special_tokens))
     network.to(setting.device).train()
-    return _peer("MarianMT", network, lambda s, t, real: network(s, real, t).logits, setting)
+    return _peer(
+        "MarianMT",
+        network,
+        lambda source, target, mask: network(source, mask, target).logits,
+        setting,
+    )
 
 
-def torch_transformer(setting: Setting) -> Side:
+def torch_transformer(setting: TrainSetting) -> StepBenchmark:
     """torch.nn.Transformer between an embedding and its transpose."""
-    network = Tutorial(setting.recipe.model, setting.vocabulary).to(setting.device)
+    network = TiedTorchTransformer(setting.recipe.model, setting.vocab_size).to(setting.device)
     return _peer("torch.nn.Transformer", network, network, setting)
 
 
-class Tutorial(nn.Module):
-    def __init__(self, model: Model, vocabulary: int) -> None:
+class TiedTorchTransformer(nn.Module):
+    def __init__(self, model: Model, vocab_size: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, model.d_model)
+        self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.layers = nn.Transformer(
             model.d_model, model.heads, model.encoder_layers, model.decoder_layers, model.d_ff,
             model.dropout, batch_first=True,
         )  # fmt: skip
 
-    def forward(self, source: Tensor, target: Tensor, real: Tensor) -> Tensor:
+    def forward(self, source: Tensor, target: Tensor, mask: Tensor) -> Tensor:
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], source.device)
         states = self.layers(
             self.embedding(source), self.embedding(target),
             tgt_mask=causal, tgt_is_causal=True,
-            src_key_padding_mask=~real, memory_key_padding_mask=~real,
+            src_key_padding_mask=~mask, memory_key_padding_mask=~mask,
         )  # fmt: skip
         return F.linear(states, self.embedding.weight)
 
@@ -279,8 +292,8 @@ def _peer(
     name: str,
     network: nn.Module,
     logits: Callable[[Tensor, Tensor, Tensor], Tensor],
-    setting: Setting,
-) -> Side:
+    setting: TrainSetting,
+) -> StepBenchmark:
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
     batches = [batch.to(setting.device) for batch in _padded(setting)]
     endless = cycle(batches)
@@ -289,9 +302,9 @@ def _peer(
     def step() -> None:
         batch = next(endless)
         with torch.autocast("cuda", torch.bfloat16) if gpu else nullcontext():
-            found = logits(batch.source, batch.target, batch.source != PAD)
+            predicted = logits(batch.source, batch.target, batch.source != PAD)
             loss = F.cross_entropy(
-                found.flatten(0, 1).float(),
+                predicted.flatten(0, 1).float(),
                 batch.labels.flatten(),
                 ignore_index=PAD,
                 label_smoothing=0.1,
@@ -300,29 +313,32 @@ def _peer(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Side(name, step, *_counts(batches))
+    return StepBenchmark(name, step, *_counts(batches))
 
 
-PEERS: dict[str, Callable[[Setting], Side]] = {"marian": marian, "torch": torch_transformer}
+PEERS: dict[str, Callable[[TrainSetting], StepBenchmark]] = {
+    "marian": marian,
+    "torch": torch_transformer,
+}
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """For a person; ratio: how many times as fast the first is."""
+def table(rows: Sequence[TrainRow]) -> Iterator[str]:
+    """The rows as lines of text; ratio: the speed of the first row over that of this row."""
     first = rows[0]
-    yield f"{'':24}{'ms a step':>10}{'tokens/s':>12}{'ratio':>7}{'words':>7}{'of peak':>9}{'GB':>6}"
+    yield f"{'':24}{'ms/step':>10}{'tokens/s':>12}{'ratio':>7}{'non-pad':>9}{'of peak':>9}{'GB':>6}"
     for row in rows:
         ratio = first.tokens_per_second / row.tokens_per_second
-        memory = f"{row.memory:6.1f}" if row.memory else f"{'':>6}"
+        memory = f"{row.memory_gb:6.1f}" if row.memory_gb else f"{'':>6}"
         yield (
             f"{row.name:24}{row.milliseconds:>10.2f}{row.tokens_per_second:>12,.0f}{ratio:>6.2f}x"
-            f"{row.real:>7.1%}{row.share:>9.1%}{memory}"
+            f"{row.non_pad_fraction:>9.1%}{row.peak_fraction:>9.1%}{memory}"
         )
 
 
-def random_dataset(path: Path, sentences: int, length: int, vocabulary: int) -> TokenDataset:
-    """Random words; all sentences are as long, their mark counted, on both sides."""
+def random_dataset(path: Path, sentences: int, length: int, vocab_size: int) -> TokenDataset:
+    """Random tokens; all sentences have this length on both sides, including EOS or BOS."""
     ids = np.random.default_rng(1).integers(
-        len(SPECIAL_TOKENS), vocabulary, (2, sentences, length - 1)
+        len(SPECIAL_TOKENS), vocab_size, (2, sentences, length - 1)
     )
 
     def rows(

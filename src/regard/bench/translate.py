@@ -1,98 +1,162 @@
-"""Sentences a second, beside other engines with the same weights, in one run.
+"""Translation speed: sentences per second, next to other engines with the same weights, in one run.
 
-All sides are given ids or pieces, so that none is timed cutting text, and stop by the same rule. They take turns, so
-that whatever else the machine does meanwhile meets all of them alike; each figure is a median. CTranslate2 is shown
-both ways: as it comes (``ctranslate2``), threads inside one batch, and with a batch for each thread, mostly faster.
+All engines get ids or pieces, so that tokenization is not timed, and use the same stopping rule. They take turns, so
+that other load on the machine affects all of them alike; each figure is a median. CTranslate2 is measured in two
+configurations: its default (``ctranslate2``), with all threads in one batch, and with one batch per thread, which is
+mostly faster.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from regard.bench.subject import Subject
-from regard.data.special_tokens import BOS, EOS, PAD
+from regard.data.corpus import read_pairs
+from regard.data.pairs import Pair
+from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.interop.convert import export_model
-from regard.interop.files import need
+from regard.interop.files import require_package
 from regard.interop.huggingface import quiet
-from regard.recipe import Device, Precision, override_decoding, suggest
+from regard.nn.state_dict import named_weights
+from regard.nn.transformer import Transformer
+from regard.recipe import Device, Precision, Preset, make_recipe, override_decoding, suggest
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 Ids = list[list[int]]
+
+VOCAB_SIZE = 8_000
+"""of a random model"""
+TOKENS = 20
+"""of each source and each translation of a random model: the same for all engines, whatever the weights are"""
+SEED = 1
+NEG_INF = -1e4
+"""the logit of tokens that a random model never generates: EOS, so that all translations have one length, and others"""
 LENGTH_PENALTY = 0.0
-"""no length penalty: its form differs between the engines"""
+"""no length penalty, because its form differs between the engines"""
+
+
+# ---------------------------------------------------------------------------------------------
+# What is translated
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What all sides are to do."""
+class Workload:
+    """A run folder and the sources to translate."""
 
-    subject: Subject
+    run: Path
+    sources: Ids
+    length: int | None
+    """the exact number of tokens of every translation; None: until EOS"""
+
+
+def run_workload(run: Path, sentences: int) -> Workload:
+    """A run and the first sentences of its test data."""
+    recipe = RunDir(run).recipe()
+    if recipe.task != "translation":
+        raise RegardError(f"{run}: its task is {recipe.task}; bench translate needs translation")
+    if recipe.data.test is None:
+        raise RegardError(f"{run}: its recipe has no data.test to take sentences from")
+    if recipe.data.targets:
+        raise RegardError(f"{run}: a multilingual model; bench translate needs one target language")
+    pairs = islice(read_pairs(recipe.data.test, recipe.data, "data.test"), sentences)
+    texts = [pair.source for pair in pairs]
+    tokenizer = RunDir(run).tokenizer(recipe)
+    return Workload(run, tokenizer.source.encode(texts), None)
+
+
+def preset_workload(
+    folder: Path, preset: Preset, sentences: int, vocab_size: int = VOCAB_SIZE
+) -> Workload:
+    """A run folder with random weights of a preset's size, and random sources."""
+    words = [f"w{number}" for number in range(vocab_size - len(SPECIAL_TOKENS))]
+    recipe = make_recipe(
+        {
+            "data": {"train": {"pairs": ["none.tsv"]}, "languages": ["source", "target"]},
+            "tokenizer": {"kind": "word", "vocab_size": vocab_size},
+            "model": {"preset": preset, "output_bias": True},
+            "decoding": {"max_length": TOKENS},
+        },
+        "bench",
+    )
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: (Pair(word, word) for word in words))
+    torch.manual_seed(SEED)
+    network = Translator.build(recipe, tokenizer)
+    assert isinstance(network, Transformer)
+    assert network.projection.bias is not None
+    with torch.no_grad():
+        network.projection.bias[[EOS, *tokenizer.target.suppressed_tokens]] = NEG_INF
+    folder.mkdir()
+    run = RunDir(folder)
+    run.write_recipe(recipe)
+    tokenizer.save(folder)
+    run.write_weights(named_weights(network))
+    rng = random.Random(SEED)
+    sources = [
+        [rng.randrange(len(SPECIAL_TOKENS), tokenizer.source.size) for _ in range(TOKENS)]
+        for _ in range(sentences)
+    ]
+    return Workload(folder, sources, TOKENS)
+
+
+@dataclass(frozen=True)
+class TranslateSetting:
+    """What all engines are measured with."""
+
+    workload: Workload
     precision: Precision
     beam: int
     threads: int
     device: Device
 
 
-@dataclass(frozen=True)
-class Row:
-    """One engine's figures."""
+# ---------------------------------------------------------------------------------------------
+# Engines
 
+
+class BenchEngine(ABC):
     name: str
     precision: str
-    beam: int
-    batch: int
-    threads: int
-    sentences_per_second: float
-    """by the clock"""
-    sentences_per_cpu_second: float
-    """by the time its processes had a core: other work on the machine changes it less"""
-    agreement: float
-    """share of the translations that are, token for token, those of the plain network in float32"""
     settings: str
     """in words"""
-
-
-class Engine(ABC):
-    name: str
-    precision: str
-    settings: str
 
     @abstractmethod
     def translate(self, sources: Ids) -> Ids: ...
 
     @property
     def cpu_seconds(self) -> float:
-        """The time it has had a core so far."""
+        """CPU time so far."""
         return time.process_time()
 
 
-class Ours(Engine):
+class RegardEngine(BenchEngine):
     name = "regard"
 
-    def __init__(self, setting: Setting, packed: bool = True) -> None:
-        self.beam = setting.beam
+    def __init__(self, setting: TranslateSetting, packed: bool = True) -> None:
         self.model = Translator.load(
-            setting.subject.run, setting.device, setting.precision, setting.threads
+            setting.workload.run, setting.device, setting.precision, setting.threads
         )
         if not packed:
             self.model.engine.packed = None
         self.model.start_workers()
         self.precision, self.settings = self.model.precision, self.model.engine.summary
-        # CTranslate2's rule stops first, and so has the least to do.
+        # CTranslate2's rule stops earliest, so all engines do the least work.
         rule = {"length_penalty": LENGTH_PENALTY, "length_normalization": "ctranslate2"}
-        self.decoding = override_decoding(self.model.recipe.decoding, {"beam": self.beam, **rule})
+        options = {"beam": setting.beam, **rule}
+        self.decoding = override_decoding(self.model.recipe.decoding, options)
 
     def translate(self, sources: Ids) -> Ids:
         found = self.model.engine.generate([Request(ids) for ids in sources], self.decoding)
@@ -103,61 +167,63 @@ class Ours(Engine):
         return self.model.engine.cpu_seconds
 
 
-class CTranslate2(Engine):
+class CTranslate2Engine(BenchEngine):
     name = "ctranslate2"
 
-    def __init__(self, setting: Setting, folder: Path, inter: int) -> None:
-        engine = need("ctranslate2")
-        eight = setting.precision == "int8"
-        self.precision = "int8" if eight else "fp32"
+    def __init__(self, setting: TranslateSetting, folder: Path, inter_threads: int) -> None:
+        ctranslate2 = require_package("ctranslate2")
+        int8 = setting.precision == "int8"
+        self.precision = "int8" if int8 else "fp32"
         out = folder / f"ctranslate2-{self.precision}"
         if not out.exists():
-            export_model(setting.subject.run, "ctranslate2-int8" if eight else "ctranslate2", out)
-        run = RunDir(setting.subject.run)
+            export_model(setting.workload.run, "ctranslate2-int8" if int8 else "ctranslate2", out)
+        run = RunDir(setting.workload.run)
         tokenizer = run.tokenizer(run.recipe())
         self.pieces = tokenizer.source.pieces
         target = tokenizer.target
         self.ids = {piece: i for i, piece in enumerate(target.pieces(range(target.size)))}
         options = json.loads((out / "translate.json").read_text())
-        if setting.subject.longest is not None:  # such a model never says what is suppressed
-            options = {"max_decoding_length": setting.subject.longest}
+        if setting.workload.length is not None:  # a random model never generates what is suppressed
+            options = {"max_decoding_length": setting.workload.length}
         self.options = {**options, "beam_size": setting.beam, "length_penalty": LENGTH_PENALTY}
-        self.inter, intra = inter, setting.threads // inter
-        self.settings = f"inter_threads {inter}, intra_threads {intra}"
-        self.model = engine.Translator(
+        self.inter_threads, intra_threads = inter_threads, setting.threads // inter_threads
+        self.settings = f"inter_threads {inter_threads}, intra_threads {intra_threads}"
+        self.model = ctranslate2.Translator(
             str(out),
             device="cuda" if setting.device == "cuda" else "cpu",
-            compute_type="int8" if eight else "float32",
-            inter_threads=inter,
-            intra_threads=intra,
+            compute_type="int8" if int8 else "float32",
+            inter_threads=inter_threads,
+            intra_threads=intra_threads,
         )
 
     @classmethod
-    def both(cls, setting: Setting, folder: Path) -> list[Engine]:
-        """As it comes, one batch at a time on all threads; and a batch on each thread."""
-        usual, *others = (cls(setting, folder, inter) for inter in sorted({1, setting.threads}))
+    def configurations(cls, setting: TranslateSetting, folder: Path) -> list[BenchEngine]:
+        """One batch at a time on all threads, which is the default; and one batch per thread."""
+        default, *others = (cls(setting, folder, inter) for inter in sorted({1, setting.threads}))
         for other in others:
             other.name = f"{cls.name} ({other.settings})"
-        return [usual, *others]
+        return [default, *others]
 
     def translate(self, sources: Ids) -> Ids:
         found = self.model.translate_batch(
             [self.pieces(row) for row in sources],
-            max_batch_size=-(-len(sources) // self.inter),
+            max_batch_size=-(-len(sources) // self.inter_threads),
             **self.options,
         )
         return [[self.ids[piece] for piece in one.hypotheses[0]] for one in found]
 
 
-class Marian(Engine):
+class MarianEngine(BenchEngine):
+    """MarianMT in Hugging Face's transformers."""
+
     name = "marian"
     precision = "fp32"
 
-    def __init__(self, setting: Setting, folder: Path) -> None:
-        transformers = need("transformers")
+    def __init__(self, setting: TranslateSetting, folder: Path) -> None:
+        transformers = require_package("transformers")
         out = folder / "huggingface"
         if not out.exists():
-            export_model(setting.subject.run, "huggingface", out)
+            export_model(setting.workload.run, "huggingface", out)
         self.device = "cuda" if setting.device == "cuda" else "cpu"
         with quiet(transformers):
             self.model = transformers.MarianMTModel.from_pretrained(out).eval().to(self.device)
@@ -166,9 +232,9 @@ class Marian(Engine):
         self.options: dict[str, Any] = {"num_beams": setting.beam}
         if setting.beam > 1:
             self.options["length_penalty"] = LENGTH_PENALTY
-        if setting.subject.longest is not None:
-            exact = {"max_new_tokens": setting.subject.longest, "max_length": None}
-            self.options |= {**exact, "bad_words_ids": None}
+        if setting.workload.length is not None:
+            limit = {"max_new_tokens": setting.workload.length, "max_length": None}
+            self.options |= {**limit, "bad_words_ids": None}
         self.threads = setting.threads
         self.settings = f"generate, torch on {self.threads} threads"
 
@@ -177,80 +243,101 @@ class Marian(Engine):
         longest = max(map(len, sources))
         rows = [[*row, EOS, *[PAD] * (longest - len(row))] for row in sources]
         ids = torch.tensor(rows, device=self.device)
-        usual = torch.get_num_threads()
+        threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         mask = (ids != PAD).long()
-        said = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
-        torch.set_num_threads(usual)
-        return [[i for i in row if i not in (PAD, BOS, EOS)] for row in said.tolist()]
+        outputs = self.model.generate(input_ids=ids, attention_mask=mask, **self.options)
+        torch.set_num_threads(threads)
+        return [[i for i in row if i not in (PAD, BOS, EOS)] for row in outputs.tolist()]
 
 
-PEERS: dict[str, Callable[[Setting, Path], list[Engine]]] = {
-    "ctranslate2": CTranslate2.both,
-    "marian": lambda setting, folder: [Marian(setting, folder)],
+PEERS: dict[str, Callable[[TranslateSetting, Path], list[BenchEngine]]] = {
+    "ctranslate2": CTranslate2Engine.configurations,
+    "marian": lambda setting, folder: [MarianEngine(setting, folder)],
 }
-"""each in all the ways it may be set"""
+"""the other engines by name, each in all its configurations"""
+
+
+# ---------------------------------------------------------------------------------------------
+# Measurement
 
 
 @dataclass(frozen=True)
-class Turn:
+class TranslateRow:
+    """The figures of one engine."""
+
+    name: str
+    precision: str
+    beam: int
+    batch: int
+    threads: int
+    sentences_per_second: float
+    """wall-clock time"""
+    sentences_per_cpu_second: float
+    """CPU time of its processes, which other load on the machine changes less"""
+    agreement: float
+    """fraction of the translations that equal those of the plain network in float32, token by token"""
+    settings: str
+    """in words"""
+
+
+@dataclass(frozen=True)
+class Timing:
     seconds: float
     cpu_seconds: float
-    said: Ids
+    outputs: Ids
 
 
-def timed(engine: Engine, sources: Ids) -> Turn:
+def time_translation(engine: BenchEngine, sources: Ids) -> Timing:
     clock, cpu = time.perf_counter(), engine.cpu_seconds
-    said = engine.translate(sources)
-    return Turn(time.perf_counter() - clock, engine.cpu_seconds - cpu, said)
+    outputs = engine.translate(sources)
+    return Timing(time.perf_counter() - clock, engine.cpu_seconds - cpu, outputs)
 
 
 def measure(
-    settings: Sequence[Setting], peers: Sequence[str], folder: Path, repeats: int
-) -> list[Row]:
-    """Regard in each of the settings, which differ in precision only, beside the peers in the last of them."""
+    settings: Sequence[TranslateSetting], peers: Sequence[str], folder: Path, repeats: int
+) -> list[TranslateRow]:
+    """Regard in each setting, and the peers in the last one. The settings differ only in precision."""
     for peer in peers:
         if peer not in PEERS:
             raise RegardError(f"--peer {peer}: no such peer{suggest(peer, PEERS)}")
     last = settings[-1]
-    sources = last.subject.sources
-    ours = [Ours(setting) for setting in settings]
-    alike = replace(last, precision=ours[-1].model.precision)  # what auto has come to
-    theirs = [engine for peer in peers for engine in PEERS[peer](alike, folder)]
-    engines: list[Engine] = [*ours, *theirs]
-    turns: dict[Engine, list[Turn]] = {engine: [] for engine in engines}
-    for number in range(repeats + 1):
-        for engine, own in turns.items():
-            turn = timed(engine, sources)
-            if number:  # the first warms up
-                own.append(turn)
-    right = _plain(last).translate(sources)
-    return [_row(engine, own, right, last) for engine, own in turns.items()]
+    sources = last.workload.sources
+    ours = [RegardEngine(setting) for setting in settings]
+    resolved = replace(last, precision=ours[-1].model.precision)  # what auto resolved to
+    theirs = [engine for peer in peers for engine in PEERS[peer](resolved, folder)]
+    engines: list[BenchEngine] = [*ours, *theirs]
+    timings: dict[BenchEngine, list[Timing]] = {engine: [] for engine in engines}
+    for repeat in range(repeats + 1):
+        for engine, own in timings.items():
+            timing = time_translation(engine, sources)
+            if repeat:  # the first is a warm-up
+                own.append(timing)
+    plain = RegardEngine(replace(last, precision="fp32"), packed=False)
+    expected = plain.translate(sources)
+    return [_row(engine, own, expected, last) for engine, own in timings.items()]
 
 
-def _plain(setting: Setting) -> Ours:
-    plain = Setting(setting.subject, "fp32", setting.beam, setting.threads, setting.device)
-    return Ours(plain, packed=False)
-
-
-def _row(engine: Engine, turns: Sequence[Turn], right: Ids, setting: Setting) -> Row:
-    count = len(right)
-    same = [ours == theirs for ours, theirs in zip(turns[-1].said, right, strict=True)]
-    return Row(
+def _row(
+    engine: BenchEngine, timings: Sequence[Timing], expected: Ids, setting: TranslateSetting
+) -> TranslateRow:
+    count = len(expected)
+    same = [ours == one for ours, one in zip(timings[-1].outputs, expected, strict=True)]
+    return TranslateRow(
         name=engine.name,
         precision=engine.precision,
         beam=setting.beam,
         batch=count,
         threads=setting.threads,
-        sentences_per_second=count / median(turn.seconds for turn in turns),
-        sentences_per_cpu_second=count / median(turn.cpu_seconds for turn in turns),
+        sentences_per_second=count / median(one.seconds for one in timings),
+        sentences_per_cpu_second=count / median(one.cpu_seconds for one in timings),
         agreement=sum(same) / count,
         settings=engine.settings,
     )
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """For a person; ratio: how many times as fast the first is."""
+def table(rows: Sequence[TranslateRow]) -> list[str]:
+    """The rows as lines of text; ratio: the speed of the first row over that of this row."""
     first = rows[0].sentences_per_second
     lines = [f"{'':12} {'':5} {'sentences/s':>12} {'per cpu s':>10} {'ratio':>6}  {'as fp32':>7}"]
     lines += [

@@ -1,4 +1,4 @@
-"""The commands of ``regard bench``."""
+"""The commands of ``regard bench``: the speed of translation and of training, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Annotated, get_args
 
 import typer
 
+from regard.cli.options import AsJson
 from regard.errors import RegardError
 
 app = typer.Typer(
-    no_args_is_help=True, help="MetricName how fast it is, beside others, in one run."
+    no_args_is_help=True,
+    help="Measure the speed of translation or training, next to other libraries.",
 )
 
 
@@ -22,110 +24,162 @@ app = typer.Typer(
 def translate(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="A run folder (default: random weights of a preset)."),
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder of a model (default: a preset with random weights).",
+        ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="Sizes of the random model.")] = "base",
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="Without RUN: size of the random model.")
+    ] = "base",
     peer: Annotated[
-        list[str] | None, typer.Option(help="ctranslate2 or marian; may be given twice.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Library to compare with: ctranslate2 or marian; repeatable."
+        ),
     ] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy.")] = 5,
-    batch: Annotated[int, typer.Option(min=1, help="Sentences given at once.")] = 32,
+    beam: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Beam size; 1 is greedy search.")
+    ] = 5,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of sentences to translate.")
+    ] = 32,
     precision: Annotated[
         list[str] | None,
         typer.Option(
-            help="auto, fp32, bf16, int8; may be given several times. Peers take the last."
+            metavar="NAME",
+            help="Number format: auto, fp32, bf16 or int8; repeatable, and other libraries use the last "
+            "(default: auto).",
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Default: all available_cores.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Number of CPU threads (default: the number of cores)."
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    repeats: Annotated[int, typer.Option(min=1, help="Turns; the median counts.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Device to run on: cpu, cuda or auto.")
+    ] = "cpu",
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Repetitions; the median is reported.")
+    ] = 5,
+    as_json: AsJson = False,
 ) -> None:
-    """Sentences a second, beside other engines with the same weights, and whether they say the same."""
+    """Measure translated sentences per second, and how often the translations agree.
+
+    Other libraries translate the same sentences with the same weights.
+    """
     try:
-        from regard.bench.subject import of_preset, of_run
-        from regard.bench.translate import Setting, measure, table
+        from regard.bench.translate import (
+            TranslateSetting,
+            measure,
+            preset_workload,
+            run_workload,
+            table,
+        )
     except ModuleNotFoundError as error:
-        raise RegardError(f"bench needs {error.name}: pip install 'regard[exchange]'") from None
+        raise RegardError(f"bench needs {error.name}: pip install 'regard[interop]'") from None
+    from regard.inference.precision import choose_device
     from regard.inference.worker_pool import available_cores
     from regard.recipe import PRESETS, Device, Precision, parse_choice
 
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        if run is None:
-            subject = of_preset(folder / "run", parse_choice(PRESETS, preset, "--preset"), batch)
-        else:
-            subject = of_run(run, batch)
-        count = threads or available_cores()
-        place = parse_choice(get_args(Device), device, "--device")
-        asked = [
-            parse_choice(get_args(Precision), one, "--precision") for one in precision or ["auto"]
-        ]
-        settings = [Setting(subject, one, beam, count, place) for one in asked]
+    size = parse_choice(PRESETS, preset, "--preset")
+    device_name = parse_choice(get_args(Device), device, "--device")
+    choose_device(device_name)
+    precisions = [
+        parse_choice(get_args(Precision), one, "--precision") for one in precision or ["auto"]
+    ]
+    count = threads or available_cores()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        workload = (
+            preset_workload(folder / "run", size, batch)
+            if run is None
+            else run_workload(run, batch)
+        )
+        settings = [TranslateSetting(workload, one, beam, count, device_name) for one in precisions]
         rows = measure(settings, peer or [], folder, repeats)
     load = os.getloadavg()[0]
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "load": load}, indent=2))
         return
-    what = str(run) if run else f"random {preset}, 20 tokens in and out"
-    print(f"{what}; {batch} sentences, beam {beam}, {count} threads, load {load:.1f}")
+    name = str(run) if run else f"random {preset}, 20 tokens in and out"
+    print(f"{name}; {batch} sentences, beam {beam}, {count} threads, load {load:.1f}")
     for line in table(rows):
         print(line)
 
 
 @app.command()
 def train(
-    preset: Annotated[str, typer.Option(help="Sizes of the model.")] = "base",
+    preset: Annotated[str, typer.Option(metavar="NAME", help="Size of the model.")] = "base",
     peer: Annotated[
-        list[str] | None, typer.Option(help="marian or torch; may be given twice.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Library to compare with: marian or torch; repeatable."),
     ] = None,
     sentences: Annotated[
-        int | None, typer.Option(min=1, help="In a batch (default: 768 on a GPU, 32 on a CPU).")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Sentence pairs per batch (default: 768 on a GPU, 32 on a CPU).",
+        ),
     ] = None,
-    length: Annotated[int, typer.Option(min=2, help="Tokens of each, on both sides.")] = 32,
+    length: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Tokens of each sentence, on both sides.")
+    ] = 32,
     vocabulary: Annotated[
-        int | None, typer.Option(min=10, help="Entries (default: 32,768 on a GPU, 8,000 on a CPU).")
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=10,
+            help="Vocabulary size (default: 32,768 on a GPU, 8,000 on a CPU).",
+        ),
     ] = None,
     lengths: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="The texts of this run, as long as they are, instead."),
+        typer.Option(
+            metavar="RUN",
+            help="Instead of random sentences: the training data of this run, with their lengths.",
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Turns; the median counts.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Device to run on: cpu, cuda or auto.")
+    ] = "auto",
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Repetitions; the median is reported.")
+    ] = 3,
+    as_json: AsJson = False,
 ) -> None:
-    """Target tokens a second of one training step, beside others, with memory and share of the peak."""
+    """Measure the target tokens per second of a training step, its memory, and its share of peak speed."""
     from regard.bench import train as bench
     from regard.data.dataset import TokenDataset
     from regard.inference.precision import choose_device
     from regard.recipe import PRESETS, Device, parse_choice
     from regard.storage.run_dir import RunDir
 
-    place = choose_device(parse_choice(get_args(Device), device, "--device"))
-    gpu = place.type == "cuda"
+    size = parse_choice(PRESETS, preset, "--preset")
+    torch_device = choose_device(parse_choice(get_args(Device), device, "--device"))
+    gpu = torch_device.type == "cuda"
     count = sentences or (768 if gpu else 32)
-    words = vocabulary or (32_768 if gpu else 8_000)
+    vocab_size = vocabulary or (32_768 if gpu else 8_000)
     peers = [parse_choice(bench.PEERS, name, "--peer") for name in peer or []]
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as temporary:
         if lengths is None:
-            store = bench.random_dataset(Path(made) / "texts", count, length, words)
+            dataset = bench.random_dataset(Path(temporary) / "texts", count, length, vocab_size)
         else:
             tokenizer = RunDir(lengths).tokenizer(RunDir(lengths).recipe())
-            words = max(words, tokenizer.source.size, tokenizer.target.size)
-            store = TokenDataset(RunDir(lengths).data / "train.arrow")
-        size = parse_choice(PRESETS, preset, "--preset")
-        setting = bench.Setting(size, words, store, count * length, place)
+            vocab_size = max(vocab_size, tokenizer.source.size, tokenizer.target.size)
+            dataset = TokenDataset(RunDir(lengths).data / "train.arrow")
+        setting = bench.TrainSetting(size, vocab_size, dataset, count * length, torch_device)
         rows = bench.measure(setting, peers, 10 if gpu else 3, repeats)
+    load = os.getloadavg()[0]
     if as_json:
-        print(
-            json.dumps(
-                {"rows": [asdict(row) for row in rows], "load": os.getloadavg()[0]}, indent=2
-            )
-        )
+        print(json.dumps({"rows": [asdict(row) for row in rows], "load": load}, indent=2))
         return
-    what = f"texts of {lengths}" if lengths else f"{count} sentences of {length} tokens"
-    print(f"{preset}, {words:,} entries, {what}, on {place}; load {os.getloadavg()[0]:.1f}")
+    texts = f"texts of {lengths}" if lengths else f"{count} sentences of {length} tokens"
+    print(
+        f"{preset}, {vocab_size:,} vocabulary entries, {texts}, on {torch_device}; load {load:.1f}"
+    )
     for line in bench.table(rows):
         print(line)

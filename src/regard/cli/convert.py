@@ -11,33 +11,50 @@ from regard.cli.options import RunFolder
 
 
 def import_(
-    what: Annotated[Path, typer.Argument(metavar="FOLDER | FILE", help="A model from elsewhere.")],
-    kind: Annotated[str, typer.Option("--from", help="huggingface (MarianMT, OPUS-MT) or torch.")],
-    out: Annotated[Path, typer.Option(help="RunDir folder to write.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER | FILE", help="The model to import, as its library saved it."
+        ),
+    ],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format of the model: huggingface (MarianMT, OPUS-MT) or torch.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],
     like: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="For torch: where recipe and tokenizer are taken from."),
+        typer.Option(
+            metavar="RUN", help="For torch: the run folder to take recipe and tokenizer from."
+        ),
     ] = None,
 ) -> None:
-    """Make a run folder of a model from elsewhere, after proving that it is the same function."""
+    """Convert a model of another library to a run folder, and verify that both compute the same outputs."""
     from regard.interop.convert import import_model
 
-    for line in import_model(what, kind, out, like):
+    for line in import_model(model, format_, out, like):
         print(line)
 
 
 def export(
     run: RunFolder,
-    kind: Annotated[
+    format_: Annotated[
         str,
         typer.Option(
-            "--to", help="huggingface, ctranslate2, ctranslate2-int8, onnx, torch or bundle."
+            "--to",
+            metavar="FORMAT",
+            help="Format to write: huggingface, ctranslate2, ctranslate2-int8, onnx, torch, or bundle "
+            "(only the files needed to use the model).",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
 ) -> None:
-    """Write a model for others to open, after proving that it is the same function there."""
+    """Convert a model to the format of another library, and verify that both compute the same outputs."""
     from regard.interop.convert import export_model
 
-    for line in export_model(run, kind, out):
+    for line in export_model(run, format_, out):
         print(line)

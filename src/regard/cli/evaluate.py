@@ -1,4 +1,4 @@
-"""The command that scores a model: evaluate."""
+"""The command evaluate: score a model, or compare two."""
 
 from __future__ import annotations
 
@@ -9,69 +9,110 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.options import (
-    Alpha,
+    INPUT_OUTPUT,
     AsJson,
-    Beam,
-    Candidates,
-    Changes,
+    Parses,
     PrecisionName,
-    Rounds,
     RunFolder,
+    TargetLanguage,
     Threads,
-    To,
-    Trees,
-    precision_of,
+    parse_precision,
+    with_decoding_options,
 )
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.data.corpus import Pair
+    from regard.data.pairs import Pair
     from regard.tasks import Model
 
 
+@with_decoding_options
 def evaluate(
     run: RunFolder,
-    source: Annotated[Path | None, typer.Option(help="DataFiles, one a line …")] = None,
-    reference: Annotated[Path | None, typer.Option(help="… and what is right for each.")] = None,
-    pairs: Annotated[Path | None, typer.Option(help="Or both in a TSV or JSONL file.")] = None,
-    conllu: Annotated[Path | None, typer.Option(help="Or tagged sentences.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Or text alone: for mask and continue.")] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="RUN2", help="Another run, compared by a paired test.")
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Source texts, one per line; with --reference.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
     ] = None,
-    beam: Beam = None,
-    alpha: Alpha = None,
-    rounds: Rounds = None,
-    candidates: Candidates = None,
-    changes: Changes = None,
-    parses: Trees = None,
-    to: To = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Reference translations or labels, one per line of --source.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead: sources and references in one .tsv or .jsonl file.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    conllu: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead, for tagging: a CoNLL-U file.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead, for masked_lm and language_model: a text file.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN2",
+            help="Also compare with this run by a paired significance test.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    parses: Parses = None,
+    to: TargetLanguage = None,
+    as_json: AsJson = False,
+    *,
+    decoding: dict[str, Any],
     precision: PrecisionName = "fp32",
     threads: Threads = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Score a model on the files given, or on its recipe's data.test: each figure with its 95% interval."""
-    from regard.recipe import decoding_overrides
+    """Score a model on test data, with 95% confidence intervals.
+
+    Without files, the data.test files of the recipe are used.
+    """
     from regard.tasks import Model
 
-    files = {"source": source, "target": reference, "pairs": pairs, "conllu": conllu, "text": text}
-    files["parses"] = parses
-    model = Model.load(run, precision=precision_of(precision), threads=threads)
-    ways = {"beam": beam, "length_penalty": alpha, "iterations": rounds, "candidates": candidates}
-    ways |= decoding_overrides(changes or [])
-    _search_by(model, ways)
-    scored = _scored_on(model, {role: str(file) for role, file in files.items() if file}, to)
+    files = {
+        "source": source,
+        "target": reference,
+        "pairs": pairs,
+        "conllu": conllu,
+        "text": text,
+        "parses": parses,
+    }
+    model = Model.load(run, precision=parse_precision(precision), threads=threads)
+    _set_decoding(model, decoding)
+    test = _test_pairs(model, {role: str(file) for role, file in files.items() if file}, to)
     model.start_workers()
     comparisons: list[Any] = []
     if against is None:
-        results = model.evaluate(scored)
+        results = model.evaluate(test)
     else:
-        other = type(model).load(against, precision=precision_of(precision), threads=threads)
+        other = type(model).load(against, precision=parse_precision(precision), threads=threads)
         other.start_workers()
-        _search_by(other, ways)
-        results, comparisons = model.compare(other, scored)
+        _set_decoding(other, decoding)
+        results, comparisons = model.compare(other, test)
     if as_json:
-        answer: dict[str, Any] = {"run": str(run), "sentences": len(scored)}
+        answer: dict[str, Any] = {"run": str(run), "sentences": len(test)}
         answer["scores"] = [result.to_json() for result in results]
         if against is not None:
             answer["against"] = str(against)
@@ -82,34 +123,35 @@ def evaluate(
         print(line)
 
 
-def _search_by(model: Model, ways: dict[str, Any]) -> None:
-    """Change how a translator searches."""
+def _set_decoding(model: Model, decoding: dict[str, Any]) -> None:
+    """Change how a translation model decodes; other models have no decoding options."""
     from regard.tasks import Translator
 
-    asked = {name: value for name, value in ways.items() if value is not None}
-    if not asked:
+    if not decoding:
         return
     if not isinstance(model, Translator):
-        raise RegardError(f"--{next(iter(asked))} is for translation models, not for {model.task}")
-    model.set_decoding(**asked)
+        option = f"--{next(iter(decoding)).replace('_', '-')}"
+        raise RegardError(f"{option} is for translation models, not for {model.task}")
+    model.set_decoding(**decoding)
 
 
 def _check_language(model: Model, to: str | None) -> None:
-    """That it is one the model translates to."""
+    """Refuse a language that the model does not translate to."""
     from regard.tasks import Translator
 
     if to is None:
         return
     if not isinstance(model, Translator):
-        raise RegardError(f"--to {to} is for models to translate, not to {model.task}")
+        raise RegardError(f"--to {to} is for translation models, not for {model.task}")
     model.languages.tags(0, to)
 
 
-def _scored_on(model: Model, files: dict[str, str], to: str | None) -> list[Pair]:
-    """The pairs of the files named, or of the recipe's test, or those of one language."""
+def _test_pairs(model: Model, files: dict[str, str], to: str | None) -> list[Pair]:
+    """The pairs of the files, or of the recipe's data.test; ``to`` selects a target language."""
     from pydantic import ValidationError
 
-    from regard.data.corpus import language_of, read_pairs
+    from regard.data.corpus import read_pairs
+    from regard.data.pairs import language_of
     from regard.recipe import Data, DataFiles
 
     data = model.recipe.data
@@ -123,15 +165,15 @@ def _scored_on(model: Model, files: dict[str, str], to: str | None) -> list[Pair
                 "--pairs, --conllu or --text"
             )
         pairs = read_pairs(data.test, data, "data.test")
-        wanted = [pair for pair in pairs if to is None or language_of(pair) == to]
-        if not wanted:
-            asked = "" if to is None else f" to {to}"
-            raise RegardError(f"nothing to score: data.test of the recipe has no pairs{asked}")
-        return wanted
+        chosen = [pair for pair in pairs if to is None or language_of(pair) == to]
+        if not chosen:
+            suffix = "" if to is None else f" to {to}"
+            raise RegardError(f"nothing to score: the recipe's data.test has no pairs{suffix}")
+        return chosen
     try:
-        texts: DataFiles = DataFiles.model_validate(files)
+        test: DataFiles = DataFiles.model_validate(files)
     except ValidationError:
         raise RegardError(
             "give either --source and --reference, or --pairs, or --conllu, or --text"
         ) from None
-    return list(read_pairs(texts, Data(root=".", train=texts), section=""))
+    return list(read_pairs(test, Data(root=".", train=test), section=""))

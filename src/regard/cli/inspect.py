@@ -1,55 +1,74 @@
-"""The command that writes a trace of one sentence as a page: look."""
+"""The command look: inspect the translation of one sentence on an HTML page."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from regard.cli.options import (
-    Alpha,
-    Beam,
-    Candidates,
-    Rounds,
+    DECODING,
+    FLAG,
+    INPUT_OUTPUT,
     RunFolder,
-    To,
+    TargetLanguage,
+    with_decoding_options,
 )
 from regard.errors import RegardError
 
-if TYPE_CHECKING:
-    pass
 
-
+@with_decoding_options
 def look(
     run: RunFolder,
-    text: Annotated[str, typer.Argument(help="One sentence.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("look.html"),
-    beam: Beam = None,
-    alpha: Alpha = None,
-    rounds: Rounds = None,
-    candidates: Candidates = None,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The sentence to translate.")],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="HTML file to write.", rich_help_panel=INPUT_OUTPUT),
+    ] = Path("look.html"),
+    parses: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CoNLL-U file with the dependency tree of the sentence, for models with position: tree.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    to: TargetLanguage = None,
     checkpoints: Annotated[
         bool,
-        typer.Option("--checkpoints", help="Show also how the alignment formed while it learned."),
+        typer.Option(
+            "--checkpoints",
+            metavar=FLAG,
+            help="Also show the alignment at each checkpoint of the training.",
+        ),
     ] = False,
-    parses: Annotated[
-        Path | None, typer.Option(help="CoNLL-U, the tree of the sentence; for position: tree.")
-    ] = None,
-    to: To = None,
+    prefix: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="How the translation must begin (default: nothing is imposed).",
+            show_default=False,
+            rich_help_panel=DECODING,
+        ),
+    ] = "",
+    *,
+    decoding: dict[str, Any],
 ) -> None:
-    """See one sentence pass: every head, every candidate, the beam; one HTML file that needs nothing else."""
-    from regard.data.corpus import read_parses
+    """Show how a model translates one sentence: attention, candidates and the beam, as an HTML page.
+
+    The page is one file that works offline.
+    """
+    from regard.data.formats import read_parses
     from regard.inspection.html import page
-    from regard.storage.run_dir import write_text
+    from regard.storage.atomic_files import check_writable, write_text
     from regard.tasks import Translator
 
     if not text.strip():
-        raise RegardError("the text is blank: there is nothing to look at")
+        raise RegardError("the text is blank: there is nothing to inspect")
+    check_writable(out)
     model = Translator.load(run).into(to)
-    ways = {"beam": beam, "length_penalty": alpha, "iterations": rounds, "candidates": candidates}
-    asked: dict[str, Any] = {name: value for name, value in ways.items() if value is not None}
     (parse,) = read_parses([text], parses, "the sentence") if parses else [None]
-    found = model.trace(text, **asked, parse=parse, checkpoints=checkpoints)
-    write_text(out, page(found))
+    trace = model.trace(text, **decoding, prefix=prefix, parse=parse, checkpoints=checkpoints)
+    write_text(out, page(trace))
     print(f"{out}: open it in a browser")

@@ -1,89 +1,178 @@
-"""The command line: which commands there are. What they do stands in ``commands/``."""
+"""The command ``regard``: the list of its commands, and how errors are reported."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from regard import __version__
-from regard.cli import convert, evaluate, inspect, serve, tasks, train
-from regard.cli.bench import app as bench
-from regard.cli.translate import translate
+from regard.cli import bench, convert, evaluate, inspect, serve, tasks, train, translate
+from regard.cli.options import FLAG
 from regard.errors import RegardError
+from regard.inference.environment import limit_onednn_cache
+
+TRAINING = "Train"
+INFERENCE = "Use a model"
+ANALYSIS = "Evaluate and inspect"
+DEPLOYMENT = "Serve and convert"
+
+RENAMED_COMMANDS = {"continue": "generate"}
+"""Commands of earlier versions and their present names."""
+
+_DECODING = {
+    "--alpha": "--length-penalty",
+    "--rounds": "--iterations",
+    "--candidates": "--length-beam",
+}
+RENAMED_OPTIONS: dict[str, dict[str, str]] = {
+    "translate": {
+        **_DECODING,
+        "--manner": "--length-normalization",
+        "--keep": "--protect",
+        "--no-repeat": "--no-repeat-ngram",
+    },
+    "evaluate": _DECODING,
+    "look": _DECODING,
+    "distill": {"--alpha": "--length-penalty", "--turned": "--back-translation"},
+}
+"""Options of earlier versions and their present names, by command."""
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="The Transformer, whole: pairs of text in; a trained, scored model out.",
+    help="Train, evaluate, inspect and serve Transformer models for translation and other text tasks.",
+    epilog="New here? Try  regard demo  or, with your own files,  regard train SOURCE TARGET",
 )
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"regard {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _options(
+def _global_options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Tell which version this is."
+            "--version",
+            metavar=FLAG,
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:
-    """What goes before a command."""
+    """Options that come before a command; the help of the program is given to ``typer.Typer``."""
 
 
-app.command()(train.demo)
-app.command()(train.train)
-app.command()(translate)
-app.command()(tasks.tag)
-app.command()(tasks.classify)
-app.command()(tasks.fill)
-app.command()(tasks.generate)
-app.command()(train.distill)
-app.command()(evaluate.evaluate)
-app.command()(inspect.look)
-app.command()(serve.serve)
-app.command()(train.average)
-app.command("import")(convert.import_)
-app.command()(convert.export)
-app.command()(train.recipes)
-app.command()(train.info)
-app.add_typer(bench, name="bench")
+app.command(rich_help_panel=TRAINING)(train.demo)
+app.command(rich_help_panel=TRAINING)(train.train)
+app.command(rich_help_panel=TRAINING)(train.recipes)
+app.command(rich_help_panel=TRAINING)(train.distill)
+app.command(rich_help_panel=TRAINING)(train.average)
+app.command(rich_help_panel=INFERENCE)(translate.translate)
+app.command(rich_help_panel=INFERENCE)(tasks.tag)
+app.command(rich_help_panel=INFERENCE)(tasks.classify)
+app.command(rich_help_panel=INFERENCE)(tasks.fill)
+app.command(rich_help_panel=INFERENCE)(tasks.generate)
+app.command(rich_help_panel=ANALYSIS)(evaluate.evaluate)
+app.command(rich_help_panel=ANALYSIS)(inspect.look)
+app.command(rich_help_panel=ANALYSIS)(train.info)
+app.add_typer(bench.app, name="bench", rich_help_panel=ANALYSIS)
+app.command(rich_help_panel=DEPLOYMENT)(serve.serve)
+app.command("import", rich_help_panel=DEPLOYMENT)(convert.import_)
+app.command(rich_help_panel=DEPLOYMENT)(convert.export)
 
 
 def main() -> None:
-    """RunDir a command; a RegardError, or what the system refuses, becomes one line and exit status 2."""
-    # Threads that wait asleep: threads that spin can cost ten times the speed beside other work.
+    """Run a command. Errors of the user and of the system are one line on standard error, with exit status 2."""
+    # OpenMP threads that wait asleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    limit_onednn_cache()
     try:
         try:
-            app()
+            _check_renamed(sys.argv[1:])
+            status = app(prog_name="regard", standalone_mode=False)
         finally:
             _flush()
     except RegardError as error:
-        said = str(error)
+        message = str(error)
     except OSError as error:
-        said = str(error.strerror or error)
-        said = f"{error.filename}: {said}" if error.filename else said
-    print(f"regard: {said}", file=sys.stderr)
+        message = str(error.strerror or error)
+        message = f"{error.filename}: {message}" if error.filename else message
+    except typer.Abort:
+        sys.exit(1)
+    except Exception as error:
+        usage = _usage_message(error)
+        if usage is None:
+            raise
+        message = usage
+    else:
+        sys.exit(status if isinstance(status, int) else 0)
+    if message:
+        print(f"regard: {message}", file=sys.stderr)
     sys.exit(2)
 
 
+def _check_renamed(arguments: Sequence[str]) -> None:
+    """Refuse the commands and options of earlier versions, and name the present ones."""
+    command = next((one for one in arguments if not one.startswith("-")), "")
+    if command in RENAMED_COMMANDS:
+        raise RegardError(f"the command {command} was renamed to {RENAMED_COMMANDS[command]}")
+    renamed = RENAMED_OPTIONS.get(command, {})
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if argument == "--":
+            return
+        if option in renamed:
+            raise RegardError(f"{option} was renamed to {renamed[option]}")
+
+
+def _usage_message(error: Exception) -> str | None:
+    """One line for a mistake in the command's options or arguments; empty if the help was printed instead.
+
+    None for any other error. The classes of these errors differ between versions of typer, so attributes tell them.
+    """
+    if not hasattr(error, "format_message"):
+        return None
+    text = " ".join(error.format_message().split()).rstrip(".").replace("'", "")
+    if not text:
+        return text
+    text = text[0].lower() + text[1:]
+    if similar := getattr(error, "possibilities", None):
+        option = getattr(error, "option_name", "")
+        text = f"no such option: {option}; did you mean {' or '.join(sorted(similar))}?"
+    elif text.startswith("invalid value for "):
+        name, _, reason = text.removeprefix("invalid value for ").partition(": ")
+        text = f"{name}{_value_of(name, sys.argv)}: {reason.replace('Input should be', 'must be')}"
+    context = getattr(error, "ctx", None)
+    return text if context is None else f"{text} (see {context.command_path} --help)"
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    """The value of an option as it was written, after a space; empty if it is not found."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == option:
+            return f" {following}"
+        if argument.startswith(f"{option}="):
+            return f" {argument.partition('=')[2]}"
+    return ""
+
+
 def _flush() -> None:
-    """Say that standard output takes no more, where it can still be said; a reader who has enough is left in peace."""
+    """Flush standard output, and report a failure. A reader that closed the pipe early is not an error."""
     try:
         if sys.stdout:  # it may be closed
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries, and complains, once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python flushes again and complains
         if isinstance(error, BrokenPipeError):
             sys.exit(1)  # as typer does
         raise RegardError(f"standard output: cannot be written: {error.strerror}") from None

@@ -1,68 +1,258 @@
-"""Arguments that several commands take."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import update_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
     from regard.recipe import Precision
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy (default: the recipe's).")]
-Alpha = Annotated[float | None, typer.Option(help="Length penalty (default: the recipe's).")]
-Trees = Annotated[
-    Path | None, typer.Option(help="CoNLL-U, a tree for each line; for position: tree.")
-]
-Rounds = Annotated[
-    int | None,
-    typer.Option(
-        help="Of a parallel model: rounds; 1 says all words once (default: the recipe's)."
-    ),
-]
-Candidates = Annotated[
-    int | None,
-    typer.Option(help="Of a parallel model: lengths to try (default: the recipe's)."),
-]
-Changes = Annotated[
+INPUT_OUTPUT = "Input and output"
+DECODING = "Decoding"
+SAMPLING = "Sampling"
+NON_AUTOREGRESSIVE = "Decoding of non-autoregressive models"
+PERFORMANCE = "Performance"
+"""panels of the help"""
+
+FLAG: Any = ""
+"""metavar of an option without a value; otherwise the help would show <bool>"""
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a trained model.")]
+Texts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any other key of the recipe's section search, such as coverage=0.2; repeatable.",
+    typer.Argument(
+        metavar="TEXT", help="Texts to process; without them and --input, standard input."
     ),
 ]
-To = Annotated[
-    str | None, typer.Option(metavar="LANGUAGE", help="Of a model that knows several: which.")
+Input = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Read lines from this file, which may be compressed (.gz, .zst).",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write to this file instead of standard output; it is replaced only at the end.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", metavar=FLAG, help="Print JSON.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        metavar=FLAG,
+        help="Start from the beginning, even if the output of another command was interrupted.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+Parses = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="CoNLL-U file with the dependency tree of each line, for models with position: tree.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+TargetLanguage = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="LANGUAGE",
+        help="Target language of a multilingual model, for example de.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
 ]
 PrecisionName = Annotated[
     str,
-    typer.Option(help="Numbers to compute in: fp32, bf16, int8, or auto, the fastest there is."),
+    typer.Option(
+        metavar="NAME",
+        help="Number format: fp32, bf16, int8, or auto, the fastest one that the machine supports.",
+        rich_help_panel=PERFORMANCE,
+    ),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
+        metavar="N",
         min=1,
-        help="Batches worked on at a time, on a CPU (default, and most: all available_cores).",
+        help="Batches to process at a time on a CPU (default: the number of cores).",
+        rich_help_panel=PERFORMANCE,
     ),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Start anew where another translation was begun.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Given = Annotated[
-    list[str] | None, typer.Argument(metavar="[TEXT]...", help="DataFiles; else standard input.")
-]
-Input = Annotated[Path | None, typer.Option(help="Take the lines of this file.")]
-Output = Annotated[
-    Path | None, typer.Option(help="Write to this file; one that is there is replaced at the end.")
-]
 
 
-def precision_of(name: str) -> Precision:
+def parse_precision(name: str) -> Precision:
+    """Check the value of ``--precision``."""
     from regard.recipe import Precision, parse_choice
 
-    found: Precision = parse_choice(get_args(Precision), name, "--precision")
-    return found
+    precision: Precision = parse_choice(get_args(Precision), name, "--precision")
+    return precision
+
+
+def decoding_options(
+    beam: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Beam size; 1 is greedy search (default: the recipe's).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ALPHA",
+            help="Exponent of the length penalty; larger values favour longer translations "
+            "(default: the recipe's).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    length_normalization: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Length penalty and stopping rule of beam search: gnmt (the paper's), transformers or "
+            "ctranslate2 (default: the recipe's).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="No sequence of N tokens occurs twice in a translation; 0 is off "
+            "(default: the recipe's).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="Copy these spans unchanged: placeholders ({name}, %s, <b>, URLs) or numbers; "
+            "repeatable (default: the recipe's).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    mbr: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Minimum Bayes risk decoding: draw N samples and return the one most similar to "
+            "the others; 0 is off (default: the recipe's).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override any key of the recipe's decoding section, for example "
+            "coverage_penalty=0.2; repeatable.",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="T",
+            help="Sample instead of searching: below 1 sharpens the distribution, above 1 flattens it "
+            "(default: the recipe's).",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Sample from the K most probable tokens; 0 is all (default: the recipe's).",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            metavar="P",
+            help="Sample from the most probable tokens that together have probability P, for example "
+            "0.9 (default: the recipe's).",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Random seed; the same seed gives the same samples (default: the recipe's).",
+            rich_help_panel=SAMPLING,
+        ),
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Mask-predict iterations; 1 predicts all tokens once (default: the recipe's).",
+            rich_help_panel=NON_AUTOREGRESSIVE,
+        ),
+    ] = None,
+    length_beam: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of candidate lengths to decode (default: the recipe's).",
+            rich_help_panel=NON_AUTOREGRESSIVE,
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """The decoding options that were given on the command line, by the recipe's key.
+
+    The parameters are the options of the command line: see ``with_decoding_options``.
+    """
+    options = {name: value for name, value in locals().items() if name != "overrides"}
+    given = {name: value for name, value in options.items() if value is not None}
+    if overrides:
+        from regard.recipe import decoding_overrides
+
+        given |= decoding_overrides(overrides)
+    return given
+
+
+def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command: its parameter ``decoding`` is replaced by the options of ``decoding_options``.
+
+    The command gets the result of ``decoding_options`` instead.
+    """
+    shared = _parameters(decoding_options)
+    own = _parameters(command)
+    index = [parameter.name for parameter in own].index("decoding")
+    names = [parameter.name for parameter in shared]
+
+    def run(**arguments: Any) -> None:
+        decoding = decoding_options(**{name: arguments.pop(name) for name in names})
+        command(**arguments, decoding=decoding)
+
+    decorated: Any = update_wrapper(run, command)
+    parameters = [*own[:index], *shared, *own[index + 1 :]]
+    decorated.__signature__ = inspect.Signature(parameters)
+    decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a function, with evaluated annotations, all by keyword."""
+    hints = get_type_hints(function, include_extras=True)
+    return [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]

@@ -1,4 +1,4 @@
-"""The command that serves a model over HTTP: serve."""
+"""The command serve: an HTTP server for a model."""
 
 from __future__ import annotations
 
@@ -7,43 +7,57 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import PrecisionName, RunFolder, Threads, precision_of
+from regard.cli.options import PrecisionName, RunFolder, Threads, parse_precision
 from regard.errors import RegardError
 
 
 def serve(
     run: RunFolder,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port to listen on; 0 selects a free one."
+        ),
+    ] = 8000,
     api_keys: Annotated[
         str | None,
-        typer.Option(envvar="REGARD_API_KEYS", help="Keys that may use it, with commas between."),
+        typer.Option(
+            metavar="KEY,KEY…",
+            envvar="REGARD_API_KEYS",
+            help="API keys that clients must use, separated by commas (default: no key is needed).",
+        ),
     ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
-            metavar="FROM,TO", help="Codes of the languages, such as en,de, if the run has none."
+            metavar="FROM,TO",
+            help="Language codes of source and target, for example en,de (default: the run's).",
         ),
     ] = None,
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Serve a model over HTTP; clients of LibreTranslate work unchanged."""
+    """Serve a translation model over HTTP, with LibreTranslate's API and a web page."""
     try:
-        from regard.server.serve import serve as listen
+        from regard.server.serve import serve as run_server
         from regard.server.settings import Settings
     except ModuleNotFoundError as error:
         raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
     keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
     if api_keys is not None and not keys:
-        raise RegardError(f"--api-keys {api_keys!r}: no key in it, and all could use the server")
+        raise RegardError(
+            f"--api-keys {api_keys!r}: contains no key, so anyone could use the server"
+        )
+    pair = None if languages is None else _language_pair(languages)
     settings = Settings(api_keys=keys)
-    pair = None if languages is None else _pair(languages)
-    listen(run, host, port, settings, "auto", precision_of(precision), threads, pair)
+    run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
 
 
-def _pair(languages: str) -> tuple[str, str]:
+def _language_pair(languages: str) -> tuple[str, str]:
     codes = re.fullmatch(r"([\w-]+),([\w-]+)", languages)
     if codes is None:
-        raise RegardError(f"--languages {languages}: two codes with a comma, such as en,de")
+        raise RegardError(
+            f"--languages {languages}: expected two codes and a comma, for example en,de"
+        )
     return codes[1], codes[2]

@@ -1,4 +1,4 @@
-"""Lines in, in portions, and lines out."""
+"""Reading and writing lines of text: input from arguments, a file or standard input, in chunks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from regard.errors import RegardError
 
 Item = TypeVar("Item")
 
-LINES_AT_ONCE = 1024
+CHUNK_LINES = 1024
+"""lines that are read before they are processed together"""
 
 
-def one_way_in(texts: list[str] | None, input: Path | None) -> None:
-    """Either texts or a file, and that is there: said before a model is opened."""
+def check_input(texts: list[str] | None, input: Path | None) -> None:
+    """Check the input before the model is loaded: texts or an existing file, not both."""
     if texts and input:
         raise RegardError("give either texts or --input, not both")
     if input and not input.exists():
@@ -28,13 +29,36 @@ def one_way_in(texts: list[str] | None, input: Path | None) -> None:
         raise RegardError(f"--input {input}: a folder, not a file")
 
 
-def tell(lines: Iterator[str], output: Path | None) -> None:
-    """To standard output as they come, or to a file that is there whole or not at all."""
+def input_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
+    """The lines to process: the texts of the command line, or those of a file or of standard input."""
+    from regard.data.text_files import read_lines
+
+    if texts:
+        return iter(texts)
+    return read_lines(input, may_be_empty=True) if input else _standard_input()
+
+
+def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
+    """Split items into chunks of equal size.
+
+    streamed: a chunk has the items that are available, at least one, so that a line typed at a terminal is answered
+    at once.
+    """
+    from regard.storage.prefetch import available_items
+
+    if streamed:
+        return available_items(items, CHUNK_LINES)
+    rest = iter(items)
+    return iter(lambda: list(islice(rest, CHUNK_LINES)), [])
+
+
+def write_lines(lines: Iterator[str], output: Path | None) -> None:
+    """Print lines as they come, or write them to a file, which is replaced only when all are written."""
     if output is None:
         for line in lines:
             print(line, flush=True)
         return
-    from regard.storage.run_dir import write_atomic
+    from regard.storage.atomic_files import write_atomic
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8") as file:
@@ -43,30 +67,11 @@ def tell(lines: Iterator[str], output: Path | None) -> None:
     write_atomic(output, write)
 
 
-def given_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
-    """What to work on: the texts of the command line, a file, or standard input."""
-    from regard.data.corpus import read_lines
-
-    if texts:
-        return iter(texts)
-    return read_lines(input, may_be_empty=True) if input else _standard_input()
-
-
-def portions_of(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
-    """In portions of one size; streamed: as much as is there, so that a person at a terminal never waits."""
-    from regard.storage.prefetch import portions
-
-    if streamed:
-        return portions(items, LINES_AT_ONCE)
-    rest = iter(items)
-    return iter(lambda: list(islice(rest, LINES_AT_ONCE)), [])
-
-
 def _standard_input() -> Iterator[str]:
     if sys.stdin is None:
         raise RegardError("standard input is closed; give texts or --input")
     if sys.stdin.isatty():
-        typer.echo("Type a line and Enter; Ctrl-D ends.", err=True)
+        typer.echo("Type a line and press Enter; press Ctrl-D to finish.", err=True)
     for number, line in enumerate(_raw_lines(), 1):
         try:
             yield line.decode("utf-8").rstrip("\r")
@@ -75,7 +80,7 @@ def _standard_input() -> Iterator[str]:
 
 
 def _raw_lines() -> Iterator[bytes]:
-    """Read from the descriptor: a thread that waits inside sys.stdin cannot be ended cleanly."""
-    from regard.data.text_files import split
+    """Read from the file descriptor: a thread blocked in sys.stdin cannot be stopped cleanly."""
+    from regard.data.text_files import split_lines
 
-    return split(iter(lambda: os.read(0, 65536), b""))
+    return split_lines(iter(lambda: os.read(0, 65536), b""))

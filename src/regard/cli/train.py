@@ -1,148 +1,136 @@
-"""To make a model: train, distill, average, and what there is to start from."""
+"""The commands that make models: demo, train, recipes, distill, average; and info, which describes one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Alpha, AsJson, Beam, Overwrite, RunFolder, To
+from regard.cli.options import (
+    FLAG,
+    INPUT_OUTPUT,
+    AsJson,
+    Overwrite,
+    RunFolder,
+    TargetLanguage,
+    with_decoding_options,
+)
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.recipe import Recipe
+    from regard.recipe import DataFiles, Recipe
+
+INTERRUPTED = 130
+"""exit status, as of a process that SIGINT ended"""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="RunDir folder.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
-    """Train, score and try a small English-German translator in about three minutes."""
-    from regard.demo.demo import demo as show
+    """Train and evaluate a small English-German translator in about three minutes.
+
+    The corpus is built in: nothing is downloaded.
+    """
+    from regard.demo.demo import demo as run_demo
     from regard.training.run import Interrupted
 
     try:
-        show(out)
+        run_demo(out)
     except Interrupted:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def train(
-    what: Annotated[
+    data: Annotated[
         list[str],
         typer.Argument(
             metavar="RECIPE | SOURCE TARGET | PAIRS",
-            help="A recipe (file or name), or two parallel text files, or one TSV or JSONL file.",
+            help="A recipe (a YAML file or a name from  regard recipes), two parallel text files, or "
+            "one .tsv or .jsonl file of pairs.",
         ),
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change a value of the recipe; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, for example training.steps=500; repeatable.",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="RunDir folder (default: runs/NAME).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
+    ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="End, cleanly, within this time.")
+        float | None,
+        typer.Option(
+            metavar="MINUTES",
+            min=0.1,
+            help="Stop in time to finish within this many minutes (default: no limit).",
+        ),
     ] = None,
 ) -> None:
-    """Train a model, or go on with one that was interrupted."""
-    from regard.training.run import Interrupted, train as learn
+    """Train a model, or resume a training that was interrupted.
 
-    recipe, name = _recipe(what, changes or [])
+    Without a recipe, one is chosen from the data. To resume, run the same command again.
+    """
+    from regard.training.run import Interrupted, train as run_training
+
+    recipe, name = _recipe(data, changes or [])
     try:
-        learn(recipe, out or Path("runs") / name, minutes)
+        run_training(recipe, out or Path("runs") / name, minutes)
     except Interrupted:
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
-def _recipe(what: list[str], changes: list[str]) -> tuple[Recipe, str]:
-    """The recipe that the arguments of ``train`` mean, and a name for its run."""
-    from regard.recipe import DataFiles, load_recipe
-    from regard.storage.run_dir import check_distinct_files
-    from regard.training.autoconfig import choose
+def _recipe(data: list[str], changes: list[str]) -> tuple[Recipe, str]:
+    """The recipe for the arguments of ``train``, and a name for its run."""
+    from regard.data.formats import pair_suffixes
+    from regard.data.text_files import uncompressed_name
+    from regard.recipe import load_recipe
+    from regard.training.autoconfig import autoconfigure
 
-    name = Path(what[0]).name.split(".")[0]
-    if len(what) > 2:
+    name = Path(data[0]).name.split(".")[0]
+    if len(data) > 2:
         raise RegardError(
-            f"{len(what)} files given: train takes a recipe, two parallel files, or one"
+            f"{len(data)} files given: train takes a recipe, two parallel text files, or one file of pairs"
         )
-    plain = [file.removesuffix(".gz").removesuffix(".zst") for file in what]
-    if len(what) == 1 and not plain[0].endswith((".tsv", ".jsonl", ".txt")):
-        path = Path(what[0])
+    if len(data) == 1 and not uncompressed_name(data[0]).endswith((*pair_suffixes(), ".txt")):
+        path = Path(data[0])
         if path.is_file() and path.suffix not in (".yaml", ".yml"):
             raise RegardError(
-                f"{path}: a recipe ends in .yaml, a file of pairs in .tsv or .jsonl; "
-                "for two parallel files give both"
+                f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
+                "of two parallel text files, give both"
             )
-        return load_recipe(what[0], changes), name
-    if len(what) == 2:
-        check_distinct_files({"source": Path(what[0]), "target": Path(what[1])})
-        if all(file.endswith((".tsv", ".jsonl")) for file in plain):
-            raise RegardError(
-                f"{what[0]}, {what[1]}: two files of pairs; give one, or a recipe with "
-                "data.train.pairs: [both]"
-            )
-    texts = (
-        DataFiles(pairs=(what[0],))
-        if len(what) == 1
-        else DataFiles(source=(what[0],), target=(what[1],))
-    )
-    recipe, reasons = choose(texts, str(Path.cwd()), changes)
-    typer.echo("No recipe given, so this was chosen from the data:", err=True)
+        return load_recipe(data[0], changes), name
+    recipe, reasons = autoconfigure(_data_files(data), str(Path.cwd()), changes)
+    typer.echo("No recipe was given. This one was chosen from the data:", err=True)
     for reason in reasons:
         typer.echo(f"  {reason}", err=True)
     return recipe, name
 
 
-def distill(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The teacher: a run folder.")],
-    input: Annotated[
-        Path | None,
-        typer.Option(help="DataFiles, one a line (default: the sources the run was trained on)."),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option(help="The pairs to write; the name ends in .tsv or .jsonl.")
-    ] = Path("distilled.tsv"),
-    beam: Beam = None,
-    alpha: Alpha = None,
-    to: To = None,
-    turned: Annotated[
-        bool,
-        typer.Option("--turned", help="Write each pair turned round: a back-translation."),
-    ] = False,
-    overwrite: Overwrite = False,
-) -> None:
-    """Let a model translate its training sources, or other texts: pairs to learn from.
+def _data_files(data: list[str]) -> DataFiles:
+    """One file of pairs, or two parallel files."""
+    from regard.data.formats import pair_suffixes
+    from regard.data.text_files import uncompressed_name
+    from regard.recipe import DataFiles
+    from regard.storage.atomic_files import check_distinct_files
 
-    Killed, it goes on where it was, by the same command.
-    """
-    from functools import partial
-
-    from regard.tasks import Translator
-    from regard.training.distillation import distill as write
-
-    model = Translator.load(run)
-    model.start_workers()
-    model = model.into(to)
-    tell = partial(typer.echo, err=True)
-    count = write(model, output, input, tell, turned, overwrite, beam=beam, alpha=alpha)
-    print(f"{output}: {count:,} pairs; a student learns from them with  regard train")
-
-
-def average(
-    run: RunFolder,
-    out: Annotated[Path, typer.Option(help="Folder for the new model.")],
-    last: Annotated[
-        int | None, typer.Option(min=1, help="Only the last so many (default: all kept).")
-    ] = None,
-) -> None:
-    """Average the checkpoints kept in a run into a new model."""
-    from regard.training.checkpoint import average_run
-
-    steps = average_run(run, out, last)
-    many = "s" * (len(steps) > 1)
-    told = ", ".join(map(str, steps))
-    print(f"{out}: the average of {len(steps)} checkpoint{many} (step{many} {told})")
+    if len(data) == 1:
+        return DataFiles(pairs=(data[0],))
+    source, target = data
+    check_distinct_files({"source": Path(source), "target": Path(target)})
+    if all(uncompressed_name(file).endswith(pair_suffixes()) for file in data):
+        raise RegardError(
+            f"{source}, {target}: two files of pairs; give one, or a recipe with "
+            "data.train.pairs: [both]"
+        )
+    return DataFiles(source=(source,), target=(target,))
 
 
 def recipes() -> None:
@@ -150,12 +138,87 @@ def recipes() -> None:
     from regard.recipe import bundled_recipes
 
     for name, path in bundled_recipes().items():
-        first = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        print(f"{name:26} {first.removeprefix('#').strip()}")
+        first_line = path.read_text(encoding="utf-8").split("\n", 1)[0]
+        print(f"{name:26} {first_line.removeprefix('#').strip()}")
+
+
+@with_decoding_options
+def distill(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of the teacher.")],
+    input: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Sources to translate, one per line (default: the sources of the run's training data).",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="File of pairs to write; its name ends in .tsv or .jsonl.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = Path("distilled.tsv"),
+    to: TargetLanguage = None,
+    back_translation: Annotated[
+        bool,
+        typer.Option(
+            "--back-translation",
+            metavar=FLAG,
+            help="Swap the sides: the translation becomes the source, the text the target.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = False,
+    overwrite: Overwrite = False,
+    *,
+    decoding: dict[str, Any],
+) -> None:
+    """Translate the training sources, or other texts, into pairs that another model can learn from.
+
+    To resume after an interruption, run the same command again.
+    """
+    from functools import partial
+
+    from regard.tasks import Translator
+    from regard.training.distillation import distill as write_pairs
+
+    model = Translator.load(run)
+    model.start_workers()
+    count = write_pairs(
+        model.into(to),
+        output,
+        input,
+        partial(typer.echo, err=True),
+        back_translation,
+        overwrite,
+        **decoding,
+    )
+    print(f"{output}: {count:,} pairs; train a student on them with  regard train {output}")
+
+
+def average(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],
+    last: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Average only the last N checkpoints (default: all of them)."
+        ),
+    ] = None,
+) -> None:
+    """Average the weights of a run's checkpoints into a new model."""
+    from regard.training.checkpoint import average_run
+
+    steps = average_run(run, out, last)
+    plural = "s" * (len(steps) > 1)
+    listing = ", ".join(map(str, steps))
+    print(f"{out}: the average of {len(steps)} checkpoint{plural} (step{plural} {listing})")
 
 
 def info(run: RunFolder, as_json: AsJson = False) -> None:
-    """What a run is, where it came from, how good it is."""
+    """Describe a run: its model, its training data, and its scores."""
     from regard.storage.run_dir import RunDir
 
     folder = RunDir(run)

@@ -1,10 +1,12 @@
-"""To translate: texts, standard input, or a file of any size, which goes on where it was when it is killed."""
+"""The command translate: texts, standard input, or a file of any size; an interrupted translation can be resumed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -12,221 +14,219 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from regard.cli.options import (
-    Alpha,
+    DECODING,
+    FLAG,
+    INPUT_OUTPUT,
+    NON_AUTOREGRESSIVE,
     AsJson,
-    Beam,
-    Candidates,
-    Changes,
-    Given,
     Input,
     Output,
     Overwrite,
+    Parses,
     PrecisionName,
-    Rounds,
     RunFolder,
+    TargetLanguage,
+    Texts,
     Threads,
-    To,
-    Trees,
-    precision_of,
+    parse_precision,
+    with_decoding_options,
 )
-from regard.cli.text_io import given_lines, one_way_in, portions_of
+from regard.cli.text_io import check_input, chunks, input_lines
 from regard.data.sentence_splitter import count_sentences, split_text
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.data.conllu import ParsedSentence
+    from regard.data.dependency_trees import ParsedSentence
     from regard.data.glossary import Glossary
+    from regard.data.protected_spans import ProtectedSpans
     from regard.tasks import Translation, Translator
 
 Line = tuple[str, "ParsedSentence | None"]
-"""a text and its tree, if the model asks for one"""
+"""a text and its dependency tree, if the model uses one"""
 
 
+@with_decoding_options
 def translate(
     run: RunFolder,
-    texts: Given = None,
+    texts: Texts = None,
     input: Input = None,
     output: Output = None,
-    beam: Beam = None,
-    alpha: Alpha = None,
-    manner: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose beam search: paper, transformers, ctranslate2 (default: the recipe's)."
-        ),
-    ] = None,
-    rounds: Rounds = None,
-    candidates: Candidates = None,
-    length: Annotated[
-        int | None, typer.Option(help="Of a parallel model: tokens of each translation.")
-    ] = None,
-    nbest: Annotated[
-        int, typer.Option(min=1, help="So many of each line, as: line number, score, translation.")
-    ] = 1,
-    glossary: Annotated[
-        Path | None,
-        typer.Option(help="Lines of source term, tab, target term: each is said where it is due."),
-    ] = None,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option(help="What passes untouched: placeholders, numbers; repeatable."),
-    ] = None,
-    no_repeat_ngram: Annotated[
-        int | None, typer.Option(help="So many tokens in a row never come twice.")
-    ] = None,
-    mbr: Annotated[
-        int | None, typer.Option(help="Minimum Bayes risk: draw so many, take the most typical.")
-    ] = None,
+    to: TargetLanguage = None,
     sentences: Annotated[
         bool,
-        typer.Option("--sentences", help="Each sentence of a line by itself, then one line again."),
+        typer.Option(
+            "--sentences",
+            metavar=FLAG,
+            help="Translate each sentence of a line separately, and join the translations.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
     ] = False,
-    changes: Changes = None,
-    parses: Trees = None,
-    to: To = None,
+    nbest: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Print the N best translations of each line, or N samples, as: line number, tab, "
+            "score, tab, translation.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = 1,
     alignment: Annotated[
-        Path | None, typer.Option(help="Write which word came from which, as 0-0 1-2 (Pharaoh).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the word alignment of each line, in Pharaoh format: 0-0 1-2.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    parses: Parses = None,
+    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+    glossary: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Terms to use where their source term occurs; each line is source term, tab, target term.",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help='How every translation must begin, for example "Dear" (default: nothing is imposed).',
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    *,
+    decoding: dict[str, Any],
+    length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Number of tokens of each translation (default: predicted by the model).",
+            rich_help_panel=NON_AUTOREGRESSIVE,
+        ),
     ] = None,
     precision: PrecisionName = "auto",
     threads: Threads = None,
-    as_json: AsJson = False,
-    overwrite: Overwrite = False,
 ) -> None:
-    """Translate texts, a file, or standard input: one line in, one line out, in order.
+    """Translate texts, a file, or standard input: one line in, one line out, in the same order.
 
-    A line is translated as a whole; with --sentences, each of its sentences by itself.
-    With --input and --output a killed translation goes on where it was, by the same command.
+    A translation with --input and --output that was interrupted is resumed by the same command.
     """
     from regard.data.glossary import Glossary
-    from regard.recipe import decoding_overrides
+    from regard.storage.atomic_files import check_distinct_files
     from regard.storage.resumable_output import ResumableOutput
-    from regard.storage.run_dir import check_distinct_files
     from regard.tasks import Translator
 
-    one_way_in(texts, input)
+    check_input(texts, input)
     if sentences:
-        _refuse_beside_sentences(
-            nbest=nbest > 1, alignment=alignment, parses=parses, length=length is not None
+        _check_sentence_options(
+            nbest=nbest > 1,
+            alignment=alignment,
+            parses=parses,
+            length=length is not None,
+            prefix=prefix,
         )
     if alignment and nbest > 1:
-        raise RegardError(f"--nbest {nbest}: an alignment is of one translation")
-    read = {"--input": input, "--parses": parses, "--glossary": glossary}
-    check_distinct_files({**read, "--output": output, "--alignment": alignment})
-    given: dict[str, Any] = {
-        "beam": beam,
-        "length_penalty": alpha,
-        "length_normalization": manner,
-        "iterations": rounds,
-    }
-    given |= {
-        "candidates": candidates,
-        "keep": keep,
-        "no_repeat_ngram": no_repeat_ngram,
-        "mbr": mbr,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    options |= decoding_overrides(changes or [])
+        raise RegardError(f"--nbest {nbest}: cannot be combined with --alignment")
+    inputs = {"--input": input, "--parses": parses, "--glossary": glossary}
+    check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
     terms = Glossary.read(glossary) if glossary else None
-    model = Translator.load(run, precision=precision_of(precision), threads=threads)
-    if not texts:  # those of a command line are few
+    model = Translator.load(run, precision=parse_precision(precision), threads=threads)
+    if not texts:  # texts of a command line are too few for worker processes
         model.start_workers()
-    model = model.into(to)
-    others: dict[str, Any] = {"nbest": nbest, "length": length}
-    # What cannot be asked is refused before a file is touched: all terms are asked for, of a blank text.
-    model.search(
-        [""],
-        constraints=[list(terms.terms.values())] if terms else None,
-        parses=[None] if parses else None,
-        **options,
-        **others,
-    )
     job = Job(
-        model, options, others, terms, as_json, bool(alignment), parses is not None, sentences
+        model=model.into(to),
+        decoding=decoding,
+        nbest=nbest,
+        length=length,
+        prefix=prefix or None,
+        glossary=terms,
+        as_json=as_json,
+        with_alignment=alignment is not None,
+        with_parses=parses is not None,
+        by_sentence=sentences,
     )
+    job.check_options()
     files = [path for path in (output, alignment) if path]
-    asked = job.asked(input, parses) if input and output else None
-    with ResumableOutput(files, asked, overwrite) if files else nullcontext() as journal:
-        done = journal.done if journal else 0
-        if journal and done:
-            typer.echo(f"{output}: goes on after line {done:,}", err=True)
-        if journal and journal.whole:
+    key = job.resume_key(input, parses) if input and output else None
+    with ResumableOutput(files, key, overwrite) if files else nullcontext() as resumable:
+        done = resumable.done if resumable else 0
+        if resumable and done:
+            typer.echo(f"{output}: resuming after line {done:,}", err=True)
+        if resumable and resumable.complete:
             return
         typer.echo(f"Computing in {model.engine.summary}.", err=True)
-        lines = _with_trees(given_lines(texts, input), parses, str(input or "the texts"))
+        lines = _with_parses(input_lines(texts, input), parses, str(input or "the texts"))
         rest = islice(lines, done, None)
-        for portion in portions_of(rest, streamed=not texts and not input):
-            shown, aligned = job.work(portion, done)
-            done += len(portion)
+        for chunk in chunks(rest, streamed=not texts and not input):
+            translated, aligned = job.translate(chunk, done)
+            done += len(chunk)
             if output is None:
-                print(shown, end="", flush=True)
-            written = ([shown] if output else []) + ([aligned] if alignment else [])
-            if journal:
-                journal.add(len(portion), written)
+                print(translated, end="", flush=True)
+            if resumable:
+                written = ([translated] if output else []) + ([aligned] if alignment else [])
+                resumable.add(len(chunk), written)
 
 
-def _refuse_beside_sentences(**options: object) -> None:
+def _check_sentence_options(**options: object) -> None:
+    """Refuse options that are about a line as a whole."""
     given = [f"--{name}" for name, value in options.items() if value]
     if given:
         raise RegardError(
-            f"--sentences: does not go with {', '.join(given)}, made for a line as a whole"
+            f"--sentences: cannot be combined with {', '.join(given)}, which apply to whole lines"
         )
 
 
-def _with_trees(lines: Iterator[str], parses: Path | None, of: str) -> Iterator[Line]:
-    from regard.data.corpus import read_parses
+def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
+    """Each line with its dependency tree. ``where`` names the lines in error messages."""
+    from regard.data.formats import read_parses
 
     if parses is None:
         return ((line, None) for line in lines)
-    ours, theirs = tee(lines)
-    trees = read_parses(theirs, parses, of)
-    # The trees first: at the end they are asked once more, and tell if there are too many.
-    return ((line, tree) for tree, line in zip(trees, ours, strict=True))
+    texts, copies = tee(lines)
+    trees = read_parses(copies, parses, where)
+    # The trees come first in zip: their reader must run to its end to report superfluous trees.
+    return ((line, tree) for tree, line in zip(trees, texts, strict=True))
 
 
-class Joined(NamedTuple):
-    """The translation of a line whose sentences were translated each by itself."""
+class JoinedTranslation(NamedTuple):
+    """The translation of a line whose sentences were translated separately."""
 
     text: str
     sentences: list[dict[str, Any]]
-    """each with its source"""
+    """the translation of each sentence, with its source"""
 
 
+@dataclass
 class Job:
-    """How the lines are to be translated, and told."""
+    """Translates chunks of lines and formats the output."""
 
-    def __init__(
-        self,
-        model: Translator,
-        search: dict[str, Any],
-        others: dict[str, Any],
-        glossary: Glossary | None,
-        as_json: bool,
-        aligned: bool,
-        parsed: bool,
-        by_sentence: bool,
-    ) -> None:
-        from regard.data.protected_spans import ProtectedSpans
+    model: Translator
+    decoding: dict[str, Any]
+    """decoding options"""
+    nbest: int
+    length: int | None
+    prefix: str | None
+    glossary: Glossary | None
+    as_json: bool
+    with_alignment: bool
+    with_parses: bool
+    by_sentence: bool
+    warned: bool = False
+    """whether the warning about long lines was printed"""
 
-        self.model = model
-        self.search, self.others = search, others
-        self.glossary = glossary
-        self.as_json = as_json
-        self.aligned = aligned
-        self.parsed = parsed
-        self.by_sentence = by_sentence
-        self.kept = ProtectedSpans(search.get("protect", model.recipe.decoding.protect))
-        data = model.recipe.data
-        self.source = next(
-            source for source, to in data.language_pairs if model.language in (None, to)
-        )
-        # Who cuts long sources has learned from texts, not from sentences; a tree is of one sentence.
-        self.told = by_sentence or data.clean.truncate or parsed
-        """whether a person knows of lines that are too much at once, or need not know"""
+    def check_options(self) -> None:
+        """Refuse unsupported options before a file is written: translate a blank text with every glossary term."""
+        terms = list(self.glossary.terms.values()) if self.glossary else []
+        self._search([""], [None], [terms])
 
-    def asked(self, input: Path, parses: Path | None) -> dict[str, Any]:
-        """All that the translation depends on."""
+    def resume_key(self, input: Path, parses: Path | None) -> dict[str, Any]:
+        """Everything that the output depends on; an interrupted output is resumed only by a job with the same key."""
         from regard.data.text_files import read_error
-        from regard.storage.resumable_output import asked_of
+        from regard.storage.resumable_output import model_resume_key
         from regard.storage.run_dir import sha256
 
         try:
@@ -235,114 +235,157 @@ class Job:
             raise read_error(Path(error.filename or input), error) from None
         return {
             **content,
-            **asked_of(self.model),
+            **model_resume_key(self.model),
             "options": {
-                **self.search,
-                **self.others,
+                **self.decoding,
+                "nbest": self.nbest,
+                "length": self.length,
+                "prefix": self.prefix,
                 "json": self.as_json,
-                "aligned": self.aligned,
+                "alignment": self.with_alignment,
                 "sentences": self.by_sentence,
             },
             "glossary": self.glossary and self.glossary.terms,
         }
 
-    def work(self, portion: Sequence[Line], before: int) -> tuple[str, str]:
-        """What is shown of a portion, and its alignment; before says how many lines came before it."""
-        lines, parses = [line for line, _ in portion], [tree for _, tree in portion]
-        self._tell(lines, before)
-        found: Sequence[Sequence[Translation | Joined]] = (
-            self._by_sentence(lines) if self.by_sentence else self._search(lines, parses)
+    def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
+        """The output for a chunk and its alignment, as lines of text. done: the number of lines before the chunk."""
+        lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
+        self._warn_of_long_lines(lines, done)
+        results: Sequence[Sequence[Translation | JoinedTranslation]] = (
+            self._translate_sentences(lines)
+            if self.by_sentence
+            else self._search(lines, parses, [self._terms(line) for line in lines])
         )
-        shown: list[str] = []
+        output: list[str] = []
         aligned: list[str] = []
-        for number, (line, some) in enumerate(zip(lines, found, strict=True), before + 1):
-            self._check(number, line, some)
-            shown += self._shown(number, line, some)
-            aligned += [self._alignment(line, some[0].text)] if self.aligned else []
-        return _joined(shown), _joined(aligned)
-
-    def _tell(self, lines: Sequence[str], before: int) -> None:
-        """Say once that a line is more than the model has learned to translate at once."""
-        for number, line in enumerate(lines, before + 1):
-            if self.told:
-                return
-            if what := self._too_much(line):
-                self.told = True
-                typer.echo(f"line {number} has {what}", err=True)
-
-    def _too_much(self, line: str) -> str | None:
-        whole = self.aligned or self.others["nbest"] > 1 or self.others["length"] is not None
-        count = count_sentences(line, self.source)
-        if count > 1:
-            advice = "" if whole else "; --sentences translates each by itself"
-            return f"{count} sentences and is translated as one{advice}"
-        most = self.model.recipe.data.clean.max_tokens
-        if len(line.encode(errors="replace")) <= most:  # and hardly a token is less than a byte
-            return None
-        tokens = len(self.model.tokenizer.source.encode([line])[0])
-        if tokens <= most:
-            return None
-        advice = "" if whole else "; --sentences cuts it"
-        return f"{tokens:,} tokens, and the model learned from {most:,} at most: some may be lost{advice}"
-
-    def _by_sentence(self, lines: Sequence[str]) -> list[list[Joined]]:
-        parts = [split_text(line, self.source) for line in lines]
-        every = [sentence for some in parts for sentence in some.sentences]
-        found = iter(self._search(every, [None] * len(every)))
-        joined = []
-        for some in parts:
-            best = [next(found)[0] for _ in some.sentences]
-            text = some.join([one.text for one in best])
-            told = [
-                {"source": sentence, **one._asdict()}
-                for sentence, one in zip(some.sentences, best, strict=True)
-            ]
-            joined.append([Joined(text, told)])
-        return joined
+        for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
+            self._warn_of_violations(number, line, translations)
+            output += self._format(number, line, translations)
+            if self.with_alignment:
+                aligned.append(self._alignment(line, translations[0].text))
+        return _join_lines(output), _join_lines(aligned)
 
     def _search(
-        self, texts: Sequence[str], parses: Sequence[ParsedSentence | None]
+        self,
+        texts: Sequence[str],
+        parses: Sequence[ParsedSentence | None],
+        terms: Sequence[Sequence[str]],
     ) -> list[list[Translation]]:
         return self.model.search(
             texts,
-            **self.search,
-            **self.others,
-            constraints=list(map(self._terms, texts)) if self.glossary else None,
-            parses=parses if self.parsed else None,
+            nbest=self.nbest,
+            prefixes=None if self.prefix is None else [self.prefix] * len(texts),
+            constraints=terms if self.glossary else None,
+            length=self.length,
+            parses=parses if self.with_parses else None,
+            **self.decoding,
         )
 
-    def _terms(self, text: str) -> list[str]:
-        return self.glossary.asked_by(text) if self.glossary else []
+    def _translate_sentences(self, lines: Sequence[str]) -> list[list[JoinedTranslation]]:
+        """Translate the sentences of each line separately, and join the translations of a line."""
+        texts = [split_text(line, self._source_language) for line in lines]
+        sentences = [sentence for text in texts for sentence in text.sentences]
+        terms = [self._terms(sentence) for sentence in sentences]
+        found = iter(self._search(sentences, [None] * len(sentences), terms))
+        joined = []
+        for text in texts:
+            best = [next(found)[0] for _ in text.sentences]
+            details = [
+                {"source": sentence, **translation._asdict()}
+                for sentence, translation in zip(text.sentences, best, strict=True)
+            ]
+            whole = text.join([translation.text for translation in best])
+            joined.append([JoinedTranslation(whole, details)])
+        return joined
 
-    def _check(self, number: int, line: str, found: Sequence[Translation | Joined]) -> None:
-        """Say what could not be kept, on standard error."""
-        from regard.data.words import as_words
+    @cached_property
+    def _source_language(self) -> str:
+        pairs = self.model.recipe.data.language_pairs
+        return next(source for source, to in pairs if self.model.language in (None, to))
+
+    @cached_property
+    def _protected(self) -> ProtectedSpans:
+        from regard.data.protected_spans import ProtectedSpans
+
+        return ProtectedSpans(self.decoding.get("protect", self.model.recipe.decoding.protect))
+
+    def _terms(self, text: str) -> list[str]:
+        """The target terms that the translation of a text must contain."""
+        return self.glossary.target_terms(text) if self.glossary else []
+
+    # Warnings
+
+    def _warn_of_long_lines(self, lines: Sequence[str], done: int) -> None:
+        """Warn once of a line with several sentences, or with more tokens than the model was trained on."""
+        # A model that truncates its sources was trained on long texts; a dependency tree belongs to one sentence.
+        truncates = self.model.recipe.data.clean.truncate
+        if self.by_sentence or truncates or self.with_parses:
+            return
+        for number, line in enumerate(lines, done + 1):
+            if self.warned:
+                return
+            if problem := self._too_long(line):
+                self.warned = True
+                typer.echo(f"line {number} has {problem}", err=True)
+
+    def _too_long(self, line: str) -> str | None:
+        """What a warning says about a line; None if the line is fine."""
+        whole = self.with_alignment or self.nbest > 1 or self.length is not None or self.prefix
+        count = count_sentences(line, self._source_language)
+        if count > 1:
+            advice = "" if whole else "; --sentences translates each separately"
+            return f"{count} sentences and is translated as one{advice}"
+        longest = self.model.recipe.data.clean.max_tokens
+        if len(line.encode(errors="replace")) <= longest:  # a token has at least about one byte
+            return None
+        tokens = len(self.model.tokenizer.source.encode([line])[0])
+        if tokens <= longest:
+            return None
+        advice = "" if whole else "; --sentences splits it"
+        return (
+            f"{tokens:,} tokens, and the model was trained on at most {longest:,}: parts of it may be lost"
+            f"{advice}"
+        )
+
+    def _warn_of_violations(
+        self, number: int, line: str, translations: Sequence[Translation | JoinedTranslation]
+    ) -> None:
+        """Report protected spans and glossary terms that are missing in a translation."""
+        from regard.data.words import whole_word_pattern
 
         terms = self._terms(line)
-        for one in found:
-            lost = self.kept.lost(line, one.text)
-            lost += [f"{term} is missing" for term in terms if not as_words(term).search(one.text)]
-            for what in lost:
-                typer.echo(f"line {number}: {what}", err=True)
+        for one in translations:
+            problems = self._protected.mismatches(line, one.text)
+            problems += [
+                f"{term} is missing"
+                for term in terms
+                if not whole_word_pattern(term).search(one.text)
+            ]
+            for problem in problems:
+                typer.echo(f"line {number}: {problem}", err=True)
+
+    # Output
 
     def _alignment(self, text: str, translation: str) -> str:
         from regard.inspection.alignment import pharaoh
 
         return pharaoh(self.model, text, translation)
 
-    def _shown(
-        self, number: int, text: str, found: Sequence[Translation | Joined]
+    def _format(
+        self, number: int, text: str, translations: Sequence[Translation | JoinedTranslation]
     ) -> Iterator[str]:
+        """The output lines for one input line."""
         if self.as_json:
-            every = [one._asdict() for one in found]
-            yield json.dumps({"source": text, "translations": every}, ensure_ascii=False)
-        elif self.others["nbest"] == 1:
-            yield found[0].text
+            found = [one._asdict() for one in translations]
+            yield json.dumps({"source": text, "translations": found}, ensure_ascii=False)
+        elif self.nbest == 1:
+            yield translations[0].text
         else:
-            for one in found:
-                assert not isinstance(one, Joined), "a sentence has others, a line has not"
+            for one in translations:
+                assert not isinstance(one, JoinedTranslation), "--sentences allows no --nbest"
                 yield f"{number}\t{one.score:.4f}\t{one.text}"
 
 
-def _joined(lines: Sequence[str]) -> str:
+def _join_lines(lines: Sequence[str]) -> str:
     return "".join(line + "\n" for line in lines)

@@ -1,8 +1,7 @@
-"""Which rows go together, and what they look like as tensors.
+"""Batching: which rows of a dataset go into a batch, and how they become tensors.
 
-A batch costs rows times its longest row, padding included, so rows of like length go together. The
-plan of an epoch follows from the seed and the epoch alone: a training that goes on after a stop, or
-with other processes beside it, sees the same batches.
+A padded batch costs its number of rows times its longest row, so rows of similar length go together. The plan of an
+epoch depends only on the seed and the epoch: a run that is resumed, or uses more processes, gets the same batches.
 """
 
 from __future__ import annotations
@@ -26,45 +25,45 @@ from regard.data.special_tokens import BOS, EOS, PAD
 
 Lengths = npt.NDArray[np.integer]
 TILE = 128
-"""rows of matrices that a GPU works on at once"""
+"""packed rows are a multiple of this: the tile size of GPU matrix products"""
 TreeTensors = tuple[Int[Tensor, "B S"], Int[Tensor, "B S S"]]
 """depth and distance of the source tokens in their dependency trees"""
 PackingTensors = tuple[Int[Tensor, "_ _"], ...]
-"""four times where a text begins and one past where it ends: the own text of each source and of each target token, the
-source of each target token, the target of each source token"""
+"""Start and end (exclusive) of texts within a packed row, four times two tensors: for each source token its own text,
+for each target token its own text, for each target token the source text, for each source token the target text."""
 
 
 @dataclass(frozen=True)
 class Batch:
     source: Int[Tensor, "B S"]
-    """text and EOS: what the encoder reads"""
+    """encoder input: text and EOS"""
     target: Int[Tensor, "B T"]
-    """BOS and text: what the decoder reads"""
+    """decoder input: BOS and text"""
     labels: Int[Tensor, "B T"]
-    """text and EOS: what the decoder must say at each place"""
+    """what the decoder must predict at each position: text and EOS"""
     position_info: TreeTensors | PackingTensors | None = None
-    """where the words stand, if not simply one text to a row"""
+    """dependency trees or packing, if a row is more than one plain text"""
 
     @property
     def tokens(self) -> int:
-        """How many tokens the decoder must say; padding does not count."""
+        """The number of labels without padding."""
         return int((self.labels != PAD).sum())
 
     def to(self, device: torch.device | str) -> Batch:
-        return self.map(lambda part: part.to(device, non_blocking=part.is_pinned()))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
 
     def fill(self, other: Batch) -> None:
-        """Take the numbers of another batch of the same shape."""
+        """Copy the values of another batch of the same shape into this one."""
         for own, others in zip(self.tensors(), other.tensors(), strict=True):
             own.copy_(others, non_blocking=True)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.source, self.target, self.labels, *(self.position_info or ())
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The same for every tensor."""
-        source, target, labels, *places = map(change, self.tensors())
-        return Batch(source, target, labels, tuple(places) or None)
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """Apply a function to every tensor."""
+        source, target, labels, *position_info = map(function, self.tensors())
+        return Batch(source, target, labels, tuple(position_info) or None)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -74,68 +73,74 @@ class Batch:
 def plan_batches(
     source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, seed: int, epoch: int
 ) -> list[RowIndices]:
-    """The row numbers of each batch of an epoch, every row once.
+    """The row indices of each batch of an epoch, in random order; every row occurs once.
 
-    Rows times the longest source, and rows times the longest target, stay within
-    ``tokens_per_batch``, the mark of each row counted. A row longer than that stands alone.
+    Rows times the longest source, and rows times the longest target, are at most ``tokens_per_batch``, EOS included. A
+    row that is longer gets a batch of its own.
     """
-    random = np.random.default_rng([seed, epoch])
-    # The sort below is stable: rows of equal lengths keep the random order they come in.
-    shuffled = random.permutation(len(source_lengths))
+    rng = np.random.default_rng([seed, epoch])
+    # The sort below is stable: rows of equal lengths keep this random order.
+    shuffled = rng.permutation(len(source_lengths))
     order = shuffled[_by_length(source_lengths[shuffled], target_lengths[shuffled])]
-    batches = _cut(order, source_lengths, target_lengths, tokens_per_batch)
-    return [batches[number] for number in random.permutation(len(batches))]
+    batches = _split(order, source_lengths, target_lengths, tokens_per_batch)
+    return [batches[number] for number in rng.permutation(len(batches))]
 
 
 def plan_sorted(
     source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, workers: int = 1
 ) -> list[RowIndices]:
-    """The same without chance, shortest first.
+    """Batches without randomness, shortest rows first.
 
-    Several workers get as many batches each, as small as that allows: so none waits long for the others at the end.
+    With several workers, the batches are as small as possible without taking more rounds of ``workers`` batches. So no
+    worker waits long for the others at the end.
     """
     order = _by_length(source_lengths, target_lengths)
-    cut = partial(_cut, order, source_lengths, target_lengths)
-    batches = cut(tokens_per_batch)
+    split = partial(_split, order, source_lengths, target_lengths)
+    batches = split(tokens_per_batch)
     if workers == 1:
         return batches
-    most = workers * -(-len(batches) // workers)
-    enough = bisect_left(range(tokens_per_batch), True, key=lambda room: len(cut(room)) <= most)
-    return cut(enough)
+    max_batches = workers * -(-len(batches) // workers)
+    smallest = bisect_left(
+        range(tokens_per_batch), True, key=lambda tokens: len(split(tokens)) <= max_batches
+    )
+    return split(smallest)
 
 
-class Room(NamedTuple):
-    """Tokens that a packed row has room for, the mark of each text counted."""
+class PackedSize(NamedTuple):
+    """The number of tokens in a packed row, the EOS of each text included."""
 
     source: int
     target: int
 
 
-def room(source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int) -> Room:
-    """The side with more tokens gets all the room; the other as much less as it has fewer, so that both fill up.
+def packed_size(
+    source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int
+) -> PackedSize:
+    """The size of packed rows for a dataset.
 
-    A text longer than all of it would be lost: it makes room for itself.
+    The side with more tokens gets ``tokens_per_batch``, the other side proportionally less, so that both fill up. The
+    size is at least that of the longest text.
     """
     totals = np.array([source_lengths.sum(), target_lengths.sum()]) + len(source_lengths)
-    # Two standard deviations of how much a batch of a few hundred texts differs from the mean.
-    shares = np.minimum(1.0, 1.01 * totals / totals.max())
+    # 1%: two standard deviations of the difference between a batch of a few hundred texts and the mean.
+    fractions = np.minimum(1.0, 1.01 * totals / totals.max())
     longest = [lengths.max() + 1 for lengths in (source_lengths, target_lengths)]
-    tokens = np.maximum(shares * tokens_per_batch, longest)
-    return Room(*(int(-(-count // TILE) * TILE) for count in tokens))
+    tokens = np.maximum(fractions * tokens_per_batch, longest)
+    return PackedSize(*(int(-(-count // TILE) * TILE) for count in tokens))
 
 
 def plan_packed(
-    source_lengths: Lengths, target_lengths: Lengths, room: Room, seed: int, epoch: int
+    source_lengths: Lengths, target_lengths: Lengths, size: PackedSize, seed: int, epoch: int
 ) -> list[RowIndices]:
-    """Rows of all lengths in each batch, as many as there is room for; every row once."""
+    """Batches of rows of all lengths, in random order, each with as many rows as fit into ``size``."""
     order = np.random.default_rng([seed, epoch]).permutation(len(source_lengths))
     ends = [np.cumsum(lengths[order] + 1) for lengths in (source_lengths, target_lengths)]
     batches, start = [], 0
     while start < len(order):
         before = [end[start - 1] if start else 0 for end in ends]
         stop = min(
-            int(np.searchsorted(end, so_far + space, side="right"))
-            for end, so_far, space in zip(ends, before, room, strict=True)
+            int(np.searchsorted(end, used + tokens, side="right"))
+            for end, used, tokens in zip(ends, before, size, strict=True)
         )
         batches.append(order[start:stop])
         start = stop
@@ -143,21 +148,21 @@ def plan_packed(
 
 
 def _by_length(source_lengths: Lengths, target_lengths: Lengths) -> RowIndices:
-    """Sort by the longer side, on which the budget is spent, then by how far the sides differ.
+    """Sort by the length of the longer side, which determines the cost, then by the difference of the sides.
 
-    The second key runs up and down in turn, so that a batch that spans two lengths of the longer
-    side finds its neighbours alike in the shorter one as well.
+    The second key alternates between ascending and descending, so that a batch that spans two lengths of the longer
+    side has rows that are similar in the shorter side as well.
     """
     longer = np.maximum(source_lengths, target_lengths)
     difference = target_lengths.astype(np.int64) - source_lengths
     return np.lexsort((np.where(longer % 2, difference, -difference), longer))
 
 
-def _cut(
+def _split(
     order: RowIndices, source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int
 ) -> list[RowIndices]:
-    """Cut the sorted rows into batches, each as large as the budget allows."""
-    # The longer side rises along the order, so the last row of a batch is always its longest.
+    """Split the sorted rows into batches, each as large as ``tokens_per_batch`` allows."""
+    # The longer side increases along the order, so the last row of a batch is always its longest.
     costs = 1 + np.maximum(source_lengths[order], target_lengths[order])
     batches, start = [], 0
     for end, cost in enumerate(costs.tolist(), start=1):
@@ -170,66 +175,40 @@ def _cut(
 
 
 # ---------------------------------------------------------------------------------------------
-# MaskFilling
+# Collating
 
 
-def collate(store: TokenDataset, rows: RowIndices, part: int = 0, parts: int = 1) -> Batch:
-    """The tensors of a batch, or of one of its ``parts`` when as many processes shard_rows it.
+def collate(dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1) -> Batch:
+    """The tensors of a batch, or the shard of process ``rank`` out of ``ranks``.
 
-    A part for which no row is left gets the first one with nothing labels of it: its process takes
-    the same steps as the others and counts for nothing.
+    A process for which no row is left gets the first row without labels: it takes the same steps as the others and
+    contributes nothing.
     """
-    mine, idle = shard_rows(rows, part, parts)
-    source, labels = sources(store, mine), targets(store, mine)
+    own_rows, idle = shard_rows(rows, rank, ranks)
+    source, labels = pad_sources(dataset, own_rows), pad_targets(dataset, own_rows)
     target = np.empty_like(labels)
     target[:, 0] = BOS
     target[:, 1:] = np.where(labels[:, :-1] == EOS, PAD, labels[:, :-1])
     if idle:
         labels[:] = PAD
-    tree = _trees(store, mine) if store.trees else None
-    return Batch(*as_tensors(source, target, labels), tree)
+    trees = _dataset_trees(dataset, own_rows) if dataset.has_trees else None
+    return Batch(*as_tensors(source, target, labels), trees)
 
 
-def pack(store: TokenDataset, rows: RowIndices, room: Room) -> Batch:
-    """The texts of a batch end to end in one row, padding after the last."""
-    of_source, of_target = store.source_lengths[rows] + 1, store.target_lengths[rows] + 1
-    source = _end_to_end(store.ids, store.source_starts[rows], of_source, room.source)
-    labels = _end_to_end(store.ids, store.target_starts[rows], of_target, room.target)
-    target = np.roll(labels, 1)
-    target[np.cumsum(of_target) - of_target] = BOS
-    target[of_target.sum() :] = PAD
-    spans = (
-        *_spans(of_source, of_source, room.source),
-        *_spans(of_target, of_target, room.target),
-        *_spans(of_source, of_target, room.target),
-        *_spans(of_target, of_source, room.source),
-    )
-    return Batch(*as_tensors(source[None], target[None], labels[None]), spans)
+def shard_rows(rows: RowIndices, rank: int, ranks: int) -> tuple[RowIndices, bool]:
+    """The rows of one process out of ``ranks``; True if none is left and it gets a row to be idle with."""
+    own_rows = rows[rank::ranks]
+    return (own_rows, False) if len(own_rows) else (rows[:1], True)
 
 
-def _end_to_end(ids: IntArray, starts: RowIndices, lengths: IntArray, room: int) -> RowIndices:
-    """Each text and EOS, then padding; the lengths count EOS."""
-    row = np.full(room, PAD, dtype=np.int64)
-    ends = np.cumsum(lengths)
-    row[: ends[-1]] = ids[_inside(starts, lengths)]
-    row[ends - 1] = EOS
-    return row
+def pad_sources(dataset: TokenDataset, rows: RowIndices) -> RowIndices:
+    """The sources of some rows, each with EOS, padded to the longest."""
+    return _pad_texts(dataset.ids, dataset.source_starts[rows], dataset.source_lengths[rows])
 
 
-def _inside(starts: RowIndices, lengths: IntArray) -> RowIndices:
-    """The places of all tokens; EOS, which is not stored, has that of the token before it."""
-    ends = np.cumsum(lengths)
-    places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-    places[ends - 1] = starts  # any place will do
-    return cast(RowIndices, places)
-
-
-def _spans(lengths: IntArray, at: IntArray, room: int) -> PackingTensors:
-    """Where texts of these lengths begin and end, said at each token of texts of the lengths ``at``."""
-    ends, count = np.cumsum(lengths), int(at.sum())
-    start, end = (np.arange(room, dtype=np.int32) for _ in range(2))  # empty, right there
-    start[:count], end[:count] = np.repeat(ends - lengths, at), np.repeat(ends, at)
-    return torch.from_numpy(start)[None], torch.from_numpy(end)[None]
+def pad_targets(dataset: TokenDataset, rows: RowIndices, end: int = EOS) -> RowIndices:
+    """The targets of some rows, each with ``end``, padded to the longest."""
+    return _pad_texts(dataset.ids, dataset.target_starts[rows], dataset.target_lengths[rows], end)
 
 
 def as_tensors(
@@ -238,58 +217,95 @@ def as_tensors(
     return torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(labels)
 
 
-def shard_rows(rows: RowIndices, part: int, parts: int) -> tuple[RowIndices, bool]:
-    """The rows of one of the processes; True if none is left for it and it gets one to be idle with."""
-    mine = rows[part::parts]
-    return (mine, False) if len(mine) else (rows[:1], True)
-
-
-def sources(store: TokenDataset, rows: RowIndices) -> RowIndices:
-    return _texts(store.ids, store.source_starts[rows], store.source_lengths[rows])
-
-
-def targets(store: TokenDataset, rows: RowIndices, end: int = EOS) -> RowIndices:
-    return _texts(store.ids, store.target_starts[rows], store.target_lengths[rows], end)
-
-
-def _texts(ids: IntArray, starts: RowIndices, lengths: IntArray, end: int = EOS) -> RowIndices:
-    """Text, EOS and padding: one row for each start and length."""
-    texts = _rows(ids, starts, lengths, PAD)
+def _pad_texts(ids: IntArray, starts: RowIndices, lengths: IntArray, end: int = EOS) -> RowIndices:
+    """[row, position]: the ids of each text, then ``end``, then padding."""
+    texts = _pad_lists(ids, starts, lengths, PAD)
     texts[np.arange(len(lengths)), lengths] = end
     return texts
 
 
-def _rows(ids: IntArray, starts: RowIndices, lengths: IntArray, filling: int) -> RowIndices:
-    """One row for each start and length, one place longer than the longest."""
-    place = np.arange(lengths.max() + 1)
-    inside = place < lengths[:, None]
-    rows = np.full(inside.shape, filling, dtype=np.int64)
-    rows[inside] = ids[(starts[:, None] + place)[inside]]
+def _pad_lists(ids: IntArray, starts: RowIndices, lengths: IntArray, padding: int) -> RowIndices:
+    """[row, position]: one row for each start and length, one position longer than the longest."""
+    position = np.arange(lengths.max() + 1)
+    inside = position < lengths[:, None]
+    rows = np.full(inside.shape, padding, dtype=np.int64)
+    rows[inside] = ids[(starts[:, None] + position)[inside]]
     return rows
 
 
 # ---------------------------------------------------------------------------------------------
-# Trees
+# Packing: the texts of a batch concatenated in one row
 
 
-def _trees(store: TokenDataset, rows: RowIndices) -> TreeTensors:
-    words = _rows(store.ids, store.word_starts[rows], store.word_lengths[rows], 0)
-    heads = _rows(store.ids, store.head_starts[rows], store.head_lengths[rows], 0)
-    return _tree_tensors(words, heads)
+def pack(dataset: TokenDataset, rows: RowIndices, size: PackedSize) -> Batch:
+    """The texts of some rows concatenated in one row, with padding after the last."""
+    source_lengths = dataset.source_lengths[rows] + 1
+    target_lengths = dataset.target_lengths[rows] + 1
+    source = _concatenate(dataset.ids, dataset.source_starts[rows], source_lengths, size.source)
+    labels = _concatenate(dataset.ids, dataset.target_starts[rows], target_lengths, size.target)
+    target = np.roll(labels, 1)
+    target[np.cumsum(target_lengths) - target_lengths] = BOS
+    target[target_lengths.sum() :] = PAD
+    packing = (
+        *_text_bounds(source_lengths, source_lengths, size.source),
+        *_text_bounds(target_lengths, target_lengths, size.target),
+        *_text_bounds(source_lengths, target_lengths, size.target),
+        *_text_bounds(target_lengths, source_lengths, size.source),
+    )
+    return Batch(*as_tensors(source[None], target[None], labels[None]), packing)
+
+
+def _concatenate(ids: IntArray, starts: RowIndices, lengths: IntArray, size: int) -> RowIndices:
+    """Each text and EOS, then padding; the lengths include EOS."""
+    row = np.full(size, PAD, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    row[: ends[-1]] = ids[_token_indices(starts, lengths)]
+    row[ends - 1] = EOS
+    return row
+
+
+def _token_indices(starts: RowIndices, lengths: IntArray) -> RowIndices:
+    """The index in the dataset of every token; EOS, which is not stored, gets an arbitrary one."""
+    ends = np.cumsum(lengths)
+    indices = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+    indices[ends - 1] = starts
+    return cast(RowIndices, indices)
+
+
+def _text_bounds(lengths: IntArray, token_lengths: IntArray, size: int) -> PackingTensors:
+    """Start and end of the texts of ``lengths``, for each token of the texts of ``token_lengths``."""
+    ends, count = np.cumsum(lengths), int(token_lengths.sum())
+    start, end = (np.arange(size, dtype=np.int32) for _ in range(2))  # padding: an empty text
+    start[:count] = np.repeat(ends - lengths, token_lengths)
+    end[:count] = np.repeat(ends, token_lengths)
+    return torch.from_numpy(start)[None], torch.from_numpy(end)[None]
+
+
+# ---------------------------------------------------------------------------------------------
+# Dependency trees
 
 
 def collate_trees(trees: Sequence[TokenTree]) -> TreeTensors:
-    """Depth and distance of texts that lie in no store."""
-    return _tree_tensors(*(_side_by_side(lists) for lists in zip(*trees, strict=True)))
+    """Depth and distance of the tokens of some trees."""
+    return _tree_tensors(*(_pad_columns(lists) for lists in zip(*trees, strict=True)))
 
 
-def _side_by_side(lists: Sequence[Sequence[int]]) -> RowIndices:
-    lengths = np.array([len(numbers) for numbers in lists], dtype=np.int32)
+def _dataset_trees(dataset: TokenDataset, rows: RowIndices) -> TreeTensors:
+    words = _pad_lists(dataset.ids, dataset.word_starts[rows], dataset.word_lengths[rows], 0)
+    heads = _pad_lists(dataset.ids, dataset.head_starts[rows], dataset.head_lengths[rows], 0)
+    return _tree_tensors(words, heads)
+
+
+def _pad_columns(lists: Sequence[Sequence[int]]) -> RowIndices:
+    lengths = np.array([len(values) for values in lists], dtype=np.int32)
     flat = np.fromiter(chain.from_iterable(lists), dtype=np.int32)
-    return _rows(flat, np.cumsum(lengths) - lengths, lengths, 0)
+    return _pad_lists(flat, np.cumsum(lengths) - lengths, lengths, 0)
 
 
 def _tree_tensors(words: RowIndices, heads: RowIndices) -> TreeTensors:
-    """EOS and padding belong to word 0, the root, with which the heads must begin; at their ends stands a 0."""
+    """Depth and distance. EOS and padding belong to word 0, the root.
+
+    Every row of ``heads`` ends in the 0 of its padding; rolled to the front, it becomes the head of word 0.
+    """
     depth, distance = depth_and_distance(words, np.roll(heads, 1, axis=1))
     return torch.from_numpy(depth), torch.from_numpy(distance)

@@ -1,4 +1,4 @@
-"""What must pass through a translation untouched: placeholders, tags, addresses, numbers."""
+"""Protected spans: parts of a text that a translation must copy unchanged, such as placeholders, tags and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from regard.data.words import joins
+from regard.data.words import is_word_character
 from regard.recipe import Registry
 
 _PLACEHOLDER = r"""
@@ -16,7 +16,7 @@ _PLACEHOLDER = r"""
   | </?[A-Za-z][\w.:-]*(?:\s+[\w.:-]+(?:=(?:"[^"]*"|'[^']*'|[^\s"'>]+))?)*\s*/?>   # <b> </b> <br/> <a href="…">
   | &(?:\w+|\#\d+);                                                # &nbsp; &#160;
   | \b(?:https?|ftp)://[^\s<>"']*[^\s<>"'.,;:!?)\]}] | \bwww\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
-  | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+                       # mail addresses
+  | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+                       # e-mail addresses
 """
 _NUMBER = r"(?<![\w.,])\d++(?:[.,:/]\d++)*+(?![^\W_])"
 
@@ -28,45 +28,47 @@ PROTECTED_SPANS.register("numbers", summary="numbers, dates and times written in
 
 
 class Occurrence(NamedTuple):
-    """How something stands in a text."""
+    """How a protected span occurs in a text."""
 
     times: int
     touches_before: bool
-    """somewhere a letter stands right before it"""
+    """somewhere a word character directly precedes it"""
     touches_after: bool
+    """somewhere a word character directly follows it"""
 
 
 class ProtectedSpans:
-    """Finds what is to be kept, and what was not."""
+    """Finds the protected spans of some kinds (the names in ``PROTECTED_SPANS``) in texts."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
-        # Placeholders first: a number inside an address is part of it.
-        chosen = [pattern for kind, pattern in PROTECTED_SPANS.items() if kind in kinds]
-        self._pattern = re.compile("|".join(f"(?:{one})" for one in chosen) or r"(?!)", re.VERBOSE)
+        # In the order of the registry, placeholders first: a number inside a URL is part of the URL.
+        patterns = [pattern for kind, pattern in PROTECTED_SPANS.items() if kind in kinds]
+        alternatives = "|".join(f"(?:{pattern})" for pattern in patterns)
+        self._pattern = re.compile(alternatives or r"(?!)", re.VERBOSE)
 
     def find(self, text: str) -> Counter[str]:
-        """Each with how often it occurs, in the order in which they come."""
-        return Counter(found[0] for found in self._pattern.finditer(text))
+        """The protected spans and how often each occurs, in the order of the text."""
+        return Counter(match[0] for match in self._pattern.finditer(text))
 
     def occurrences(self, text: str) -> dict[str, Occurrence]:
-        """The same, and whether it stands by itself or beside a word, as a tag does."""
+        """The same, and whether each stands by itself or touches a word, as a tag does."""
         found: dict[str, Occurrence] = {}
-        for one in self._pattern.finditer(text):
-            times, before, after = found.get(one[0], (0, False, False))
-            before |= joins(text[one.start() - 1 : one.start()])
-            after |= joins(text[one.end() : one.end() + 1])
-            found[one[0]] = Occurrence(times + 1, before, after)
+        for match in self._pattern.finditer(text):
+            times, before, after = found.get(match[0], (0, False, False))
+            before |= is_word_character(text[match.start() - 1 : match.start()])
+            after |= is_word_character(text[match.end() : match.end() + 1])
+            found[match[0]] = Occurrence(times + 1, before, after)
         return found
 
-    def replaced(self, text: str, names: Mapping[str, str]) -> str:
-        """The text with each of these replaced by its name."""
-        return self._pattern.sub(lambda found: names[found[0]], text)
+    def replace(self, text: str, substitutes: Mapping[str, str]) -> str:
+        """The text with each protected span replaced by its substitute."""
+        return self._pattern.sub(lambda match: substitutes[match[0]], text)
 
-    def lost(self, source: str, translation: str) -> list[str]:
-        """What a translation has fewer times, or more times, than its source, each with the counts."""
+    def mismatches(self, source: str, translation: str) -> list[str]:
+        """One message for each protected span that the translation has more or fewer times than the source."""
         before, after = self.find(source), self.find(translation)
         return [
-            f"{one} occurs {before[one]} time(s), in the translation {after[one]}"
-            for one in {**before, **after}
-            if before[one] != after[one]
+            f"{span} occurs {before[span]} time(s) in the source, {after[span]} in the translation"
+            for span in {**before, **after}
+            if before[span] != after[span]
         ]

@@ -1,9 +1,9 @@
-"""The sentences of a plain text, and what stands between them.
+"""Splits plain text into sentences, and puts it together again from their translations.
 
-A model learned from sentences translates sentences. Whatever else a text has - spaces, line breaks, rows of dashes -
-stays where and as it is, so that a text whose sentences are left alone is the same text again, whatever it was.
+A model that was trained on sentences translates sentences. Everything between them (spaces, line breaks, rows of
+dashes) stays as it is: a text whose sentences are not changed comes back unchanged.
 
-Everything here takes time in proportion to the text: it runs on texts that strangers send.
+All functions take linear time, because servers run them on untrusted input.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
-from regard.data.words import Span, unspaced
+from regard.data.words import Span, is_unspaced_script
 
-LONGEST = 600
-"""Characters of a sentence. A longer one is cut between two words: models have seen no such sentences."""
+MAX_SENTENCE_LENGTH = 600
+"""Characters. A longer sentence is split between words, because models have not been trained on such sentences."""
 
 _LINE = re.compile(r"[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
-# Where a sentence may end. Always matched whole: a pattern that looks at what follows would try
-# each of ten thousand dots.
+# Where a sentence may end. Matched possessively: a pattern with a lookahead would try each of ten thousand dots.
 _END = re.compile(
     r"""(?P<wide> [。！？｡]++ ["”’」』）】》]*+ ) | [.!?…؟।]++ ["'”’“‘»«›‹)\]}」』）】]*+""",
     re.VERBOSE,
@@ -39,66 +38,85 @@ _ABBREVIATIONS = {
     "nl": "dhr mevr mr drs ir nr blz",
     "pt": "sr sra dra av pág",
 }
-"""Words that end in a dot and stand before a name or a number. Those that stand elsewhere need no
-place here: a sentence does not begin with a small letter."""
+"""Abbreviations that occur before a name or a number. Others need no entry: they are followed by lower case, with which
+no sentence begins."""
 _ORDINALS = {"cs", "da", "de", "et", "fi", "hr", "hu", "lv", "nb", "nn", "no", "pl", "sk", "sl"}
-"""Languages in which ``3.`` is “third”."""
+"""languages in which ``3.`` means “third”"""
 
 
 @dataclass
 class Sentences:
-    """Sentences, and what stands before, between and after them: always one more than sentences."""
+    """The sentences of a text, and the separators before, between and after them: always one more than sentences."""
 
     sentences: list[str] = field(default_factory=list)
-    between: list[str] = field(default_factory=lambda: [""])
+    separators: list[str] = field(default_factory=lambda: [""])
 
     def join(self, translations: Sequence[str]) -> str:
-        """The text with each sentence exchanged for its translation."""
+        """The text with each sentence replaced by its translation."""
         assert len(translations) == len(self.sentences)
-        parts = map(self.part, range(len(translations)), translations)
-        return "".join([*parts, self.between[-1]])
+        parts = map(self.join_one, range(len(translations)), translations)
+        return "".join([*parts, self.separators[-1]])
 
-    def part(self, index: int, translation: str) -> str:
-        """One translation, and what stands before it."""
-        return self.between[index] + translation + self.blank(index, translation)
+    def join_one(self, index: int, translation: str) -> str:
+        """The separator before sentence ``index``, its translation, and a space if one is needed."""
+        return self.separators[index] + translation + self.space_after(index, translation)
 
-    def blank(self, index: int, translation: str) -> str:
-        """What must follow a translation: Chinese sets no blank between sentences, English does."""
-        if index == len(self.sentences) - 1 or self.between[index + 1]:
+    def space_after(self, index: int, translation: str) -> str:
+        """A space if the translation needs one that the source does not have: English after Chinese, for example."""
+        if index == len(self.sentences) - 1 or self.separators[index + 1]:
             return ""
         last = next(filter(str.isalnum, reversed(translation)), None)
-        alone = translation == self.sentences[index]
-        return "" if alone or last is None or unspaced(last) else " "
+        unchanged = translation == self.sentences[index]
+        return "" if unchanged or last is None or is_unspaced_script(last) else " "
 
 
 def split_text(text: str, language: str = "") -> Sentences:
-    """The sentences of a plain text. language is a code such as ``en``; it decides on dots only."""
+    """The sentences of a plain text. ``language`` is a code such as ``en``; it decides which dots end a sentence."""
     spans = list(sentence_spans(text, language))
-    borders = [0, *chain(*spans), len(text)]
-    parts = [text[start:end] for start, end in pairwise(borders)]
+    bounds = [0, *chain(*spans), len(text)]
+    parts = [text[start:end] for start, end in pairwise(bounds)]
     return Sentences(parts[1::2], parts[::2])
 
 
 def count_sentences(text: str, language: str = "") -> int:
-    """How many sentences a text has; a long one is one."""
-    return sum(_says_something(text[start:end]) for start, end in _stretches(text, language))
+    """The number of sentences; a sentence that ``split_text`` would split because of its length counts once."""
+    return sum(_has_content(text[start:end]) for start, end in _segments(text, language))
 
 
 def sentence_spans(text: str, language: str) -> Iterator[Span]:
-    """Where each sentence begins and ends, white space left out."""
-    for start, end in _stretches(text, language):
-        yield from cut(text, start, end)
+    """The spans of the sentences, without surrounding whitespace."""
+    for start, end in _segments(text, language):
+        yield from split_long_sentence(text, start, end)
 
 
-def _stretches(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """From where one sentence ends to where the next one does, line by line."""
+def split_long_sentence(text: str, start: int, end: int) -> Iterator[Span]:
+    """The sentence in text[start:end] without surrounding whitespace.
+
+    Several spans if it is longer than MAX_SENTENCE_LENGTH, none if it has no letters or digits.
+    """
+    while start < end:
+        while start < end and text[start].isspace():
+            start += 1
+        stop = end
+        if end - start > MAX_SENTENCE_LENGTH:
+            matches = _BREAK.finditer(text, start + 1, start + MAX_SENTENCE_LENGTH)
+            breaks = [match.start() for match in matches]
+            stop = breaks[-1] if breaks else start + MAX_SENTENCE_LENGTH
+        part = text[start:stop].rstrip()
+        if _has_content(part):
+            yield Span(start, start + len(part))
+        start = stop
+
+
+def _segments(text: str, language: str) -> Iterator[tuple[int, int]]:
+    """The spans from the end of one sentence to the end of the next, line by line."""
     for line in _LINE.finditer(text):
-        ends = _ends(text, line.start(), line.end(), language)
+        ends = _sentence_ends(text, line.start(), line.end(), language)
         yield from pairwise([line.start(), *ends, line.end()])
 
 
-def _ends(text: str, start: int, stop: int, language: str) -> Iterator[int]:
-    """Where the sentences of a line end, the last one apart."""
+def _sentence_ends(text: str, start: int, stop: int, language: str) -> Iterator[int]:
+    """Where the sentences of a line end, without the last one."""
     for end in _END.finditer(text, start, stop):
         if end["wide"]:
             yield end.end()
@@ -109,32 +127,17 @@ def _ends(text: str, start: int, stop: int, language: str) -> Iterator[int]:
 
 
 def _is_abbreviated(text: str, end: int, language: str) -> bool:
-    """Whether the word that ends here does so in a dot of its own: ``Dr.``, ``J.``, ``U.S.``, ``3.``"""
-    word = _WORD_BEFORE.search(text[max(0, end - 16) : end])
-    if word is None:
+    """Whether the dot before ``end`` belongs to an abbreviation or ordinal: ``Dr.``, ``J.``, ``U.S.``, ``3.``"""
+    match = _WORD_BEFORE.search(text[max(0, end - 16) : end])
+    if match is None:
         return False
-    said, language = word[1].casefold(), language.split("-")[0]
-    if said.isdigit():
-        return len(said) <= 2 and language in _ORDINALS
+    word, language = match[1].casefold(), language.split("-")[0]
+    if word.isdigit():
+        return len(word) <= 2 and language in _ORDINALS
     known = _ABBREVIATIONS[""] + " " + _ABBREVIATIONS.get(language, "")
-    is_initial = len(said) == 1 and (word[1].isupper() or word[1].islower())
-    return is_initial or said in known.split()
+    is_initial = len(word) == 1 and (match[1].isupper() or match[1].islower())
+    return is_initial or word in known.split()
 
 
-def cut(text: str, start: int, end: int) -> Iterator[Span]:
-    """The sentence without the space around it, in pieces if it is too long, none if it says nothing."""
-    while start < end:
-        while start < end and text[start].isspace():
-            start += 1
-        stop = end
-        if end - start > LONGEST:
-            breaks = [found.start() for found in _BREAK.finditer(text, start + 1, start + LONGEST)]
-            stop = breaks[-1] if breaks else start + LONGEST
-        piece = text[start:stop].rstrip()
-        if _says_something(piece):
-            yield Span(start, start + len(piece))
-        start = stop
-
-
-def _says_something(text: str) -> bool:
+def _has_content(text: str) -> bool:
     return any(map(str.isalnum, text))

@@ -1,17 +1,17 @@
-"""The five ids that stand for no text, with which every vocabulary begins; and the sign for a space."""
+"""Special tokens: the first five ids of every vocabulary, which stand for no text; and the symbol for a space."""
 
 PAD = 0
-"""fills the short sentences of a batch; never seen by attention, never counted in the loss"""
+"""pads the short rows of a batch; masked in attention and ignored by the loss"""
 BOS = 1
-"""what the decoder reads first"""
+"""beginning of sequence: the decoder's first input"""
 EOS = 2
-"""closes every source, and every target; search stops at it"""
+"""end of sequence: ends every source and target; decoding stops at it"""
 UNK = 3
-"""a piece of text outside the vocabulary; unigram and bpe spell such text in bytes instead"""
+"""text outside the vocabulary; unigram and bpe use bytes for such text instead"""
 MASK = 4
-"""hides a word that is to be guessed from the others"""
+"""replaces a token that is to be predicted"""
 
 SPECIAL_TOKENS = {PAD: "<pad>", BOS: "<s>", EOS: "</s>", UNK: "<unk>", MASK: "<mask>"}
 
 SPACE_SYMBOL = "▁"
-"""which SentencePiece has for a space"""
+"""SentencePiece's symbol for a space"""

@@ -1,8 +1,8 @@
-"""DataFiles cut into pieces at random: BPE-dropout (Provilkov et al. 2020) and subword regularization (Kudo 2018).
+"""Subword sampling: BPE-dropout (Provilkov et al. 2020) and subword regularization (Kudo 2018).
 
-SentencePiece can do both, but what it draws differs from process to process, whatever its seed is, and a training could
-not be done again. SamplingVocabulary is done here, then, from SentencePiece's pieces and their scores. No piece holds a blank
-inside, so the words of a text, each with the blank before it, are cut one by one and independently.
+SentencePiece implements both, but its samples differ from process to process whatever the seed, so a training run could
+not be repeated. The sampling is therefore done here, from SentencePiece's pieces and their scores. No piece has a space
+inside, so the words of a text, each with the space before it, are segmented independently.
 """
 
 from __future__ import annotations
@@ -24,57 +24,57 @@ import numpy as np
 from regard.data.special_tokens import SPACE_SYMBOL
 from regard.data.tokenizer import Tokenizer, Vocabulary
 
-DRAWS_OF_A_WORD = 512
-"""from so many draws on, a word that comes again gets one of them: any of them is as likely as a new one"""
-WORDS_REMEMBERED = 2**16
-"""their draws; where no blanks are set a sentence is a word, and all of them would be the whole corpus"""
-LATTICES_KEPT = 2**14
-LONGEST_KEPT = 24
-"""signs of a word whose lattice is kept: a longer one is a sentence, which hardly comes again"""
+MAX_SAMPLES_PER_WORD = 512
+"""After this many samples of a word, one of them is reused: each is as likely as a new one."""
+MAX_CACHED_WORDS = 2**16
+"""Words whose samples are cached. In scripts without spaces a sentence is one word, so the cache needs a limit."""
+MAX_CACHED_LATTICES = 2**14
+MAX_CACHED_LATTICE_LENGTH = 24
+"""Characters of a word whose lattice is cached. A longer one is probably a sentence, which rarely repeats."""
 UNKNOWN_PENALTY = 10.0
-"""of unigram: how much less likely than the least likely piece a letter is that has no piece; SentencePiece's figure"""
+"""unigram: how much lower than the lowest piece score a character without a piece is scored; SentencePiece's value"""
 
 _WORD = re.compile(f"{SPACE_SYMBOL}?[^{SPACE_SYMBOL}]+|{SPACE_SYMBOL}")
-Cut = tuple[int, ...]
-"""the ids of a word"""
+WordIds = tuple[int, ...]
+"""the token ids of a word"""
 Lattice = list[tuple[list[float], list[int]]]
 
 
 class SubwordSampler(ABC):
-    """A way to cut a word at random."""
+    """Segments a word at random. ``alpha`` is the parameter of the method."""
 
     def __init__(self, vocabulary: Vocabulary, alpha: float) -> None:
         self.alpha = alpha
-        self.pieces = vocabulary.scores()
-        """each piece of text with its id and its score"""
+        self.pieces = vocabulary.piece_scores()
+        """the id and score of each piece"""
         self.longest = max(map(len, self.pieces))
-        self.bytes = vocabulary.byte_ids
+        self.byte_ids = vocabulary.byte_ids
 
     @abstractmethod
-    def __call__(self, word: str, random: Random) -> Cut: ...
+    def __call__(self, word: str, rng: Random) -> WordIds: ...
 
-    def ids(self, piece: str) -> Cut:
-        """Of a piece; of a letter that has none, its bytes."""
+    def ids(self, piece: str) -> WordIds:
+        """The id of a piece, or the ids of the bytes of a character that has no piece."""
         if piece in self.pieces:
             return (self.pieces[piece][0],)
-        return tuple(self.bytes[byte] for byte in piece.encode("utf-8"))
+        return tuple(self.byte_ids[byte] for byte in piece.encode("utf-8"))
 
 
 class BpeDropout(SubwordSampler):
-    """bpe: letters are joined, best pair first; each pair that comes up is left out with probability alpha."""
+    """BPE-dropout: characters are merged, best pair first, and each merge is skipped with probability alpha."""
 
-    def __call__(self, word: str, random: Random) -> Cut:
+    def __call__(self, word: str, rng: Random) -> WordIds:
         parts, after = list(word), list(range(1, len(word) + 1))
         before = list(range(-1, len(word) - 1))
-        pairs = [
-            entry for left in range(len(parts) - 1) if (entry := self._pair(parts, left, left + 1))
+        merges = [
+            entry for left in range(len(parts) - 1) if (entry := self._merge(parts, left, left + 1))
         ]
-        heapify(pairs)
-        draw, alpha = random.random, self.alpha
-        while pairs:
-            _, left, right, size = heappop(pairs)
+        heapify(merges)
+        draw, alpha = rng.random, self.alpha
+        while merges:
+            _, left, right, size = heappop(merges)
             if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != size:
-                continue  # one of them was joined with another meanwhile
+                continue  # one of them has been merged with another part
             if alpha and draw() < alpha:
                 continue
             parts[left] += parts[right]
@@ -82,52 +82,55 @@ class BpeDropout(SubwordSampler):
             after[left] = after[right]
             if after[left] < len(parts):
                 before[after[left]] = left
-                if entry := self._pair(parts, left, after[left]):
-                    heappush(pairs, entry)
-            if before[left] >= 0 and (entry := self._pair(parts, before[left], left)):
-                heappush(pairs, entry)
+                if entry := self._merge(parts, left, after[left]):
+                    heappush(merges, entry)
+            if before[left] >= 0 and (entry := self._merge(parts, before[left], left)):
+                heappush(merges, entry)
         return tuple(i for part in parts if part for i in self.ids(part))
 
-    def _pair(self, parts: list[str], left: int, right: int) -> tuple[float, int, int, int] | None:
-        joined = parts[left] + parts[right]
-        found = self.pieces.get(joined)
-        return None if found is None else (-found[1], left, right, len(joined))
+    def _merge(self, parts: list[str], left: int, right: int) -> tuple[float, int, int, int] | None:
+        """The heap entry for merging two neighbouring parts, or None if there is no such piece."""
+        merged = parts[left] + parts[right]
+        piece = self.pieces.get(merged)
+        return None if piece is None else (-piece[1], left, right, len(merged))
 
 
 class UnigramSampler(SubwordSampler):
-    """unigram: a way to cut the word is as likely as the product of its pieces' probabilities, to the power alpha."""
+    """Subword regularization: P(segmentation) is proportional to the product of its pieces' probabilities ** alpha."""
 
     def __init__(self, vocabulary: Vocabulary, alpha: float) -> None:
         super().__init__(vocabulary, alpha)
-        self.unknown = min(score for _, score in self.pieces.values()) - UNKNOWN_PENALTY
-        self._lattice = lru_cache(LATTICES_KEPT)(self._new_lattice)
+        self.unknown_score = min(score for _, score in self.pieces.values()) - UNKNOWN_PENALTY
+        self._cached_lattice = lru_cache(MAX_CACHED_LATTICES)(self._lattice)
 
-    def __call__(self, word: str, random: Random) -> Cut:
-        lattice = self._new_lattice(word) if len(word) > LONGEST_KEPT else self._lattice(word)
-        end, found = len(word), list[Cut]()
+    def __call__(self, word: str, rng: Random) -> WordIds:
+        """Forward filtering, backward sampling: from the end of the word, draw where each piece starts."""
+        cached = len(word) <= MAX_CACHED_LATTICE_LENGTH
+        lattice = self._cached_lattice(word) if cached else self._lattice(word)
+        end, ids = len(word), list[WordIds]()
         while end:
-            shares, starts = lattice[end]
-            start = starts[bisect(shares, random.random() * shares[-1], hi=len(starts) - 1)]
-            found.append(self.ids(word[start:end]))
+            weights, starts = lattice[end]
+            start = starts[bisect(weights, rng.random() * weights[-1], hi=len(starts) - 1)]
+            ids.append(self.ids(word[start:end]))
             end = start
-        return tuple(i for cut in reversed(found) for i in cut)
+        return tuple(i for piece in reversed(ids) for i in piece)
 
-    def _new_lattice(self, word: str) -> Lattice:
-        """For each place: where the piece that ends there can begin, and how likely each is, summed up."""
-        ways, lattice = [1.0], [([1.0], [0])]
+    def _lattice(self, word: str) -> Lattice:
+        """For each position: cumulative weights of the pieces that end there, and where each piece starts."""
+        forward, lattice = [1.0], [([1.0], [0])]
         for end in range(1, len(word) + 1):
             starts, weights = list[int](), list[float]()
             for start in range(max(0, end - self.longest), end):
-                found = self.pieces.get(word[start:end])
-                if found is None and start < end - 1:
+                piece = self.pieces.get(word[start:end])
+                if piece is None and start < end - 1:
                     continue
-                score = self.unknown if found is None else found[1]
+                score = self.unknown_score if piece is None else piece[1]
                 starts.append(start)
-                weights.append(ways[start - end] * exp(self.alpha * score))
-            shares = list(accumulate(weights))
-            lattice.append((shares, starts))
-            # Only their proportions count, so those still needed are scaled: a long text would underflow.
-            ways = [way / shares[-1] for way in ways[-self.longest :]] + [1.0]
+                weights.append(forward[start - end] * exp(self.alpha * score))
+            cumulative = list(accumulate(weights))
+            lattice.append((cumulative, starts))
+            # Only ratios matter. The values that are still needed are rescaled, or a long text would underflow.
+            forward = [value / cumulative[-1] for value in forward[-self.longest :]] + [1.0]
         return lattice
 
 
@@ -138,51 +141,50 @@ SUBWORD_SAMPLERS: dict[str, type[SubwordSampler]] = {
 
 
 class SamplingVocabulary(Vocabulary):
-    """A vocabulary that cuts texts at random. What it draws follows from the seed and from what it was asked before."""
+    """A vocabulary that segments texts at random. The samples depend on the seed and on all texts encoded before."""
 
-    def __init__(self, plain: Vocabulary, kind: str, alpha: float, seed: Sequence[int]) -> None:
-        super().__init__(plain.model, plain.normalization)
-        self._draw = SUBWORD_SAMPLERS[kind](plain, alpha)
-        self._random = Random(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
-        self._drawn: OrderedDict[str, list[Cut]] = OrderedDict()
-        """of words, those met last at the end"""
+    def __init__(self, base: Vocabulary, kind: str, alpha: float, seed: Sequence[int]) -> None:
+        super().__init__(base.model, base.normalization)
+        self._sampler = SUBWORD_SAMPLERS[kind](base, alpha)
+        self._rng = Random(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
+        self._samples: OrderedDict[str, list[WordIds]] = OrderedDict()
+        """the samples of each word; least recently used words first"""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        words = (_WORD.findall(self.spelled(text)) for text in texts)
-        return [[i for word in some for i in self._cut(word)] for some in words]
+        words = (_WORD.findall(self.escape(text)) for text in texts)
+        return [[i for word in some for i in self._sample(word)] for some in words]
 
-    def _cut(self, word: str) -> Cut:
-        drawn = self._drawn.setdefault(word, [])
-        self._drawn.move_to_end(word)
-        if len(self._drawn) > WORDS_REMEMBERED:
-            self._drawn.popitem(last=False)
-        if len(drawn) < DRAWS_OF_A_WORD:
-            drawn.append(self._draw(word, self._random))
-            return drawn[-1]
-        return drawn[int(self._random.random() * DRAWS_OF_A_WORD)]
+    def _sample(self, word: str) -> WordIds:
+        samples = self._samples.setdefault(word, [])
+        self._samples.move_to_end(word)
+        if len(self._samples) > MAX_CACHED_WORDS:
+            self._samples.popitem(last=False)
+        if len(samples) < MAX_SAMPLES_PER_WORD:
+            samples.append(self._sampler(word, self._rng))
+            return samples[-1]
+        return samples[int(self._rng.random() * MAX_SAMPLES_PER_WORD)]
 
 
 @dataclass(frozen=True)
 class SamplingTokenizer(Tokenizer):
-    """A tokenizer that cuts texts at random; labels stay as they are."""
+    """A tokenizer that segments texts at random; labels are not affected."""
 
-    certain: Tokenizer
+    base: Tokenizer
 
     @classmethod
-    def of(
+    def wrap(
         cls,
-        plain: Tokenizer,
+        base: Tokenizer,
         kind: str,
         alpha: float,
         seed: Sequence[int],
         labels: bool = False,
     ) -> SamplingTokenizer:
-        source = SamplingVocabulary(plain.source, kind, alpha, [*seed, 0])
-        target = (
-            plain.target if labels else SamplingVocabulary(plain.target, kind, alpha, [*seed, 1])
-        )
-        return cls(source, target, plain)
+        """``kind``: the kind of the tokenizer, bpe or unigram. ``labels``: the targets are labels."""
+        source = SamplingVocabulary(base.source, kind, alpha, [*seed, 0])
+        target = base.target if labels else SamplingVocabulary(base.target, kind, alpha, [*seed, 1])
+        return cls(source, target, base)
 
     @property
-    def plain(self) -> Tokenizer:
-        return self.certain
+    def deterministic(self) -> Tokenizer:
+        return self.base

@@ -1,4 +1,4 @@
-"""Lines of text out of files, packed or not."""
+"""Lines of text files, decompressed if necessary."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from regard.errors import RegardError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK = 1 << 20
+"""bytes read at a time"""
 
 
 def read_lines(path: Path, may_be_empty: bool = False) -> Iterator[str]:
-    """The lines of a UTF-8 file, unpacked if its name ends in ``.gz`` or ``.zst``.
+    """The lines of a UTF-8 file, decompressed if its name ends in ``.gz`` or ``.zst``.
 
-    Only a line feed ends a line. ``str.splitlines`` also cuts at U+2028, U+0085, form feed …, and
-    two files that were parallel would be so no longer.
+    Only a line feed ends a line. ``str.splitlines`` also splits at U+2028, U+0085, form feed …, which would put
+    line-parallel files out of step.
     """
     number = 0
-    for number, line in enumerate(split(_chunks(path)), start=1):
+    for number, line in enumerate(split_lines(_chunks(path)), start=1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         try:
@@ -30,46 +31,22 @@ def read_lines(path: Path, may_be_empty: bool = False) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise RegardError(
                 f"{path}:{number}: not UTF-8: byte 0x{line[error.start]:02X} "
-                f"after {error.start} good bytes of the line"
+                f"after {error.start} valid bytes of the line"
             ) from None
     if number == 0 and not may_be_empty:
         raise RegardError(f"{path}: the file is empty")
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    """The unpacked bytes of a file."""
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as packed:
-                yield from iter(lambda: packed.read(CHUNK), b"")
-        elif path.suffix == ".zst":
-            yield from _unpack_zst(path)
-        else:
-            with path.open("rb") as file:
-                yield from iter(lambda: file.read(CHUNK), b"")
-    except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
-        raise RegardError(f"{path}: damaged, cannot be unpacked: {error}") from None
-    except OSError as error:
-        raise read_error(path, error) from None
+def uncompressed_name(path: str | Path) -> str:
+    """The name of a file without ``.gz`` or ``.zst``."""
+    return Path(path).name.removesuffix(".gz").removesuffix(".zst")
 
 
-def _unpack_zst(path: Path) -> Iterator[bytes]:
-    """Frame by frame, because zstandard's own readers take a file cut short for a whole one."""
-    frame = None
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            while chunk:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(chunk)
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
-    if frame is not None:
-        raise EOFError("the file ends before its last frame does")
-
-
-def split(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines at line feeds; what follows the last line feed is a line if there is anything."""
-    begun: list[bytes] = []  # joined once: a line of many chunks would else be copied with each
+def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines that end in a line feed; anything after the last line feed is a line, too."""
+    begun: list[
+        bytes
+    ] = []  # joined once; otherwise a line of many chunks would be copied with each
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         begun.append(first)
@@ -82,9 +59,41 @@ def split(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_error(path: Path, error: OSError) -> RegardError:
+    """The error to raise for a file that cannot be read."""
     match error:
         case FileNotFoundError():
             return RegardError(f"{path}: no such file")
         case IsADirectoryError():
             return RegardError(f"{path}: a folder, not a file")
     return RegardError(f"{path}: cannot be read: {error.strerror or error}")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """The decompressed bytes of a file."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as compressed:
+                yield from iter(lambda: compressed.read(CHUNK), b"")
+        elif path.suffix == ".zst":
+            yield from _decompress_zst(path)
+        else:
+            with path.open("rb") as file:
+                yield from iter(lambda: file.read(CHUNK), b"")
+    except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+        raise RegardError(f"{path}: damaged, cannot be decompressed: {error}") from None
+    except OSError as error:
+        raise read_error(path, error) from None
+
+
+def _decompress_zst(path: Path) -> Iterator[bytes]:
+    """Frame by frame, because zstandard's own readers do not notice that a file is truncated."""
+    frame = None
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            while chunk:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the file ends before its last frame does")

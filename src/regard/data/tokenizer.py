@@ -1,8 +1,8 @@
-"""Text to numbers and back.
+"""Tokenizers: text to token ids and back.
 
-SentencePiece learns the pieces. Around it stands what makes ``decode(encode(text))`` give back the
-normalised text exactly, whatever the text: SentencePiece by itself turns U+2581 into a space, loses
-spaces, and leaves lines with U+2585 out of its training.
+SentencePiece trains the vocabulary. The code around it makes sure that ``decode(encode(text))`` returns the normalized
+text exactly, for any text: SentencePiece itself turns U+2581 into a space, drops spaces, and skips training lines with
+U+2585.
 """
 
 from __future__ import annotations
@@ -19,144 +19,165 @@ from typing import Any, Literal, NamedTuple
 import sentencepiece
 
 from regard import recipe
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS, UNK
-from regard.data.words import joins
+from regard.data.words import is_word_character
 from regard.errors import RegardError
 from regard.recipe import Registry
 
 UNK_SYMBOL = "⁇"
-SILENT = {PAD, BOS, EOS, MASK}
-"""tags are silent too, without our doing: SentencePiece calls them control symbols"""
+SKIPPED_TOKENS = {PAD, BOS, EOS, MASK}
+"""Special tokens that ``decode`` skips. It also skips tags, which SentencePiece treats as control symbols."""
 
 Side = Literal["source", "target"]
 
 TRAINABLE = ("unigram", "bpe", "char", "word")
-"""the kinds that SentencePiece trains, by its own names"""
-LETTERS_TO_LEARN_FROM = 20_000_000
-"""of all texts: some four million words. More change the pieces little, but cost unigram 30 bytes
-of memory each and, in text without spaces, 15 seconds a million"""
-LETTERS_OF_ONE_TEXT = 2_000
-"""of each text: long stretches without a space are slow to learn from"""
-MANY_LETTERS = 256
-"""an alphabet up to this size gets an entry for every letter"""
-COVERAGE_OF_MANY_LETTERS = 0.9995
-"""else as SentencePiece's manual has it for Chinese and Japanese; the rest is spelled in bytes"""
-BYTES = 256
-THREADS = 4
-"""fixed: sums of floats, and so the model, depend on how many threads share the work"""
+"""the kinds that SentencePiece can train, by its own names"""
+MAX_TRAINING_CHARACTERS = 20_000_000
+"""Characters of training text, about four million words. More text changes the vocabulary little, but for unigram each
+character takes 30 bytes of memory and, in text without spaces, each million takes 15 seconds."""
+MAX_CHARACTERS_PER_TEXT = 2_000
+"""characters of one text used for training; long stretches without a space are slow"""
+LARGE_ALPHABET = 256
+"""with at most this many distinct characters, each gets an entry"""
+LARGE_ALPHABET_COVERAGE = 0.9995
+"""character coverage for larger alphabets, as SentencePiece's manual recommends for Chinese and Japanese; other
+characters are encoded as bytes"""
+NUM_BYTES = 256
+NUM_THREADS = 4
+"""fixed, because the order of floating-point sums, and so the model, depends on the number of threads"""
 
-# SentencePiece's own signs, and one to stand before their names. U+FDD0 is a noncharacter: Unicode
-# promises it no meaning ever, and if it comes all the same it is spelled out like the others.
+# The symbols that SentencePiece treats specially are escaped: U+FDD0 and a digit. U+FDD0 is a noncharacter, to which
+# Unicode will never assign a meaning; if a text has it nevertheless, it is escaped as well.
 _ESCAPE = "\ufdd0"
-_SPELLINGS = {_ESCAPE: _ESCAPE + "0", SPACE_SYMBOL: _ESCAPE + "1", "\u2585": _ESCAPE + "2"}
-_MEANINGS = {spelling: sign for sign, spelling in _SPELLINGS.items()}
-_SIGN = re.compile("[" + "".join(_SPELLINGS) + "]")
-_SPELLING = re.compile(_ESCAPE + "[012]")
+_ESCAPES = {_ESCAPE: _ESCAPE + "0", SPACE_SYMBOL: _ESCAPE + "1", "\u2585": _ESCAPE + "2"}
+_UNESCAPES = {escape: symbol for symbol, escape in _ESCAPES.items()}
+_SYMBOL = re.compile("[" + "".join(_ESCAPES) + "]")
+_ESCAPED_SYMBOL = re.compile(_ESCAPE + "[012]")
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-"""may be part of a letter"""
 
 
 class Vocabulary:
-    """The pieces of one side, or of both when they share."""
+    """The vocabulary of one side, or of both sides if they share it."""
 
     def __init__(self, model: bytes, normalization: str) -> None:
+        """``model``: a serialized SentencePiece model. ``normalization``: a name in ``NORMALIZATIONS``."""
         self.model = model
-        """as SentencePiece wrote it"""
         self.normalization = normalization
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
         self.tags = self._find_tags()
-        """what can stand before a source, and its id"""
+        """the tags that can be prepended to a source, with their ids"""
 
     def _find_tags(self) -> dict[str, int]:
-        found = {}
+        tags = {}
         for i in range(len(SPECIAL_TOKENS), self._processor.get_piece_size()):
             if not self._processor.is_control(i):
                 break
-            found[self._processor.id_to_piece(i).strip("<>")] = i
-        return found
+            tags[self._processor.id_to_piece(i).strip("<>")] = i
+        return tags
 
     @property
     def size(self) -> int:
-        """Entries, the marks among them."""
+        """The number of entries, including special tokens."""
         return int(self._processor.get_piece_size())
 
     @property
-    def marks(self) -> int:
-        """How many ids, the first ones, stand for no text: those all vocabularies have, and tags."""
+    def num_special_tokens(self) -> int:
+        """The number of ids, at the beginning, that stand for no text: special tokens and tags."""
         return len(SPECIAL_TOKENS) + len(self.tags)
 
     @property
-    def line_breaks(self) -> list[int]:
-        """Bytes that would break a line; no text that was learned from has one."""
-        found = (self._processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>"))
-        return [int(i) for i in found if i != UNK]
+    def line_break_ids(self) -> list[int]:
+        """The bytes that would break a line, which no training text contains."""
+        ids = (self._processor.piece_to_id(piece) for piece in ("<0x0A>", "<0x0D>"))
+        return [int(i) for i in ids if i != UNK]
+
+    @property
+    def byte_ids(self) -> list[int]:
+        """The id of each byte; UNK if it has none."""
+        return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(NUM_BYTES)]
 
     @property
     def suppressed_tokens(self) -> tuple[int, ...]:
-        """What search may not put into a text."""
-        return (PAD, BOS, UNK, MASK, *self.tags.values(), *self.line_breaks)
+        """The tokens that decoding must not generate."""
+        return (PAD, BOS, UNK, MASK, *self.tags.values(), *self.line_break_ids)
+
+    # Encoding and decoding
 
     def normalize(self, text: str) -> str:
         return normalize(text, self.normalization)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without BOS and EOS."""
-        assert not isinstance(texts, str), "a list of texts"
-        spelled = [_spell(text, self.normalization) for text in texts]
-        return list(self._processor.encode(spelled, out_type=int)) if spelled else []
+    def escape(self, text: str) -> str:
+        """The text that SentencePiece segments: normalized and escaped, with ``▁`` for spaces."""
+        return _escape(text, self.normalization).decode("utf-8").replace(" ", SPACE_SYMBOL)
 
-    def tagged(self, ids: list[int], tags: Sequence[str]) -> list[int]:
-        """The ids of a source with those of its tags in front."""
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text, without BOS and EOS."""
+        assert not isinstance(texts, str), "a list of texts"
+        escaped = [_escape(text, self.normalization) for text in texts]
+        return list(self._processor.encode(escaped, out_type=int)) if escaped else []
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """The token ids of a text that follows another text without a space between."""
+        escaped = _escape(text, self.normalization).removeprefix(b" ")
+        return list(self._processor.encode(escaped, out_type=int))
+
+    def prepend_tags(self, ids: list[int], tags: Sequence[str]) -> list[int]:
+        """The ids of tags, followed by the ids of a source."""
         for tag in tags:
             if tag not in self.tags:
                 known = ", ".join(f"<{name}>" for name in self.tags) or "none"
-                raise RegardError(
-                    f"the vocabulary has no entry <{tag}>; of this kind it has: {known}"
-                )
+                raise RegardError(f"the vocabulary has no tag <{tag}>; known tags: {known}")
         return [*(self.tags[tag] for tag in tags), *ids]
 
-    def spelled(self, text: str) -> str:
-        """The text as SentencePiece cuts it, with its sign for blanks."""
-        return _spell(text, self.normalization).decode("utf-8").replace(" ", SPACE_SYMBOL)
-
-    def scores(self) -> dict[str, tuple[int, float]]:
-        """Every piece of text with its id and score; marks and bytes are none."""
-        known = self._processor
-        texts = (i for i in range(self.marks, known.get_piece_size()) if not known.is_byte(i))
-        return {known.id_to_piece(i): (i, known.get_score(i)) for i in texts}
-
-    @property
-    def byte_ids(self) -> list[int]:
-        """The id of each byte; UNK where it has none."""
-        return [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in range(BYTES)]
-
-    def inside(self, text: str) -> list[int]:
-        """The ids of a text that follows on another with no blank between."""
-        spelled = _spell(text, self.normalization).removeprefix(b" ")
-        return list(self._processor.encode(spelled, out_type=int))
-
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each row of ids; marks are silent, but UNK shows as ⁇."""
-        rows = [[i for i in map(int, row) if i not in SILENT] for row in ids]
-        return [_unspell(text) for text in self._processor.decode(rows)] if rows else []
+        """The text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
+        rows = [[i for i in map(int, row) if i not in SKIPPED_TOKENS] for row in ids]
+        return [_unescape(text) for text in self._processor.decode(rows)] if rows else []
 
-    def starts(self, text: str) -> list[int]:
-        """How many letters, white space not counted, stand before each piece of a text."""
-        spelled = _spell(text, self.normalization)
-        before: list[int] = []  # for each byte of the spelled text
-        letters = 0
-        for sign in spelled.decode("utf-8"):
-            before += [letters] * len(sign.encode("utf-8"))
-            letters += not sign.isspace()
-        places = accumulate(self._sizes(spelled), initial=0)
-        return [before[place] for place in places if place < len(before)]
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The printable form of each id: ``▁`` is a space, ``<0xC3>`` a byte."""
+        return [SPECIAL_TOKENS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
 
-    def _sizes(self, spelled: bytes) -> list[int]:
-        """How many bytes of the spelled text each piece stands for."""
-        ids: list[int] = self._processor.encode(spelled, out_type=int)
-        pieces: list[str] = self._processor.encode(spelled, out_type=str)
+    # Properties of pieces
+
+    def piece_scores(self) -> dict[str, tuple[int, float]]:
+        """The id and SentencePiece score of every piece that is text, not a special token or a byte."""
+        processor = self._processor
+        ids = range(self.num_special_tokens, processor.get_piece_size())
+        texts = (i for i in ids if not processor.is_byte(i))
+        return {processor.id_to_piece(i): (i, processor.get_score(i)) for i in texts}
+
+    def word_boundaries(self) -> tuple[list[bool], list[bool]]:
+        """For every id, whether it starts a new word, and whether it ends a word."""
+        pieces = self.pieces(range(self.size))
+        # A byte may be part of a letter.
+        texts = [piece if _BYTE.fullmatch(piece) is None else "x" for piece in pieces]
+        starts = [not piece[:1] or not is_word_character(piece[0]) for piece in texts]
+        ends = [not piece[:1] or not is_word_character(piece[-1]) for piece in texts]
+        return starts, ends
+
+    def token_starts(self, text: str) -> list[int]:
+        """The number of non-whitespace characters of a text before each of its tokens."""
+        escaped = _escape(text, self.normalization)
+        before: list[int] = []  # for each byte of the escaped text
+        count = 0
+        for character in escaped.decode("utf-8"):
+            before += [count] * len(character.encode("utf-8"))
+            count += not character.isspace()
+        starts = accumulate(self._byte_lengths(escaped), initial=0)
+        return [before[start] for start in starts if start < len(before)]
+
+    def count_characters(self, text: str) -> int:
+        """The number of non-whitespace characters of a text, counted as in ``token_starts``."""
+        escaped = _escape(text, self.normalization).decode("utf-8")
+        return sum(not character.isspace() for character in escaped)
+
+    def _byte_lengths(self, escaped: bytes) -> list[int]:
+        """The number of bytes of the escaped text that each token stands for."""
+        ids: list[int] = self._processor.encode(escaped, out_type=int)
+        pieces: list[str] = self._processor.encode(escaped, out_type=str)
         return [
             1
             if self._processor.is_byte(i)
@@ -164,32 +185,18 @@ class Vocabulary:
             for i, piece in zip(ids, pieces, strict=True)
         ]
 
-    def letters(self, text: str) -> int:
-        """How many there are as ``starts`` counts them."""
-        return sum(not sign.isspace() for sign in _spell(text, self.normalization).decode("utf-8"))
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each id as something to look at: ``▁`` is a space, ``<0xC3>`` a byte."""
-        return [SPECIAL_TOKENS.get(int(i)) or str(self._processor.id_to_piece(int(i))) for i in ids]
-
-    def borders(self) -> tuple[list[bool], list[bool]]:
-        """Which pieces open a word, so that the one before has ended, and which close one."""
-        pieces = self.pieces(range(self.size))
-        plain = [piece if _BYTE.fullmatch(piece) is None else "x" for piece in pieces]
-        opens = [not piece[:1] or not joins(piece[0]) for piece in plain]
-        closes = [not piece[:1] or not joins(piece[-1]) for piece in plain]
-        return opens, closes
-
     def files(self, stem: str) -> dict[str, bytes]:
-        """All that must be kept of it, by file name."""
+        """The contents of the files to save, by name."""
         return {f"{stem}.model": self.model}
 
 
 @dataclass(frozen=True)
 class Tokenizer:
+    """The vocabularies of both sides."""
+
     source: Vocabulary
     target: Vocabulary
-    """the same object as source when they share one vocabulary"""
+    """the same object as ``source`` if the vocabulary is shared"""
 
     @classmethod
     def train(
@@ -199,38 +206,38 @@ class Tokenizer:
         labels: bool = False,
         tags: Sequence[str] = (),
     ) -> Tokenizer:
-        """Learn the pieces; ``pairs`` is called for each reading, so that none need be kept.
+        """Train the vocabularies. ``pairs`` is called for each pass over the data, so that none are kept in memory.
 
-        labels: the targets are labels, blanks between them; each is an entry as it stands. tags: what can stand before
-        a source, each an entry that no text is ever cut into.
+        ``labels``: the targets are labels separated by spaces, and each label is an entry. ``tags``: tokens that can be
+        prepended to a source; no text is ever encoded as one.
         """
         if section.kind not in TRAINABLE:
             raise RegardError(
-                f"tokenizer.kind {section.kind} comes with an imported model and cannot be learned; "
-                f"learned are {', '.join(TRAINABLE)}"
+                f"tokenizer.kind {section.kind}: belongs to imported models and cannot be trained; "
+                f"use one of {', '.join(TRAINABLE)}"
             )
         if labels:
-            return cls(_learn(section, pairs, ("source",)), learn_labels(pairs))
+            return cls(_train_vocabulary(section, pairs, ("source",)), train_labels(pairs))
         if section.shared:
-            both = _learn(section, pairs, ("source", "target"), tags)
-            return cls(both, both)
-        source = _learn(section, pairs, ("source",), tags)
-        return cls(source, _learn(section.of_target, pairs, ("target",)))
+            shared = _train_vocabulary(section, pairs, ("source", "target"), tags)
+            return cls(shared, shared)
+        source = _train_vocabulary(section, pairs, ("source",), tags)
+        return cls(source, _train_vocabulary(section.of_target, pairs, ("target",)))
 
     @property
     def shared(self) -> bool:
         return self.source is self.target
 
     @property
-    def plain(self) -> Tokenizer:
-        """The one that leaves nothing to chance."""
+    def deterministic(self) -> Tokenizer:
+        """The tokenizer without subword sampling."""
         return self
 
     def save(self, folder: Path) -> list[Path]:
-        """Write the file(s) and say which. Those of another tokenizer go: what is there belongs to the model."""
+        """Write the tokenizer's files to a run folder, remove those of any other tokenizer, and return the paths."""
         vocabularies = [self.source] if self.shared else [self.source, self.target]
         files: dict[str, bytes] = {}
-        for stem, vocabulary in zip(side_names(self.shared), vocabularies, strict=True):
+        for stem, vocabulary in zip(file_stems(self.shared), vocabularies, strict=True):
             files |= vocabulary.files(stem)
         for name, content in files.items():
             (folder / name).write_bytes(content)
@@ -241,16 +248,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
-        forms: list[str] = [section.normalize] * 2
+        normalizations: list[str] = [section.normalize] * 2
         if labels:
-            forms[1] = LABELS.normalize
-        files = [folder / f"{stem}.model" for stem in side_names(section.shared)]
-        found = [_load(path, form) for path, form in zip(files, forms, strict=False)]
-        return cls(found[0], found[-1])
+            normalizations[1] = LABELS.normalize
+        files = [folder / f"{stem}.model" for stem in file_stems(section.shared)]
+        vocabularies = list(map(_load_vocabulary, files, normalizations))
+        return cls(vocabularies[0], vocabularies[-1])
 
 
 Loader = Callable[[Path, recipe.Tokenizer, bool], Tokenizer]
-"""Loads the tokenizer of a run folder; the flag tells that the targets are labels."""
+"""Loads the tokenizer of a run folder; the flag says that the targets are labels."""
 TOKENIZERS: Registry[Loader] = Registry("tokenizer.kind")
 
 TOKENIZERS.register("unigram", summary="SentencePiece unigram language model (Kudo 2018)")(
@@ -272,9 +279,42 @@ def _load_marian(folder: Path, section: recipe.Tokenizer, labels: bool) -> Token
 
 
 def load_tokenizer(folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
-    """The tokenizer of a run folder. labels: the targets are labels, each an entry of the vocabulary."""
+    """The tokenizer of a run folder. ``labels``: the targets are labels, each an entry of the vocabulary."""
     return TOKENIZERS[section.kind](folder, section, labels)
 
+
+def file_stems(shared: bool) -> list[str]:
+    """What the names of a tokenizer's files begin with, for each vocabulary."""
+    return ["tokenizer"] if shared else ["tokenizer.source", "tokenizer.target"]
+
+
+def read_model(path: Path) -> bytes:
+    """The contents of a file of the tokenizer."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise RegardError(f"{path}: no such file; the tokenizer is missing") from None
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _load_vocabulary(path: Path, normalization: str) -> Vocabulary:
+    model = read_model(path)
+    expected = list(SPECIAL_TOKENS.values())
+    try:
+        vocabulary = Vocabulary(model, normalization)
+        first = [vocabulary._processor.id_to_piece(i) for i in SPECIAL_TOKENS]
+    except (RuntimeError, IndexError):
+        raise RegardError(f"{path}: damaged, or not a SentencePiece model") from None
+    if first != expected:
+        raise RegardError(
+            f"{path}: not made by Regard: its first entries are {first}, not {expected}"
+        )
+    return vocabulary
+
+
+# ---------------------------------------------------------------------------------------------
+# Normalization and escaping
 
 NORMALIZATIONS: Registry[Callable[[str], str]] = Registry("tokenizer.normalize")
 
@@ -303,170 +343,137 @@ def unchanged(text: str) -> str:
     return text
 
 
-LABELS = recipe.Tokenizer(kind="word", vocab_size=100_000, shared=False, normalize="none")
-
-
-def learn_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
-    """Every label of the targets is an entry."""
-    return _learn(LABELS, pairs, ("target",))
-
-
 def normalize(text: str, normalization: str) -> str:
     return NORMALIZATIONS[normalization](text)
 
 
-def side_names(shared: bool) -> list[str]:
-    """How the names of a tokenizer's files begin."""
-    return ["tokenizer"] if shared else ["tokenizer.source", "tokenizer.target"]
-
-
-def read_model(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise RegardError(f"{path}: no such file; the tokenizer is missing") from None
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _load(path: Path, normalization: str) -> Vocabulary:
-    model = read_model(path)
-    try:
-        vocabulary = Vocabulary(model, normalization)
-        marks = [vocabulary._processor.id_to_piece(mark) for mark in SPECIAL_TOKENS]
-    except (RuntimeError, IndexError):
-        raise RegardError(f"{path}: damaged, or not a SentencePiece model") from None
-    if marks != list(SPECIAL_TOKENS.values()):
-        raise RegardError(
-            f"{path}: not made by Regard: its first entries are {marks}, not {list(SPECIAL_TOKENS.values())}"
-        )
-    return vocabulary
-
-
-# ---------------------------------------------------------------------------------------------
-# Spelling: what SentencePiece sees in place of the text
-
-
-def _spell(text: str, normalization: str) -> bytes:
-    text = normalize(text, normalization)
-    text = _SIGN.sub(lambda sign: _SPELLINGS[sign[0]], text)
-    # One space in front, so that a word is the same piece at the start of a text as inside it.
-    # SentencePiece can do this itself, but then no longer tells "" from " ".
-    return b" " + utf8(text) if text else b""
-
-
-def utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RegardError(
-            f"{text[error.start]!a} in {text!a} is half of a surrogate pair, no character"
+            f"{text[error.start]!a} in {text!a} is half of a surrogate pair, not a character"
         ) from None
 
 
-def _unspell(spelled: str) -> str:
-    return _SPELLING.sub(lambda spelling: _MEANINGS[spelling[0]], spelled.removeprefix(" "))
+def _escape(text: str, normalization: str) -> bytes:
+    """The text that is passed to SentencePiece."""
+    text = normalize(text, normalization)
+    text = _SYMBOL.sub(lambda symbol: _ESCAPES[symbol[0]], text)
+    # One space in front, so that a word has the same pieces at the start of a text as inside it.
+    # SentencePiece can do this itself, but then does not distinguish "" from " ".
+    return b" " + encode_utf8(text) if text else b""
+
+
+def _unescape(escaped: str) -> str:
+    return _ESCAPED_SYMBOL.sub(lambda escape: _UNESCAPES[escape[0]], escaped.removeprefix(" "))
 
 
 # ---------------------------------------------------------------------------------------------
-# Learning
+# Training
+
+LABELS = recipe.Tokenizer(kind="word", vocab_size=100_000, shared=False, normalize="none")
 
 
-def _learn(
+def train_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
+    """The vocabulary of all labels in the targets."""
+    return _train_vocabulary(LABELS, pairs, ("target",))
+
+
+def _train_vocabulary(
     section: recipe.Tokenizer,
     pairs: Callable[[], Iterable[Pair]],
     sides: Sequence[Side],
     tags: Sequence[str] = (),
 ) -> Vocabulary:
     """Train one vocabulary of at most ``section.vocab_size`` entries on these sides of the pairs."""
-    # Words are cut at blanks anyway; of the others long texts are not learned from to their end.
-    most = None if section.kind == "word" else LETTERS_OF_ONE_TEXT
-    found = _survey(pairs(), sides, section.normalize, most)
-    if found.letters == 0:
+    # Words are split at spaces anyway. The other kinds do not read long texts to the end.
+    max_characters = None if section.kind == "word" else MAX_CHARACTERS_PER_TEXT
+    statistics = _count_text(pairs(), sides, section.normalize, max_characters)
+    if statistics.characters == 0:
         raise RegardError(
-            f"no text to learn a vocabulary from: the {' and '.join(sides)} of "
-            f"all {found.pairs:,} pairs are empty"
+            f"no text to train a vocabulary on: the {' and '.join(sides)} of "
+            f"all {statistics.pairs:,} pairs are empty"
         )
     size = section.vocab_size
-    if section.kind == "char" and size < len(SPECIAL_TOKENS) + len(tags) + BYTES:
-        raise _too_small(section, sides, len(SPECIAL_TOKENS) + len(tags) + BYTES)
-    options = _options(section, found.alphabet)
+    if section.kind == "char" and size < len(SPECIAL_TOKENS) + len(tags) + NUM_BYTES:
+        raise _size_error(section, sides, len(SPECIAL_TOKENS) + len(tags) + NUM_BYTES)
+    options = _training_options(section, statistics.alphabet)
     options["control_symbols"] = [SPECIAL_TOKENS[MASK], *(f"<{tag}>" for tag in tags)]
     while True:
         sample = (
-            _spell(getattr(pair, side)[:most], section.normalize)
-            for pair in _evenly(pairs(), LETTERS_TO_LEARN_FROM / found.letters)
+            _escape(getattr(pair, side)[:max_characters], section.normalize)
+            for pair in _sample_evenly(pairs(), MAX_TRAINING_CHARACTERS / statistics.characters)
             for side in sides
         )
         try:
             model = _run_sentencepiece(sample, vocab_size=size, **options)
         except RuntimeError as error:
-            if enough := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
-                raise _too_small(section, sides, int(enough[1])) from None
+            if smallest := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
+                raise _size_error(section, sides, int(smallest[1])) from None
             if not (largest := re.search(r"set it to a value <= (\d+)", str(error))):
                 raise
-            size = int(largest[1])  # the data give no more pieces than this
+            size = int(largest[1])  # the data have no more pieces than this
         else:
             return Vocabulary(model, section.normalize)
 
 
-class Survey(NamedTuple):
+class TextStatistics(NamedTuple):
     pairs: int
-    letters: int
-    """in all"""
+    characters: int
     alphabet: int
-    """different ones"""
+    """number of distinct characters"""
 
 
-def _survey(
+def _count_text(
     pairs: Iterable[Pair],
     sides: Sequence[Side],
     normalization: str,
-    most: int | None,
-) -> Survey:
-    """Count before learning.
+    max_characters: int | None,
+) -> TextStatistics:
+    """Count the text before training.
 
-    This reads everything once, so whatever is wrong in a file is reported here: SentencePiece
-    would turn the error of an iterator into one of its own.
+    This reads everything once, so errors in the files are raised here. SentencePiece would replace an exception of its
+    input iterator by one of its own.
     """
-    count, letters, alphabet = 0, 0, set[str]()
+    count, characters, alphabet = 0, 0, set[str]()
     for pair in pairs:
         count += 1
         for side in sides:
-            text = normalize(getattr(pair, side), normalization)[:most]
-            letters += len(text)
+            text = normalize(getattr(pair, side), normalization)[:max_characters]
+            characters += len(text)
             alphabet.update(text)
-    return Survey(count, letters, len(alphabet))
+    return TextStatistics(count, characters, len(alphabet))
 
 
-def _evenly(pairs: Iterable[Pair], share: float) -> Iterator[Pair]:
-    """A share of the pairs, evenly spread, the first always among them.
+def _sample_evenly(pairs: Iterable[Pair], fraction: float) -> Iterator[Pair]:
+    """An evenly spaced fraction of the pairs, always including the first.
 
-    SentencePiece can sample too, but draws differently in every process.
+    SentencePiece can sample, too, but its samples differ from process to process.
     """
     taken = 0
-    for place, pair in enumerate(pairs):
-        if taken <= place * share:
+    for index, pair in enumerate(pairs):
+        if taken <= index * fraction:
             taken += 1
             yield pair
 
 
-def _options(section: recipe.Tokenizer, alphabet: int) -> dict[str, Any]:
-    """What SentencePiece is told of this vocabulary in particular."""
-    # If each of many letters had an entry of its own, rare ones would crowd out the pieces.
-    # A vocabulary of characters is nothing but letters, and its size says how many.
-    crowded = alphabet > max(MANY_LETTERS, section.vocab_size // 4) and section.kind != "char"
+def _training_options(section: recipe.Tokenizer, alphabet: int) -> dict[str, Any]:
+    """SentencePiece's options that depend on the vocabulary."""
+    # If every character of a large alphabet had an entry, rare ones would leave no room for longer pieces.
+    # A char vocabulary consists of characters only, and its size limits their number.
+    is_large = alphabet > max(LARGE_ALPHABET, section.vocab_size // 4) and section.kind != "char"
     return {
         "model_type": section.kind,
         "byte_fallback": section.kind != "word",
-        "character_coverage": COVERAGE_OF_MANY_LETTERS if crowded else 1.0,
-        # Not hard: the size is an upper limit. Only unigram can be told so; others are asked again.
+        "character_coverage": LARGE_ALPHABET_COVERAGE if is_large else 1.0,
+        # The size is an upper limit. Only unigram has an option for that; the others are trained again.
         "hard_vocab_limit": section.kind != "unigram",
     }
 
 
 def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
-    """Train on spelled texts and return the model; all that is the same for every vocabulary."""
+    """Train on escaped texts and return the serialized model."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=texts,
@@ -484,16 +491,16 @@ def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
         shuffle_input_sentence=False,
-        max_sentence_length=1 << 20,  # bytes; longer ones would be left out
-        num_threads=THREADS,
+        max_sentence_length=1 << 20,  # bytes; longer texts would be skipped
+        num_threads=NUM_THREADS,
         minloglevel=2,  # errors only
         **options,
     )
     return model.getvalue()
 
 
-def _too_small(section: recipe.Tokenizer, sides: Sequence[Side], smallest: int) -> RegardError:
+def _size_error(section: recipe.Tokenizer, sides: Sequence[Side], smallest: int) -> RegardError:
     return RegardError(
         f"tokenizer.vocab_size {section.vocab_size} is too small for {section.kind} of {' and '.join(sides)}: "
-        f"{len(SPECIAL_TOKENS)} marks, {BYTES} bytes and the letters need at least {smallest}"
+        f"{len(SPECIAL_TOKENS)} special tokens, {NUM_BYTES} bytes and the characters need at least {smallest}"
     )

@@ -1,4 +1,4 @@
-"""Where words are in a text, in scripts with spaces and without."""
+"""Words in a text, in scripts with and without spaces."""
 
 from __future__ import annotations
 
@@ -7,99 +7,102 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-# Chinese characters, and the signs of kana.
+# Chinese characters, and Japanese kana.
 _IDEOGRAPHS = r"\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
-# Scripts that set no spaces: a sign is a unit of its own.
+# Scripts without spaces between words: every character is a unit of its own.
 _UNSPACED = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_IDEOGRAPHS}"
-_LETTER = rf"[^\W{_UNSPACED}]"
-_UNIT = re.compile(rf"[{_UNSPACED}]|{_LETTER}+|[^\w\s]")
-_SIGN = re.compile(rf"[{_UNSPACED}]")
+_WORD_CHARACTER = rf"[^\W{_UNSPACED}]"
+_WORD_OR_SYMBOL = re.compile(rf"[{_UNSPACED}]|{_WORD_CHARACTER}+|[^\w\s]")
+_UNSPACED_CHARACTER = re.compile(rf"[{_UNSPACED}]")
 _IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
-_WORD = re.compile(r"\S+")
-_ONE_LETTER = re.compile(_LETTER)
+_BETWEEN_SPACES = re.compile(r"\S+")
+_ONE_WORD_CHARACTER = re.compile(_WORD_CHARACTER)
 
 
 class Span(NamedTuple):
+    """A range of characters; ``end`` is exclusive."""
+
     start: int
     end: int
 
 
-def units(text: str) -> list[Span]:
-    """What a tag may stand around: words, and signs by themselves."""
-    return [Span(*found.span()) for found in _UNIT.finditer(text)]
+def word_and_symbol_spans(text: str) -> list[Span]:
+    """The words of a text; punctuation, symbols and characters of unspaced scripts count as words by themselves."""
+    return [Span(*match.span()) for match in _WORD_OR_SYMBOL.finditer(text)]
 
 
-def words(text: str) -> list[Span]:
-    """What stands between blanks."""
-    return [Span(*found.span()) for found in _WORD.finditer(text)]
+def word_spans(text: str) -> list[Span]:
+    """The words of a text, separated by whitespace."""
+    return [Span(*match.span()) for match in _BETWEEN_SPACES.finditer(text)]
 
 
-def joins(sign: str) -> bool:
-    """Whether a sign beside another such makes one word of the two: letters and digits, where spaces part words."""
-    return _ONE_LETTER.fullmatch(sign) is not None
+def is_word_character(character: str) -> bool:
+    """Whether two such characters side by side belong to one word: letters and digits of scripts with spaces."""
+    return _ONE_WORD_CHARACTER.fullmatch(character) is not None
 
 
-def unspaced(sign: str) -> bool:
-    """Whether it is of a script that sets no spaces."""
-    return _SIGN.fullmatch(sign) is not None
+def is_unspaced_script(character: str) -> bool:
+    """Whether a character belongs to a script that is written without spaces between words."""
+    return _UNSPACED_CHARACTER.fullmatch(character) is not None
 
 
 def count_ideographs(text: str) -> int:
-    """How many signs of Chinese and Japanese it has."""
+    """The number of Chinese and Japanese characters."""
     return 0 if text.isascii() else len(_IDEOGRAPH.findall(text))
 
 
-class AsWords(NamedTuple):
-    """Finds a text where it stands as words; asked as a pattern of ``re`` is.
+class WholeWordPattern(NamedTuple):
+    """Finds a text as whole words, not inside a longer word. It has the methods of an ``re`` pattern.
 
-    That no letter stands beside it is seen here: a pattern that says so takes a thousand times as long to make.
+    The neighbouring characters are checked here: an equivalent regular expression takes a thousand times as long to
+    compile.
     """
 
     pattern: re.Pattern[str]
-    opens: bool
-    """whether a letter before it would make a longer word of it"""
-    closes: bool
+    starts_with_word: bool
+    """whether a word character before a match would make it part of a longer word"""
+    ends_with_word: bool
 
     def finditer(self, text: str) -> Iterator[re.Match[str]]:
-        place = 0
-        while found := self.pattern.search(text, place):
-            alone = self._stands_alone(found)
-            place = found.end() if alone else found.start() + 1
-            if alone:
-                yield found
+        start = 0
+        while match := self.pattern.search(text, start):
+            is_whole = self._is_whole(match)
+            start = match.end() if is_whole else match.start() + 1
+            if is_whole:
+                yield match
 
-    def _stands_alone(self, found: re.Match[str]) -> bool:
-        start, end, text = found.start(), found.end(), found.string
-        if self.opens and start > 0 and joins(text[start - 1]):
+    def _is_whole(self, match: re.Match[str]) -> bool:
+        start, end, text = match.start(), match.end(), match.string
+        if self.starts_with_word and start > 0 and is_word_character(text[start - 1]):
             return False
-        return not (self.closes and end < len(text) and joins(text[end]))
+        return not (self.ends_with_word and end < len(text) and is_word_character(text[end]))
 
     def search(self, text: str) -> re.Match[str] | None:
         return next(self.finditer(text), None)
 
     def findall(self, text: str) -> list[str]:
-        return [found[0] for found in self.finditer(text)]
+        return [match[0] for match in self.finditer(text)]
 
-    def sub(self, other: Callable[[re.Match[str]], str], text: str) -> str:
-        """The text with others in their place."""
-        parts, place = list[str](), 0
-        for found in self.finditer(text):
-            parts += [text[place : found.start()], other(found)]
-            place = found.end()
-        return "".join([*parts, text[place:]])
+    def sub(self, replacement: Callable[[re.Match[str]], str], text: str) -> str:
+        parts, start = list[str](), 0
+        for match in self.finditer(text):
+            parts += [text[start : match.start()], replacement(match)]
+            start = match.end()
+        return "".join([*parts, text[start:]])
 
 
 @lru_cache(maxsize=2**14)
-def as_words(text: str, any_case: bool = False) -> AsWords:
-    """Finds a text where it stands as words, not inside a longer one."""
-    blanks = r"\s+".join(map(re.escape, text.split()))
-    pattern = re.compile(blanks, re.IGNORECASE if any_case else 0)
-    return AsWords(pattern, joins(text[0]), joins(text[-1]))
+def whole_word_pattern(text: str, ignore_case: bool = False) -> WholeWordPattern:
+    """A pattern that finds a text as whole words, with any whitespace between them."""
+    pattern = re.compile(
+        r"\s+".join(map(re.escape, text.split())), re.IGNORECASE if ignore_case else 0
+    )
+    return WholeWordPattern(pattern, is_word_character(text[0]), is_word_character(text[-1]))
 
 
-def caseless(text: str) -> str:
-    """The same, sign for sign, for texts that ``re.IGNORECASE`` takes for the same."""
+def fold_case(text: str) -> str:
+    """Maps texts that ``re.IGNORECASE`` considers equal to the same text, character by character."""
     if text.isascii():
         return text.upper()
-    # Some signs become two, of which the first will do: what is needed is that nothing is missed.
-    return "".join(sign.lower()[0].upper()[0] for sign in text)
+    # Some characters become two. The first one is enough, because the result is only used to rule out candidates.
+    return "".join(character.lower()[0].upper()[0] for character in text)

@@ -1,4 +1,14 @@
-"""The best few of many, without sorting the many."""
+"""Beam search: the best few hypotheses of each sentence are extended together, one token per step.
+
+Each step considers the ``2 * beam`` best candidates of a sentence, where a candidate is an active hypothesis with one
+more token. EOS among the first ``beam`` candidates finishes a hypothesis. The first ``beam`` candidates that are not
+EOS become the active hypotheses of the next step; as each hypothesis has one EOS, there are enough of them.
+
+A sentence is done when its length normalization says so (see ``length_penalty.py``), or at its maximum length. At the
+maximum length EOS may still follow, under the same rule, but no other token; if the length normalization cuts at the
+limit, nothing follows. The result is the finished hypotheses. Only if there are none, the active ones are returned,
+truncated.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,204 +23,137 @@ from regard.decoding.hypotheses import (
     ActiveHypotheses,
     BeamCandidates,
     Hypothesis,
-    Penalty,
     S,
     SequenceRules,
-    Step,
+    StepFunction,
 )
-from regard.decoding.length_penalty import GNMT, BeamState
+from regard.decoding.length_penalty import GNMT, BeamState, LengthNormalization, Penalty
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
 from regard.errors import RegardError
-
-CHUNK = 64
-"""tokens of which only the best is looked at first"""
-
-
-def top(
-    x: Float[Tensor, "*rows V"], count: int
-) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
-    """The largest, largest first, and where they stand: ``topk``, sooner where there are many on a CPU.
-
-    The largest ``count`` numbers stand in the ``count`` chunks with the largest maxima.
-    """
-    chunks = x.shape[-1] // CHUNK
-    if not in_chunks(x, count):
-        return x.topk(min(count, x.shape[-1]))
-    whole = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
-    best = whole.amax(-1).topk(count, sorted=False).indices
-    some = whole.gather(-2, best.unsqueeze(-1).expand(*best.shape, CHUNK)).flatten(-2)
-    places = (best.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
-    rest = x[..., chunks * CHUNK :]
-    if rest.shape[-1]:
-        more = torch.arange(chunks * CHUNK, x.shape[-1]).expand(*rest.shape)
-        some, places = torch.cat([some, rest], -1), torch.cat([places, more], -1)
-    values, which = some.topk(count)
-    return values, places.gather(-1, which)
-
-
-def in_chunks(x: Float[Tensor, "*rows V"], count: int) -> bool:
-    """Whether to look at the best of each chunk first saves time."""
-    return not x.is_cuda and x.shape[-1] // CHUNK > 4 * count
-
-
-def top_sums(
-    x: Float[Tensor, "sentences beams V"], totals: Float[Tensor, "sentences beams"], count: int
-) -> tuple[Float[Tensor, "sentences k"], Int[Tensor, "sentences k"]]:
-    """The largest of each sentence in ``x`` with its total added, and where they stand, counted through beams and V.
-
-    No number counts as minus infinity; of equal ones that are taken the first comes first. For where chunks save time.
-    """
-    V = x.shape[2]
-    chunks = V // CHUNK
-    end = chunks * CHUNK
-    maxima = _sums(totals, x[..., :end].view(*x.shape[:2], chunks, CHUNK).amax(-1))
-    chunk = maxima.flatten(1).topk(count, sorted=False).indices
-    beams = chunk // chunks
-    first = chunk * CHUNK + beams * (V - end)
-    places = (first.unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
-    some = x.flatten(1).gather(1, places).view(-1, count, CHUNK)
-    sums = _sums(totals.gather(1, beams), some).flatten(1)
-    if end < V:
-        rest = torch.arange(x.shape[1]).unsqueeze(1) * V + torch.arange(end, V)
-        places = torch.cat([places, rest.flatten().expand(len(x), -1)], dim=1)
-        sums = torch.cat([sums, _sums(totals, x[..., end:]).flatten(1)], dim=1)
-    values, which = sums.topk(count, sorted=False)
-    places, order = places.gather(1, which).sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, places.gather(1, order)
-
-
-def _sums(
-    totals: Float[Tensor, "sentences some"], x: Float[Tensor, "sentences some more"]
-) -> Float[Tensor, "sentences some more"]:
-    sums = totals.unsqueeze(2) + x
-    return sums.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-
-
-# ---------------------------------------------------------------------------------------------
-# Beam search: of each sentence the best few hypotheses go on together.
-#
-# At each step the ``2 * beam`` best continuations of a sentence are looked at. EOS among the first
-# ``beam`` of them finishes a hypothesis; the first ``beam`` that are not EOS go on (each hypothesis
-# has one EOS, so there are that many). A sentence is done
-#
-# - when its length_normalization says so: in the paper's, when it has ``beam`` finished hypotheses and no live one is ahead of the
-#   ``nbest``, or no live one can come to a better score than the ``nbest`` it has; or
-# - at its limit: after ``limit`` tokens EOS may still come, by the same rule, but nothing else (or, if its length_normalization cuts
-#   there, nothing at all).
-#
-# Its finished hypotheses are the result. Only where there is none are the live ones given, cut off.
 
 
 @torch.no_grad()
 def beam_search(
-    step: Step[S],
+    step: StepFunction[S],
     state: S,
     *,
-    limits: Sequence[int],
-    start: int,
-    end: int,
+    max_lengths: Sequence[int],
+    bos: int,
+    eos: int,
     beam: int,
     length_penalty: float,
-    length_normalization: type[GNMT] = GNMT,
+    length_normalization: type[LengthNormalization] = GNMT,
     nbest: int = 1,
     prefixes: Sequence[Sequence[int]] | None = None,
-    banned: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     device: torch.device | str = "cpu",
     observer: Callable[[BeamStep], None] | None = None,
     processors: Sequence[LogitsProcessor] = (),
 ) -> list[list[Hypothesis]]:
-    """The ``nbest`` best hypotheses of each sentence by score, best first; fewer if so few are.
+    """The ``nbest`` best hypotheses of each sentence, best first, or fewer if fewer were found.
 
-    ``observer`` is shown every step: what was looked at, and what became of it. With ``processors`` that make the beam of
-    several groups, each group finishes for itself, and the best of each come before the second best.
+    step, state: the model and its initial state, with one row per sentence. max_lengths: of each sentence, EOS not
+    counted. prefixes: the tokens each sentence must begin with. suppressed: tokens that are never generated. observer:
+    called after each step. processors: see ``logits_processors.py``. If they divide the beam into groups, each group
+    finishes on its own, and the best hypothesis of every group comes before the second best of any.
     """
     assert beam >= 1
     assert length_penalty >= 0
     if not 1 <= nbest <= beam:
-        raise RegardError(f"nbest {nbest}: must be from 1 to the beam, {beam}")
-    rules = SequenceRules.of(
-        limits, start, end, prefixes, banned, device, length_normalization.forces_end
+        raise RegardError(f"nbest {nbest}: must be between 1 and beam, {beam}")
+    penalty = length_normalization.penalty
+    rules = SequenceRules.create(
+        max_lengths, bos, eos, prefixes, suppressed, device, length_normalization.forces_eos
     )
-    # The score still to be had is greatest for the longest sequence, EOS counted.
-    longest = [
-        length_normalization.penalty(limit + 1, length_penalty) for limit in rules.limits.tolist()
-    ]
-    penalties = torch.tensor(longest, dtype=torch.float64, device=device)
-    guide = LogitsProcessorList(processors)
-    groups = guide.groups
-    wanted = -(-nbest // groups)
-    shape = (len(limits), groups, beam // groups)
-    found = Found(shape, nbest, length_penalty, length_normalization.penalty, device)
-    cuts = (
-        length_normalization.cuts_at_limit and not processors
-    )  # a guide may still want what is not said yet
+    # The best score that is still possible is that of the longest sequence, EOS counted.
+    max_penalties = torch.tensor(
+        [penalty(length + 1, length_penalty) for length in rules.max_lengths.tolist()],
+        dtype=torch.float64,
+        device=device,
+    )
+    processor = LogitsProcessorList(processors)
+    groups = processor.groups
+    nbest_per_group = -(-nbest // groups)
+    shape = (len(max_lengths), groups, beam // groups)
+    finished = FinishedHypotheses(shape, nbest, length_penalty, penalty, device)
+    # A logits processor may require tokens that are still missing at the limit.
+    cuts_at_limit = length_normalization.cuts_at_limit and not processors
 
-    live = ActiveHypotheses.begin(state, rules)
-    while len(live.sentences):
-        live, log_probabilities = live.look_ahead(step, rules)
-        log_probabilities = guide.allow(live, log_probabilities)
-        choice = guide.choose(live, log_probabilities, beam, end)
-        if choice is None:
-            choice = BeamSelection.of(_best(live, log_probabilities, 2 * beam), end, beam)
-        best, ended, going = choice
-        bonus = guide.bonus(live)
+    active = ActiveHypotheses.initial(state, rules)
+    while len(active.sentences):
+        # 1. Run the model, and let the processors forbid tokens.
+        active, log_probabilities = active.step(step, rules)
+        log_probabilities = processor.process_logits(active, log_probabilities)
+
+        # 2. Select which candidates finish a hypothesis and which are continued.
+        selection = processor.select(active, log_probabilities, beam, eos)
+        if selection is None:
+            candidates = _best_candidates(active, log_probabilities, 2 * beam)
+            selection = BeamSelection.from_candidates(candidates, eos, beam)
+        candidates, ended, continued = selection
+        bonus = processor.score_bonus(active)
         if ended.any():
-            found.finished(live, ended, best, bonus)
+            finished.add_ended(active, ended, candidates, bonus)
 
-        # A sentence with nothing to go on with is done too: NEG_INF is no better than NEG_INF.
-        ahead = going.totals.view(-1, groups, going.tokens.shape[1] // groups).amax(2).flatten()
-        scores = found.scores[live.sentences]
-        longest_of = penalties[live.sentences].repeat_interleave(groups)
-        now = BeamState(ahead, scores.flatten(0, 1), live.length + 1, longest_of)
-        left = rules.limits[live.sentences] - live.length
-        done = (left <= 0) | length_normalization.done(now, length_penalty, wanted).view(
-            -1, groups
-        ).all(1)
-        nothing = done & (scores[:, :, 0] == NEG_INF).all(1)
-        if cuts and (left == 1).any():
-            full = (left == 1).unsqueeze(1) & (going.totals > NEG_INF)
-            done, nothing = done | full.any(1), nothing & ~full.any(1)
-            found.closed(live, full, going)
-        if nothing.any():
-            found.cut(live, nothing, bonus, guide.complete(live))
+        # 3. Find the sentences that are done. One without candidates is done, too: NEG_INF is not above NEG_INF.
+        per_group = continued.tokens.shape[1] // groups
+        scores = finished.scores[active.sentences]
+        beam_state = BeamState(
+            best_active=continued.totals.view(-1, groups, per_group).amax(2).flatten(),
+            finished_scores=scores.flatten(0, 1),
+            length=active.length + 1,
+            max_penalty=max_penalties[active.sentences].repeat_interleave(groups),
+        )
+        group_done = length_normalization.is_done(beam_state, length_penalty, nbest_per_group)
+        remaining = rules.max_lengths[active.sentences] - active.length
+        done = (remaining <= 0) | group_done.view(-1, groups).all(1)
 
+        # 4. Where a sentence is done without a finished hypothesis, return the active ones.
+        without_result = done & (scores[:, :, 0] == NEG_INF).all(1)
+        if cuts_at_limit and (remaining == 1).any():
+            at_limit = (remaining == 1).unsqueeze(1) & (continued.totals > NEG_INF)
+            done, without_result = done | at_limit.any(1), without_result & ~at_limit.any(1)
+            finished.add_at_limit(active, at_limit, continued)
+        if without_result.any():
+            finished.add_truncated(active, without_result, bonus, processor.is_complete(active))
+
+        # 5. Extend the hypotheses of the sentences that are not done.
         if observer is not None:
-            penalty = length_normalization.penalty(live.length + 1, length_penalty)
-            observer(BeamStep(live.length, best, ended, going, done, penalty))
-        live = live.go_on(~done, going)
+            new_penalty = penalty(active.length + 1, length_penalty)
+            observer(BeamStep(active.length, candidates, ended, continued, done, new_penalty))
+        active = active.advance(~done, continued)
         if processors:
-            guide.go_on((~done).nonzero().squeeze(1), going)
-    return found.ranked()
+            processor.advance((~done).nonzero().squeeze(1), continued)
+    return finished.ranked()
 
 
-def _best(
-    live: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"], count: int
+def _best_candidates(
+    active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"], count: int
 ) -> BeamCandidates:
-    """The best continuations of each sentence, best first."""
+    """The best candidates of each sentence, best first."""
     V = log_probabilities.shape[2]
-    if log_probabilities.shape[1] > 1 and in_chunks(log_probabilities, count):
-        totals, places = top_sums(log_probabilities, live.totals, count)
-        added = log_probabilities.flatten(1).gather(1, places)
-        return BeamCandidates(places // V, places % V, added, totals)
-    # The best of a sentence are among the best of its hypotheses: few are left to add and sort.
-    added, tokens = top(log_probabilities, count)
-    added = added.masked_fill(added.isnan(), NEG_INF)  # the model says nothing: no way leads on
-    each = added.shape[2]
-    totals = (live.totals.unsqueeze(2) + added).flatten(1)
-    # Stable: of equal continuations the one that stood first stays first.
+    if log_probabilities.shape[1] > 1 and chunks_are_faster(log_probabilities, count):
+        totals, indices = top_k_sums(log_probabilities, active.totals, count)
+        added = log_probabilities.flatten(1).gather(1, indices)
+        return BeamCandidates(indices // V, indices % V, added, totals)
+    # The best of a sentence are among the best of its hypotheses, so few remain to be added and sorted.
+    added, tokens = top_k(log_probabilities, count)
+    added = added.masked_fill(added.isnan(), NEG_INF)  # NaN: the model allows no token
+    per_beam = added.shape[2]
+    totals = (active.totals.unsqueeze(2) + added).flatten(1)
+    # A stable sort: of equal candidates the first stays first.
     totals, order = totals.sort(dim=1, descending=True, stable=True)
     totals, order = totals[:, :count], order[:, :count]
     return BeamCandidates(
-        beams=order // each,
+        beams=order // per_beam,
         tokens=tokens.flatten(1).gather(1, order),
         log_probabilities=added.flatten(1).gather(1, order),
         totals=totals,
     )
 
 
-class Found:
-    """The hypotheses of each sentence that are done, each with the number of its group."""
+class FinishedHypotheses:
+    """The finished hypotheses of each sentence, each with the number of its group."""
 
     def __init__(
         self,
@@ -220,71 +163,143 @@ class Found:
         penalty: Penalty,
         device: torch.device | str,
     ) -> None:
-        """shape: sentences, groups, beams of a group."""
+        """shape: sentences, groups, beams per group."""
         sentences, self.groups, _ = shape
         self.nbest, self.length_penalty, self.penalty = nbest, length_penalty, penalty
-        self.of: list[list[tuple[int, Hypothesis]]] = [[] for _ in range(sentences)]
+        self.hypotheses: list[list[tuple[int, Hypothesis]]] = [[] for _ in range(sentences)]
+        """group and hypothesis, for each sentence"""
         self.scores = torch.full(shape, NEG_INF, dtype=torch.float64, device=device)
-        """the best of those with EOS, best first"""
+        """scores of the best hypotheses that ended with EOS, best first"""
 
-    def finished(
+    def add_ended(
         self,
-        live: ActiveHypotheses[S],
-        which: Bool[Tensor, "sentences count"],
-        best: BeamCandidates,
+        active: ActiveHypotheses[S],
+        ended: Bool[Tensor, "sentences count"],
+        candidates: BeamCandidates,
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> None:
-        """By EOS."""
-        ends = best.totals / self.penalty(live.length + 1, self.length_penalty)
-        ends = ends if bonus is None else ends + bonus.gather(1, best.beams)
-        each = which.shape[1] // self.groups
-        new = ends.masked_fill(~which, NEG_INF).view(-1, self.groups, each)
-        both = torch.cat([self.scores[live.sentences], new], dim=2)
-        scores = self.scores[live.sentences] = both.topk(self.scores.shape[2]).values
-        if self.groups == 1:  # to write down what is beaten already takes longer than to find it
-            which = which & (new >= scores[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
-        groups = which.nonzero()[:, 1] // each
-        some = live.finish(which, best, self.length_penalty, self.penalty, bonus)
-        self._add(some, groups.tolist())
+        """Add the hypotheses that end with EOS."""
+        scores = candidates.totals / self.penalty(active.length + 1, self.length_penalty)
+        scores = scores if bonus is None else scores + bonus.gather(1, candidates.beams)
+        per_group = ended.shape[1] // self.groups
+        new = scores.masked_fill(~ended, NEG_INF).view(-1, self.groups, per_group)
+        both = torch.cat([self.scores[active.sentences], new], dim=2)
+        best = self.scores[active.sentences] = both.topk(self.scores.shape[2]).values
+        if self.groups == 1:  # converting a hypothesis that cannot win takes longer than this test
+            ended = ended & (new >= best[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
+        groups = ended.nonzero()[:, 1] // per_group
+        found = active.finish(ended, candidates, self.length_penalty, self.penalty, bonus)
+        self._add(found, groups.tolist())
 
-    def closed(
+    def add_at_limit(
         self,
-        live: ActiveHypotheses[S],
-        which: Bool[Tensor, "sentences beams"],
-        going: BeamCandidates,
+        active: ActiveHypotheses[S],
+        at_limit: Bool[Tensor, "sentences beams"],
+        continued: BeamCandidates,
     ) -> None:
-        """By the last word that there is room for; the best stand first."""
-        first = torch.arange(which.shape[1], device=which.device) < self.nbest
-        self._add(live.finish(which & first, going, self.length_penalty, self.penalty, ends=False))
+        """Add the best hypotheses that reach the maximum length with this token."""
+        best = torch.arange(at_limit.shape[1], device=at_limit.device) < self.nbest
+        found = active.finish(
+            at_limit & best, continued, self.length_penalty, self.penalty, by_eos=False
+        )
+        self._add(found)
 
-    def cut(
+    def add_truncated(
         self,
-        live: ActiveHypotheses[S],
+        active: ActiveHypotheses[S],
         which: Bool[Tensor, "sentences"],
         bonus: Float[Tensor, "sentences beams"] | None,
         complete: Bool[Tensor, "sentences beams"] | None,
     ) -> None:
-        """As they stand, where none is finished."""
-        self._add(live.cut(which, self.length_penalty, self.penalty, bonus, complete))
+        """Add the active hypotheses of these sentences without EOS."""
+        self._add(active.truncate(which, self.length_penalty, self.penalty, bonus, complete))
 
-    def _add(self, some: list[tuple[int, Hypothesis]], groups: list[int] | None = None) -> None:
-        for (number, hypothesis), group in zip(some, groups or [0] * len(some), strict=True):
-            self.of[number].append((group, hypothesis))
+    def _add(self, found: list[tuple[int, Hypothesis]], groups: list[int] | None = None) -> None:
+        for (row, hypothesis), group in zip(found, groups or [0] * len(found), strict=True):
+            self.hypotheses[row].append((group, hypothesis))
 
     def ranked(self) -> list[list[Hypothesis]]:
-        return [self._ranked(some) for some in self.of]
+        """The ``nbest`` hypotheses of each sentence, best first."""
+        return [self._ranked(found) for found in self.hypotheses]
 
     def _ranked(self, found: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
-        """The best of each group before the second best of any; of those that stay, the best first."""
-        order = sorted(found, key=lambda one: one[1].score, reverse=True)
-        seen: Counter[int] = Counter()
-        said: set[tuple[int, ...]] = set()
-        ranks = []
-        for group, hypothesis in order:
-            if tuple(hypothesis.tokens) in said:  # by another group
+        """Take the best of each group before the second best of any, then sort by score."""
+        rank_in_group: Counter[int] = Counter()
+        known: set[tuple[int, ...]] = set()
+        ranked = []
+        for group, hypothesis in sorted(found, key=lambda one: one[1].score, reverse=True):
+            if tuple(hypothesis.tokens) in known:  # another group found it
                 continue
-            said.add(tuple(hypothesis.tokens))
-            ranks.append((seen[group], hypothesis))
-            seen[group] += 1
-        best = sorted(ranks, key=lambda one: one[0])[: self.nbest]
+            known.add(tuple(hypothesis.tokens))
+            ranked.append((rank_in_group[group], hypothesis))
+            rank_in_group[group] += 1
+        best = sorted(ranked, key=lambda one: one[0])[: self.nbest]
         return sorted((one for _, one in best), key=lambda one: one.score, reverse=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# Top-k over a large vocabulary on a CPU. The k largest values are in the k chunks with the largest maxima, so only
+# these chunks need to be sorted.
+
+CHUNK = 64
+"""values per chunk"""
+
+
+def chunks_are_faster(x: Float[Tensor, "*rows V"], count: int) -> bool:
+    """Whether selecting chunks first is faster than ``topk`` over all values."""
+    return not x.is_cuda and x.shape[-1] // CHUNK > 4 * count
+
+
+def top_k(
+    x: Float[Tensor, "*rows V"], count: int
+) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
+    """The largest values, largest first, and their indices: ``torch.topk``, but faster for large V on a CPU."""
+    chunks = x.shape[-1] // CHUNK
+    if not chunks_are_faster(x, count):
+        return x.topk(min(count, x.shape[-1]))
+    chunked = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
+    best = chunked.amax(-1).topk(count, sorted=False).indices
+    values = chunked.gather(-2, best.unsqueeze(-1).expand(*best.shape, CHUNK)).flatten(-2)
+    indices = (best.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
+    rest = x[..., chunks * CHUNK :]
+    if rest.shape[-1]:
+        rest_indices = torch.arange(chunks * CHUNK, x.shape[-1]).expand(*rest.shape)
+        values, indices = torch.cat([values, rest], -1), torch.cat([indices, rest_indices], -1)
+    values, order = values.topk(count)
+    return values, indices.gather(-1, order)
+
+
+def top_k_sums(
+    x: Float[Tensor, "sentences beams V"], totals: Float[Tensor, "sentences beams"], count: int
+) -> tuple[Float[Tensor, "sentences k"], Int[Tensor, "sentences k"]]:
+    """The largest values of ``totals[..., None] + x`` of each sentence, and their indices into (beams, V) flattened.
+
+    NaN counts as minus infinity. Of equal values the one with the smaller index comes first. Only for inputs for which
+    ``chunks_are_faster``.
+    """
+    V = x.shape[2]
+    chunks = V // CHUNK
+    end = chunks * CHUNK
+    maxima = _sums(totals, x[..., :end].view(*x.shape[:2], chunks, CHUNK).amax(-1))
+    best = maxima.flatten(1).topk(count, sorted=False).indices
+    beams = best // chunks
+    first = best * CHUNK + beams * (V - end)
+    indices = (first.unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
+    values = x.flatten(1).gather(1, indices).view(-1, count, CHUNK)
+    sums = _sums(totals.gather(1, beams), values).flatten(1)
+    if end < V:
+        rest = torch.arange(x.shape[1]).unsqueeze(1) * V + torch.arange(end, V)
+        indices = torch.cat([indices, rest.flatten().expand(len(x), -1)], dim=1)
+        sums = torch.cat([sums, _sums(totals, x[..., end:]).flatten(1)], dim=1)
+    values, order = sums.topk(count, sorted=False)
+    # Sort by index, then stably by value.
+    indices, order = indices.gather(1, order).sort(dim=1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, indices.gather(1, order)
+
+
+def _sums(
+    totals: Float[Tensor, "sentences some"], x: Float[Tensor, "sentences some more"]
+) -> Float[Tensor, "sentences some more"]:
+    sums = totals.unsqueeze(2) + x
+    return sums.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

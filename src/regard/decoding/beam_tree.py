@@ -1,4 +1,4 @@
-"""A beam search as a tree: every continuation that was looked at, and what became of it."""
+"""Beam search as a tree: every candidate of every step, and whether it was kept, pruned or finished."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,29 +10,29 @@ from torch import Tensor
 
 from regard.decoding.hypotheses import BeamCandidates, Hypothesis
 
-State = Literal["kept", "pruned", "finished"]
+NodeState = Literal["kept", "pruned", "finished"]
 
 
 class BeamStep(NamedTuple):
-    """One step of a beam search, as it shows itself to a watcher."""
+    """One step of beam search, as passed to an observer."""
 
     length: int
     """tokens before this step"""
-    best: BeamCandidates
-    """the continuations looked at, best first"""
-    ended: Bool[Tensor, "sentences count"]
-    """which of them finish a hypothesis"""
-    going: BeamCandidates
-    """those that go on"""
+    candidates: BeamCandidates
+    """the candidates that were considered, best first"""
+    finished: Bool[Tensor, "sentences count"]
+    """which candidates finish a hypothesis"""
+    continued: BeamCandidates
+    """the candidates that stay in the beam"""
     done: Bool[Tensor, "sentences"]
-    """which sentences end here"""
+    """which sentences end with this step"""
     penalty: float
-    """what a hypothesis of the new length is divided by"""
+    """length penalty of a hypothesis of the new length"""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A hypothesis at one moment: its last token, and the way to it through the parents."""
+    """A hypothesis after one step: its last token, and the node of the hypothesis before it."""
 
     id: int
     parent: int | None
@@ -40,59 +40,62 @@ class Node:
     log_probability: float
     """of the token"""
     total: float
-    """of the whole way"""
+    """log-probability of the whole hypothesis"""
     score: float
-    """total over the length penalty"""
-    state: State
+    """total divided by the length penalty"""
+    state: NodeState
 
 
 @dataclass
 class BeamTree:
-    """Watches the search of a single sentence."""
+    """An observer that records the search for one sentence. The root, node 0, is the first token."""
 
     start: int
+    """the first token that the decoder reads"""
     nodes: list[Node] = field(default_factory=list)
-    live: list[int] = field(default_factory=list)
-    """the node at which each live hypothesis stands"""
+    active_nodes: list[int] = field(default_factory=list)
+    """the node of each active hypothesis"""
 
     def __post_init__(self) -> None:
         self.nodes.append(Node(0, None, self.start, 0.0, 0.0, 0.0, "kept"))
-        self.live.append(0)
+        self.active_nodes.append(0)
 
-    def __call__(self, looked: BeamStep) -> None:
-        assert len(looked.done) == 1, "a tree is of one sentence"
-        places = _places(looked.going)
-        going = set() if bool(looked.done[0]) else set(places)
-        parts, totals = looked.best.log_probabilities[0].tolist(), looked.best.totals[0].tolist()
-        ended = looked.ended[0].tolist()
-        ids: dict[Place, int] = {}
-        for place, part, total, end in zip(_places(looked.best), parts, totals, ended, strict=True):
+    def __call__(self, step: BeamStep) -> None:
+        assert len(step.done) == 1, "a beam tree records one sentence"
+        extensions = _extensions(step.continued)
+        kept = set() if bool(step.done[0]) else set(extensions)
+        log_probabilities = step.candidates.log_probabilities[0].tolist()
+        totals = step.candidates.totals[0].tolist()
+        finished = step.finished[0].tolist()
+        candidates = zip(
+            _extensions(step.candidates), log_probabilities, totals, finished, strict=True
+        )
+        ids: dict[Extension, int] = {}
+        for extension, log_probability, total, ends in candidates:
             if total == -torch.inf:
                 continue
-            state: State = "finished" if end else "kept" if place in going else "pruned"
-            beam, token = place
-            ids[place] = len(self.nodes)
-            self.nodes.append(
-                Node(ids[place], self.live[beam], token, part, total, total / looked.penalty, state)
-            )
-        # A place without a hypothesis keeps the root: nothing real will ever stand there.
-        self.live = [ids.get(place, 0) for place in places]
+            state: NodeState = "finished" if ends else "kept" if extension in kept else "pruned"
+            beam, token = extension
+            ids[extension] = number = len(self.nodes)
+            parent, score = self.active_nodes[beam], total / step.penalty
+            self.nodes.append(Node(number, parent, token, log_probability, total, score, state))
+        # An empty place of the beam points to the root; it never gets a possible candidate.
+        self.active_nodes = [ids.get(extension, 0) for extension in extensions]
 
     def add_path(self, hypothesis: Hypothesis, end: int, penalty: Callable[[int], float]) -> None:
-        """Add one hypothesis as a single branch: a sampled one has no beam."""
+        """Add a sampled hypothesis, which has no beam, as a single branch. ``end`` is the EOS token."""
         tokens = [*hypothesis.tokens, end] if hypothesis.finished else hypothesis.tokens
         total = 0.0
-        for step, part in enumerate(hypothesis.token_log_probabilities, 1):
-            total += part
-            state: State = "finished" if tokens[step - 1] == end else "kept"
-            self.nodes.append(
-                Node(step, step - 1, tokens[step - 1], part, total, total / penalty(step), state)
-            )
+        for step, log_probability in enumerate(hypothesis.token_log_probabilities, 1):
+            total += log_probability
+            token, score = tokens[step - 1], total / penalty(step)
+            state: NodeState = "finished" if token == end else "kept"
+            self.nodes.append(Node(step, step - 1, token, log_probability, total, score, state))
 
 
-Place = tuple[int, int]
-"""A beam and the token it goes on with: each continuation of a step has its own."""
+Extension = tuple[int, int]
+"""A beam and the token it is extended by: unique among the candidates of a step."""
 
 
-def _places(some: BeamCandidates) -> list[Place]:
-    return list(zip(some.beams[0].tolist(), some.tokens[0].tolist(), strict=True))
+def _extensions(candidates: BeamCandidates) -> list[Extension]:
+    return list(zip(candidates.beams[0].tolist(), candidates.tokens[0].tolist(), strict=True))

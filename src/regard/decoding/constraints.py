@@ -1,14 +1,16 @@
 """Lexical constraints: phrases that the output is guaranteed to contain.
 
-Beam search with banks (Post and Vilar 2018; in tensors as in Hu et al. 2019). A hypothesis is in the bank of its
-*progress*: how many tokens of the phrases it has said. The beam is shared out among the banks, so one that has yet to
-say its phrases need not fight those that cost nothing yet. EOS comes when nothing is missing.
+Beam search with banks (Post and Vilar 2018, vectorized as in Hu et al. 2019). The *bank* of a hypothesis is its
+progress: the number of phrase tokens it has generated. The beam is divided among the banks, so that a hypothesis that
+still needs its phrases does not compete with those that have not paid for them yet. EOS is allowed once no phrase is
+missing.
 
-Why it is guaranteed. Each step offers every hypothesis the tokens that lead on in what it lacks, however improbable.
-Of the phrase that is furthest on, the next token makes the progress greater by 1 at least: what is said whole stays
-said, and of what is begun only the furthest counts. The best of the highest bank always goes on. So the greatest
-progress grows with every step, and after ``tokens_needed`` steps there is a hypothesis that lacks nothing; nor can it come to
-lack anything later. Only such ones finish, or are given back where the limit cuts them off.
+Why it is guaranteed: each step adds, for every hypothesis, the tokens that continue a missing phrase as candidates,
+however improbable they are. The next token of the phrase with the most matched tokens increases the progress by at
+least 1, because completed phrases stay completed, and of the partly matched ones only the longest match counts. The
+best candidate of the highest bank is always continued. So the largest progress grows with every step, and after
+``tokens_needed`` steps there is a hypothesis with nothing missing, which stays so. Only such hypotheses are finished,
+or returned if they are truncated at the maximum length.
 """
 
 from collections.abc import Sequence
@@ -22,33 +24,36 @@ from torch import Tensor
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor
 
-NOTHING = -1
-"""in a token's place: there is none"""
+NO_TOKEN = -1
+"""padding in tensors of tokens"""
+
+# ---------------------------------------------------------------------------------------------
+# Phrases
 
 
 class Spelling(NamedTuple):
-    """One way to say a phrase: these tokens, one after the other."""
+    """One way to tokenize a phrase."""
 
     tokens: tuple[int, ...]
-    after_border: bool = False
-    """it may follow only on the start, or on a token that closes a word"""
-    before_border: bool = False
-    """only EOS, or a token that opens a word, may follow it"""
+    boundary_before: bool = False
+    """may only follow BOS or a token that ends a word"""
+    boundary_after: bool = False
+    """may only be followed by EOS or a token that begins a word"""
 
     @property
     def steps(self) -> int:
-        """at most, until it counts as said"""
-        return len(self.tokens) + self.before_border
+        """Largest number of tokens until it counts as generated."""
+        return len(self.tokens) + self.boundary_after
 
 
 class Phrase(NamedTuple):
-    """What must be said, in one spelling or another, so many times. One spelling at least may come anywhere."""
+    """A phrase to generate ``times`` times, in any of its spellings. One spelling must need no boundary before it."""
 
     spellings: tuple[Spelling, ...]
     times: int = 1
     free: bool = False
-    """Its tokens count as probable as the likeliest: for what no model can find probable, a placeholder. Scores show
-    it, log-probabilities stay the model's."""
+    """Its tokens cost no more than the most probable token. For text that no model finds probable, such as
+    placeholders. Scores reflect this; log-probabilities are the model's."""
 
     @property
     def steps(self) -> int:
@@ -56,314 +61,359 @@ class Phrase(NamedTuple):
 
 
 class WordBoundaries(NamedTuple):
-    """Which tokens open a word (so the one before has ended), and which close one, of the whole vocabulary."""
+    """Which tokens of the vocabulary begin a word (so the previous word has ended), and which end one."""
 
-    opens: Bool[Tensor, "V"]
-    closes: Bool[Tensor, "V"]
+    begins_word: Bool[Tensor, "V"]
+    ends_word: Bool[Tensor, "V"]
 
 
 def tokens_needed(phrases: Sequence[Phrase]) -> int:
-    """How many tokens suffice to say all of them."""
+    """Number of tokens that suffice to generate all phrases."""
     return sum(phrase.steps * phrase.times for phrase in phrases)
 
 
+# ---------------------------------------------------------------------------------------------
+# Spellings as tensors. P: spellings of a sentence, C: its phrases (constraints), L: tokens of a spelling.
+
+
 @dataclass(frozen=True)
-class Patterns:
-    """All spellings of each sentence, as tensors; where a sentence has fewer, empty ones that are never said."""
+class SpellingTable:
+    """All spellings of each sentence, padded with empty ones that never match."""
 
     tokens: Int[Tensor, "sentences P L"]
-    """``NOTHING`` after the last"""
+    """padded with ``NO_TOKEN``"""
     fallback: Int[Tensor, "sentences P L"]
-    """of so many tokens that were right, how many may still be, as the beginning of another try (Knuth et al. 1977)"""
+    """The failure function of Knuth, Morris and Pratt (1977): after this many matched tokens and a mismatch, how many
+    of the last tokens still match the beginning."""
     length: Int[Tensor, "sentences P"]
-    after_border: Bool[Tensor, "sentences P"]
-    before_border: Bool[Tensor, "sentences P"]
+    boundary_before: Bool[Tensor, "sentences P"]
+    boundary_after: Bool[Tensor, "sentences P"]
     free: Bool[Tensor, "sentences P"]
-    member: Float[Tensor, "sentences P C"]
-    """1 where the spelling is of the phrase"""
+    membership: Float[Tensor, "sentences P C"]
+    """1 where the spelling belongs to the phrase"""
     times: Int[Tensor, "sentences C"]
     steps: Int[Tensor, "sentences C"]
 
     @classmethod
-    def of(cls, batch: Sequence[Sequence[Phrase]], borders: WordBoundaries) -> "Patterns":
-        device = borders.opens.device
+    def from_phrases(
+        cls, batch: Sequence[Sequence[Phrase]], boundaries: WordBoundaries
+    ) -> "SpellingTable":
+        """The table of the phrases of each sentence."""
+        device = boundaries.begins_word.device
         P = max(sum(len(phrase.spellings) for phrase in phrases) for phrases in batch)
         C = max(len(phrases) for phrases in batch)
         every = [one for phrases in batch for phrase in phrases for one in phrase.spellings]
         L = max((len(one.tokens) for one in every), default=0)
         size = len(batch), P
-        tokens = torch.full((*size, L + 1), NOTHING)
+        tokens = torch.full((*size, L + 1), NO_TOKEN)
         fallback = torch.zeros(*size, L + 1, dtype=torch.long)
         length = torch.zeros(size, dtype=torch.long)
-        after, before, free = torch.zeros(3, *size, dtype=torch.bool)
-        member = torch.zeros(*size, C)
+        before, after, free = torch.zeros(3, *size, dtype=torch.bool)
+        membership = torch.zeros(*size, C)
         times, steps = torch.zeros(2, len(batch), C, dtype=torch.long)
-        closes = borders.closes.tolist() if every else []
+        ends_word = boundaries.ends_word.tolist() if every else []
         for row, phrases in enumerate(batch):
-            place = 0
+            column = 0
             for number, phrase in enumerate(phrases):
-                assert not all(one.after_border for one in phrase.spellings), "one is free to come"
+                assert not all(one.boundary_before for one in phrase.spellings), (
+                    "one spelling must need no boundary before it"
+                )
                 times[row, number], steps[row, number] = phrase.times, phrase.steps
                 for one in phrase.spellings:
                     n = len(one.tokens)
-                    assert n > 0, "a phrase has tokens"
-                    tokens[row, place, :n] = torch.tensor(one.tokens)
-                    fallback[row, place, : n + 1] = torch.tensor(_fallback(one, closes))
-                    length[row, place] = n
-                    after[row, place], before[row, place] = one.after_border, one.before_border
-                    free[row, place] = phrase.free
-                    member[row, place, number] = 1.0
-                    place += 1
-        parts = tokens, fallback, length, after, before, free, member, times, steps
+                    assert n > 0, "a phrase has at least one token"
+                    tokens[row, column, :n] = torch.tensor(one.tokens)
+                    fallback[row, column, : n + 1] = torch.tensor(_fallback(one, ends_word))
+                    length[row, column] = n
+                    before[row, column] = one.boundary_before
+                    after[row, column] = one.boundary_after
+                    free[row, column] = phrase.free
+                    membership[row, column, number] = 1.0
+                    column += 1
+        parts = tokens, fallback, length, before, after, free, membership, times, steps
         return cls(*(part.to(device) for part in parts))
 
-    def of_rows(self, kept: Int[Tensor, "kept"]) -> "Patterns":
-        return Patterns(*(part[kept] for part in vars(self).values()))
+    def select(self, kept: Int[Tensor, "kept"]) -> "SpellingTable":
+        """The table of these sentences."""
+        return SpellingTable(*(part[kept] for part in vars(self).values()))
 
 
-def _fallback(one: Spelling, closes: Sequence[bool]) -> list[int]:
-    tokens = one.tokens
+def _fallback(spelling: Spelling, ends_word: Sequence[bool]) -> list[int]:
+    """For each number of matched tokens, how many remain matched after a mismatch."""
+    tokens = spelling.tokens
 
-    def begins(start: int, end: int) -> bool:
-        """Whether the spelling may have begun at start, if the tokens up to end were said."""
-        border = not one.after_border or closes[tokens[start - 1]]
-        return border and tokens[start:end] == tokens[: end - start]
+    def may_begin(start: int, end: int) -> bool:
+        """Whether the spelling may have begun at ``start``, given its tokens up to ``end``."""
+        boundary = not spelling.boundary_before or ends_word[tokens[start - 1]]
+        return boundary and tokens[start:end] == tokens[: end - start]
 
     return [
-        next((end - start for start in range(1, end) if begins(start, end)), 0)
+        next((end - start for start in range(1, end) if may_begin(start, end)), 0)
         for end in range(len(tokens) + 1)
     ]
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far hypotheses have come: n of each sentence."""
+class ConstraintProgress:
+    """The progress of n hypotheses (or candidates) of each sentence."""
 
     matched: Int[Tensor, "sentences n P"]
-    """tokens of each spelling just said; all of them: only the border is missing"""
-    said: Int[Tensor, "sentences n C"]
-    """how many times each phrase was said"""
+    """Tokens of each spelling that the last tokens match. If all of them match, only the word boundary after it is
+    missing."""
+    completed: Int[Tensor, "sentences n C"]
+    """how many times each phrase has been generated"""
 
     @property
     def longest(self) -> Int[Tensor, "sentences n"]:
-        """Tokens of the spelling that is furthest on."""
+        """Tokens of the longest match."""
         return torch.nn.functional.pad(self.matched, (0, 1)).amax(2)
 
-    def select(self, rows: Int[Tensor, "some 1"], which: Int[Tensor, "some n"]) -> "Progress":
-        return Progress(self.matched[rows, which], self.said[rows, which])
+    def select(
+        self, rows: Int[Tensor, "some 1"], columns: Int[Tensor, "some n"]
+    ) -> "ConstraintProgress":
+        return ConstraintProgress(self.matched[rows, columns], self.completed[rows, columns])
+
+
+# ---------------------------------------------------------------------------------------------
+# The logits processor
 
 
 class Constraints(LogitsProcessor):
-    """The phrases of each sentence of the batch."""
+    """Guarantees the phrases of each sentence of the batch.
+
+    It must come before other processors, because it records the tokens that continue a phrase before others forbid
+    them.
+    """
 
     def __init__(
-        self, phrases: Sequence[Sequence[Phrase]], borders: WordBoundaries, end: int
+        self, phrases: Sequence[Sequence[Phrase]], boundaries: WordBoundaries, eos: int
     ) -> None:
-        self.borders = borders
-        self.end = end
-        self.patterns = Patterns.of(phrases, borders)
-        sentences, P = self.patterns.length.shape
-        device = borders.opens.device
-        C = self.patterns.times.shape[1]
-        self.progress = Progress(
+        self.boundaries = boundaries
+        self.eos = eos
+        self.table = SpellingTable.from_phrases(phrases, boundaries)
+        sentences, P = self.table.length.shape
+        device = boundaries.begins_word.device
+        C = self.table.times.shape[1]
+        self.progress = ConstraintProgress(
             torch.zeros(sentences, 1, P, dtype=torch.long, device=device),
             torch.zeros(sentences, 1, C, dtype=torch.long, device=device),
         )
-        self.deferred_cost = torch.zeros(sentences, 1, dtype=torch.float64, device=device)
-        """what each hypothesis was let off for the phrase it is saying"""
-        self.leading: tuple[Tensor, Tensor]
+        self.waived = torch.zeros(sentences, 1, dtype=torch.float64, device=device)
+        """the cost that each hypothesis was spared for the free phrase it is generating"""
+        self.phrase_tokens: tuple[Tensor, Tensor]
+        """the tokens that continue a missing phrase of each hypothesis, and their log-probabilities"""
 
-    def allow(
-        self, live: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    # The interface of a logits processor
+
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
     ) -> Float[Tensor, "sentences beams V"]:
-        """What leads on is noted before any other guide can forbid it."""
-        tokens = self._lead_on(live.tokens[:, :, -1], log_probabilities)
+        """Record the tokens that continue a phrase, and forbid EOS while a phrase is missing."""
+        tokens = self._next_phrase_tokens(active.tokens[:, :, -1], log_probabilities)
         values = log_probabilities.gather(2, tokens.clamp(min=0))
-        self.leading = tokens, values.masked_fill(tokens == NOTHING, NEG_INF)
-        unfinished = ~self.complete(live)
+        self.phrase_tokens = tokens, values.masked_fill(tokens == NO_TOKEN, NEG_INF)
+        incomplete = ~self.is_complete(active)
         allowed = log_probabilities.clone()
-        allowed[:, :, self.end].masked_fill_(unfinished, NEG_INF)
+        allowed[:, :, self.eos].masked_fill_(incomplete, NEG_INF)
         return allowed
 
-    def complete(self, live: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"]:
-        """EOS, or being cut off, is a border."""
-        waiting = self._waiting(self.progress.matched)
-        said = self.progress.said + self._by_phrase(waiting).long()
-        return (said >= self.patterns.times[:, None]).all(2)
+    def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"]:
+        """Whether no phrase is missing, if the hypothesis ended here: the end is a word boundary."""
+        waiting = self._awaits_boundary(self.progress.matched)
+        completed = self.progress.completed + self._to_phrases(waiting).long()
+        return (completed >= self.table.times[:, None]).all(2)
 
-    def go_on(self, kept: Int[Tensor, "kept"], chosen: BeamCandidates) -> None:
-        own, beams = kept.unsqueeze(1), chosen.beams[kept]
-        before = self.progress.select(own, beams)
-        last, totals, deferred_cost = (
-            self.last[own, beams],
-            self.totals[own, beams],
-            self.deferred_cost[own, beams],
+    def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
+        rows, beams = kept.unsqueeze(1), continued.beams[kept]
+        before = self.progress.select(rows, beams)
+        last, totals, waived = (
+            self.last[rows, beams],
+            self.totals[rows, beams],
+            self.waived[rows, beams],
         )
-        self.patterns = self.patterns.of_rows(kept)
-        self.progress = self._after(before, last, chosen.tokens[kept])
-        new = (chosen.totals - chosen.log_probabilities)[kept] - totals
-        settled = self._whole(before, self.progress) | ~self._begun(self.progress)
-        self.deferred_cost = torch.where(settled | new.isnan(), 0.0, deferred_cost + new)
+        self.table = self.table.select(kept)
+        self.progress = self._after(before, last, continued.tokens[kept])
+        new = (continued.totals - continued.log_probabilities)[kept] - totals
+        settled = self._completes(before, self.progress) | ~self._has_match(self.progress)
+        self.waived = torch.where(settled | new.isnan(), 0.0, waived + new)
 
-    def choose(
+    def select(
         self,
-        live: ActiveHypotheses[S],
+        active: ActiveHypotheses[S],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
-        end: int,
+        eos: int,
     ) -> BeamSelection:
-        best, bank = self._candidates(live, log_probabilities, beam)
-        real = best.totals > NEG_INF
-        is_end = best.tokens == end
-        # Among those that lack nothing the choice is that of any beam search.
-        whole = self.complete(live).gather(1, best.beams)
-        ended = real & is_end & whole & (whole.cumsum(1) <= beam)
+        candidates, bank = self._candidates(active, log_probabilities, beam)
+        possible = candidates.totals > NEG_INF
+        is_eos = candidates.tokens == eos
+        # Among the candidates of complete hypotheses, EOS is selected as in plain beam search.
+        complete = self.is_complete(active).gather(1, candidates.beams)
+        finished = possible & is_eos & complete & (complete.cumsum(1) <= beam)
 
-        order = _shared_out(bank, real & ~is_end)[:, :beam]
-        going = best.select(order)
-        possible = (real & ~is_end).gather(1, order)
-        totals = going.totals.masked_fill(~possible, NEG_INF)
-        going = BeamCandidates(going.beams, going.tokens, going.log_probabilities, totals)
-        return BeamSelection(best, ended, going)
+        order = _allocate(bank, possible & ~is_eos)[:, :beam]
+        continued = candidates.select(order)
+        can_continue = (possible & ~is_eos).gather(1, order)
+        totals = continued.totals.masked_fill(~can_continue, NEG_INF)
+        continued = BeamCandidates(
+            continued.beams, continued.tokens, continued.log_probabilities, totals
+        )
+        return BeamSelection(candidates, finished, continued)
 
     # Candidates
 
-    def _lead_on(
+    def _next_phrase_tokens(
         self, last: Int[Tensor, "sentences beams"], log_probabilities: Float[Tensor, "s b V"]
     ) -> Int[Tensor, "sentences beams Q"]:
-        """Of each hypothesis the tokens that bring it on, each once, ``NOTHING`` where there are fewer."""
+        """The distinct tokens that continue a missing phrase of each hypothesis, padded with ``NO_TOKEN``."""
         self.last = last
-        patterns, matched = self.patterns, self.progress.matched
-        lacking = self.progress.said < patterns.times[:, None]
-        wanted = (lacking.float() @ patterns.member.transpose(1, 2)) > 0
-        closed = self._closes(last).unsqueeze(2)
-        may_begin = (matched > 0) | ~patterns.after_border[:, None] | closed
-        following = self._token(matched).masked_fill(~wanted | ~may_begin, NOTHING)
-        # A border, for what waits for one: the most probable that is not EOS.
-        borders = self.borders.opens.clone()
-        borders[self.end] = False
-        opening = log_probabilities.masked_fill(~borders, NEG_INF).argmax(2, keepdim=True)
-        waiting = (self._waiting(matched) & wanted).any(2, keepdim=True)
-        tokens = torch.cat([following, opening.masked_fill(~waiting, NOTHING)], dim=2)
-        twice = (tokens.unsqueeze(3) == tokens.unsqueeze(2)).tril(-1).any(3)
-        return tokens.masked_fill(twice, NOTHING)
+        table, matched = self.table, self.progress.matched
+        missing = self.progress.completed < table.times[:, None]
+        needed = (missing.float() @ table.membership.transpose(1, 2)) > 0
+        ended_word = self._ends_word(last).unsqueeze(2)
+        may_begin = (matched > 0) | ~table.boundary_before[:, None] | ended_word
+        following = self._next_token(matched).masked_fill(~needed | ~may_begin, NO_TOKEN)
+        # For a spelling that awaits a word boundary: the most probable token, other than EOS, that begins a word.
+        boundaries = self.boundaries.begins_word.clone()
+        boundaries[self.eos] = False
+        word_start = log_probabilities.masked_fill(~boundaries, NEG_INF).argmax(2, keepdim=True)
+        waiting = (self._awaits_boundary(matched) & needed).any(2, keepdim=True)
+        tokens = torch.cat([following, word_start.masked_fill(~waiting, NO_TOKEN)], dim=2)
+        duplicate = (tokens.unsqueeze(3) == tokens.unsqueeze(2)).tril(-1).any(3)
+        return tokens.masked_fill(duplicate, NO_TOKEN)
 
     def _candidates(
         self,
-        live: ActiveHypotheses[S],
+        active: ActiveHypotheses[S],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
     ) -> tuple[BeamCandidates, Int[Tensor, "sentences count"]]:
-        """The best continuations of each hypothesis, and those that bring it on; best first, with their banks."""
+        """The best candidates of each hypothesis and those that continue a phrase, best first, with their banks."""
         count = min(2 * beam, log_probabilities.shape[2])
         added, tokens = log_probabilities.topk(count)
-        leading, values = self.leading
-        known = (tokens.unsqueeze(3) == leading.unsqueeze(2)).any(3)
+        phrase_tokens, values = self.phrase_tokens
+        known = (tokens.unsqueeze(3) == phrase_tokens.unsqueeze(2)).any(3)
         added = torch.cat([added.masked_fill(known, NEG_INF), values], dim=2)
         added = added.masked_fill(added.isnan(), NEG_INF)
-        tokens = torch.cat([tokens, leading.clamp(min=0)], dim=2).flatten(1)
+        tokens = torch.cat([tokens, phrase_tokens.clamp(min=0)], dim=2).flatten(1)
         beams = torch.arange(added.shape[1], device=added.device).repeat_interleave(added.shape[2])
         beams = beams.expand(len(added), -1)
         rows = torch.arange(len(added), device=added.device).unsqueeze(1)
         before = self.progress.select(rows, beams)
         after = self._after(before, self.last[rows, beams], tokens)
-        # What is free costs what the likeliest token costs; a phrase that is broken off pays for it after all.
-        loan = torch.zeros_like(added, dtype=torch.float64)
+        # A token of a free phrase costs what the most probable token costs. If the phrase is broken off, the
+        # hypothesis pays the waived cost after all.
+        discount = torch.zeros_like(added, dtype=torch.float64)
         phrase = slice(count, added.shape[2] - 1)
-        let_off = log_probabilities.amax(2, keepdim=True) - added[:, :, phrase]
-        loan[:, :, phrase] = let_off.clamp(min=0) * self.patterns.free[:, None]
-        loan = loan.masked_fill(added == NEG_INF, 0.0).flatten(1)
-        whole, begun = self._whole(before, after), self._begun(after)
+        difference = log_probabilities.amax(2, keepdim=True) - added[:, :, phrase]
+        discount[:, :, phrase] = difference.clamp(min=0) * self.table.free[:, None]
+        discount = discount.masked_fill(added == NEG_INF, 0.0).flatten(1)
+        completes, has_match = self._completes(before, after), self._has_match(after)
         longer = after.longest > before.longest
-        loan = loan.masked_fill(~whole & ~begun, 0.0)
-        loan = loan - self.deferred_cost[rows, beams].masked_fill(whole | longer, 0.0)
-        self.totals = live.totals
-        totals = (live.totals.unsqueeze(2) + added).flatten(1) + loan
+        discount = discount.masked_fill(~completes & ~has_match, 0.0)
+        discount = discount - self.waived[rows, beams].masked_fill(completes | longer, 0.0)
+        self.totals = active.totals
+        totals = (active.totals.unsqueeze(2) + added).flatten(1) + discount
         totals, order = totals.sort(dim=1, descending=True, stable=True)
-        best = BeamCandidates(
+        candidates = BeamCandidates(
             beams=beams.gather(1, order),
             tokens=tokens.gather(1, order),
             log_probabilities=added.flatten(1).gather(1, order),
             totals=totals,
         )
-        return best, self._banks(after).gather(1, order)
+        return candidates, self._banks(after).gather(1, order)
 
-    def _whole(self, before: Progress, after: Progress) -> Bool[Tensor, "sentences n"]:
-        """Whether the last token made a phrase whole."""
-        return (after.said > before.said).any(2)
+    def _completes(
+        self, before: ConstraintProgress, after: ConstraintProgress
+    ) -> Bool[Tensor, "sentences n"]:
+        """Whether the last token completed a phrase."""
+        return (after.completed > before.completed).any(2)
 
-    def _begun(self, progress: Progress) -> Bool[Tensor, "sentences n"]:
+    def _has_match(self, progress: ConstraintProgress) -> Bool[Tensor, "sentences n"]:
+        """Whether a spelling is partly matched."""
         return (progress.matched > 0).any(2)
 
     # Progress
 
     def _after(
         self,
-        before: Progress,
+        before: ConstraintProgress,
         last: Int[Tensor, "sentences n"],
         tokens: Int[Tensor, "sentences n"],
-    ) -> Progress:
-        """The progress when each hypothesis has said one more token."""
-        patterns, said = self.patterns, tokens.unsqueeze(2)
-        waiting = self._waiting(before.matched)
-        opens = self.borders.opens[tokens].unsqueeze(2)
-        confirmed = self._by_phrase(waiting & opens)
-        matched = torch.where(waiting, self._at(patterns.fallback, before.matched), before.matched)
-        matched = matched.masked_fill(self._of_phrases(confirmed), 0)
-        for _ in range(patterns.tokens.shape[2] - 1):
-            wrong = (matched > 0) & (self._token(matched) != said)
-            matched = torch.where(wrong, self._at(patterns.fallback, matched), matched)
-        free = ~patterns.after_border[:, None] | self._closes(last).unsqueeze(2)
-        right = (self._token(matched) == said) & ((matched > 0) | free)
-        matched = matched + right.long()
-        whole = (matched == patterns.length[:, None]) & ~patterns.before_border[:, None]
-        finished = self._by_phrase(whole & right)
-        matched = matched.masked_fill(self._of_phrases(finished), 0)
-        return Progress(matched, before.said + confirmed.long() + finished.long())
+    ) -> ConstraintProgress:
+        """The progress after one more token. ``last`` is the token before it."""
+        table, token = self.table, tokens.unsqueeze(2)
+        # A word boundary confirms the spellings that await one; without it they fall back.
+        waiting = self._awaits_boundary(before.matched)
+        begins_word = self.boundaries.begins_word[tokens].unsqueeze(2)
+        confirmed = self._to_phrases(waiting & begins_word)
+        matched = torch.where(waiting, self._at(table.fallback, before.matched), before.matched)
+        matched = matched.masked_fill(self._to_spellings(confirmed), 0)
+        # Fall back until the next token of each spelling is this one, or nothing is matched.
+        for _ in range(table.tokens.shape[2] - 1):
+            mismatch = (matched > 0) & (self._next_token(matched) != token)
+            matched = torch.where(mismatch, self._at(table.fallback, matched), matched)
+        may_begin = ~table.boundary_before[:, None] | self._ends_word(last).unsqueeze(2)
+        matches = (self._next_token(matched) == token) & ((matched > 0) | may_begin)
+        matched = matched + matches.long()
+        # A spelling that needs no boundary after it is complete with its last token.
+        whole = (matched == table.length[:, None]) & ~table.boundary_after[:, None]
+        finished = self._to_phrases(whole & matches)
+        matched = matched.masked_fill(self._to_spellings(finished), 0)
+        completed = before.completed + confirmed.long() + finished.long()
+        return ConstraintProgress(matched, completed)
 
-    def _banks(self, progress: Progress) -> Int[Tensor, "sentences n"]:
-        """Tokens of phrases said whole, and of the furthest that is begun."""
-        patterns = self.patterns
-        said = progress.said.minimum(patterns.times[:, None])
-        whole = (said * patterns.steps[:, None]).sum(2)
-        lacking = self._of_phrases(said < patterns.times[:, None])
-        most = (patterns.member @ patterns.steps.unsqueeze(2).float()).long().transpose(1, 2)
-        left = patterns.length[:, None] + patterns.before_border[:, None].long() - progress.matched
-        begun = (most - left).masked_fill(~lacking | (progress.matched == 0), 0)
-        return whole + begun.amax(2) if begun.shape[2] else whole
+    def _banks(self, progress: ConstraintProgress) -> Int[Tensor, "sentences n"]:
+        """Tokens of the completed phrases and of the longest match of a missing one."""
+        table = self.table
+        completed = progress.completed.minimum(table.times[:, None])
+        whole = (completed * table.steps[:, None]).sum(2)
+        missing = self._to_spellings(completed < table.times[:, None])
+        steps = (table.membership @ table.steps.unsqueeze(2).float()).long().transpose(1, 2)
+        remaining = table.length[:, None] + table.boundary_after[:, None].long() - progress.matched
+        partial = (steps - remaining).masked_fill(~missing | (progress.matched == 0), 0)
+        return whole + partial.amax(2) if partial.shape[2] else whole
 
-    def _waiting(self, matched: Int[Tensor, "sentences n P"]) -> Bool[Tensor, "sentences n P"]:
-        """Said but for the border."""
-        return (matched == self.patterns.length[:, None]) & (matched > 0)
+    def _awaits_boundary(
+        self, matched: Int[Tensor, "sentences n P"]
+    ) -> Bool[Tensor, "sentences n P"]:
+        """Which spellings match in full and lack only the word boundary after them."""
+        return (matched == self.table.length[:, None]) & (matched > 0)
 
-    def _by_phrase(self, spellings: Bool[Tensor, "sentences n P"]) -> Bool[Tensor, "sentences n C"]:
-        return (spellings.float() @ self.patterns.member) > 0
+    def _to_phrases(
+        self, spellings: Bool[Tensor, "sentences n P"]
+    ) -> Bool[Tensor, "sentences n C"]:
+        """Which phrases have one of these spellings."""
+        return (spellings.float() @ self.table.membership) > 0
 
-    def _of_phrases(self, phrases: Bool[Tensor, "sentences n C"]) -> Bool[Tensor, "sentences n P"]:
-        return (phrases.float() @ self.patterns.member.transpose(1, 2)) > 0
+    def _to_spellings(
+        self, phrases: Bool[Tensor, "sentences n C"]
+    ) -> Bool[Tensor, "sentences n P"]:
+        """The spellings of these phrases."""
+        return (phrases.float() @ self.table.membership.transpose(1, 2)) > 0
 
-    def _token(self, matched: Int[Tensor, "sentences n P"]) -> Int[Tensor, "sentences n P"]:
-        """The token each spelling goes on with."""
-        return self._at(self.patterns.tokens, matched)
+    def _next_token(self, matched: Int[Tensor, "sentences n P"]) -> Int[Tensor, "sentences n P"]:
+        """The token that continues each spelling."""
+        return self._at(self.table.tokens, matched)
 
     def _at(
         self, table: Int[Tensor, "sentences P L"], matched: Int[Tensor, "sentences n P"]
     ) -> Int[Tensor, "sentences n P"]:
         return table.gather(2, matched.transpose(1, 2)).transpose(1, 2)
 
-    def _closes(self, last: Int[Tensor, "sentences n"]) -> Bool[Tensor, "sentences n"]:
-        return self.borders.closes[last]
+    def _ends_word(self, last: Int[Tensor, "sentences n"]) -> Bool[Tensor, "sentences n"]:
+        return self.boundaries.ends_word[last]
 
 
-def _shared_out(
+def _allocate(
     bank: Int[Tensor, "sentences count"], possible: Bool[Tensor, "sentences count"]
 ) -> Int[Tensor, "sentences count"]:
-    """The order in which continuations, which come best first, get a place in the beam.
+    """The order in which candidates, given best first, enter the beam.
 
-    First the best of each bank, from the highest bank down, then the second best of each, and so on.
+    First the best candidate of each bank, from the highest bank down, then the second best of each, and so on.
     """
     banks = int(bank.amax()) + 1
-    inside = torch.nn.functional.one_hot(bank, banks) * possible.unsqueeze(2)
-    rank = inside.cumsum(1).gather(2, bank.unsqueeze(2)).squeeze(2)
+    one_hot = torch.nn.functional.one_hot(bank, banks) * possible.unsqueeze(2)
+    rank = one_hot.cumsum(1).gather(2, bank.unsqueeze(2)).squeeze(2)
     last = torch.iinfo(rank.dtype).max
     return (rank * banks - bank).masked_fill(~possible, last).argsort(dim=1, stable=True)

@@ -1,4 +1,8 @@
-"""The step a search is made of, and which tokens may come next: the same in every search."""
+"""What all decoding methods share: the step function, the rules for the next token, and the hypotheses.
+
+Shape letters: ``sentences`` are the sentences still being decoded, ``beams`` the active hypotheses of each of them,
+``rows`` all of these hypotheses, those of one sentence next to each other, and ``V`` is the vocabulary size.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,81 +12,90 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.decoding.length_penalty import Penalty, gnmt_length_penalty
+
 NEG_INF = -torch.inf
-"""the log-probability of what may not or cannot come"""
-FREE = -1
-"""in a prefix's place: any token may come here"""
+"""log-probability of an impossible token or hypothesis"""
+ANY_TOKEN = -1
+"""in a padded prefix: no token is forced at this position"""
+
+# ---------------------------------------------------------------------------------------------
+# The model, as decoding sees it
 
 
-Same = TypeVar("Same")
+Self = TypeVar("Self")
 
 
 @runtime_checkable
-class State(Protocol):
-    """All a step tokens_needed to know of the past: keys and values already computed, for example.
+class DecoderState(Protocol):
+    """What the step function needs from earlier steps, such as cached keys and values.
 
-    At first it has one row a sentence, later one row a hypothesis, a sentence's rows side by side.
+    It has one row per sentence at first, and later one row per hypothesis, those of a sentence next to each other.
     """
 
-    def select(self: Same, rows: Int[Tensor, "sentences beams"]) -> Same:
-        """The state of the rows to keep, numbered as they stand in the present state.
+    def select(self: Self, rows: Int[Tensor, "sentences beams"]) -> Self:
+        """The state of the given rows, which are numbers of rows of the current state.
 
-        Line i holds the rows that go on for one sentence; they all come from one and the same
-        sentence, and sentences stay in order (some may be gone). So what belongs to a sentence,
-        such as the encoder's output, can be kept once for each and shared among its beams.
+        Each line of ``rows`` has the hypotheses to continue for one sentence; all of them come from the same sentence.
+        Sentences keep their order, but some may be missing. So whatever belongs to a sentence, such as the encoder
+        output, can be stored once per sentence and shared by its beams.
         """
         ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=DecoderState)
 
-Step = Callable[[Int[Tensor, "rows"], S], tuple[Float[Tensor, "rows V"], S]]
-"""The last token of each row, and the state, to the logits of the next token and the new state."""
+StepFunction = Callable[[Int[Tensor, "rows"], S], tuple[Float[Tensor, "rows V"], S]]
+"""The last token of each row and the state, to the logits of the next token and the new state."""
+
+# ---------------------------------------------------------------------------------------------
+# Rules for the next token
 
 
 @dataclass(frozen=True)
 class SequenceRules:
-    """What holds for every sequence of the batch, whatever the search."""
+    """Which tokens may come next in each sentence, whatever the decoding method."""
 
-    start: int
-    end: int
-    limits: Int[Tensor, "sentences"]
-    """most tokens of each sentence, EOS not counted"""
+    bos: int
+    """the first token that the decoder reads"""
+    eos: int
+    max_lengths: Int[Tensor, "sentences"]
+    """largest number of tokens of each sentence, EOS not counted"""
     prefixes: Int[Tensor, "sentences longest"]
-    """the tokens each sentence must begin with, ``FREE`` after them"""
-    banned: Int[Tensor, "banned"]
-    """tokens that never come, unless a prefix says so"""
-    forces_end: bool = False
-    """at the limit EOS comes, at no cost, and nothing else"""
+    """the tokens each sentence must begin with, padded with ``ANY_TOKEN``"""
+    suppressed: Int[Tensor, "suppressed"]
+    """tokens that are never generated, except as part of a prefix"""
+    forces_eos: bool = False
+    """at the maximum length EOS is the only possible token, and costs nothing"""
 
     @classmethod
-    def of(
+    def create(
         cls,
-        limits: Sequence[int],
-        start: int,
-        end: int,
+        max_lengths: Sequence[int],
+        bos: int,
+        eos: int,
         prefixes: Sequence[Sequence[int]] | None,
-        banned: Sequence[int],
+        suppressed: Sequence[int],
         device: torch.device | str,
-        forces_end: bool = False,
+        forces_eos: bool = False,
     ) -> "SequenceRules":
-        prefixes = prefixes if prefixes is not None else [()] * len(limits)
-        assert len(prefixes) == len(limits), "one prefix a sentence (it may be empty)"
-        assert end not in banned, "without EOS no sequence would finish"
-        assert all(end not in prefix for prefix in prefixes), "EOS cannot stand inside a sequence"
+        """The rules as tensors on ``device``. A prefix that is longer than the maximum length is not cut."""
+        prefixes = prefixes if prefixes is not None else [()] * len(max_lengths)
+        assert len(prefixes) == len(max_lengths), "give one prefix per sentence (it may be empty)"
+        assert eos not in suppressed, "without EOS no sequence would end"
+        assert all(eos not in prefix for prefix in prefixes), "a prefix cannot contain EOS"
         longest = max(map(len, prefixes), default=0)
-        padded = [[*prefix, *[FREE] * (longest - len(prefix))] for prefix in prefixes]
-        # A prefix longer than the limit still comes whole.
-        reached = [max(limit, len(prefix)) for limit, prefix in zip(limits, prefixes, strict=True)]
+        padded = [[*prefix, *[ANY_TOKEN] * (longest - len(prefix))] for prefix in prefixes]
+        lengths = [max(n, len(prefix)) for n, prefix in zip(max_lengths, prefixes, strict=True)]
         return cls(
-            start=start,
-            end=end,
-            limits=torch.tensor(reached, dtype=torch.long, device=device),
+            bos=bos,
+            eos=eos,
+            max_lengths=torch.tensor(lengths, dtype=torch.long, device=device),
             prefixes=torch.tensor(padded, dtype=torch.long, device=device).view(
-                len(limits), longest
+                len(lengths), longest
             ),
-            banned=torch.tensor(banned, dtype=torch.long, device=device),
-            forces_end=forces_end,
+            suppressed=torch.tensor(suppressed, dtype=torch.long, device=device),
+            forces_eos=forces_eos,
         )
 
     def log_probabilities(
@@ -91,196 +104,208 @@ class SequenceRules:
         sentences: Int[Tensor, "rows"],
         position: int,
     ) -> Float[Tensor, "rows V"]:
-        """The model's log-probability of each token that may come next, ``NEG_INF`` for the others.
+        """The model's log-probability of each allowed token at ``position``, ``NEG_INF`` for the others.
 
-        What is left is not normalised again: a forced token costs what the model says it costs.
+        The allowed tokens are not renormalized: a forced token costs what the model assigns to it.
         """
-        everything = logits.log_softmax(-1, dtype=torch.float32)
-        if self.forces_end:
-            closing = torch.full_like(everything, NEG_INF)
-            closing[:, self.end] = 0.0
-            at_limit = (position >= self.limits[sentences]).unsqueeze(1)
-            everything = torch.where(at_limit, closing, everything)
+        log_probabilities = logits.log_softmax(-1, dtype=torch.float32)
+        if self.forces_eos:
+            only_eos = torch.full_like(log_probabilities, NEG_INF)
+            only_eos[:, self.eos] = 0.0
+            at_limit = (position >= self.max_lengths[sentences]).unsqueeze(1)
+            log_probabilities = torch.where(at_limit, only_eos, log_probabilities)
         if position >= self.prefixes.shape[1]:
-            return everything.index_fill_(1, self.banned, NEG_INF)
+            return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         prefix = self.prefixes[sentences, position].unsqueeze(1)
         token = prefix.clamp(min=0)
-        forced = torch.full_like(everything, NEG_INF).scatter(1, token, everything.gather(1, token))
-        allowed = everything.index_fill_(1, self.banned, NEG_INF)
-        return torch.where(prefix == FREE, allowed, forced)
+        forced = torch.full_like(log_probabilities, NEG_INF).scatter(
+            1, token, log_probabilities.gather(1, token)
+        )
+        allowed = log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
+        return torch.where(prefix == ANY_TOKEN, allowed, forced)
 
 
 # ---------------------------------------------------------------------------------------------
-# What a search gives back.
-
-
-Penalty = Callable[[int, float], float]
-"""length, EOS counted, and length_penalty to what a log-probability is divided by"""
-
-
-def gnmt_length_penalty(length: int, length_penalty: float) -> float:
-    """((5 + length) / 6) ** length_penalty, length counting EOS: the paper's, from Wu et al. (2016)."""
-    return float(((5 + length) / 6) ** length_penalty)
+# Finished hypotheses
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One output sequence and how probable the model finds it."""
+    """One output sequence and its probability under the model."""
 
     tokens: list[int]
     """without BOS and EOS"""
     log_probability: float
-    """of the whole: the sum of ``token_log_probabilities``"""
+    """of the whole sequence: the sum of ``token_log_probabilities``"""
     score: float
-    """``log_probability`` over the length penalty, and a guide's bonus; or their mean: what the search is best in"""
+    """What hypotheses are ranked by. Beam search: the total log-probability divided by the length penalty, plus the
+    bonus of the logits processors. Mask-predict: the mean log-probability."""
     token_log_probabilities: list[float]
-    """of each token, then EOS's if it was said"""
+    """of each token, then of EOS if it was generated"""
     finished: bool
-    """EOS was said, or the length was known; False where the sequence was cut off at its greatest length"""
+    """whether EOS was generated or the length was given; False if the sequence was cut at its maximum length"""
 
     @classmethod
-    def of(
+    def scored(
         cls,
         tokens: list[int],
-        log_probabilities: list[float],
-        ranked_by: float,
+        token_log_probabilities: list[float],
+        total: float,
         length_penalty: float,
         penalty: Penalty = gnmt_length_penalty,
         bonus: float = 0.0,
     ) -> "Hypothesis":
-        """ranked_by is the total that the search ranks by: the sum, unless a guide lets it off some of it."""
+        """A hypothesis of beam search.
+
+        total: what the search ranks by, which is the sum of the log-probabilities unless a logits processor waives the
+        cost of some tokens.
+        """
+        length = max(1, len(token_log_probabilities))
         return cls(
             tokens=tokens,
-            log_probability=sum(log_probabilities, 0.0),
-            score=ranked_by / penalty(max(1, len(log_probabilities)), length_penalty) + bonus,
-            token_log_probabilities=log_probabilities,
-            finished=len(log_probabilities) > len(tokens),
+            log_probability=sum(token_log_probabilities, 0.0),
+            score=total / penalty(length, length_penalty) + bonus,
+            token_log_probabilities=token_log_probabilities,
+            finished=len(token_log_probabilities) > len(tokens),
         )
 
 
 # ---------------------------------------------------------------------------------------------
-# The hypotheses that still grow, and how they grow by one token.
+# Active hypotheses, and the candidates for their next token
 
 
 @dataclass(frozen=True)
 class BeamCandidates:
-    """One more token for hypotheses of each sentence."""
+    """Active hypotheses of each sentence, each extended by one token."""
 
     beams: Int[Tensor, "sentences count"]
-    """which of the sentence's hypotheses goes on"""
+    """which hypothesis of the sentence is extended"""
     tokens: Int[Tensor, "sentences count"]
     log_probabilities: Float[Tensor, "sentences count"]
+    """of the new tokens"""
     totals: Float[Tensor, "sentences count"]
-    """log-probability of the hypothesis with the new token; ``NEG_INF`` if it may not come"""
+    """log-probability of the extended hypothesis; ``NEG_INF`` if it is impossible"""
 
-    def select(self, which: Int[Tensor, "sentences fewer"]) -> "BeamCandidates":
-        return self._each(lambda x: x.gather(1, which))
+    def select(self, indices: Int[Tensor, "sentences fewer"]) -> "BeamCandidates":
+        """These candidates of each sentence."""
+        return self._map(lambda x: x.gather(1, indices))
 
     def first(self, count: int) -> "BeamCandidates":
-        return self._each(lambda x: x[:, :count])
+        """The first candidates of each sentence."""
+        return self._map(lambda x: x[:, :count])
 
-    def of(self, sentences: Int[Tensor, "fewer"]) -> "BeamCandidates":
-        return self._each(lambda x: x[sentences])
+    def select_sentences(self, sentences: Int[Tensor, "fewer"]) -> "BeamCandidates":
+        """The candidates of these sentences."""
+        return self._map(lambda x: x[sentences])
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "BeamCandidates":
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "BeamCandidates":
         return BeamCandidates(
-            change(self.beams),
-            change(self.tokens),
-            change(self.log_probabilities),
-            change(self.totals),
+            function(self.beams),
+            function(self.tokens),
+            function(self.log_probabilities),
+            function(self.totals),
         )
 
 
 @dataclass(frozen=True)
 class ActiveHypotheses(Generic[S]):
-    """The unfinished hypotheses of the unfinished sentences, all of one length."""
+    """The unfinished hypotheses of all unfinished sentences. They have the same length."""
 
     state: S
     sentences: Int[Tensor, "sentences"]
-    """their numbers in the batch as it was given"""
+    """row numbers of the sentences in the original batch"""
     log_probabilities: Float[Tensor, "sentences beams length"]
+    """of each token"""
     tokens: Int[Tensor, "sentences beams length+1"]
     """BOS first"""
     totals: Float[Tensor, "sentences beams"]
-    """sums of the log-probabilities; ``NEG_INF`` where a sentence has fewer hypotheses than beams.
+    """Sums of the log-probabilities; ``NEG_INF`` where a sentence has fewer hypotheses than beams.
 
-    In double precision, so that adding a long past never makes two different tokens equal.
+    In double precision, so that adding a large sum never makes two different tokens equal.
     """
 
     @classmethod
-    def begin(cls, state: S, rules: SequenceRules) -> "ActiveHypotheses[S]":
-        count, device = len(rules.limits), rules.limits.device
+    def initial(cls, state: S, rules: SequenceRules) -> "ActiveHypotheses[S]":
+        """One empty hypothesis per sentence."""
+        count, device = len(rules.max_lengths), rules.max_lengths.device
         return cls(
             state=state,
             sentences=torch.arange(count, device=device),
-            tokens=torch.full((count, 1, 1), rules.start, device=device),
+            tokens=torch.full((count, 1, 1), rules.bos, device=device),
             log_probabilities=torch.zeros(count, 1, 0, device=device),
             totals=torch.zeros(count, 1, dtype=torch.float64, device=device),
         )
 
     @property
     def length(self) -> int:
+        """Number of generated tokens."""
         return self.log_probabilities.shape[2]
 
-    def look_ahead(
-        self, step: Step[S], rules: SequenceRules
+    def step(
+        self, step: StepFunction[S], rules: SequenceRules
     ) -> tuple["ActiveHypotheses[S]", Float[Tensor, "sentences beams V"]]:
-        """Take one step: the log-probabilities of the next token."""
+        """Run the model on the last tokens. Returns the new state and the log-probabilities of the next token."""
         beams = self.tokens.shape[1]
         logits, state = step(self.tokens[:, :, -1].flatten(), self.state)
         assert logits.device == self.tokens.device, (
-            f"logits on {logits.device}, search on {self.tokens.device}: give the search its device"
+            f"the logits are on {logits.device}, the search runs on {self.tokens.device}: "
+            "pass the right device"
         )
-        owners = self.sentences.repeat_interleave(beams)
-        allowed = rules.log_probabilities(logits, owners, self.length)
+        sentence_of_row = self.sentences.repeat_interleave(beams)
+        allowed = rules.log_probabilities(logits, sentence_of_row, self.length)
         return replace(self, state=state), allowed.view(-1, beams, allowed.shape[1])
 
-    def go_on(
-        self, keep: Bool[Tensor, "sentences"], chosen: BeamCandidates
+    def advance(
+        self, keep: Bool[Tensor, "sentences"], continued: BeamCandidates
     ) -> "ActiveHypotheses[S]":
-        """The sentences to keep, each with its chosen continuations; the others leave the batch."""
+        """Extend the hypotheses by the selected candidates, and drop the sentences that are not kept."""
         kept = keep.nonzero().squeeze(1)
         if len(kept) < len(keep):
-            chosen = chosen.of(kept)
-        owner, beams = kept.unsqueeze(1), chosen.beams
-        rows = owner * self.tokens.shape[1] + beams
+            continued = continued.select_sentences(kept)
+        sentence, beams = kept.unsqueeze(1), continued.beams
+        rows = sentence * self.tokens.shape[1] + beams
         present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
-        past, words = self.log_probabilities[owner, beams], self.tokens[owner, beams]
+        log_probabilities, tokens = (
+            self.log_probabilities[sentence, beams],
+            self.tokens[sentence, beams],
+        )
+        new = continued.log_probabilities.unsqueeze(2)
         return ActiveHypotheses(
-            # Moving keys and values about is dear: not when every row stays where it is.
+            # Reordering cached keys and values is expensive: skip it if every row stays in place.
             state=self.state if torch.equal(rows, present) else self.state.select(rows),
             sentences=self.sentences[kept],
-            tokens=torch.cat([words, chosen.tokens.unsqueeze(2)], dim=2),
-            log_probabilities=torch.cat([past, chosen.log_probabilities.unsqueeze(2)], dim=2),
-            totals=chosen.totals,
+            tokens=torch.cat([tokens, continued.tokens.unsqueeze(2)], dim=2),
+            log_probabilities=torch.cat([log_probabilities, new], dim=2),
+            totals=continued.totals,
         )
 
     def finish(
         self,
-        which: Bool[Tensor, "sentences count"],
-        chosen: BeamCandidates,
+        finished: Bool[Tensor, "sentences count"],
+        candidates: BeamCandidates,
         length_penalty: float = 0.0,
         penalty: Penalty = gnmt_length_penalty,
         bonus: Float[Tensor, "sentences beams"] | None = None,
-        ends: bool = True,
+        by_eos: bool = True,
     ) -> list[tuple[int, Hypothesis]]:
-        """The hypotheses these continuations finish; each with its sentence's number.
+        """The hypotheses that the marked candidates finish, each with the row number of its sentence.
 
-        They are EOS; without ``ends`` they are the last word that there is room for.
+        by_eos: the candidates are EOS; otherwise they are ordinary tokens at the maximum length.
         """
-        sentences, places = which.nonzero(as_tuple=True)
-        beams = chosen.beams[sentences, places]
-        last = chosen.log_probabilities[sentences, places].unsqueeze(1)
-        whole = torch.cat([self.log_probabilities[sentences, beams], last], dim=1)
+        sentences, columns = finished.nonzero(as_tuple=True)
+        beams = candidates.beams[sentences, columns]
+        last = candidates.log_probabilities[sentences, columns].unsqueeze(1)
+        log_probabilities = torch.cat([self.log_probabilities[sentences, beams], last], dim=1)
         tokens = self.tokens[sentences, beams, 1:]
-        if not ends:
-            tokens = torch.cat([tokens, chosen.tokens[sentences, places].unsqueeze(1)], dim=1)
-        totals = chosen.totals[sentences, places]
-        return self._written(
-            sentences, beams, tokens, whole, totals, length_penalty, penalty, bonus
+        if not by_eos:
+            new = candidates.tokens[sentences, columns].unsqueeze(1)
+            tokens = torch.cat([tokens, new], dim=1)
+        totals = candidates.totals[sentences, columns]
+        return self._hypotheses(
+            sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
         )
 
-    def cut(
+    def truncate(
         self,
         which: Bool[Tensor, "sentences"],
         length_penalty: float = 0.0,
@@ -288,18 +313,23 @@ class ActiveHypotheses(Generic[S]):
         bonus: Float[Tensor, "sentences beams"] | None = None,
         complete: Bool[Tensor, "sentences beams"] | None = None,
     ) -> list[tuple[int, Hypothesis]]:
-        """The hypotheses of these sentences as they stand, without EOS; the complete ones, if any is."""
-        real = which.unsqueeze(1) & self.totals.isfinite()
-        if complete is not None:
-            whole = real & complete
-            real = torch.where(whole.any(1, keepdim=True), whole, real)
-        sentences, beams = real.nonzero(as_tuple=True)
-        tokens = self.tokens[sentences, beams, 1:]
-        past = self.log_probabilities[sentences, beams]
-        totals = self.totals[sentences, beams]
-        return self._written(sentences, beams, tokens, past, totals, length_penalty, penalty, bonus)
+        """The hypotheses of the marked sentences as they are, without EOS.
 
-    def _written(
+        complete: which hypotheses satisfy all constraints. If a sentence has such hypotheses, only they are returned.
+        """
+        possible = which.unsqueeze(1) & self.totals.isfinite()
+        if complete is not None:
+            satisfied = possible & complete
+            possible = torch.where(satisfied.any(1, keepdim=True), satisfied, possible)
+        sentences, beams = possible.nonzero(as_tuple=True)
+        tokens = self.tokens[sentences, beams, 1:]
+        log_probabilities = self.log_probabilities[sentences, beams]
+        totals = self.totals[sentences, beams]
+        return self._hypotheses(
+            sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
+        )
+
+    def _hypotheses(
         self,
         sentences: Int[Tensor, "count"],
         beams: Int[Tensor, "count"],
@@ -310,14 +340,10 @@ class ActiveHypotheses(Generic[S]):
         penalty: Penalty,
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> list[tuple[int, Hypothesis]]:
-        numbers: list[int] = self.sentences[sentences].tolist()
-        words: list[list[int]] = tokens.tolist()
-        each: list[list[float]] = log_probabilities.tolist()
-        more = [0.0] * len(numbers) if bonus is None else bonus[sentences, beams].tolist()
-        ranked: list[float] = totals.tolist()
+        rows: list[int] = self.sentences[sentences].tolist()
+        bonuses = [0.0] * len(rows) if bonus is None else bonus[sentences, beams].tolist()
+        columns = (tokens.tolist(), log_probabilities.tolist(), totals.tolist(), bonuses)
         return [
-            (number, Hypothesis.of(sequence, parts, total, length_penalty, penalty, extra))
-            for number, sequence, parts, total, extra in zip(
-                numbers, words, each, ranked, more, strict=True
-            )
+            (row, Hypothesis.scored(ids, each, total, length_penalty, penalty, extra))
+            for row, ids, each, total, extra in zip(rows, *columns, strict=True)
         ]

@@ -1,95 +1,126 @@
-"""Manners of beam search: how a hypothesis is scored by its length, and when a sentence is done.
+"""Length normalization and stopping rules of beam search.
 
-The hypotheses that grow are the same in all of them; they differ in which of the finished ones is best and in when
-to stop looking for better ones.
+Active hypotheses grow in the same way under every rule. The rules differ in how a finished hypothesis is scored by its
+length, and in when the search for better ones stops.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.decoding.hypotheses import NEG_INF, Penalty, gnmt_length_penalty
 from regard.recipe import Registry
+
+Penalty = Callable[[int, float], float]
+"""Length (EOS counted) and exponent to the divisor of a hypothesis's log-probability."""
+
+
+def gnmt_length_penalty(length: int, length_penalty: float) -> float:
+    """((5 + length) / 6) ** length_penalty, where length counts EOS (Wu et al. 2016, equation 14)."""
+    return float(((5 + length) / 6) ** length_penalty)
+
+
+def power_length_penalty(length: int, length_penalty: float) -> float:
+    """length ** length_penalty, where length counts EOS."""
+    return float(length**length_penalty)
 
 
 @dataclass(frozen=True)
 class BeamState:
-    """How the sentences stand after a step."""
+    """The state of each sentence after a step, as far as the stopping rule needs it."""
 
-    live: Float[Tensor, "sentences"]
-    """the best log-probability of a hypothesis that goes on"""
-    scores: Float[Tensor, "sentences beam"]
-    """the best finished hypotheses, ``NEG_INF`` where there are fewer"""
+    best_active: Float[Tensor, "sentences"]
+    """largest log-probability of an active hypothesis"""
+    finished_scores: Float[Tensor, "sentences beam"]
+    """scores of the best finished hypotheses, best first; minus infinity where there are fewer"""
     length: int
-    """of the hypotheses that go on"""
-    longest: Float[Tensor, "sentences"]
-    """the length penalty of the longest sequence allowed"""
+    """tokens of the active hypotheses"""
+    max_penalty: Float[Tensor, "sentences"]
+    """length penalty of the longest sequence allowed"""
 
 
-LENGTH_NORMALIZATIONS: Registry[type["GNMT"]] = Registry("decoding.length_normalization")
+class LengthNormalization:
+    """A length penalty and a stopping rule."""
+
+    penalty: Penalty
+    forces_eos = False
+    """At the maximum length EOS is the only possible token, and costs nothing."""
+    cuts_at_limit = False
+    """A hypothesis of the maximum length is finished without EOS, so no step is run to predict its EOS."""
+
+    @classmethod
+    def is_done(
+        cls, state: BeamState, length_penalty: float, nbest: int
+    ) -> Bool[Tensor, "sentences"]:
+        """Which sentences need no further step to find their ``nbest`` best hypotheses."""
+        raise NotImplementedError
+
+
+LENGTH_NORMALIZATIONS: Registry[type[LengthNormalization]] = Registry(
+    "decoding.length_normalization"
+)
 _OPTIONS = ("decoding.length_penalty",)
 
 
 @LENGTH_NORMALIZATIONS.register("gnmt", options=_OPTIONS)
-class GNMT:
-    """((5 + length) / 6) ** length_penalty. Stops when nothing better can come, or when enough are finished and none leads.
+class GNMT(LengthNormalization):
+    """((5 + length) / 6) ** length_penalty; stops when no active hypothesis can still win.
 
-    With a small beam, poor hypotheses can fill it while the best one is still on its way: it waits for a leader.
+    Stops when no active hypothesis can reach a better score than the ``nbest`` finished ones, or when ``beam``
+    hypotheses are finished and no active one is ahead of the ``nbest``. With a small beam, poor hypotheses may fill it
+    while the best one is still active; therefore the search waits for a leader.
     """
 
     penalty: Penalty = staticmethod(gnmt_length_penalty)
-    forces_end = False
-    """whether EOS is free at the limit, and nothing else may come there"""
-    cuts_at_limit = False
-    """whether a hypothesis is finished, without EOS, by the last word there is room for: no step asks for its EOS"""
 
     @classmethod
-    def done(cls, now: BeamState, length_penalty: float, nbest: int) -> Bool[Tensor, "sentences"]:
-        wanted = now.scores[:, nbest - 1]
-        hopeless = now.live / now.longest <= wanted
-        leading = now.live / cls.penalty(now.length, length_penalty) > wanted
-        return hopeless | ((now.scores[:, -1] > NEG_INF) & ~leading)
-
-
-def power(length: int, length_penalty: float) -> float:
-    """length ** length_penalty, EOS counted."""
-    return float(length**length_penalty)
+    def is_done(
+        cls, state: BeamState, length_penalty: float, nbest: int
+    ) -> Bool[Tensor, "sentences"]:
+        to_beat = state.finished_scores[:, nbest - 1]
+        hopeless = state.best_active / state.max_penalty <= to_beat
+        leading = state.best_active / cls.penalty(state.length, length_penalty) > to_beat
+        return hopeless | ((state.finished_scores[:, -1] > -torch.inf) & ~leading)
 
 
 @LENGTH_NORMALIZATIONS.register("transformers", options=_OPTIONS)
-class Transformers(GNMT):
-    """length ** length_penalty, and the stop, of ``generate(early_stopping=False)`` in Hugging Face's transformers.
+class Transformers(LengthNormalization):
+    """length ** length_penalty, and the stopping rule of Hugging Face's ``generate(early_stopping=False)``.
 
-    Stops when ``beam`` hypotheses are finished and no live one, scored at its present length, is ahead of the worst
-    of them. At the limit every hypothesis is closed by an EOS that costs nothing (``forced_eos_token_id``).
+    Stops when ``beam`` hypotheses are finished and no active one, scored at its present length, is better than the
+    worst of them. At the maximum length every hypothesis ends with an EOS that costs nothing (``forced_eos_token_id``).
     """
 
-    penalty: Penalty = staticmethod(power)
-    forces_end = True
+    penalty: Penalty = staticmethod(power_length_penalty)
+    forces_eos = True
 
     @classmethod
-    def done(cls, now: BeamState, length_penalty: float, nbest: int) -> Bool[Tensor, "sentences"]:
-        worst = now.scores[:, -1]
-        nothing = torch.isneginf(now.live)
-        return nothing | (
-            (worst > NEG_INF) & (now.live / cls.penalty(now.length, length_penalty) <= worst)
-        )
+    def is_done(
+        cls, state: BeamState, length_penalty: float, nbest: int
+    ) -> Bool[Tensor, "sentences"]:
+        worst = state.finished_scores[:, -1]
+        no_active = torch.isneginf(state.best_active)
+        no_better = state.best_active / cls.penalty(state.length, length_penalty) <= worst
+        return no_active | ((worst > -torch.inf) & no_better)
 
 
 @LENGTH_NORMALIZATIONS.register("ctranslate2", options=_OPTIONS)
-class CTranslate2(GNMT):
-    """length ** length_penalty, and the stop, of CTranslate2: at ``beam`` finished hypotheses, whatever is still on its way.
+class CTranslate2(LengthNormalization):
+    """length ** length_penalty, and the stopping rule of CTranslate2: stops at ``beam`` finished hypotheses.
 
-    Where length is no matter it stops when nothing better can come. At the limit hypotheses are given as they stand.
+    With length_penalty 0, stops when no active hypothesis is better than the ``nbest`` finished ones. At the maximum
+    length hypotheses are returned without EOS.
     """
 
-    penalty: Penalty = staticmethod(power)
+    penalty: Penalty = staticmethod(power_length_penalty)
     cuts_at_limit = True
 
     @classmethod
-    def done(cls, now: BeamState, length_penalty: float, nbest: int) -> Bool[Tensor, "sentences"]:
+    def is_done(
+        cls, state: BeamState, length_penalty: float, nbest: int
+    ) -> Bool[Tensor, "sentences"]:
         if length_penalty == 0:
-            return now.live <= now.scores[:, nbest - 1]
-        return torch.isneginf(now.live) | (now.scores[:, -1] > NEG_INF)
+            return state.best_active <= state.finished_scores[:, nbest - 1]
+        return torch.isneginf(state.best_active) | (state.finished_scores[:, -1] > -torch.inf)

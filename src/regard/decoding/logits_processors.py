@@ -1,14 +1,14 @@
-"""LogitsProcessorList: what else has a say in a search, each one class, any of them side by side.
+"""Logits processors: optional influences on decoding, one class each, that can be combined.
 
-A search asks the model what is probable and its ``SequenceRules`` what may come. A guide may besides
+Besides the model and the ``SequenceRules``, a processor may
 
-- ``allow``: forbid tokens, by what was said so far;
-- ``choose``: decide which continuations go on, and which are finished;
-- ``bonus``: add to the score of what is finished;
-- ``complete``: say what may be given back, should it come to be cut off.
+- forbid tokens (``process_logits``),
+- select which candidates finish a hypothesis and which are continued (``select``; one processor at most),
+- add to the score of a finished hypothesis (``score_bonus``), and
+- state which hypotheses may be returned if they have to be truncated (``is_complete``).
 
-It lives for one search, of one batch, and keeps what it must know of each hypothesis itself; ``go_on`` tells it which
-of them grew by which token. With no guide a search is as lean as if there were none of this.
+A processor is made for one batch. If it keeps data about each hypothesis, it updates them in ``advance``. The lexical
+constraints, also a processor, are in ``constraints.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,178 +24,185 @@ from regard.errors import RegardError
 
 
 class BeamSelection(NamedTuple):
-    """What comes of a step."""
+    """The outcome of one step of beam search."""
 
-    best: BeamCandidates
-    """those looked at"""
-    ended: Bool[Tensor, "sentences count"]
-    """which of them finish a hypothesis"""
-    going: BeamCandidates
-    """those that go on"""
+    candidates: BeamCandidates
+    """the candidates that were considered, best first"""
+    finished: Bool[Tensor, "sentences count"]
+    """which candidates finish a hypothesis"""
+    continued: BeamCandidates
+    """the candidates that become the active hypotheses of the next step"""
 
     @classmethod
-    def of(cls, best: BeamCandidates, end: int, beam: int) -> "BeamSelection":
-        """EOS among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not EOS go on."""
-        is_end = best.tokens == end
-        if not is_end.any():  # as in most steps
-            return cls(best, is_end, best.first(beam))
-        rank = torch.arange(is_end.shape[1], device=is_end.device)
-        ended = is_end & (rank < beam) & (best.totals > NEG_INF)
-        order = is_end.int().argsort(dim=1, stable=True)[:, :beam]
-        going = best.select(order)
-        # In a tiny vocabulary there may be fewer: EOS fills the places, and no hypothesis stands there.
-        totals = going.totals.masked_fill(is_end.gather(1, order), NEG_INF)
-        return cls(best, ended, replace(going, totals=totals))
+    def from_candidates(cls, candidates: BeamCandidates, eos: int, beam: int) -> "BeamSelection":
+        """EOS among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not EOS are continued."""
+        is_eos = candidates.tokens == eos
+        if not is_eos.any():  # the most frequent case
+            return cls(candidates, is_eos, candidates.first(beam))
+        rank = torch.arange(is_eos.shape[1], device=is_eos.device)
+        finished = is_eos & (rank < beam) & (candidates.totals > NEG_INF)
+        order = is_eos.int().argsort(dim=1, stable=True)[:, :beam]
+        continued = candidates.select(order)
+        # With a tiny vocabulary there may be too few other tokens: EOS fills the beam, as impossible hypotheses.
+        totals = continued.totals.masked_fill(is_eos.gather(1, order), NEG_INF)
+        return cls(candidates, finished, replace(continued, totals=totals))
 
 
 class LogitsProcessor:
-    """One that has nothing to say."""
+    """Base class; changes nothing."""
 
     groups: int = 1
-    """how many beams, side by side, the beam is made of"""
+    """number of groups that the beam is divided into"""
 
-    def allow(
-        self, live: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
     ) -> Float[Tensor, "sentences beams V"]:
-        """The log-probabilities, ``NEG_INF`` for what may not come; asked once in each step, before all else."""
+        """The log-probabilities, with ``NEG_INF`` for forbidden tokens. Called once per step, before the others."""
         return log_probabilities
 
-    def choose(
+    def select(
         self,
-        live: ActiveHypotheses[S],
+        active: ActiveHypotheses[S],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
-        end: int,
+        eos: int,
     ) -> BeamSelection | None:
-        """None: as beam search does by itself. One guide at most may choose."""
+        """The candidates to finish and to continue; None: as plain beam search selects them."""
         return None
 
-    def bonus(self, live: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
-        """What is added to the score of a hypothesis that finishes now; 0 at most."""
+    def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
+        """Added to the score of a hypothesis that finishes in this step; at most 0. None: nothing."""
         return None
 
-    def complete(self, live: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
-        """Which hypotheses lack nothing but an end; None: all."""
+    def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
+        """Which hypotheses satisfy every requirement and lack only EOS; None: all."""
         return None
 
-    def go_on(self, kept: Int[Tensor, "kept"], chosen: BeamCandidates) -> None:
-        """These sentences go on, by their number among the present ones, each with what was chosen."""
+    def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
+        """Follow the beam: only the sentences ``kept`` remain, with the candidates that are continued.
+
+        ``kept`` are indices into the present sentences; ``continued`` has the candidates of all present sentences.
+        """
 
 
 class LogitsProcessorList(LogitsProcessor):
-    """Several as one."""
+    """Several processors, applied in order. At most one of them may implement ``select``."""
 
-    def __init__(self, each: Sequence[LogitsProcessor]) -> None:
-        self.each = each
-        self.groups = max((guide.groups for guide in each), default=1)
+    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+        selecting = [
+            type(one).__name__
+            for one in processors
+            if type(one).select is not LogitsProcessor.select
+        ]
+        assert len(selecting) <= 1, f"{' and '.join(selecting)} cannot be combined: each selects"
+        self.processors = processors
+        self.groups = max((one.groups for one in processors), default=1)
 
-    def allow(
-        self, live: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
     ) -> Float[Tensor, "sentences beams V"]:
-        for guide in self.each:
-            log_probabilities = guide.allow(live, log_probabilities)
+        for one in self.processors:
+            log_probabilities = one.process_logits(active, log_probabilities)
         return log_probabilities
 
-    def choose(
+    def select(
         self,
-        live: ActiveHypotheses[S],
+        active: ActiveHypotheses[S],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
-        end: int,
+        eos: int,
     ) -> BeamSelection | None:
-        chosen = (guide.choose(live, log_probabilities, beam, end) for guide in self.each)
-        return next((choice for choice in chosen if choice is not None), None)
+        selections = (one.select(active, log_probabilities, beam, eos) for one in self.processors)
+        return next((selection for selection in selections if selection is not None), None)
 
-    def bonus(self, live: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
-        found = [bonus for guide in self.each if (bonus := guide.bonus(live)) is not None]
-        return sum(found[1:], found[0]) if found else None
+    def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
+        bonuses = [one.score_bonus(active) for one in self.processors]
+        given = [bonus for bonus in bonuses if bonus is not None]
+        return sum(given[1:], given[0]) if given else None
 
-    def complete(self, live: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
-        found = [whole for guide in self.each if (whole := guide.complete(live)) is not None]
-        return found[0] if found else None
+    def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
+        complete = [one.is_complete(active) for one in self.processors]
+        given = [flags for flags in complete if flags is not None]
+        return torch.stack(given).all(0) if given else None
 
-    def go_on(self, kept: Int[Tensor, "kept"], chosen: BeamCandidates) -> None:
-        for guide in self.each:
-            guide.go_on(kept, chosen)
-
-
-# ---------------------------------------------------------------------------------------------
-# A guard against repetition: no n words the same, in the same order, twice.
+    def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
+        for one in self.processors:
+            one.advance(kept, continued)
 
 
 class NoRepeatNgram(LogitsProcessor):
-    """No n-gram of tokens comes twice in a hypothesis (Paulus et al. 2017).
+    """No n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
-    Where nothing else may come it yields: to a prefix that repeats itself, or to a phrase that must be said.
+    If this forbids every allowed token, it has no effect in that step: a forced prefix or a required phrase may repeat
+    an n-gram.
     """
 
     def __init__(self, n: int) -> None:
         assert n >= 1
         self.n = n
 
-    def allow(
-        self, live: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
     ) -> Float[Tensor, "sentences beams V"]:
-        said = live.tokens[:, :, 1:]  # BOS belongs to no n-gram
-        if said.shape[2] < self.n:
+        tokens = active.tokens[:, :, 1:]  # BOS is not part of any n-gram
+        if tokens.shape[2] < self.n:
             return log_probabilities
-        grams = said.unfold(2, self.n, 1)  # [sentences, beams, places, n]
-        now = said[:, :, said.shape[2] - self.n + 1 :].unsqueeze(2)
-        again = (grams[..., :-1] == now).all(-1)
-        # One place more takes what need not be forbidden.
+        ngrams = tokens.unfold(2, self.n, 1)  # [sentences, beams, positions, n]
+        last = tokens[:, :, tokens.shape[2] - self.n + 1 :].unsqueeze(2)
+        repeats = (ngrams[..., :-1] == last).all(-1)
+        # One extra column collects the tokens that are not forbidden.
         V = log_probabilities.shape[2]
-        forbidden = grams[..., -1].masked_fill(~again, V)
-        marked = log_probabilities.new_zeros(*again.shape[:2], V + 1).scatter(2, forbidden, 1.0)
-        allowed = log_probabilities.masked_fill(marked[..., :V].bool(), NEG_INF)
-        stuck = (allowed == NEG_INF).all(2, keepdim=True)
-        return torch.where(stuck, log_probabilities, allowed)
+        forbidden = ngrams[..., -1].masked_fill(~repeats, V)
+        flags = log_probabilities.new_zeros(*repeats.shape[:2], V + 1).scatter(2, forbidden, 1.0)
+        allowed = log_probabilities.masked_fill(flags[..., :V].bool(), NEG_INF)
+        nothing_left = (allowed == NEG_INF).all(2, keepdim=True)
+        return torch.where(nothing_left, log_probabilities, allowed)
 
 
-# ---------------------------------------------------------------------------------------------
-# CoveragePenalty: a translation that has looked at every word of its source is better (Wu et al. 2016, equation 14).
-
-
-BeamStep = Callable[[], Float[Tensor, "sentences beams S"]]
-"""where each hypothesis looked in the step just taken, as shares that sum to 1"""
+LastAttention = Callable[[], Float[Tensor, "sentences beams S"]]
+"""The cross-attention weights of each hypothesis in the last step; they sum to 1 over the source."""
 
 
 class CoveragePenalty(LogitsProcessor):
-    """beta * sum over the source words of log(min(1, all attention the word got)), added to the score.
+    """Ranks hypotheses that attended to every source token higher (Wu et al. 2016, equation 14).
 
-    It ranks what is finished; which hypotheses grow is the model's business alone, as in the paper.
+    Adds beta * sum over the source tokens of log(min(1, total attention that the token received)) to the score of a
+    finished hypothesis. It does not change which hypotheses are continued, as in the paper.
+
+    source_mask: False at padding and EOS.
     """
 
-    def __init__(self, beta: float, words: Bool[Tensor, "sentences S"], looked: BeamStep) -> None:
+    def __init__(
+        self, beta: float, source_mask: Bool[Tensor, "sentences S"], attention: LastAttention
+    ) -> None:
         assert beta >= 0
         self.beta = beta
-        self.words = words
-        self.looked = looked
-        self.got = torch.zeros(*words.shape, device=words.device)[:, None]
+        self.source_mask = source_mask
+        self.attention = attention
+        self.coverage = torch.zeros(*source_mask.shape, device=source_mask.device)[:, None]
+        """[sentences, beams, S]: total attention that each source token has received"""
 
-    def allow(
-        self, live: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
     ) -> Float[Tensor, "sentences beams V"]:
-        self.got = self.got + self.looked()
+        self.coverage = self.coverage + self.attention()
         return log_probabilities
 
-    def bonus(self, live: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"]:
-        covered = self.got.clamp(1e-9, 1).log().masked_fill(~self.words[:, None], 0.0)
+    def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"]:
+        covered = self.coverage.clamp(1e-9, 1).log().masked_fill(~self.source_mask[:, None], 0.0)
         return self.beta * covered.sum(2).double()
 
-    def go_on(self, kept: Int[Tensor, "kept"], chosen: BeamCandidates) -> None:
-        self.got = self.got[kept.unsqueeze(1), chosen.beams[kept]]
-        self.words = self.words[kept]
-
-
-# ---------------------------------------------------------------------------------------------
-# Diverse beam search (Vijayakumar et al. 2016): groups of beams that avoid saying what the others say.
+    def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
+        self.coverage = self.coverage[kept.unsqueeze(1), continued.beams[kept]]
+        self.source_mask = self.source_mask[kept]
 
 
 class DiverseBeamGroups(LogitsProcessor):
-    """The beam in groups, each a small beam search; one chooses after the other.
+    """Diverse beam search: groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).
 
-    A token costs a group the penalty once for each hypothesis of the groups before it that goes on with the same token
-    in the same step. The cost counts for the choice alone: scores stay the model's.
+    Each group is a small beam search. The groups select one after the other. A token costs a group ``penalty`` for each
+    hypothesis of an earlier group that is continued with the same token in the same step. The cost affects the
+    selection only: scores are the model's.
     """
 
     def __init__(self, groups: int, penalty: float) -> None:
@@ -204,61 +211,64 @@ class DiverseBeamGroups(LogitsProcessor):
         self.groups = groups
         self.penalty = penalty
 
-    def choose(
+    def select(
         self,
-        live: ActiveHypotheses[S],
+        active: ActiveHypotheses[S],
         log_probabilities: Float[Tensor, "sentences beams V"],
         beam: int,
-        end: int,
+        eos: int,
     ) -> BeamSelection:
         assert beam % self.groups == 0
-        each = beam // self.groups
-        sentences, present, V = log_probabilities.shape
-        if each >= V:
-            raise RegardError(f"beam {beam}, groups {self.groups}: too many for {V} tokens")
+        per_group = beam // self.groups
+        sentences, beams, V = log_probabilities.shape
+        if per_group >= V:
+            raise RegardError(
+                f"beam {beam}, beam_groups {self.groups}: {per_group} hypotheses per group need "
+                f"more than the {V} tokens of the vocabulary"
+            )
         cost = torch.zeros(sentences, 1, V, dtype=torch.float64, device=log_probabilities.device)
-        choices = []
+        selections = []
         for group in range(self.groups):
-            # In the first step there is one hypothesis, and every group begins with it.
-            first = group * each if present > 1 else 0
-            own = slice(first, first + each if present > 1 else 1)
-            own_totals, added = live.totals[:, own], log_probabilities[:, own]
-            choice = _choose(own_totals, added, cost, first, each, end)
-            choices.append(choice)
-            said = choice.going.tokens.unsqueeze(1)
-            real = (choice.going.totals > NEG_INF).unsqueeze(1)
-            cost = cost.scatter_add(2, said, self.penalty * real.double())
+            # The first step has one hypothesis, which every group extends.
+            first = group * per_group if beams > 1 else 0
+            own = slice(first, first + per_group if beams > 1 else 1)
+            selection = _select_in_group(
+                active.totals[:, own], log_probabilities[:, own], cost, first, per_group, eos
+            )
+            selections.append(selection)
+            tokens = selection.continued.tokens.unsqueeze(1)
+            possible = (selection.continued.totals > NEG_INF).unsqueeze(1)
+            cost = cost.scatter_add(2, tokens, self.penalty * possible.double())
         return BeamSelection(
-            _joined([choice.best for choice in choices]),
-            torch.cat([choice.ended for choice in choices], dim=1),
-            _joined([choice.going for choice in choices]),
+            _concatenate([one.candidates for one in selections]),
+            torch.cat([one.finished for one in selections], dim=1),
+            _concatenate([one.continued for one in selections]),
         )
 
 
-def _choose(
+def _select_in_group(
     totals: Float[Tensor, "sentences beams"],
-    added: Float[Tensor, "sentences beams V"],
+    log_probabilities: Float[Tensor, "sentences beams V"],
     cost: Float[Tensor, "sentences 1 V"],
     first: int,
     beam: int,
-    end: int,
+    eos: int,
 ) -> BeamSelection:
-    """As beam search chooses, by the totals less the cost."""
-    V = added.shape[2]
-    added = added.masked_fill(added.isnan(), NEG_INF)
-    ranked = (totals.unsqueeze(2) + added - cost).flatten(1)
-    order = ranked.topk(min(2 * beam, ranked.shape[1])).indices
+    """Select as beam search does, by the totals less the cost. ``first``: number of the group's first beam."""
+    V = log_probabilities.shape[2]
+    log_probabilities = log_probabilities.masked_fill(log_probabilities.isnan(), NEG_INF)
+    ranking = (totals.unsqueeze(2) + log_probabilities - cost).flatten(1)
+    order = ranking.topk(min(2 * beam, ranking.shape[1])).indices
     beams, tokens = order // V, order % V
-    log_probabilities = added.flatten(1).gather(1, order)
-    each_total = totals.gather(1, beams) + log_probabilities
-    best = BeamCandidates(beams + first, tokens, log_probabilities, each_total)
-    return BeamSelection.of(best, end, beam)
+    added = log_probabilities.flatten(1).gather(1, order)
+    candidates = BeamCandidates(beams + first, tokens, added, totals.gather(1, beams) + added)
+    return BeamSelection.from_candidates(candidates, eos, beam)
 
 
-def _joined(some: list[BeamCandidates]) -> BeamCandidates:
+def _concatenate(parts: list[BeamCandidates]) -> BeamCandidates:
     return BeamCandidates(
-        torch.cat([one.beams for one in some], dim=1),
-        torch.cat([one.tokens for one in some], dim=1),
-        torch.cat([one.log_probabilities for one in some], dim=1),
-        torch.cat([one.totals for one in some], dim=1),
+        torch.cat([one.beams for one in parts], dim=1),
+        torch.cat([one.tokens for one in parts], dim=1),
+        torch.cat([one.log_probabilities for one in parts], dim=1),
+        torch.cat([one.totals for one in parts], dim=1),
     )

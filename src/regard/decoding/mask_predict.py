@@ -1,9 +1,11 @@
-"""Mask-predict: all words at once, then the least sure ones again, round by round (Ghazvininejad et al. 2019).
+"""Mask-predict: predict all tokens at once, then mask and predict the least confident ones again.
 
-In the first round every place is hidden. In round r of R, T (R - r + 1) / R of the T words, rounded down, are hidden
-again: those the model was least sure of when it said them. It guesses them from the others. One round is plain
-non-autoregressive translation. Several lengths of one sentence go side by side, and the translation with the highest
-mean log-probability is the best.
+Ghazvininejad et al. 2019, "Mask-Predict: Parallel Decoding of Conditional Masked Language Models".
+
+In the first iteration every position is masked. In iteration t of N, floor(T (N - t + 1) / N) of the T tokens are
+masked again: those with the lowest log-probability when they were predicted. They are predicted from the others. One
+iteration is plain non-autoregressive translation. Several candidate lengths of a sentence are decoded in parallel, and
+the candidate with the highest mean log-probability is the best.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,112 +17,120 @@ from torch import Tensor
 
 from regard.decoding.hypotheses import NEG_INF, Hypothesis
 
-Predict = Callable[
+PredictFunction = Callable[
     [Int[Tensor, "rows T"], Bool[Tensor, "rows T"]],
-    Float[Tensor, "places V"],
+    Float[Tensor, "masked V"],
 ]
-"""What stands in each row, and which places are hidden, to the logits at those places, row after row.
+"""The decoder inputs, and which positions are masked, to the logits at the masked positions, row by row.
 
-The logits are given away: they are written over.
+The logits are overwritten by the caller.
 """
 
 
 class Iteration(NamedTuple):
-    """One round as it can be watched. Rows are sentences times candidates, those of one sentence side by side."""
+    """One iteration, as passed to an observer. Rows are sentences times candidate lengths, in this order."""
 
-    read: Int[Tensor, "rows T"]
-    said: Int[Tensor, "rows T"]
+    inputs: Int[Tensor, "rows T"]
+    """decoder inputs, with mask tokens"""
+    tokens: Int[Tensor, "rows T"]
+    """the tokens after the iteration"""
     log_probabilities: Float[Tensor, "rows T"]
+    """of each token when it was predicted"""
 
 
 @torch.no_grad()
 def mask_predict(
-    predict: Predict,
+    predict: PredictFunction,
     lengths: Int[Tensor, "sentences candidates"],
     *,
     iterations: int,
     mask: int,
     pad: int,
-    end: int,
+    eos: int,
     nbest: int = 1,
-    banned: Sequence[int] = (),
+    suppressed: Sequence[int] = (),
     observer: Callable[[Iteration], None] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The nbest candidates of each sentence, best first. A length of 0 is no candidate.
+    """The ``nbest`` candidates of each sentence, best first.
 
-    Each candidate is cut at the first EOS; ban EOS where the length is the whole truth.
+    lengths: the candidate lengths; 0 means no candidate. Candidates are cut at the first EOS; suppress EOS if the
+    length alone decides where a sentence ends.
     """
     assert iterations >= 1
     T = lengths.flatten()
-    real = torch.arange(max(1, int(T.max())), device=T.device) < T[:, None]
-    never = torch.tensor(banned, dtype=torch.long, device=T.device)
-    said = torch.where(real, mask, pad)
-    sureness = torch.zeros(real.shape, device=T.device)
-    for left in range(iterations, 0, -1):
-        hidden = _least_sure(sureness, real, T * left // iterations)
-        if not hidden.any():  # in a short text the last iterations have nothing to hide
+    non_pad = torch.arange(max(1, int(T.max())), device=T.device) < T[:, None]
+    forbidden = torch.tensor(suppressed, dtype=torch.long, device=T.device)
+    tokens = torch.where(non_pad, mask, pad)
+    confidences = torch.zeros(non_pad.shape, device=T.device)
+    for remaining in range(iterations, 0, -1):
+        # Mask the tokens with the lowest log-probabilities.
+        masked = _least_confident(confidences, non_pad, T * remaining // iterations)
+        if not masked.any():  # short sequences have nothing left to mask in the last iterations
             break
-        read = said.masked_fill(hidden, mask)
-        words, values = _most_probable(predict(read, hidden), never)
-        said = read.masked_scatter(hidden, words)
-        sureness = sureness.masked_scatter(hidden, values)
+        inputs = tokens.masked_fill(masked, mask)
+        # Predict them from the others.
+        predicted, values = _most_probable(predict(inputs, masked), forbidden)
+        tokens = inputs.masked_scatter(masked, predicted)
+        confidences = confidences.masked_scatter(masked, values)
         if observer is not None:
-            observer(Iteration(read, said, sureness))
-    found = _read(said, sureness, lengths, end, always_ends=end in banned)
+            observer(Iteration(inputs, tokens, confidences))
+    found = _hypotheses(tokens, confidences, lengths, eos, always_ends=eos in suppressed)
     return [sorted(some, key=lambda one: one.score, reverse=True)[:nbest] for some in found]
 
 
-def _least_sure(
-    sureness: Float[Tensor, "rows T"], real: Bool[Tensor, "rows T"], count: Int[Tensor, "rows"]
+def _least_confident(
+    confidences: Float[Tensor, "rows T"],
+    non_pad: Bool[Tensor, "rows T"],
+    count: Int[Tensor, "rows"],
 ) -> Bool[Tensor, "rows T"]:
-    """The count places of each row with the lowest log-probability; of equal ones the first."""
-    order = sureness.masked_fill(~real, torch.inf).argsort(dim=1, stable=True)
+    """The ``count`` positions of each row with the lowest log-probability; of equal ones the first."""
+    order = confidences.masked_fill(~non_pad, torch.inf).argsort(dim=1, stable=True)
     rank = order.argsort(dim=1)
     return rank < count[:, None]
 
 
 def _most_probable(
-    logits: Float[Tensor, "places V"], never: Int[Tensor, "banned"]
-) -> tuple[Int[Tensor, "places"], Float[Tensor, "places"]]:
-    """The best word of each place that may come, and its log-probability as the model has it."""
+    logits: Float[Tensor, "masked V"], forbidden: Int[Tensor, "forbidden"]
+) -> tuple[Int[Tensor, "masked"], Float[Tensor, "masked"]]:
+    """The most probable allowed token at each position, and its log-probability under the model."""
     logits = logits.float()
-    logits -= logits.amax(-1, keepdim=True)  # now the sum is no large number, and nothing is lost
+    logits -= logits.amax(-1, keepdim=True)  # keeps the sum of exponentials small, for precision
     total = logits.logsumexp(-1)
-    best = logits.index_fill_(1, never, NEG_INF).max(-1)
+    best = logits.index_fill_(1, forbidden, NEG_INF).max(-1)
     return best.indices, best.values - total
 
 
-def _read(
-    said: Int[Tensor, "rows T"],
+def _hypotheses(
+    tokens: Int[Tensor, "rows T"],
     log_probabilities: Float[Tensor, "rows T"],
     lengths: Int[Tensor, "sentences candidates"],
-    end: int,
+    eos: int,
     always_ends: bool,
 ) -> list[list[Hypothesis]]:
     """All candidates of each sentence."""
-    shape = (*lengths.shape, said.shape[1])
-    tokens: list[list[list[int]]] = said.view(shape).tolist()
+    shape = (*lengths.shape, tokens.shape[1])
+    ids: list[list[list[int]]] = tokens.view(shape).tolist()
     values: list[list[list[float]]] = log_probabilities.view(shape).tolist()
     return [
         [
-            _cut(words[:length], each[:length], end, always_ends)
-            for words, each, length in zip(*candidates, strict=True)
+            _hypothesis(row[:length], each[:length], eos, always_ends)
+            for row, each, length in zip(*candidates, strict=True)
             if length
         ]
-        for candidates in zip(tokens, values, lengths.tolist(), strict=True)
+        for candidates in zip(ids, values, lengths.tolist(), strict=True)
     ]
 
 
-def _cut(
-    words: list[int], log_probabilities: list[float], end: int, always_ends: bool
+def _hypothesis(
+    tokens: list[int], log_probabilities: list[float], eos: int, always_ends: bool
 ) -> Hypothesis:
-    """One candidate up to its first EOS; its score is the mean, EOS counted."""
-    length = words.index(end) if end in words else len(words)
+    """One candidate, cut at its first EOS. The score is the mean log-probability, EOS included."""
+    length = tokens.index(eos) if eos in tokens else len(tokens)
     kept = log_probabilities[: length + 1]
     return Hypothesis(
-        tokens=words[:length],
+        tokens=tokens[:length],
         log_probability=sum(kept),
         score=sum(kept) / len(kept),
         token_log_probabilities=kept,
-        finished=always_ends or length < len(words),
+        finished=always_ends or length < len(tokens),
     )

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The built-in English-German corpus, and the demo that trains on it."""

@@ -1,12 +1,12 @@
-"""How a phrase, a clause and a sentence are written, in English and in German at once.
+"""Builds phrases, clauses and sentences in English and German at the same time.
 
-What is notable:
+Notable properties:
 
-- A `Phrase` knows all its German cases and a `Clause` names its parts but not their order, so one
-  clause serves as statement, question, reason and relative clause.
-- The negation differs: English negates the verb (didn't eat bread), German says nicht or, before
-  what would be ein or no article, kein (aß kein Brot).
-- Nothing here is drawn by chance. Which phrases and clauses there are is the matter of `grammar`.
+- A `Phrase` has all its German cases, and a `Clause` has its parts but not their order, so one clause
+  serves as statement, question, reason and relative clause.
+- Negation differs: English negates the verb (didn't eat bread); German uses nicht or, instead of ein or
+  no article, kein (aß kein Brot).
+- Nothing here is random. `grammar` decides which phrases and clauses there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal, NamedTuple
 
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.demo.lexicon import (
     BE,
     CAN,
@@ -47,7 +47,7 @@ class Phrase(NamedTuple):
     german: dict[Case, str]
     plural: bool = False
     first_person: bool = False
-    is_denied: bool = False  # German says kein where English negates the verb
+    is_denied: bool = False  # German uses kein where English negates the verb
 
 
 def _pronoun(english: str, column: str) -> Phrase:
@@ -80,19 +80,19 @@ def phrase(
     plural: bool = False,
     is_denied: bool = False,
 ) -> Phrase:
-    """The article, the adjective and the noun; "a" of many, or of bread, is no article at all."""
+    """Article, adjective and noun. Plurals and uncountable nouns (bread) have no article instead of "a"."""
     is_bare = article == "a" and (plural or (not noun.english_plural and noun.english != "sheep"))
     words = [adjective.english] if adjective else []
     words.append(noun.english_plural if plural else noun.english)
     if not is_bare:
         words.insert(0, "an" if article == "a" and words[0][0] in "aeiou" else article)
     column = "p" if plural else noun.gender
-    said: Article | None = "no" if is_denied else None if is_bare else article
+    german_article: Article | None = "no" if is_denied else None if is_bare else article
 
     def form(case: Case) -> str:
-        before = [article_form(said, column, case)] if said else []
+        before = [article_form(german_article, column, case)] if german_article else []
         if adjective:
-            before.append(adjective_form(adjective.german, said, column, case))
+            before.append(adjective_form(adjective.german, german_article, column, case))
         return " ".join([*before, noun_form(noun, case, plural)])
 
     forms: dict[Case, str] = {"nom": form("nom"), "acc": form("acc"), "dat": form("dat")}
@@ -121,19 +121,19 @@ _DEGREES: dict[Degree, str] = {"very": "sehr", "too": "zu", "so": "so"}
 
 
 class Clause(NamedTuple):
-    """A subject, its verb, and what the verb takes; not yet an order of words."""
+    """Subject, verb and objects, without an order of words."""
 
     subject: Phrase
     verb: Verb
     past: bool
     negated: bool = False
     objects: tuple[tuple[Phrase, Case], ...] = ()
-    tail: Expression = ("", "")  # what closes the clause: a place or a predicate
+    tail: Expression = ("", "")  # the end of the clause: a place or a predicate
     can: bool = False
 
 
 def english(clause: Clause, inverted: bool = False) -> str:
-    """The clause in English; inverted, its auxiliary comes first, as in a question."""
+    """The clause in English; ``inverted``: with the auxiliary first, as in a question."""
     auxiliary, main = _english_verb(clause, inverted)
     start = [auxiliary, clause.subject.english] if inverted else [clause.subject.english, auxiliary]
     objects = [thing.english for thing, _ in clause.objects]
@@ -142,7 +142,7 @@ def english(clause: Clause, inverted: bool = False) -> str:
 
 
 def _english_verb(clause: Clause, inverted: bool) -> tuple[str, str]:
-    """The auxiliary (or nothing) and the main verb (or nothing)."""
+    """The auxiliary and the main verb; either may be empty."""
     subject, verb, past = clause.subject, clause.verb, clause.past
     is_third = not (subject.plural or subject.first_person)
     if verb is BE and past:
@@ -163,10 +163,9 @@ def _english_verb(clause: Clause, inverted: bool) -> tuple[str, str]:
 
 
 def german(clause: Clause, order: Order) -> str:
-    """The clause in German, its verb second (statement), first (inverted) or last (final).
+    """The clause in German, with its verb second (statement), first (inverted) or last (final).
 
-    Nicht follows the objects and precedes all that closes the clause: place, predicate, prefix and
-    infinitive.
+    Nicht follows the objects and precedes the end of the clause: place, predicate, prefix and infinitive.
     """
     subject, verb = clause.subject, clause.verb
     finite = german_finite(
@@ -187,7 +186,7 @@ def german(clause: Clause, order: Order) -> str:
 
 
 def relative(noun: Noun, clause: Clause, case: Case) -> Expression:
-    """The clause as one about the noun; in the nominative, the noun takes its subject's place."""
+    """The clause as a relative clause about the noun, which is its subject (nominative) or its object."""
     pronoun = relative_pronoun(noun.gender, case)
     if case == "nom":
         who = Phrase("who" if noun.is_person else "that", {"nom": pronoun})
@@ -198,7 +197,7 @@ def relative(noun: Noun, clause: Clause, case: Case) -> Expression:
 
 
 def related_subject(noun: Noun, which: Expression) -> Phrase:
-    """The noun with the relative clause about it; German closes that with a comma."""
+    """The noun with a relative clause about it, which ends in a comma in German."""
     head = phrase(noun, "the")
     return Phrase(f"{head.english} {which[0]}", {"nom": f"{head.german['nom']}, {which[1]},"})
 
@@ -207,30 +206,31 @@ def related_subject(noun: Noun, which: Expression) -> Phrase:
 
 
 def statement(clause: Clause, time: Expression | None = None) -> Pair:
-    """The clause as a main clause, not yet a whole sentence; a time before it inverts German."""
+    """A main clause, not yet a complete sentence; a time expression before it inverts the German order."""
     if time is None:
         return Pair(english(clause), german(clause, "statement"))
     return Pair(f"{time[0]} {english(clause)}", f"{time[1]} {german(clause, 'inverted')}")
 
 
-def question(clause: Clause, asked: Expression | None = None) -> Pair:
-    """Did the dog wait? With a word that asks: why did the dog wait?"""
+def question(clause: Clause, question_word: Expression | None = None) -> Pair:
+    """Did the dog wait? With a question word: why did the dog wait?"""
     source, target = english(clause, inverted=True), german(clause, "inverted")
-    if asked:
-        source, target = f"{asked[0]} {source}", f"{asked[1]} {target}"
+    if question_word:
+        source, target = f"{question_word[0]} {source}", f"{question_word[1]} {target}"
     return sentence(source, target, "?")
 
 
-def sentence(source: str, target: str, mark: str = ".") -> Pair:
-    """The words with a capital and a full stop (or another mark)."""
-    return Pair(source[0].upper() + source[1:] + mark, target[0].upper() + target[1:] + mark)
+def sentence(source: str, target: str, punctuation: str = ".") -> Pair:
+    """A complete sentence: a capital letter at the beginning, punctuation at the end."""
+    source, target = (text[0].upper() + text[1:] + punctuation for text in (source, target))
+    return Pair(source, target)
 
 
 # Sentences with a reason.
 
 
 class Reason(NamedTuple):
-    """Something done or not done, and the adjective of subject or object that is the reason."""
+    """An action that is done or not done, and the adjective of its subject or object that is the reason."""
 
     verb: Verb
     subject: Noun
@@ -244,29 +244,29 @@ class Reason(NamedTuple):
         return self.subject if self.of_subject else self.object
 
 
-class Manner(NamedTuple):
-    """Because or although, with can or without, too or very or neither."""
+class Framing(NamedTuple):
+    """Because or although, with or without can, too or very or neither."""
 
     although: bool
     can: bool
     degree: Degree
 
 
-class When(NamedTuple):
+class Tense(NamedTuple):
     past: bool
-    time: Expression | None = None  # what opens the sentence
+    time: Expression | None = None  # at the beginning of the sentence
 
 
-def explain(reason: Reason, manner: Manner, when: When, subject: Phrase, thing: Phrase) -> Pair:
+def explain(reason: Reason, framing: Framing, tense: Tense, subject: Phrase, thing: Phrase) -> Pair:
     """The dog didn't cross the street because it was too tired."""
-    verb, (past, time) = reason.verb, when
-    negated = reason.hinders != manner.although
-    main = Clause(subject, verb, past, negated, ((thing, verb.case),), can=manner.can)
+    verb, (past, time) = reason.verb, tense
+    negated = reason.hinders != framing.although
+    main = Clause(subject, verb, past, negated, ((thing, verb.case),), can=framing.can)
     pronoun = _pronoun_for(reason.antecedent, subject.plural and reason.of_subject)
-    why = Clause(pronoun, BE, past, tail=predicate(reason.adjective, manner.degree))
-    conjunction = ("although", "obwohl") if manner.although else ("because", "weil")
-    said = statement(main, time)
+    why = Clause(pronoun, BE, past, tail=predicate(reason.adjective, framing.degree))
+    conjunction = ("although", "obwohl") if framing.although else ("because", "weil")
+    statements = statement(main, time)
     return sentence(
-        f"{said.source} {conjunction[0]} {english(why)}",
-        f"{said.target}, {conjunction[1]} {german(why, 'final')}",
+        f"{statements.source} {conjunction[0]} {english(why)}",
+        f"{statements.target}, {conjunction[1]} {german(why, 'final')}",
     )

@@ -1,7 +1,7 @@
-"""The main job in about three minutes on two CPU available_cores, with nothing to download.
+"""The demo: train, score and try a small translator in about three minutes on two CPU cores, without any download.
 
-A corpus from the built-in grammar, a small Transformer, a test score, and the question the paper's readers ask: in
-"The dog didn't cross the street because it was too tired", what does *it* mean? German has to know.
+The corpus comes from the built-in grammar. It tests what attention is known for: in "The dog didn't cross the street
+because it was too tired", what does *it* refer to? The German pronoun shows the answer.
 """
 
 from __future__ import annotations
@@ -12,62 +12,64 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from regard.data.corpus import Pair
-from regard.demo.grammar import Split, challenge, generate, pronoun_is_right
-from regard.metrics import Result
+from regard.data.pairs import Pair
+from regard.demo.grammar import Split, challenge, generate, pronoun_is_correct
+from regard.metrics import MetricResult
 from regard.recipe import load_recipe
-from regard.storage.run_dir import RunDir, write_text
+from regard.storage.atomic_files import write_text
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
-from regard.training.run import refuse_strangers, train
+from regard.training.run import check_run_folder, train
 
 PAIRS: dict[Split, int] = {"train": 120_000, "valid": 500, "test": 1_000}
 
-DOGS = (
+EXAMPLES = (
     "The dog didn't cross the street because it was too tired.",
     "The dog didn't cross the street because it was too wide.",
 )
 
 
 def demo(out: Path) -> None:
+    """Write the corpus, train, score, and translate two examples; ``out`` is the run folder."""
     console = Console(highlight=False)
     run = RunDir(out)
-    refuse_strangers(run)
-    text = run.data / "text"
-    if not (text / "test.de").exists():
-        console.print(f"Writing an English-German corpus to {text}")
-        write_corpus(text)
-    train(load_recipe("demo", [f"data.root={text.resolve()}"]), out)
+    check_run_folder(run)
+    corpus = run.data / "text"
+    if not (corpus / "test.de").exists():
+        console.print(f"Writing an English-German corpus to {corpus}")
+        write_corpus(corpus)
+    train(load_recipe("demo", [f"data.root={corpus.resolve()}"]), out)
     model = Translator.load(out)
-    right, asked = score_challenge(model)
-    run.write_card({**run.card(), "challenge": {"right": right, "asked": asked}})
+    correct, total = score_challenge(model)
+    run.write_card({**run.card(), "challenge": {"correct": correct, "total": total}})
     console.print()
-    best, *_ = (Result(**result) for result in run.card()["test"])
-    console.print(f"{best.name} {best.value:.1f} on {PAIRS['test']:,} sentences it has not seen;")
+    first, *_ = (MetricResult(**result) for result in run.card()["test"])
+    console.print(f"{first.name} {first.value:.1f} on {PAIRS['test']:,} test sentences;")
     console.print(
-        f"{right} of {asked} pronouns right for nouns and adjectives that no pronoun joined in training."
+        f"{correct} of {total} pronouns correct for pairs of noun and adjective that are not in the training data."
     )
     console.print()
-    for source, translation in zip(DOGS, model.translate(DOGS), strict=True):
+    for source, translation in zip(EXAMPLES, model.translate(EXAMPLES), strict=True):
         console.print(f"  [dim]{escape(source)}[/]\n  [bold]{escape(translation)}[/]\n")
     console.print(f'Try it:  regard translate {out} "The cat was hungry."')
 
 
 def write_corpus(folder: Path) -> None:
-    """Plain text files, two for each split; test.de is written last and says that all are there."""
+    """Write two text files for each split. test.de is written last, so its existence means that all are complete."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in PAIRS.items():
         write_pairs(folder / split, generate(split, count))
 
 
 def write_pairs(stem: Path, pairs: Iterable[Pair]) -> None:
-    for ending, lines in zip((".en", ".de"), zip(*pairs, strict=True), strict=True):
+    for suffix, lines in zip((".en", ".de"), zip(*pairs, strict=True), strict=True):
         text = "".join(f"{line}\n" for line in lines)
-        write_text(stem.with_suffix(ending), text)
+        write_text(stem.with_suffix(suffix), text)
 
 
 def score_challenge(model: Translator) -> tuple[int, int]:
-    """How many pronouns are right that stand for a noun with an adjective as none did in training."""
+    """The number of correct pronouns in the challenge set, and its size."""
     items = challenge()
     translations = model.translate([item.source for item in items])
-    right = sum(map(pronoun_is_right, items, translations))
-    return right, len(items)
+    correct = sum(map(pronoun_is_correct, items, translations))
+    return correct, len(items)

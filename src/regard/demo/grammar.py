@@ -1,16 +1,16 @@
-"""A small English-German corpus made from a grammar, so that the demo needs no download.
+"""A small English-German corpus generated from a grammar, so that the demo needs no download.
 
-What is notable:
+Notable properties:
 
-- Many sentences turn on a pronoun that only the meaning resolves: "The dog didn't cross the street
+- Many sentences have a pronoun that only the meaning resolves: "The dog didn't cross the street
   because it was too tired" (er, the dog) or "too wide" (sie, the street). The adjective fits
-  exactly one of the two nouns, and German shows which one was understood.
-- English determines German: an English sentence has one translation here. English past is German
-  simple past and present is present, throughout.
-- A hash of the English sentence names its split, so train, valid and test are disjoint for every
-  seed, and the membership of any sentence can be checked.
-- Some pairs of noun and adjective are held out: no pronoun of any split stands for that noun with
-  that adjective. `challenge` asks for exactly those.
+  exactly one of the two nouns, and the German pronoun shows which one was understood.
+- English determines German: every English sentence has one translation. English past is always German
+  simple past, and present is present.
+- A hash of the English sentence determines its split, so train, valid and test are disjoint for every
+  seed, and the split of any sentence can be checked.
+- Some pairs of noun and adjective are held out: in no split does a pronoun refer to that noun with
+  that adjective. `challenge` consists of exactly these pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from math import prod
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.demo import lexicon
 from regard.demo.clauses import (
     PERSONAL,
@@ -32,10 +32,10 @@ from regard.demo.clauses import (
     Clause,
     Degree,
     Expression,
-    Manner,
+    Framing,
     Phrase,
     Reason,
-    When,
+    Tense,
     explain,
     phrase,
     place,
@@ -52,30 +52,30 @@ Split = Literal["train", "valid", "test"]
 T = TypeVar("T")
 
 
-def _pick(rng: Random, things: Sequence[T]) -> T:
-    """A thing drawn evenly; `Random.choice` costs twice as much."""
-    return things[int(rng.random() * len(things))]
+def _pick(rng: Random, items: Sequence[T]) -> T:
+    """A random element; `Random.choice` takes twice as long."""
+    return items[int(rng.random() * len(items))]
 
 
 def _digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-# Sentences with a reason, where a pronoun must be resolved.
+# Sentences with a reason, in which a pronoun must be resolved.
 
 
-class Choices(NamedTuple):
-    """The ways to put a reason into words; the first of each is the plainest."""
+class Wordings(NamedTuple):
+    """The ways to put a reason into words; the first of each is the simplest."""
 
-    manners: tuple[Manner, ...]
-    whens: tuple[When, ...]
+    framings: tuple[Framing, ...]
+    tenses: tuple[Tense, ...]
     subjects: tuple[Phrase, ...]
     objects: tuple[Phrase, ...]
 
 
-_WHENS = (When(True), When(False), *(When(True, time) for time in lexicon.TIMES_PAST))
+_TENSES = (Tense(True), Tense(False), *(Tense(True, time) for time in lexicon.TIMES_PAST))
 _ATTRIBUTES = tuple(lexicon.ADJECTIVE[word] for word in ("white", "black", "old", "big", "small"))
-_UNWILLING = frozenset(  # with these one will not, rather than cannot
+_UNWILLING = frozenset(  # reasons not to want something, rather than not to be able to
     lexicon.ADJECTIVE[word]
     for word in (
         *("lazy", "stubborn", "timid", "nervous", "careful", "impatient"),
@@ -86,15 +86,15 @@ _UNWILLING = frozenset(  # with these one will not, rather than cannot
 
 @cache
 def reasons() -> tuple[Reason, ...]:
-    """All reasons, those held out included."""
+    """All reasons, including those that are held out."""
     found = (reason for frame in lexicon.ACTIONS for reason in _reasons_of(frame))
     return tuple(dict.fromkeys(found))
 
 
 def _reasons_of(frame: Frame) -> Iterator[Reason]:
-    """Every reason of the frame in which the adjective leaves no doubt about the pronoun."""
+    """Every reason of the frame in which the adjective fits only one of the two nouns."""
     for subject in frame.subjects:
-        if subject.is_person and subject.gender == "n":  # she or it? es or sie? Both are said.
+        if subject.is_person and subject.gender == "n":  # she or it, es or sie: both are used
             continue
         for thing in frame.objects:
             for adjective in (*frame.hinders, *frame.drives):
@@ -106,27 +106,30 @@ def _reasons_of(frame: Frame) -> Iterator[Reason]:
 
 @cache
 def held_out() -> frozenset[tuple[Noun, Adjective]]:
-    """The pairs of antecedent and adjective kept for the challenge.
+    """The pairs of antecedent and adjective that are reserved for the challenge.
 
-    The two of the dog, then by hash, as many for each gender of animals and of things. A noun or
-    an adjective that has few partners keeps them, so that all parts of a challenge are learnt.
+    The two of the dog sentence, then others by hash, the same number for each gender of animals and of things.
+    Every noun and adjective keeps a few partners in training, so that all parts of a challenge are learned.
     """
     animals = [reason for reason in reasons() if not reason.subject.is_person]
     pairs = {(reason.antecedent, reason.adjective) for reason in animals}
-    left = Counter[Noun | Adjective](part for pair in pairs for part in pair)
+    partners = Counter[Noun | Adjective](part for pair in pairs for part in pair)
     cells = Counter[tuple[str, bool]]()
     held = set()
     for noun, adjective in sorted(pairs, key=_held_out_order):
         cell = noun.gender, noun.is_living
-        if cells[cell] < _HELD_OUT and min(left[noun], left[adjective]) > _KEPT:
+        if (
+            cells[cell] < _HELD_OUT_PER_CELL
+            and min(partners[noun], partners[adjective]) > _MIN_PARTNERS
+        ):
             held.add((noun, adjective))
-            left.subtract((noun, adjective))
+            partners.subtract((noun, adjective))
             cells[cell] += 1
     return frozenset(held)
 
 
-_HELD_OUT = 11  # pairs for each gender of animals and of things
-_KEPT = 2  # partners that every noun and adjective keeps at least
+_HELD_OUT_PER_CELL = 11  # pairs for each gender of animals and of things
+_MIN_PARTNERS = 2  # partners in training that every noun and adjective keeps at least
 
 
 def _held_out_order(pair: tuple[Noun, Adjective]) -> tuple[bool, int]:
@@ -139,34 +142,35 @@ def _is_held_out(reason: Reason) -> bool:
 
 
 @cache
-def choices(reason: Reason) -> Choices:
+def wordings(reason: Reason) -> Wordings:
+    """All wordings of a reason."""
     subject, thing = reason.subject, reason.object
-    many = [phrase(subject, "the", plural=True)] if subject.english_plural else []
+    plurals = [phrase(subject, "the", plural=True)] if subject.english_plural else []
     of_subject = [word for word in _ATTRIBUTES if fits(word, subject)]
     of_object = [w for w in _ATTRIBUTES[:3] if fits(w, thing) and w != reason.adjective]
-    return Choices(
-        _manners(reason),
-        _WHENS,
-        (phrase(subject, "the"), *many, *(phrase(subject, "the", word) for word in of_subject)),
+    return Wordings(
+        _framings(reason),
+        _TENSES,
+        (phrase(subject, "the"), *plurals, *(phrase(subject, "the", word) for word in of_subject)),
         (phrase(thing, "the"), *(phrase(thing, "the", word) for word in of_object)),
     )
 
 
-def _manners(reason: Reason) -> tuple[Manner, ...]:
+def _framings(reason: Reason) -> tuple[Framing, ...]:
     although: tuple[Degree, ...] = ("",) if reason.adjective.is_absolute else ("very", "")
-    is_gradable_bar = reason.hinders and not reason.adjective.is_absolute
-    because: tuple[Degree, ...] = ("too", *although) if is_gradable_bar else although
+    can_be_too = reason.hinders and not reason.adjective.is_absolute
+    because: tuple[Degree, ...] = ("too", *although) if can_be_too else although
     unable = reason.hinders and reason.adjective not in _UNWILLING
     return (
-        *(Manner(False, False, degree) for degree in because),
-        *(Manner(False, True, degree) for degree in because if unable),
-        *(Manner(True, False, degree) for degree in although),
+        *(Framing(False, False, degree) for degree in because),
+        *(Framing(False, True, degree) for degree in because if unable),
+        *(Framing(True, False, degree) for degree in although),
     )
 
 
 @cache
-def _seen_reasons() -> dict[tuple[bool, bool], tuple[tuple[Reason, ...], ...]]:
-    """Reasons not held out, by (person, of subject), and there grouped by verb and polarity."""
+def _training_reasons() -> dict[tuple[bool, bool], tuple[tuple[Reason, ...], ...]]:
+    """The reasons that are not held out, by (is person, is about the subject), grouped by verb and polarity."""
     groups: dict[tuple[bool, bool], dict[tuple[Verb, bool], list[Reason]]] = {}
     for reason in reasons():
         if not _is_held_out(reason):
@@ -177,15 +181,15 @@ def _seen_reasons() -> dict[tuple[bool, bool], tuple[tuple[Reason, ...], ...]]:
 
 def _reason_sentence(rng: Random) -> Pair:
     key = (rng.random() < 0.25, rng.random() < 0.5)
-    reason = _pick(rng, _pick(rng, _seen_reasons()[key]))
-    manners, whens, subjects, things = choices(reason)
-    when = whens[0] if rng.random() < 0.4 else _pick(rng, whens)
+    reason = _pick(rng, _pick(rng, _training_reasons()[key]))
+    framings, tenses, subjects, objects = wordings(reason)
+    tense = tenses[0] if rng.random() < 0.4 else _pick(rng, tenses)
     subject = subjects[0] if rng.random() < 0.6 else _pick(rng, subjects)
-    thing = things[0] if rng.random() < 0.6 else _pick(rng, things)
-    return explain(reason, _pick(rng, manners), when, subject, thing)
+    thing = objects[0] if rng.random() < 0.6 else _pick(rng, objects)
+    return explain(reason, _pick(rng, framings), tense, subject, thing)
 
 
-# The other sentences.
+# Other sentences.
 
 
 @cache
@@ -195,10 +199,12 @@ def _adjectives_of(noun: Noun) -> tuple[Adjective, ...]:
 
 _DESCRIBED = tuple(noun for noun in lexicon.NOUNS if _adjectives_of(noun))
 _LIVING, _PEOPLE = nouns_with("animal person"), nouns_with("person")
-_MANY = frozenset(nouns_with("animal fruit carrot sausage text portable")) - {lexicon.NOUN["sheep"]}
+_PLURAL_NOUNS = frozenset(nouns_with("animal fruit carrot sausage text portable")) - {
+    lexicon.NOUN["sheep"]
+}
 _DRAWBACKS = frozenset(adjective for frame in lexicon.ACTIONS for adjective in frame.hinders)
 _GIFTS = nouns_with("gift apple pear")
-_THINGS_ASKED = nouns_with(
+_NOUNS_FOR_WHAT = nouns_with(
     "plant fodder savoury drink pullable portable text ware gate door window"
 )
 _CIRCUMSTANCES = (("where", "wo"), ("when", "wann"), ("why", "warum"))
@@ -210,12 +216,12 @@ _ARTICLE_CHOICES: dict[str, tuple[Article, ...]] = {
 
 
 def _noun_phrase(rng: Random, noun: Noun, articles: str, negated: bool = False) -> Phrase:
-    """A phrase about the noun, of any number, with or without an adjective."""
+    """A noun phrase, singular or plural, with or without an adjective."""
     adjectives = _adjectives_of(noun)
     adjective = _pick(rng, adjectives) if adjectives and rng.random() < 0.3 else None
     article = _pick(rng, _ARTICLE_CHOICES[articles])
-    can_be_many = noun in _MANY if article == "a" else bool(noun.english_plural)
-    plural = can_be_many and rng.random() < 0.25
+    has_plural = noun in _PLURAL_NOUNS if article == "a" else bool(noun.english_plural)
+    plural = has_plural and rng.random() < 0.25
     return phrase(noun, article, adjective, plural, is_denied=negated and article == "a")
 
 
@@ -234,7 +240,7 @@ def _subject(rng: Random, noun: Noun, negated: bool) -> Phrase:
 
 
 def _action(rng: Random, frame: Frame, subject: Noun, negated: bool) -> Clause:
-    """A subject, its verb and an object that is not the subject again."""
+    """A clause of subject, verb, and an object that is not the subject."""
     noun = _pick(rng, frame.objects)
     while noun is subject:
         noun = _pick(rng, frame.objects)
@@ -259,18 +265,18 @@ def _question_sentence(rng: Random) -> Pair:
     if kind > 0.8 and noun.is_person:
         return sentence(*statement(clause._replace(subject=WHO)), "?")
     clause = clause._replace(subject=_noun_phrase(rng, noun, "definite"))
-    asked_for = _object_question(frame)
-    if kind > 0.6 and asked_for:
-        return question(clause._replace(objects=()), asked_for)
+    question_word = _object_question(frame)
+    if kind > 0.6 and question_word:
+        return question(clause._replace(objects=()), question_word)
     return question(clause, ("why", "warum") if kind < 0.3 else None)
 
 
 @cache
 def _object_question(frame: Frame) -> Expression | None:
-    """How to ask for the object: who is a living one, what a thing; a place is neither."""
+    """The question word for the object: who for living beings, what for things, none for places."""
     if all(noun.is_living for noun in frame.objects):
         return ("who", "wem" if frame.verb.case == "dat" else "wen")
-    return ("what", "was") if all(noun in _THINGS_ASKED for noun in frame.objects) else None
+    return ("what", "was") if all(noun in _NOUNS_FOR_WHAT for noun in frame.objects) else None
 
 
 def _description_sentence(rng: Random) -> Pair:
@@ -306,8 +312,8 @@ def _doing_sentence(rng: Random) -> Pair:
         clause = Clause(_subject(rng, _pick(rng, nouns), negated), verb, past, negated)
         if kind > 0.85:
             who = _noun_phrase(rng, _pick(rng, nouns), "definite")
-            asked = _pick(rng, _CIRCUMSTANCES if not verb.prefix else _CIRCUMSTANCES[1:])
-            return question(clause._replace(subject=who, negated=False), asked)
+            question_word = _pick(rng, _CIRCUMSTANCES if not verb.prefix else _CIRCUMSTANCES[1:])
+            return question(clause._replace(subject=who, negated=False), question_word)
         if kind < 0.7 and not verb.prefix:
             clause = clause._replace(tail=_place(rng, lexicon.PLACES))
     is_dated = not clause.subject.english.startswith("no ") and not negated and rng.random() < 0.4
@@ -356,7 +362,7 @@ def _describe_related(rng: Random, noun: Noun, which: Expression, past: bool) ->
 
 # The corpus.
 
-_FAMILIES: tuple[tuple[int, Callable[[Random], Pair]], ...] = (
+_SENTENCE_KINDS: tuple[tuple[int, Callable[[Random], Pair]], ...] = (
     (40, _reason_sentence),
     (18, _action_sentence),
     (12, _question_sentence),
@@ -365,34 +371,36 @@ _FAMILIES: tuple[tuple[int, Callable[[Random], Pair]], ...] = (
     (5, _giving_sentence),
     (8, _relative_sentence),
 )
-_SHARES: dict[Split, int] = {"train": 8, "valid": 1, "test": 1}  # of ten
+_TENTHS: dict[Split, int] = {"train": 8, "valid": 1, "test": 1}  # size of each split
 
 
 def split_of(source: str) -> Split:
-    """The only split the English sentence can be in."""
+    """The split that an English sentence belongs to."""
     tenth = _digest(source) % 10
     return "valid" if tenth == 0 else "test" if tenth == 1 else "train"
 
 
 def generate(split: Split, count: int, seed: int = 1) -> Iterator[Pair]:
-    """So many distinct pairs of the split, always the same for the same seed."""
-    most = distinct_sentences() * _SHARES[split] // 40  # a quarter, lest the last take long
-    if count > most:
-        raise ValueError(f"{count} pairs asked of {split}, which gives at most {most}")
+    """``count`` distinct pairs of a split, always the same for the same seed."""
+    limit = (
+        distinct_sentences() * _TENTHS[split] // 40
+    )  # a quarter, because the last ones take long to find
+    if count > limit:
+        raise ValueError(f"{count} pairs requested of split {split}, which has at most {limit}")
     rng = Random(f"{split} {seed}")
-    families = [family for weight, family in _FAMILIES for _ in range(weight)]
-    seen: set[str] = set()
-    while len(seen) < count:
-        pair = _pick(rng, families)(rng)
-        if pair.source not in seen and split_of(pair.source) == split:
-            seen.add(pair.source)
+    kinds = [kind for weight, kind in _SENTENCE_KINDS for _ in range(weight)]
+    generated: set[str] = set()
+    while len(generated) < count:
+        pair = _pick(rng, kinds)(rng)
+        if pair.source not in generated and split_of(pair.source) == split:
+            generated.add(pair.source)
             yield pair
 
 
 @cache
 def distinct_sentences() -> int:
-    """At least so many: those with a reason, counted; no two choices give the same words."""
-    return sum(prod(map(len, choices(reason))) for reason in reasons() if not _is_held_out(reason))
+    """A lower bound: the number of sentences with a reason; no two wordings are the same sentence."""
+    return sum(prod(map(len, wordings(reason))) for reason in reasons() if not _is_held_out(reason))
 
 
 # The challenge.
@@ -407,8 +415,10 @@ class Challenge(NamedTuple):
 
 
 def challenge() -> list[Challenge]:
-    """Pronouns for held-out pairs of noun and adjective, as many of er, sie and es, and of subjects
-    and objects; subject and object differ in gender, or any pronoun would be half right.
+    """Sentences with held-out pairs of noun and adjective.
+
+    The pronouns er, sie and es, and references to subjects and objects, are equally frequent. Subject and object
+    differ in gender, so that the pronoun shows which one is meant.
     """
     shuffled = [
         reason
@@ -418,34 +428,34 @@ def challenge() -> list[Challenge]:
         and reason.subject.gender != reason.object.gender
     ]
     Random("challenge").shuffle(shuffled)
-    shuffled.sort(key=lambda reason: not _is_of_the_dog(reason))
+    shuffled.sort(key=lambda reason: not _is_dog_sentence(reason))
     cells: dict[tuple[str, bool], list[Challenge]] = {}
     uses: Counter[tuple[Noun, Adjective]] = Counter()
     for reason in shuffled:
         pair = reason.antecedent, reason.adjective
         cell = cells.setdefault((reason.antecedent.gender, reason.of_subject), [])
-        if len(cell) < _CELL and uses[pair] < _MOST_USES:
+        if len(cell) < _CELL_SIZE and uses[pair] < _MAX_USES:
             uses[pair] += 1
             cell.append(_as_challenge(reason, past=len(cell) % 2 == 0))
     return [item for cell in cells.values() for item in cell]
 
 
-_CELL = 34  # sentences for each pronoun and role
-_MOST_USES = 4  # of one pair of noun and adjective
+_CELL_SIZE = 34  # sentences for each pronoun and grammatical role
+_MAX_USES = 4  # sentences for each pair of noun and adjective
 
 
-def _is_of_the_dog(reason: Reason) -> bool:
+def _is_dog_sentence(reason: Reason) -> bool:
     names = reason.subject.english, reason.object.english, reason.adjective.english
     return names in (("dog", "street", "tired"), ("dog", "street", "wide"))
 
 
 def _as_challenge(reason: Reason, past: bool) -> Challenge:
-    manners, _, subjects, things = choices(reason)
-    pair = explain(reason, manners[0], When(past), subjects[0], things[0])
+    framings, _, subjects, objects = wordings(reason)
+    pair = explain(reason, framings[0], Tense(past), subjects[0], objects[0])
     return Challenge(*pair, lexicon.personal_pronoun(reason.antecedent.gender))
 
 
-def pronoun_is_right(challenge: Challenge, translation: str) -> bool:
-    """Is the first pronoun after weil the right one?"""
+def pronoun_is_correct(challenge: Challenge, translation: str) -> bool:
+    """Whether the first pronoun after *weil* is the expected one."""
     found = re.search(r"\bweil\b.*?\b(er|sie|es)\b", translation)
     return found is not None and found[1] == challenge.pronoun

@@ -1,10 +1,9 @@
 """The words of the built-in English-German corpus, and their forms.
 
-Each table is a block of aligned columns, one word a row, read into named tuples at import. A word
-says what it fits by *tags*: a noun carries the tags of its row and its own English name, and a
-verb or an adjective lists the tags it goes with. That is how streets come to be wide and dogs
-tired, and never the other way round. The tables hold only what no rule yields (plurals, weak nouns,
-past forms); the rules of inflection are at the end.
+Each table is a block of aligned columns, one word per row, which is parsed into named tuples at import. *Tags*
+determine which words go together: a noun has the tags of its row and its own English name, and a verb or an adjective
+lists the tags it goes with. So streets can be wide and dogs tired, but not the other way round. The tables contain only
+what no rule can derive (plurals, weak nouns, past forms); the rules of inflection are at the end.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ Article = Literal["the", "a", "no"]
 
 
 class Noun(NamedTuple):
-    """A noun; its plurals are empty for what cannot be counted, or where they look the same."""
+    """A noun. Its plural is empty if it is uncountable, or if singular and plural are the same."""
 
     english: str
     english_plural: str
     gender: Gender
     german: str
     german_plural: str
-    weak: str  # what a weak noun takes in every singular case but the nominative
+    weak: str  # ending of a weak noun in all singular cases except the nominative
     tags: frozenset[str]
 
     @property
@@ -37,7 +36,7 @@ class Noun(NamedTuple):
 
 
 class Adjective(NamedTuple):
-    """An adjective and the nouns it fits; an absolute one (`locked`) takes no too or very."""
+    """An adjective and the tags it fits. An absolute one (`locked`) cannot be combined with too or very."""
 
     english: str
     german: str
@@ -59,9 +58,9 @@ class Verb(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Who does what to whom, and the adjectives that keep them from it or drive them to it.
+    """An action with its possible subjects and objects, and the adjectives that prevent or motivate it.
 
-    An adjective of `hinders` or `drives` speaks of the subject or of the object, whichever it fits.
+    An adjective of `hinders` or `drives` refers to the subject or to the object, whichever it fits.
     """
 
     verb: Verb
@@ -71,7 +70,7 @@ class Frame(NamedTuple):
     drives: tuple[Adjective, ...]
 
 
-# English, its plural, gender, German, its plural, weak ending, tags. A dash is nothing.
+# English, its plural, gender, German, its plural, weak ending, tags. A dash means empty.
 _NOUNS = """
 dog       dogs       m Hund        Hunde        -  animal small hunter jumper climber swimmer
 fox       foxes      m Fuchs       Füchse       -  animal small hunter jumper climber swimmer
@@ -394,7 +393,7 @@ vertrauen      | person | person dog horse | |
 zuhören        | person | person | |
 """
 
-# German verb | subjects, for those who act alone
+# German verb | subjects, for verbs without an object
 _DOINGS = """
 schlafen | animal person
 warten   | animal person
@@ -415,12 +414,12 @@ in_front_of vor    house barn hut castle gate cave
 next_to     neben  house path river lake castle
 """
 
-# Where one goes and runs to.
+# Destinations.
 _GOALS = """
 to zu river lake bridge forest castle barn stable gate hut meadow
 """
 
-# When: what English and German put first in a sentence about the past, and about every day.
+# Time expressions at the beginning of a sentence, in the past and in the present.
 TIMES_PAST = (
     ("yesterday", "gestern"),
     ("this morning", "heute Morgen"),
@@ -467,13 +466,13 @@ VERB = {verb.prefix + verb.infinitive: verb for verb in VERBS}
 
 
 def nouns_with(tags: str) -> tuple[Noun, ...]:
-    """The nouns that carry one of the tags (written with spaces between)."""
+    """The nouns with at least one of the tags, which are separated by spaces."""
     wanted = frozenset(tags.split())
     return tuple(noun for noun in NOUNS if noun.tags & wanted)
 
 
 def fits(adjective: Adjective, noun: Noun) -> bool:
-    """Can the noun sensibly be called so?"""
+    """Whether the adjective can describe the noun."""
     return not adjective.fits.isdisjoint(noun.tags)
 
 
@@ -547,14 +546,14 @@ def relative_pronoun(column: str, case: Case) -> str:
 
 
 def adjective_form(adjective: str, article: Article | None, column: str, case: Case) -> str:
-    """The adjective before a noun: weak after der, mixed after ein and kein, else strong."""
+    """The adjective before a noun: weak after der, mixed after ein and kein, otherwise strong."""
     endings = {"the": _WEAK, "a": _MIXED, "no": _MIXED, None: _STRONG}[article]
     stem = _STEMS.get(adjective, adjective.removesuffix("e"))
     return stem + endings[case][_COLUMNS[column]]
 
 
 def noun_form(noun: Noun, case: Case, plural: bool = False) -> str:
-    """The German noun: weak ones are marked in the singular, the others in the dative plural."""
+    """The German noun: weak nouns have an ending in the singular, the others in the dative plural."""
     if not plural:
         return noun.german + (noun.weak if case != "nom" else "")
     takes_n = case == "dat" and not noun.german_plural.endswith(("n", "s"))

@@ -5,7 +5,7 @@
 The command line, Python, the server, the live stream, traces, validation and distillation all use it, so the same
 options give the same output everywhere. The engine selects the decoding method (beam search, greedy search, sampling or
 mask-predict), forms batches of similar length, and runs them on the packed network where there is one, on several CPU
-available_cores at once.
+cores at once.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Engine:
     ) -> list[list[Hypothesis]]:
         """Decode one batch with the selected method."""
         requests, decoding, nbest, length, total = batch
-        packed = None if total is None or self.packed is None else self.packed.suited(total)
+        packed = None if total is None or self.packed is None else self.packed.for_sentences(total)
         network = packed or self.network
         closing = [] if requests[0].prompt else [EOS]
         sources = pad_rows([[*one.source, *closing] for one in requests], self.device)
@@ -267,16 +267,16 @@ class Engine:
         )
         with context, self._processors(network, sources, requests, decoding) as processors:
             state = network.start(network.encode(sources, self.trees(requests)))
-            limits = [self._limit(one, decoding) for one in requests]
+            max_lengths = [self._limit(one, decoding) for one in requests]
             if isinstance(self.network, NonAutoregressiveTransformer):
-                return self._mask_predict(state, decoding, limits, nbest, length, observer)
+                return self._mask_predict(state, decoding, max_lengths, nbest, length, observer)
             method = partial(
                 self._method(requests, decoding, nbest, observer),
-                limits=limits,
-                start=requests[0].start,
-                end=EOS,
+                max_lengths=max_lengths,
+                bos=requests[0].start,
+                eos=EOS,
                 prefixes=[list(one.prefix) for one in requests],
-                banned=self.target.suppressed_tokens,
+                suppressed=self.target.suppressed_tokens,
                 device=self.device,
                 processors=processors,
             )
@@ -318,23 +318,23 @@ class Engine:
         self,
         state: Any,
         decoding: Decoding,
-        limits: Sequence[int],
+        max_lengths: Sequence[int],
         nbest: int,
         length: int | None,
         observer: Observer | None,
     ) -> list[list[Hypothesis]]:
         network = self.network
         assert isinstance(network, NonAutoregressiveTransformer)
-        lengths = network.choose_lengths(state, limits, decoding.length_beam, length)
+        lengths = network.choose_lengths(state, max_lengths, decoding.length_beam, length)
         return mask_predict(
-            partial(network.fill, state=state),
+            partial(network.predict_masked, state=state),
             lengths,
             iterations=decoding.iterations,
             mask=MASK,
             pad=PAD,
-            end=EOS,
+            eos=EOS,
             nbest=nbest,
-            banned=[
+            suppressed=[
                 *self.target.suppressed_tokens,
                 *([] if network.length.predicts_eos else [EOS]),
             ],
@@ -386,7 +386,7 @@ class Engine:
         """Which tokens of the target vocabulary begin and end words."""
         if self._boundaries is None:
             opens, closes = (
-                torch.tensor(flags, device=self.device) for flags in self.target.borders()
+                torch.tensor(flags, device=self.device) for flags in self.target.word_boundaries()
             )
             opens[EOS] = closes[BOS] = True
             self._boundaries = WordBoundaries(opens, closes)
@@ -401,7 +401,7 @@ class Engine:
             limit = min(limit, decoding.max_length)
         if request.phrases:  # required phrases are never cut off
             limit = max(limit, len(request.prefix) + tokens_needed(request.phrases))
-        longest = self.network.longest
+        longest = self.network.max_length
         return limit if longest is None else min(limit, longest - 1)
 
     # Batches

@@ -1,4 +1,14 @@
-"""The parts of a layer, with packed weights. Rows are words, of all sentences and beams, one under the other."""
+"""PackedTransformer: a trained Transformer prepared for decoding, with packed weights and one key-value cache.
+
+It computes the same function as ``nn.Transformer``. Notable:
+
+- The queries, keys and values of a layer are one matrix product; so are the keys and values of cross-attention.
+- The hypotheses of a sentence share one key-value cache. Reordering the beam moves none of it (``kv_cache.py``).
+- Rows of the hidden states are tokens: those of all sentences and beams, one below the other.
+- The weights are a copy, made when it is built. It cannot be trained, traced or changed.
+
+Shape letters: S sentences, K source length, T tokens, Q queries, h heads, dk features of a head, d features of a token.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,200 +28,105 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.data.special_tokens import PAD
-from regard.inference.kv_cache import BeamKVCache, dense, move
+from regard.inference.kv_cache import BeamKVCache, contiguous, move_rows
 from regard.nn.attention import KeyValue
 from regard.nn.feed_forward import FeedForward, Gated
 from regard.nn.layers import DecoderLayer, EncoderLayer, PostNorm, PreNorm
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import LayerNorm, NoNorm
 from regard.nn.positions import Rotary, Tree
+from regard.nn.torch_internals import without_torch_function
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
 States = Float[Tensor, "rows d"]
-Bias = Float[Tensor, "S 1 #Q K"] | None
-"""added to the scores of attention: minus infinity where a query may not look; None: all look everywhere"""
-See = Callable[[Float[Tensor, "3 S h T dk"]], tuple[Float[Tensor, "S h T dk"], KeyValue]]
-"""queries, keys and values of the words at hand to the queries, and the keys and values of all words in sight"""
+AttentionBias = Float[Tensor, "S 1 #Q K"] | None
+"""Added to the attention scores: minus infinity where a query must not attend. None: no key is masked."""
+KeyValueSource = Callable[[Float[Tensor, "3 S h T dk"]], tuple[Float[Tensor, "S h T dk"], KeyValue]]
+"""Queries, keys and values of the present tokens, to the queries and all keys and values to attend to."""
+
+# ---------------------------------------------------------------------------------------------
+# How weights are packed
 
 
 class Packed(Protocol):
-    """A weight in the form its kernel wants."""
+    """A weight in the layout that its kernel needs."""
 
     bytes: int
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
-class Format(NamedTuple):
-    """How weights are packed."""
+class PackFormat(NamedTuple):
+    """How the weights of a precision are packed."""
 
     linear: Callable[[Tensor, Tensor | None, bool], Packed]
-    """from a weight, its bias, and whether ReLU follows"""
+    """packs the weight and bias of a linear map; the flag says whether ReLU follows"""
     embedding: Callable[[Tensor, float], Packed]
-    """from a weight, and what it is multiplied by"""
-    keys: torch.dtype = torch.float32
-    """what keys and values are kept in where there are many"""
-    gives: torch.dtype = torch.float32
-    """what linear maps give, and so what keys and values are in at first"""
+    """packs an embedding table; the number is a factor for all of it"""
+    kv_dtype: torch.dtype = torch.float32
+    """data type of cached keys and values when there are many hypotheses"""
+    output_dtype: torch.dtype = torch.float32
+    """data type of the outputs of linear maps, and so of keys and values at first"""
+    unbounded_linear: Callable[[Tensor, Tensor | None, bool], Packed] | None = None
+    """packs linear maps whose inputs have no bound, if ``linear`` needs one; None: ``linear`` needs none"""
 
-    def join(self, *maps: nn.Linear, relu: bool = False, scale: float = 1.0) -> Packed:
-        """Several maps of the same input as one; what the first gives is multiplied by scale."""
-        weight = torch.cat([maps[0].weight * scale, *(one.weight for one in maps[1:])])
+    def fuse(self, *linears: nn.Linear, relu: bool = False, scale: float = 1.0) -> Packed:
+        """Several linear maps of the same input as one. ``scale`` multiplies the output of the first."""
+        weight = torch.cat([linears[0].weight * scale, *(one.weight for one in linears[1:])])
         bias = None
-        if maps[0].bias is not None:
-            bias = torch.cat([maps[0].bias * scale, *(one.bias for one in maps[1:])])
+        if linears[0].bias is not None:
+            bias = torch.cat([linears[0].bias * scale, *(one.bias for one in linears[1:])])
         return self.linear(weight, bias, relu)
+
+    def recording(self, packed: list[Packed]) -> PackFormat:
+        """The same format, which appends everything it packs to a list."""
+
+        def record(pack: Callable[..., Packed]) -> Callable[..., Packed]:
+            def pack_and_record(*arguments: Any) -> Packed:
+                packed.append(pack(*arguments))
+                return packed[-1]
+
+            return pack_and_record
+
+        return self._replace(
+            linear=record(self.linear),
+            embedding=record(self.embedding),
+            unbounded_linear=self.unbounded_linear and record(self.unbounded_linear),
+        )
+
+    def for_unbounded_inputs(self) -> PackFormat:
+        """The format for linear maps whose inputs have no bound."""
+        return self._replace(linear=self.unbounded_linear or self.linear)
+
+
+# ---------------------------------------------------------------------------------------------
+# Sub-layers
 
 
 class Sublayer(ABC):
-    """A part of a layer with the residual connection around it."""
+    """A sub-layer with its residual connection and norm."""
 
     def __init__(self, residual: PostNorm) -> None:
-        self.norm = plain_norm(residual.norm)
-        self.before = isinstance(residual, PreNorm)
+        self.norm = norm_function(residual.norm)
+        self.pre_norm = isinstance(residual, PreNorm)
 
     def __call__(self, x: States, *context: Any) -> States:
-        if self.before:
-            return added(self.inside(self.norm(x), *context), x)
-        return self.norm(added(self.inside(x, *context), x))
+        if self.pre_norm:
+            return add_residual(self.forward(self.norm(x), *context), x)
+        return self.norm(add_residual(self.forward(x, *context), x))
 
     @abstractmethod
-    def inside(self, x: States, *context: Any) -> States:
-        """What is added to x; it may be written over."""
+    def forward(self, x: States, *context: Any) -> States:
+        """The output to add to x; it may be overwritten."""
 
 
-def added(y: States, x: States) -> States:
-    """The residual connection, in float32; y may be written over."""
+def add_residual(y: States, x: States) -> States:
+    """x + y in float32; y may be overwritten."""
     return y.add_(x) if y.dtype is x.dtype else x + y
 
 
-class SelfAttention(Sublayer):
-    def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: Format) -> None:
-        super().__init__(residual)
-        scale = attention.attention.score.scale
-        self.joined = pack.join(attention.query, attention.key, attention.value, scale=scale)
-        self.output = pack.join(attention.output)
-        self.heads = attention.heads
-        self.rotary = attention.relation if isinstance(attention.relation, Rotary) else None
-
-    def inside(self, x: States, sentences: int, places: slice, see: See, bias: Bias) -> States:
-        joined = self.joined(x).view(sentences, x.shape[0] // sentences, 3, self.heads, -1)
-        joined = joined.permute(2, 0, 3, 1, 4)
-        if self.rotary is not None:  # queries and keys, in their place
-            joined[:2] = self.rotary.turn_at(joined[:2], places)
-        return self.output(attend(*see(joined), bias))
-
-
-def each_other(joined: Float[Tensor, "3 S h T dk"]) -> tuple[Tensor, KeyValue]:
-    """The words at hand are all there is to see."""
-    query, key, value = joined
-    return query, KeyValue(key, value)
-
-
-class CrossAttention(Sublayer):
-    """Encoder-decoder attention. The beams of a sentence are queries side by side."""
-
-    def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: Format) -> None:
-        super().__init__(residual)
-        self.query = pack.join(attention.query, scale=attention.attention.score.scale)
-        self.joined = pack.join(attention.key, attention.value)
-        self.output = pack.join(attention.output)
-        self.heads = attention.heads
-
-    def offer(self, memory: States, sentences: int) -> KeyValue:
-        """What there is to see, once for each sentence."""
-        joined = self.joined(memory).view(
-            sentences, memory.shape[0] // sentences, 2, self.heads, -1
-        )
-        key, value = joined.permute(2, 0, 3, 1, 4).contiguous()
-        return KeyValue(key, value)
-
-    def inside(self, x: States, seen: KeyValue, bias: Bias) -> States:
-        sentences = seen.key.shape[0]
-        query = self.query(x).view(sentences, x.shape[0] // sentences, self.heads, -1)
-        return self.output(attend(query.transpose(1, 2), seen, bias))
-
-
-def inference_context(device: torch.device) -> AbstractContextManager[None]:
-    """For the time of a search. On a GPU: torch's own attention, not cuDNN's, which is made for many queries.
-
-    On a CPU: torch does not ask its arguments whether they are of a kind that overrides it. A packed weight of int8
-    answers by an exception, thrown and caught inside of torch: 8 microseconds, more than many a product.
-    """
-    if device.type == "cpu":
-        plainly: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
-        return plainly
-    if device.type != "cuda":
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
-
-
-FEW = 16
-"""queries of a sentence: up to here two products and a softmax are faster than the fused kernel of a CPU"""
-LARGE = 2048
-"""sentences with few queries: from here on our own kernel is faster than torch's for a GPU; it takes longer to call"""
-
-
-def attend(query: Float[Tensor, "S h Q dk"], seen: KeyValue, bias: Bias) -> States:
-    """Attention; the scale is in the queries already. Keys, values and bias have one number format."""
-    sentences, heads, queries, _ = query.shape
-    dtype = seen.key.dtype
-    if query.is_cuda and queries <= FEW and sentences >= LARGE:
-        from regard.nn.kernels.decode_attention import decode_attention
-
-        return decode_attention(query.to(dtype), *seen, bias).flatten(0, 1)
-    if queries > FEW or query.is_cuda:
-        found = F.scaled_dot_product_attention(query.to(dtype), *seen, bias, scale=1.0)
-    else:
-        key, value = seen.key.flatten(0, 1), seen.value.flatten(0, 1)
-        asked = dense(query, dtype).view(-1, queries, query.shape[3])
-        scores = torch.bmm(asked, key.transpose(1, 2))
-        if bias is not None:
-            scores.view(sentences, heads, queries, -1).add_(bias)
-        weights = scores.softmax(-1, dtype=torch.float32).to(dtype)
-        found = torch.bmm(weights, value).view(sentences, heads, queries, -1)
-    wanted = dtype if found.is_cuda else torch.float32  # by the map that follows
-    return dense(found.transpose(1, 2), wanted).view(sentences * queries, -1)
-
-
-class PackedFeedForward(Sublayer):
-    """The feed-forward network; where its activation is ReLU the kernel has it inside."""
-
-    def __init__(self, feed_forward: FeedForward, residual: PostNorm, pack: Format) -> None:
-        super().__init__(residual)
-        relu = feed_forward.activation is F.relu
-        self.inner = pack.join(feed_forward.inner, relu=relu)
-        self.outer = pack.join(feed_forward.outer)
-        self.activation = None if relu else feed_forward.activation
-
-    def inside(self, x: States, *_: Any) -> States:
-        inner = self.inner(x)
-        return self.outer(inner if self.activation is None else self.activation(inner))
-
-
-class PackedGatedFeedForward(Sublayer):
-    """SwiGLU, its gate and its inner map as one."""
-
-    def __init__(self, feed_forward: Gated, residual: PostNorm, pack: Format) -> None:
-        super().__init__(residual)
-        self.joined = pack.join(feed_forward.gate, feed_forward.inner)
-        self.outer = pack.join(feed_forward.outer)
-
-    def inside(self, x: States, *_: Any) -> States:
-        gate, inner = self.joined(x).chunk(2, dim=-1)
-        return self.outer(F.silu(gate) * inner)
-
-
-def packed_feed_forward(layer: EncoderLayer, pack: Format) -> Sublayer:
-    feed_forward, residual = layer.feed_forward, layer.feed_forward_residual
-    if isinstance(feed_forward, Gated):
-        return PackedGatedFeedForward(feed_forward, residual, pack)
-    assert isinstance(feed_forward, FeedForward)
-    return PackedFeedForward(feed_forward, residual, pack)
-
-
-def plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A norm as a plain function where there is one: to call a module takes as long as a small norm."""
+def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A norm as a plain function if possible: calling a module takes as long as a small norm."""
     if isinstance(norm, NoNorm):
         return lambda x: x
     if not isinstance(norm, LayerNorm):
@@ -220,208 +135,372 @@ def plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.layer_norm(x, shape, weight, bias, epsilon)
 
 
+class SelfAttention(Sublayer):
+    """Self-attention, with queries, keys and values in one product."""
+
+    def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
+        super().__init__(residual)
+        scale = attention.attention.score.scale
+        self.qkv = pack.fuse(attention.query, attention.key, attention.value, scale=scale)
+        self.output = pack.fuse(attention.output)
+        self.heads = attention.heads
+        self.rotary = attention.position if isinstance(attention.position, Rotary) else None
+
+    def forward(
+        self,
+        x: States,
+        sentences: int,
+        positions: slice,
+        keys_values: KeyValueSource,
+        bias: AttentionBias,
+    ) -> States:
+        qkv = self.qkv(x).view(sentences, x.shape[0] // sentences, 3, self.heads, -1)
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        if self.rotary is not None:  # rotate queries and keys in place
+            qkv[:2] = self.rotary.rotate_at(qkv[:2], positions)
+        return self.output(dot_product_attention(*keys_values(qkv), bias))
+
+
+def own_keys_values(qkv: Float[Tensor, "3 S h T dk"]) -> tuple[Tensor, KeyValue]:
+    """Attend to the present tokens only: the encoder."""
+    query, key, value = qkv
+    return query, KeyValue(key, value)
+
+
+class CrossAttention(Sublayer):
+    """Encoder-decoder attention. The beams of a sentence are its queries."""
+
+    def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
+        super().__init__(residual)
+        self.query = pack.fuse(attention.query, scale=attention.attention.score.scale)
+        self.key_value = pack.fuse(attention.key, attention.value)
+        self.output = pack.fuse(attention.output)
+        self.heads = attention.heads
+
+    def keys_values(self, memory: States, sentences: int) -> KeyValue:
+        """The keys and values of the encoder output, once per sentence."""
+        both = self.key_value(memory).view(
+            sentences, memory.shape[0] // sentences, 2, self.heads, -1
+        )
+        key, value = both.permute(2, 0, 3, 1, 4).contiguous()
+        return KeyValue(key, value)
+
+    def forward(self, x: States, memory: KeyValue, bias: AttentionBias) -> States:
+        sentences = memory.key.shape[0]
+        query = self.query(x).view(sentences, x.shape[0] // sentences, self.heads, -1)
+        return self.output(dot_product_attention(query.transpose(1, 2), memory, bias))
+
+
+class PackedFeedForward(Sublayer):
+    """The feed-forward network. If its activation is ReLU, the kernel of the first map applies it."""
+
+    def __init__(self, feed_forward: FeedForward, residual: PostNorm, pack: PackFormat) -> None:
+        super().__init__(residual)
+        relu = feed_forward.activation is F.relu
+        self.inner = pack.fuse(feed_forward.inner, relu=relu)
+        self.outer = pack.fuse(feed_forward.outer)
+        self.activation = None if relu else feed_forward.activation
+
+    def forward(self, x: States, *_: Any) -> States:
+        inner = self.inner(x)
+        return self.outer(inner if self.activation is None else self.activation(inner))
+
+
+class PackedGatedFeedForward(Sublayer):
+    """SwiGLU, with its gate and its inner map in one product."""
+
+    def __init__(self, feed_forward: Gated, residual: PostNorm, pack: PackFormat) -> None:
+        super().__init__(residual)
+        self.gate_inner = pack.fuse(feed_forward.gate, feed_forward.inner)
+        self.outer = pack.fuse(feed_forward.outer)
+
+    def forward(self, x: States, *_: Any) -> States:
+        gate, inner = self.gate_inner(x).chunk(2, dim=-1)
+        return self.outer(F.silu(gate) * inner)
+
+
+def pack_feed_forward(layer: EncoderLayer, pack: PackFormat) -> Sublayer:
+    feed_forward, residual = layer.feed_forward, layer.feed_forward_residual
+    if isinstance(feed_forward, Gated):
+        return PackedGatedFeedForward(feed_forward, residual, pack)
+    assert isinstance(feed_forward, FeedForward)
+    return PackedFeedForward(feed_forward, residual, pack)
+
+
 # ---------------------------------------------------------------------------------------------
-# A trained Transformer made ready for search: the same function, its weights packed and its past in one place.
-#
-# What is notable:
-# - Queries, keys and values of a layer are one product; so are the keys and values of the source.
-# - The keys and values of the words said so far stand in slots that all hypotheses of a sentence share: when the beam
-#   is reordered none of them moves (``slots.py``).
-# - Its weights are what the network's were when it was made. It cannot learn, be watched or be interfered with.
+# Attention
 
 
-MANY = 4
-"""sentences: from here on several hypotheses of each are sooner compared with keys of bfloat16. Keys and values of
-float32 come from memory, not from a cache, and most of the time of attention is spent waiting for them."""
+FEW_QUERIES = 16
+"""queries per sentence up to which two products and a softmax are faster than the fused kernel on a CPU"""
+LARGE_BATCH = 2048
+"""sentences with few queries from which on ``decode_attention`` is faster than torch's kernels on a GPU"""
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What the encoder made of a batch of sources."""
+def dot_product_attention(
+    query: Float[Tensor, "S h Q dk"], kv: KeyValue, bias: AttentionBias
+) -> States:
+    """Dot-product attention. The queries are already scaled. Keys, values and bias have the same data type."""
+    sentences, heads, queries, _ = query.shape
+    dtype = kv.key.dtype
+    if query.is_cuda and queries <= FEW_QUERIES and sentences >= LARGE_BATCH:
+        from regard.nn.kernels.decode_attention import decode_attention
 
-    states: States
-    sentences: int
-    bias: Bias
-
-
-@dataclass(frozen=True)
-class PackedDecoderState:
-    """What one step of search hands to the next. It serves once: what comes after is written in its place.
-
-    A sentence that is done leaves its place to the last one, so that only one has to move. So the places of sentences
-    are in another order than the rows of the search.
-    """
-
-    memory: list[KeyValue]
-    """for each layer, once for each sentence however many beams it has"""
-    bias: Bias
-    past: BeamKVCache
-    length: int = 0
-    """words said so far"""
-    places: Int[Tensor, " sentences"] | None = None
-    """of each sentence of the search; None: in its order"""
-    many: torch.dtype = torch.float32
-    """what the keys and values of many hypotheses are kept in"""
-
-    def select(self, rows: Int[Tensor, "sentences beams"]) -> PackedDecoderState:
-        """Keep these rows, in this order; each line of the matrix belongs to one sentence."""
-        sentences = rows[:, 0] // self.past.beams
-        parents = rows - sentences[:, None] * self.past.beams
-        here = self if len(rows) == self.past.sentences else self._keep(sentences)
-        if here.places is not None:
-            parents = parents.index_select(0, here.places.argsort())
-        if self.past.beams < parents.shape[1]:
-            here = here._in(self.many)
-        return replace(here, past=here.past.select(parents))
-
-    def _in(self, dtype: torch.dtype) -> PackedDecoderState:
-        """Keys and values in this number format."""
-        memory = [KeyValue(layer.key.to(dtype), layer.value.to(dtype)) for layer in self.memory]
-        bias = None if self.bias is None else self.bias.to(dtype)
-        return replace(self, memory=memory, bias=bias, past=self.past.to(dtype))
-
-    def _keep(self, sentences: Int[Tensor, " fewer"]) -> PackedDecoderState:
-        old = sentences if self.places is None else self.places.index_select(0, sentences)
-        places, count = old.tolist(), len(old)
-        free = iter(sorted({*range(count)} - {*places}))
-        new = [place if place < count else next(free) for place in places]
-        moves = [(one, other) for one, other in zip(places, new, strict=True) if one != other]
-        for layer in self.memory:
-            move(layer.key, moves)
-            move(layer.value, moves)
-        now = torch.tensor(new, dtype=torch.long, device=sentences.device)
-        order = old.index_select(0, now.argsort())
-        return PackedDecoderState(
-            [KeyValue(layer.key[:count], layer.value[:count]) for layer in self.memory],
-            None if self.bias is None else self.bias.index_select(0, order),
-            self.past.keep(order, moves),
-            self.length,
-            now,
-            self.many,
-        )
-
-    def placed(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-        """Rows of the search in the order of their places."""
-        if self.places is None:
-            return tokens
-        return tokens.view(len(self.places), -1).index_select(0, self.places.argsort()).flatten()
-
-    def searched(self, x: States) -> States:
-        """The way back."""
-        if self.places is None:
-            return x
-        lines = x.view(len(self.places), -1, x.shape[1])
-        return lines.index_select(0, self.places).flatten(0, 1)
+        return decode_attention(query.to(dtype), *kv, bias).flatten(0, 1)
+    if queries > FEW_QUERIES or query.is_cuda:
+        output = F.scaled_dot_product_attention(query.to(dtype), *kv, bias, scale=1.0)
+    else:
+        key, value = kv.key.flatten(0, 1), kv.value.flatten(0, 1)
+        flat_query = contiguous(query, dtype).view(-1, queries, query.shape[3])
+        scores = torch.bmm(flat_query, key.transpose(1, 2))
+        if bias is not None:
+            scores.view(sentences, heads, queries, -1).add_(bias)
+        weights = scores.softmax(-1, dtype=torch.float32).to(dtype)
+        output = torch.bmm(weights, value).view(sentences, heads, queries, -1)
+    output_dtype = dtype if output.is_cuda else torch.float32  # what the next linear map reads
+    return contiguous(output.transpose(1, 2), output_dtype).view(sentences * queries, -1)
 
 
-class PackedTransformer:
-    """What search asks of a network: ``encode``, ``start``, ``step``, ``longest``."""
-
-    def __init__(self, network: Transformer, form: Format) -> None:
-        self.longest, self.many, self.gives = network.longest, form.keys, form.gives
-        self.weights: list[Packed] = []
-        """all that was packed"""
-        pack = form._replace(
-            linear=_noted(form.linear, self.weights), embedding=_noted(form.embedding, self.weights)
-        )
-        self.source, self.target = Words(network.encoder, pack), Words(network.decoder, pack)
-        if network.encoder.embedding is network.decoder.embedding:
-            self.weights.remove(self.target.embedding)
-            self.target.embedding = self.source.embedding
-        self.encoder = [EncoderPart(layer, pack) for layer in _layers(network.encoder)]
-        self.encoder_norm = plain_norm(network.encoder.norm)
-        self.decoder = [DecoderPart(layer, pack) for layer in _layers(network.decoder)]
-        self.decoder_norm = plain_norm(network.decoder.norm)
-        self.projection = pack.linear(network.projection.weight, network.projection.bias, False)
-
-    def suited(self, sentences: int) -> PackedTransformer:
-        """For so many sentences, all in all: not for each batch, so that none of them depends on how they are cut."""
-        if sentences >= MANY:
-            return self
-        few = copy(self)
-        few.many = self.gives
-        return few
-
-    @property
-    def bytes(self) -> int:
-        """What the matrices take."""
-        return sum(weight.bytes for weight in self.weights)
-
-    def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> Memory:
-        """What is remembered of the source; EOS closes each row, padding follows."""
-        sentences, length = source.shape
-        bias = _hiding(source == PAD, self.gives)
-        words = self.source.embedding(source.flatten()).view(sentences, length, -1)
-        x = (words + self.source.places(length)[:length]).flatten(0, 1)
-        for layer in self.encoder:
-            x = layer.think(layer.attention(x, sentences, slice(0, length), each_other, bias))
-        return Memory(self.encoder_norm(x), sentences, bias)
-
-    def start(self, memory: Memory) -> PackedDecoderState:
-        """The state before the first word: keys and values of the source are computed here, once."""
-        seen = [layer.memory.offer(memory.states, memory.sentences) for layer in self.decoder]
-        past = BeamKVCache.empty(len(seen), seen[0].key)
-        return PackedDecoderState(seen, memory.bias, past, many=self.many)
-
-    def step(
-        self, tokens: Int[Tensor, " R"], state: PackedDecoderState
-    ) -> tuple[Float[Tensor, "R V"], PackedDecoderState]:
-        """Read one more token in each row; the logits of the next."""
-        length, past = state.length, state.past.wider()
-        newest = slice(length, length + 1)
-        x = self.target.embedding(state.placed(tokens)) + self.target.places(length + 1)[newest]
-        for number, (layer, memory) in enumerate(zip(self.decoder, state.memory, strict=True)):
-            x = layer.attention(x, past.sentences, newest, partial(past.put, number), past.bias)
-            x = layer.think(layer.memory(x, memory, state.bias))
-        logits = self.projection(state.searched(self.decoder_norm(x)))
-        return logits, replace(state, past=past, length=length + 1)
+def inference_context(device: torch.device) -> AbstractContextManager[None]:
+    """The context to decode in. GPU: no cuDNN attention, which is made for many queries. CPU: fewer checks per call."""
+    if device.type == "cpu":
+        return without_torch_function()
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
-class Words:
-    """Embeddings and positions."""
+# ---------------------------------------------------------------------------------------------
+# Embeddings and layers
 
-    def __init__(self, stack: Encoder | Decoder, pack: Format) -> None:
+
+class PackedEmbedding:
+    """Token embeddings and positions."""
+
+    def __init__(self, stack: Encoder | Decoder, pack: PackFormat) -> None:
         weight = stack.embedding.weight
         self.embedding = pack.embedding(weight, math.sqrt(weight.shape[1]))
         self.position = stack.position
         self.table = weight.new_empty(0, weight.shape[1])
 
-    def places(self, end: int) -> Float[Tensor, "T d"]:
-        """What is added to the words at all positions before end, and perhaps more."""
-        table = self.table  # another thread may exchange it meanwhile
+    def positions(self, end: int) -> Float[Tensor, "T d"]:
+        """What is added to the tokens at all positions before ``end``, and possibly more."""
+        table = self.table  # another thread may replace it meanwhile
         if end > len(table):
-            more = max(end, min(2 * end, self.position.longest or 2 * end))
-            table = self.table = self.position(table.new_zeros(1, more, table.shape[1]))[0]
+            length = max(end, min(2 * end, self.position.max_length or 2 * end))
+            table = self.table = self.position(table.new_zeros(1, length, table.shape[1]))[0]
         return table
 
 
-class EncoderPart:
-    def __init__(self, layer: EncoderLayer, pack: Format) -> None:
-        self.attention = SelfAttention(layer.attention, layer.attention_residual, pack)
-        self.think = packed_feed_forward(layer, pack)
+class PackedEncoderLayer:
+    """Self-attention and feed-forward network."""
+
+    def __init__(self, layer: EncoderLayer, pack: PackFormat, bounded_inputs: bool) -> None:
+        """bounded_inputs: whether the inputs of the layer have a bound, see ``has_bounded_inputs``."""
+        # Without a norm before attention, its output is as large as its input.
+        attention_pack = pack if bounded_inputs else pack.for_unbounded_inputs()
+        self.self_attention = SelfAttention(
+            layer.attention, layer.attention_residual, attention_pack
+        )
+        self.feed_forward = pack_feed_forward(layer, pack)
 
 
-class DecoderPart(EncoderPart):
-    def __init__(self, layer: DecoderLayer, pack: Format) -> None:
-        super().__init__(layer, pack)
-        self.memory = CrossAttention(layer.cross_attention, layer.cross_attention_residual, pack)
+class PackedDecoderLayer(PackedEncoderLayer):
+    """Self-attention, cross-attention and feed-forward network."""
+
+    def __init__(self, layer: DecoderLayer, pack: PackFormat, bounded_inputs: bool) -> None:
+        super().__init__(layer, pack, bounded_inputs)
+        self.cross_attention = CrossAttention(
+            layer.cross_attention, layer.cross_attention_residual, pack
+        )
 
 
-def _layers(stack: Encoder | Decoder) -> Iterable[Any]:
-    return cast(Iterable[Any], stack.layers)
+Layer = TypeVar("Layer", bound=PackedEncoderLayer)
 
 
-def _noted(make: Callable[..., Packed], packed: list[Packed]) -> Callable[..., Packed]:
-    """Make, and write down what was made."""
-
-    def noted(*arguments: Any) -> Packed:
-        packed.append(make(*arguments))
-        return packed[-1]
-
-    return noted
+def pack_layers(kind: type[Layer], stack: Encoder | Decoder, pack: PackFormat) -> list[Layer]:
+    layers = cast(Iterable[Any], stack.layers)
+    return [
+        kind(layer, pack, number > 0 or has_bounded_inputs(stack))
+        for number, layer in enumerate(layers)
+    ]
 
 
-def _hiding(padding: Bool[Tensor, "S K"], dtype: torch.dtype) -> Bias:
+def has_bounded_inputs(stack: Encoder | Decoder) -> bool:
+    """Whether the first linear map of a stack has bounded inputs: normalized, or with bounded positions."""
+    return isinstance(stack.layers[0].attention_residual, PreNorm) or stack.position.bounded
+
+
+# ---------------------------------------------------------------------------------------------
+# The network
+
+
+MANY_SENTENCES = 4
+"""Number of sentences from which on beams attend to keys and values of bfloat16. In float32 these come from memory
+instead of a cache, and attention spends most of its time waiting for them."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The encoder output of a batch."""
+
+    states: States
+    sentences: int
+    bias: AttentionBias
+    """masks padding"""
+
+
+@dataclass(frozen=True)
+class PackedDecoderState:
+    """The state between two decoding steps. Use it once: the next state overwrites its buffers.
+
+    When a sentence is done, the last one takes its place in the buffers, so that only one has to move. Therefore the
+    order of sentences in the buffers differs from the order of rows in the search.
+    """
+
+    memory: list[KeyValue]
+    """for each layer, the keys and values of the source, once per sentence"""
+    bias: AttentionBias
+    """masks source padding"""
+    cache: BeamKVCache
+    """keys and values of the generated tokens"""
+    length: int = 0
+    """number of generated tokens"""
+    buffer_rows: Int[Tensor, " sentences"] | None = None
+    """the row of each sentence of the search in the buffers; None: the same order"""
+    beam_dtype: torch.dtype = torch.float32
+    """data type of keys and values once sentences have several hypotheses"""
+
+    def select(self, rows: Int[Tensor, "sentences beams"]) -> PackedDecoderState:
+        """Keep these rows, in this order; each line has the rows of one sentence."""
+        sentences = rows[:, 0] // self.cache.beams
+        parents = rows - sentences[:, None] * self.cache.beams
+        state = self if len(rows) == self.cache.sentences else self._keep_sentences(sentences)
+        if state.buffer_rows is not None:
+            parents = parents.index_select(0, state.buffer_rows.argsort())
+        if self.cache.beams < parents.shape[1]:
+            state = state._to(self.beam_dtype)
+        return replace(state, cache=state.cache.select_beams(parents))
+
+    def _to(self, dtype: torch.dtype) -> PackedDecoderState:
+        """The state with keys and values in this data type."""
+        memory = [KeyValue(layer.key.to(dtype), layer.value.to(dtype)) for layer in self.memory]
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return replace(self, memory=memory, bias=bias, cache=self.cache.to(dtype))
+
+    def _keep_sentences(self, sentences: Int[Tensor, " fewer"]) -> PackedDecoderState:
+        """Keep these sentences: move those at the end of the buffers to the rows that become free."""
+        kept = (
+            sentences if self.buffer_rows is None else self.buffer_rows.index_select(0, sentences)
+        )
+        old, count = kept.tolist(), len(kept)
+        free = iter(sorted({*range(count)} - {*old}))
+        new = [row if row < count else next(free) for row in old]
+        moves = [(before, after) for before, after in zip(old, new, strict=True) if before != after]
+        for layer in self.memory:
+            move_rows(layer.key, moves)
+            move_rows(layer.value, moves)
+        buffer_rows = torch.tensor(new, dtype=torch.long, device=sentences.device)
+        order = kept.index_select(0, buffer_rows.argsort())
+        return PackedDecoderState(
+            [KeyValue(layer.key[:count], layer.value[:count]) for layer in self.memory],
+            None if self.bias is None else self.bias.index_select(0, order),
+            self.cache.keep_sentences(order, moves),
+            self.length,
+            buffer_rows,
+            self.beam_dtype,
+        )
+
+    def to_buffer_order(self, tokens: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+        """Rows of the search in the order of the buffers."""
+        if self.buffer_rows is None:
+            return tokens
+        by_sentence = tokens.view(len(self.buffer_rows), -1)
+        return by_sentence.index_select(0, self.buffer_rows.argsort()).flatten()
+
+    def to_search_order(self, x: States) -> States:
+        """Rows of the buffers in the order of the search."""
+        if self.buffer_rows is None:
+            return x
+        by_sentence = x.view(len(self.buffer_rows), -1, x.shape[1])
+        return by_sentence.index_select(0, self.buffer_rows).flatten(0, 1)
+
+
+class PackedTransformer:
+    """The part of a network that decoding needs: ``encode``, ``start``, ``step`` and ``max_length``."""
+
+    def __init__(self, network: Transformer, form: PackFormat) -> None:
+        self.max_length = network.max_length
+        self.output_dtype, self.beam_dtype = form.output_dtype, form.kv_dtype
+        self.weights: list[Packed] = []
+        """everything that was packed"""
+        pack = form.recording(self.weights)
+        self.source = PackedEmbedding(network.encoder, pack)
+        self.target = PackedEmbedding(network.decoder, pack)
+        if network.encoder.embedding is network.decoder.embedding:
+            self.weights.remove(self.target.embedding)
+            self.target.embedding = self.source.embedding
+        self.encoder = pack_layers(PackedEncoderLayer, network.encoder, pack)
+        self.encoder_norm = norm_function(network.encoder.norm)
+        self.decoder = pack_layers(PackedDecoderLayer, network.decoder, pack)
+        self.decoder_norm = norm_function(network.decoder.norm)
+        self.projection = pack.linear(network.projection.weight, network.projection.bias, False)
+
+    def for_sentences(self, sentences: int) -> PackedTransformer:
+        """The network with the cache data type that is fastest for this many sentences.
+
+        Give the number of all sentences, not of a batch, so that results do not depend on how batches are formed.
+        """
+        if sentences >= MANY_SENTENCES:
+            return self
+        few = copy(self)
+        few.beam_dtype = self.output_dtype
+        return few
+
+    @property
+    def bytes(self) -> int:
+        """Size of the packed weights."""
+        return sum(weight.bytes for weight in self.weights)
+
+    def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> Memory:
+        """Run the encoder. Each row of the source ends with EOS, then padding."""
+        sentences, length = source.shape
+        bias = _padding_bias(source == PAD, self.output_dtype)
+        tokens = self.source.embedding(source.flatten()).view(sentences, length, -1)
+        x = (tokens + self.source.positions(length)[:length]).flatten(0, 1)
+        positions = slice(0, length)
+        for layer in self.encoder:
+            x = layer.self_attention(x, sentences, positions, own_keys_values, bias)
+            x = layer.feed_forward(x)
+        return Memory(self.encoder_norm(x), sentences, bias)
+
+    def start(self, memory: Memory) -> PackedDecoderState:
+        """The state before the first token. The keys and values of the source are computed here, once."""
+        kv = [
+            layer.cross_attention.keys_values(memory.states, memory.sentences)
+            for layer in self.decoder
+        ]
+        cache = BeamKVCache.empty(len(kv), kv[0].key)
+        return PackedDecoderState(kv, memory.bias, cache, beam_dtype=self.beam_dtype)
+
+    def step(
+        self, tokens: Int[Tensor, " R"], state: PackedDecoderState
+    ) -> tuple[Float[Tensor, "R V"], PackedDecoderState]:
+        """Read one token in each row. Returns the logits of the next token and the new state."""
+        length, cache = state.length, state.cache.allocate()
+        position = slice(length, length + 1)
+        embedded = self.target.embedding(state.to_buffer_order(tokens))
+        x = embedded + self.target.positions(length + 1)[position]
+        for number, (layer, memory) in enumerate(zip(self.decoder, state.memory, strict=True)):
+            write = partial(cache.write, number)
+            x = layer.self_attention(x, cache.sentences, position, write, cache.bias)
+            x = layer.feed_forward(layer.cross_attention(x, memory, state.bias))
+        logits = self.projection(state.to_search_order(self.decoder_norm(x)))
+        return logits, replace(state, cache=cache, length=length + 1)
+
+
+def _padding_bias(padding: Bool[Tensor, "S K"], dtype: torch.dtype) -> AttentionBias:
+    """The attention bias that masks padding; None if there is none."""
     if not padding.any():
         return None
     bias = torch.zeros(padding.shape, dtype=dtype, device=padding.device)

@@ -1,9 +1,8 @@
-"""Which number format, and what can be prepared at all."""
+"""Device and precision: which number formats this machine has, which one to use, and what can be packed."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
@@ -11,107 +10,109 @@ import torch
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.inference.packed_transformer import Format, PackedTransformer
+from regard.inference.packed_transformer import PackedTransformer, PackFormat
 from regard.inference.quantization import (
     BF16Linear,
+    FloatEmbedding,
     FP32Linear,
     Int8Embedding,
     Int8Linear,
-    Rows,
     UnpackedLinear,
-    settle,
+    calibrate,
 )
+from regard.nn.torch_internals import has_avx512_bf16, has_onednn_bf16
 from regard.nn.transformer import Transformer
 from regard.recipe import Device, Precision
 
-# oneDNN makes a kernel for each shape, and a thousand of them are kept, twice: 0.8 GB, however small the model.
-# Sentences that end one by one bring new shapes at every step; those that come again do so soon. It is read when the
-# first is made.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-
-HALF = torch.bfloat16
-UNPACKED: dict[Precision, Format] = {
-    "fp32": Format(UnpackedLinear, Rows),
-    "bf16": Format(partial(UnpackedLinear, dtype=HALF), partial(Rows, dtype=HALF), HALF, HALF),
+BF16 = torch.bfloat16
+UNPACKED: dict[Precision, PackFormat] = {
+    "fp32": PackFormat(UnpackedLinear, FloatEmbedding),
+    "bf16": PackFormat(
+        partial(UnpackedLinear, dtype=BF16), partial(FloatEmbedding, dtype=BF16), BF16, BF16
+    ),
 }
-"""on a GPU, or where torch was built without oneDNN"""
-PACKED: dict[Precision, Format] = {
-    "fp32": Format(FP32Linear, Rows),
-    "bf16": Format(BF16Linear, partial(Rows, dtype=HALF), HALF),
-    "int8": Format(Int8Linear, Int8Embedding, HALF),
+"""on a GPU, or if torch was built without oneDNN"""
+PACKED: dict[Precision, PackFormat] = {
+    "fp32": PackFormat(FP32Linear, FloatEmbedding),
+    "bf16": PackFormat(BF16Linear, partial(FloatEmbedding, dtype=BF16), BF16),
+    "int8": PackFormat(Int8Linear, Int8Embedding, BF16, unbounded_linear=FP32Linear),
 }
 """on a CPU"""
 
 
 def choose_device(device: Device) -> torch.device:
+    """The device to compute on; ``auto`` is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise RegardError("device cuda: torch sees no GPU here; use device cpu or auto")
+        raise RegardError("device cuda: torch finds no GPU; use device cpu or auto")
     return torch.device(device)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The number format matrix products run in; weights and sums stay in float32."""
+    """The context in which matrix products run in this precision; weights and sums stay in float32."""
     if (default_precision(device) if precision == "auto" else precision) == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
 
 
 def default_precision(device: torch.device) -> Precision:
-    """What auto means in the ordinary way."""
-    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return "bf16" if half else "fp32"
+    """What ``auto`` means for an unpacked network."""
+    return "bf16" if _has_bf16_gpu(device) else "fp32"
 
 
-def formats(device: torch.device) -> dict[Precision, Format]:
-    """What this machine can work in."""
+def _has_bf16_gpu(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+def formats(device: torch.device) -> dict[Precision, PackFormat]:
+    """The precisions that this machine supports, and how each packs weights."""
     if device.type != "cpu":
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        return UNPACKED if half else {"fp32": UNPACKED["fp32"]}
+        return UNPACKED if _has_bf16_gpu(device) else {"fp32": UNPACKED["fp32"]}
     found = dict(PACKED)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         found |= {"fp32": UNPACKED["fp32"], "bf16": UNPACKED["bf16"]}
-    elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        found["int8"] = found["int8"]._replace(unbounded_linear=UnpackedLinear)
+    elif not has_onednn_bf16():
         del found["bf16"]
-    if not torch.cpu._is_avx512_bf16_supported():
-        found["int8"] = found["int8"]._replace(keys=torch.float32)
+    if not has_avx512_bf16():
+        found["int8"] = found["int8"]._replace(kv_dtype=torch.float32)
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         del found["int8"]
     return found
 
 
 def select_precision(precision: Precision, device: torch.device) -> Precision:
-    """The number format asked for, if this machine has it; auto is the fastest it has."""
-    there = formats(device)
+    """The requested precision, if this machine supports it; ``auto`` is the fastest one it supports."""
+    supported = formats(device)
     if precision == "auto":
-        order: tuple[Precision, ...] = ("int8", "bf16", "fp32")
-        return next(one for one in order if one in there)
-    if precision not in there:
+        fastest_first: tuple[Precision, ...] = ("int8", "bf16", "fp32")
+        return next(one for one in fastest_first if one in supported)
+    if precision not in supported:
         raise RegardError(
-            f"precision {precision}: not on this machine's {device.type}; it has {', '.join(there)}"
+            f"precision {precision}: not supported by this machine's {device.type}; "
+            f"use {', '.join(supported)} or auto"
         )
     return precision
 
 
 @torch.no_grad()
 def pack_network(network: Transformer, precision: Precision) -> PackedTransformer:
-    """The network as it is now, ready for search. ``precision`` is one that ``select_precision`` gave."""
-    fast = PackedTransformer(network, formats(network.projection.weight.device)[precision])
-    settle(fast, network)
-    _let_go()
-    return fast
+    """A packed copy of a network with its present weights. precision: a result of ``select_precision``."""
+    packed = PackedTransformer(network, formats(network.projection.weight.device)[precision])
+    calibrate(packed, network)
+    _release_memory()
+    return packed
 
 
-def _let_go() -> None:
-    """What packing needed goes back to the system; glibc would keep it, more than the weights of int8 take."""
-    with suppress(OSError, AttributeError, TypeError):  # another system, another library
+def _release_memory() -> None:
+    """Return the memory that packing used to the system. glibc would keep it: more than int8 weights take."""
+    with suppress(OSError, AttributeError, TypeError):  # other systems and C libraries
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def unsupported_reason(model: recipe.Model) -> str | None:
-    """The choice of a recipe that packed inference does not support; None if there is none."""
+    """The first choice of a recipe that packed inference does not support; None if it supports all."""
     for key, choice in recipe.model_choices(model):
         if not choice.fused:
             return f"{key}: {choice.name}"

@@ -1,18 +1,17 @@
-"""Linear maps and embeddings with their weights packed once, for the kernel that uses them.
+"""Linear maps and embeddings with packed weights, one class per number format, and the calibration of int8.
 
-What is notable:
-- One class for each number format. On a CPU all take and give float32; on a GPU they give what they compute in, so that
-  what one gives another takes as it is. Sums and norms are in float32 everywhere.
-- The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has what each
-  takes at the sizes of translation.
-- int8 has one scale for each output of a map, and one for its inputs, found once: what a row gives does not depend on
-  the rows beside it.
+- On a CPU all of them read and return float32. On a GPU they return what they compute in, so that the next one reads it
+  without conversion. Sums and norms are float32 everywhere.
+- The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has the times of each
+  at the sizes of translation.
+- int8 has one scale per output of a map and one scale for its inputs. The input scale is calibrated once, so the output
+  of a row does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -22,100 +21,43 @@ from torch.nn import functional as F
 
 from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
 from regard.errors import RegardError
-from regard.inference.packed_transformer import PackedTransformer
-from regard.nn.norms import NoNorm
+from regard.inference.packed_transformer import PackedTransformer, has_bounded_inputs
+from regard.nn.norms import BatchNorm, NoNorm
+from regard.nn.torch_internals import pack_int8_linear, pack_linear
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
 Weight = Float[Tensor, "m n"]
 Bias = Float[Tensor, " m"] | None
 
+# ---------------------------------------------------------------------------------------------
+# Linear maps
+
 
 class FP32Linear:
-    """In float32."""
+    """A linear map in float32, on a CPU."""
 
     dtype = torch.float32
 
     def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
         self.bias = None if bias is None else bias.to(self.dtype)
-        self.after = "relu" if relu else "none"
-        # Without torch's own Python around it, which takes as long as a small product.
-        self.multiply = torch.ops.mkldnn._linear_pointwise.default._op
+        self.activation = "relu" if relu else "none"
         weight = weight.to(self.dtype).contiguous()
-        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.multiply, self.packed = pack_linear(weight)
         self.bytes = weight.nbytes
 
     def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
-        x = x.to(self.dtype)
-        y: Tensor = self.multiply(x, self.packed, self.bias, self.after, [], "")
+        y = self.multiply(x.to(self.dtype), self.packed, self.bias, self.activation, [], "")
         return y.float()
 
 
 class BF16Linear(FP32Linear):
-    """In bfloat16, summed in float32."""
+    """A linear map in bfloat16, summed in float32, on a CPU."""
 
     dtype = torch.bfloat16
 
 
-class Int8Linear:
-    """In int8, summed in int32.
-
-    At first it finds the range of its inputs anew at each call, and remembers it. Once ``settle`` was called the range
-    is what was seen until then; what lies outside counts as its border.
-    """
-
-    def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
-        eight, scale = quantized(weight)
-        none = torch.zeros(len(scale), dtype=torch.long)
-        with warnings.catch_warnings():  # of a form that torch will give up some day
-            warnings.simplefilter("ignore", UserWarning)
-            whole = torch._make_per_channel_quantized_tensor(eight, scale.double(), none, 0)
-        before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
-        try:
-            self.packed = torch.ops.quantized.linear_prepack(whole, bias)
-        finally:
-            torch.backends.quantized.engine = before
-        # Without VNNI two products of 8 bits are added in 16, where they may not fit; of 7 they do.
-        self.seven = not torch.cpu._is_vnni_supported()
-        self.least = self.most = 0.0
-        self.relu, self.multiply = relu, self._seeing
-        self.bytes = eight.nbytes + scale.nbytes
-
-    def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
-        y: Tensor = self.multiply(x)
-        return y
-
-    def _seeing(self, x: Float[Tensor, "rows n"]) -> Tensor:
-        self.see(float(x.min()), float(x.max()))
-        kernels = torch.ops.quantized
-        kernel = kernels.linear_relu_dynamic if self.relu else kernels.linear_dynamic
-        y: Tensor = kernel(x, self.packed, self.seven)
-        return y
-
-    def see(self, least: float, most: float) -> None:
-        """Inputs may be as small and as large as this."""
-        if not math.isfinite(least + most):
-            raise RegardError(
-                "precision int8: the numbers of this model grow beyond all bounds; take fp32"
-            )
-        self.least, self.most = min(self.least, least), max(self.most, most)
-
-    def settle(self, margin: float) -> None:
-        """From now on inputs are between the least and the most that was seen, times margin."""
-        steps = 127 if self.seven else 255
-        tiny = torch.finfo(torch.float32).tiny
-        scale = max(margin * (self.most - self.least) / steps, tiny)
-        zero = round(-margin * self.least / scale)
-        kernels = torch.ops.quantized
-        kernel = kernels.linear_with_input_q_dq_qweight_dq_output_fp32
-        if self.relu:
-            kernel = kernels.linear_with_input_q_dq_qweight_dq_relu_output_fp32
-        # Without torch's own Python around it, as dear as a small product.
-        multiply, packed = kernel.default._op, self.packed
-        self.multiply = lambda x: multiply(x, scale, zero, packed)
-
-
 class UnpackedLinear:
-    """In float32 or bfloat16, by whatever product torch has for the device: on a GPU."""
+    """A linear map in float32 or bfloat16 with torch's kernel for the device: for GPUs."""
 
     def __init__(
         self, weight: Weight, bias: Bias, relu: bool = False, dtype: torch.dtype = torch.float32
@@ -130,8 +72,50 @@ class UnpackedLinear:
         return y.relu_() if self.relu else y
 
 
-class Rows:
-    """Embeddings, in float32 or bfloat16."""
+class Int8Linear:
+    """A linear map in int8, summed in int32, on a CPU.
+
+    At first the range of the inputs is computed anew in each call, and recorded. ``freeze`` fixes the range to what was
+    recorded; later inputs outside of it are clipped.
+    """
+
+    def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
+        int8_weight, scale = quantize_rows(weight)
+        self.kernels = pack_int8_linear(int8_weight, scale, bias, relu)
+        self.min = self.max = 0.0
+        """the range of the inputs so far"""
+        self.multiply: Callable[[Tensor], Tensor] = self._multiply_and_observe
+        self.bytes = int8_weight.nbytes + scale.nbytes
+
+    def __call__(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
+        return self.multiply(x)
+
+    def _multiply_and_observe(self, x: Float[Tensor, "rows n"]) -> Tensor:
+        self.observe(float(x.min()), float(x.max()))
+        return self.kernels.dynamic(x)
+
+    def observe(self, low: float, high: float) -> None:
+        """Extend the recorded range of the inputs."""
+        if not math.isfinite(low + high):
+            raise RegardError(
+                "precision int8: an activation of this model is infinite or NaN; use fp32"
+            )
+        self.min, self.max = min(self.min, low), max(self.max, high)
+
+    def freeze(self, margin: float) -> None:
+        """Fix the range of the inputs to the recorded one, times ``margin``."""
+        tiny = torch.finfo(torch.float32).tiny
+        scale = max(margin * (self.max - self.min) / self.kernels.levels, tiny)
+        zero_point = round(-margin * self.min / scale)
+        self.multiply = self.kernels.static(scale, zero_point)
+
+
+# ---------------------------------------------------------------------------------------------
+# Embeddings
+
+
+class FloatEmbedding:
+    """An embedding table in float32 or bfloat16."""
 
     def __init__(
         self, weight: Float[Tensor, "V d"], scale: float, dtype: torch.dtype = torch.float32
@@ -144,76 +128,90 @@ class Rows:
 
 
 class Int8Embedding:
-    """Embeddings in int8, each with its own scale."""
+    """An embedding table in int8, with one scale per token."""
 
     def __init__(self, weight: Float[Tensor, "V d"], scale: float) -> None:
-        self.weight, self.scale = quantized(weight * scale)
+        self.weight, self.scale = quantize_rows(weight * scale)
         self.bytes = self.weight.nbytes + self.scale.nbytes
 
     def __call__(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows d"]:
         return self.weight.index_select(0, ids) * self.scale.index_select(0, ids)[:, None]
 
 
-def quantized(weight: Weight) -> tuple[Tensor, Float[Tensor, " m"]]:
-    """The suggest whole numbers from -127 to 127, and what they are to be multiplied by, for each row."""
+def quantize_rows(weight: Weight) -> tuple[Tensor, Float[Tensor, " m"]]:
+    """The nearest integers from -127 to 127, and the scale of each row: weight is about integers * scale."""
     scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 # ---------------------------------------------------------------------------------------------
-# How large the inputs of the maps of int8 become: tried once, on words drawn at random.
+# Calibration: find the input ranges of the int8 maps, once, on random tokens
 
 
-SENTENCES, WORDS = 16, 20
-SEED = 1
-FAR = 512
-"""words: by then positions without end have been as large as they become"""
+CALIBRATION_SENTENCES, CALIBRATION_TOKENS = 16, 20
+CALIBRATION_SEED = 1
 MARGIN = 1.25
-"""how much larger than any that was seen an input may be before it is cut off"""
+"""how far beyond the observed range an input may be before it is clipped"""
+TABLE_POSITIONS = 512
+"""positions to search for the largest value of a positional encoding that has no maximum length"""
 
 
 @torch.inference_mode()
-def settle(fast: PackedTransformer, network: Transformer) -> None:
-    """Let all maps of int8 see what comes their way, then keep to it.
+def calibrate(packed: PackedTransformer, network: Transformer) -> None:
+    """Run the packed network on random tokens to find the input ranges of its int8 maps, then freeze them.
 
-    Norms make the inputs of most maps alike whatever the words say, so any words serve. On multi30k a ten-thousandth
-    of the inputs lie outside the ranges found without a margin. Where no norm stands before the first layer, it is
-    shown how large any word can be; a network without norms goes on finding its ranges anew.
+    Norms make the inputs of most maps similar whatever the tokens are, so random tokens suffice. On Multi30k, one in
+    ten thousand inputs is outside the observed range without a margin. Where no norm precedes the first layer, its
+    range is extended to the largest possible input, see ``largest_input``. Without norms the inputs have no fixed
+    range, so the maps are not frozen.
     """
-    maps = [weight for weight in fast.weights if isinstance(weight, Int8Linear)]
-    stacks: tuple[Encoder | Decoder, ...] = network.encoder, network.decoder
-    if not maps or isinstance(network.encoder.layers[0].attention_residual.norm, NoNorm):
+    maps = [weight for weight in packed.weights if isinstance(weight, Int8Linear)]
+    if not maps or not _normalizes(network):
         return
-    draw = torch.Generator().manual_seed(SEED)
-    words = WORDS if network.longest is None else min(WORDS, network.longest)
-
-    def drawn(stack: Encoder | Decoder) -> torch.Tensor:
-        """Words at random, every fourth one of those with the largest embeddings."""
-        weight = stack.embedding.weight
-        size = len(weight)
-        rows = torch.randint(
-            min(len(SPECIAL_TOKENS), size - 1), size, (SENTENCES, words), generator=draw
-        )
-        some = rows[:, 1::4]
-        order = weight.abs().amax(1).argsort(descending=True)
-        some.copy_(order[torch.arange(some.numel()) % size].view_as(some))
-        return rows
-
-    source, target = map(drawn, stacks)
+    draw = torch.Generator().manual_seed(CALIBRATION_SEED)
+    longest = network.max_length
+    length = CALIBRATION_TOKENS if longest is None else min(CALIBRATION_TOKENS, longest)
+    source = _random_tokens(network.encoder, length, draw)
+    target = _random_tokens(network.decoder, length, draw)
     source[:, -1], target[:, 0] = EOS, BOS
-    state = fast.start(fast.encode(source))
+    state = packed.start(packed.encode(source))
     for tokens in target.unbind(1):
-        _, state = fast.step(tokens, state)
-    for stack, first in zip(stacks, (fast.encoder[0], fast.decoder[0]), strict=True):
-        if not first.attention.before:
-            most = largest(stack)
-            cast(Int8Linear, first.attention.joined).see(-most, most)
+        _, state = packed.step(tokens, state)
+    stacks: tuple[Encoder | Decoder, ...] = network.encoder, network.decoder
+    for stack, layer in zip(stacks, (packed.encoder[0], packed.decoder[0]), strict=True):
+        if not layer.self_attention.pre_norm and has_bounded_inputs(stack):
+            bound = largest_input(stack)
+            cast(Int8Linear, layer.self_attention.qkv).observe(-bound, bound)
     for one in maps:
-        one.settle(MARGIN)
+        one.freeze(MARGIN)
 
 
-def largest(stack: Encoder | Decoder) -> float:
-    """No number of any word at any place is larger."""
+def _normalizes(network: Transformer) -> bool:
+    """Whether the norms of a network bound the inputs of its maps.
+
+    Batch norm scales by statistics of the training data, so with unbounded positions its outputs are unbounded, too.
+    """
+    norm = network.encoder.layers[0].attention_residual.norm
+    if isinstance(norm, BatchNorm):
+        return network.encoder.position.bounded and network.decoder.position.bounded
+    return not isinstance(norm, NoNorm)
+
+
+def _random_tokens(stack: Encoder | Decoder, length: int, draw: torch.Generator) -> Tensor:
+    """Sentences of random tokens; every fourth token is one of those with the largest embeddings."""
+    weight = stack.embedding.weight
+    size = len(weight)
+    first = min(len(SPECIAL_TOKENS), size - 1)
+    tokens = torch.randint(first, size, (CALIBRATION_SENTENCES, length), generator=draw)
+    fourth = tokens[:, 1::4]
+    largest = weight.abs().amax(1).argsort(descending=True)
+    fourth.copy_(largest[torch.arange(fourth.numel()) % size].view_as(fourth))
+    return tokens
+
+
+def largest_input(stack: Encoder | Decoder) -> float:
+    """An upper bound of the absolute input values of the first layer, for bounded positions."""
     weight, position = stack.embedding.weight, stack.position
-    places = position(weight.new_zeros(1, position.longest or FAR, weight.shape[1]))
-    return float(weight.abs().max() * math.sqrt(weight.shape[1]) + places.abs().max())
+    length = position.max_length or TABLE_POSITIONS
+    positions = position(weight.new_zeros(1, length, weight.shape[1]))
+    return float(weight.abs().max() * math.sqrt(weight.shape[1]) + positions.abs().max())

@@ -1,9 +1,12 @@
-"""Batches worked on side by side. On a CPU two batches on one core each are done sooner than one after the other on
-both: the products of a step are too small to be shared out, and most of the rest is not shared out at all.
+"""Parallel batches on a CPU, in threads or in worker processes.
 
-There are two kinds of workers. Threads serve everywhere, but share Python's lock: after each operation one may have to
-wait for another. Processes (``WorkerPool``) do not wait for each other, but are only for who may be forked: a program that
-has no threads of its own, such as a command.
+Two batches on one core each finish sooner than the same two batches one after the other on both cores: the products of
+a decoding step are too small to split, and most of the other work cannot be split at all.
+
+- Threads (``map_in_threads``) work in every program, but share Python's interpreter lock, so they may wait for each
+  other after every operation.
+- Worker processes (``WorkerPool``) do not wait for each other. They are forked, which is only safe in a program without
+  threads of its own, such as a command.
 """
 
 from __future__ import annotations
@@ -30,91 +33,112 @@ import torch
 
 from regard.errors import RegardError
 
-Part = TypeVar("Part")
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+# ---------------------------------------------------------------------------------------------
+# CPU cores
 
 
 def available_cores() -> int:
-    """Those this process may use; OMP_NUM_THREADS goes before."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked):
-        return int(asked)
-    there = (
+    """Number of cores that this process may use: OMP_NUM_THREADS if set, else by CPU affinity and cgroup quota."""
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    if variable.isdigit() and int(variable):
+        return int(variable)
+    cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, min(there, _allotted(Path("/sys/fs/cgroup/cpu.max")) or there))
+    return max(1, min(cores, _cgroup_cores(Path("/sys/fs/cgroup/cpu.max")) or cores))
 
 
-def _allotted(file: Path) -> int | None:
-    """How many available_cores' time a container has, where Linux says so; None: as much as there is."""
+def _cgroup_cores(file: Path) -> int | None:
+    """The CPU quota of a container on Linux, in cores; None if there is no quota."""
     try:
-        time_of_all, period = file.read_text().split()
-        return round(int(time_of_all) / int(period))
+        quota, period = file.read_text().split()
+        return round(int(quota) / int(period))
     except (OSError, ValueError):  # no container, or "max"
         return None
 
 
+# ---------------------------------------------------------------------------------------------
+# Threads
+
+
 def map_in_threads(
-    work: Callable[[Part], Result], parts: Sequence[Part], threads: int
+    function: Callable[[Item], Result], items: Sequence[Item], threads: int
 ) -> list[Result]:
-    """The work on each part, in their order, so many at a time, each on one core."""
+    """The results of a function for each item, in order. Each thread uses one core."""
 
-    def quietly(part: Part) -> Result:
+    def call(item: Item) -> Result:
         with torch.inference_mode():
-            return work(part)
+            return function(item)
 
-    return list(_threads(threads).map(quietly, parts))
+    return list(_thread_pool(threads).map(call, items))
 
 
 @cache
-def _threads(count: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int) -> ThreadPoolExecutor:
     usual = torch.get_num_threads()
-    pool = ThreadPoolExecutor(count, "regard-search", initializer=_alone)
-    here = threading.Barrier(count)
-    for done in [pool.submit(here.wait) for _ in range(count)]:  # so that all have begun
-        done.result()
-    torch.set_num_threads(usual)  # what the last of them set would hold for every thread to come
+    pool = ThreadPoolExecutor(threads, "regard-decoding", initializer=_use_one_core)
+    barrier = threading.Barrier(threads)
+    for future in [pool.submit(barrier.wait) for _ in range(threads)]:  # until all have started
+        future.result()
+    torch.set_num_threads(usual)  # the value set last is the default of every later thread
     return pool
 
 
-def _alone() -> None:
-    torch.get_num_threads()  # a thread's first question would undo what comes next
+def _use_one_core() -> None:
+    torch.get_num_threads()  # the first call in a thread would reset what is set below
     torch.set_num_threads(1)
 
 
+# ---------------------------------------------------------------------------------------------
+# Worker processes
+
+
 class WorkerDied(RegardError):  # noqa: N818
-    """A process of a crew is gone, and with it what it worked on."""
+    """A worker process has ended, and the item it worked on is lost."""
 
 
-class WorkerPool(Generic[Part, Result]):
-    """Processes that stay, each on one core, for one kind of work.
+class Outcome(NamedTuple):
+    """What a worker sends back for one item: a result or an error."""
 
-    They are forked from this one: what the work needs they have, nothing is read, packed or held in memory twice. Parts
-    and results go through pipes. When this process ends, in whatever way, so do they, after the part they have.
+    result: Any
+    error: BaseException | None
+    cpu_seconds: float
+
+
+class WorkerPool(Generic[Item, Result]):
+    """Worker processes that apply one function to items, each on one core.
+
+    They are forked from this process, so they have everything that the function needs: nothing is loaded, packed or
+    kept in memory twice. Items and results travel through pipes. When this process ends, for whatever reason, the
+    workers end after their present item.
     """
 
     possible = sys.platform == "linux"
-    """elsewhere a fork is not to be trusted, or there is none"""
+    """on other systems a fork is unsafe or does not exist"""
 
-    def __init__(self, work: Callable[[Part], Result], count: int) -> None:
+    def __init__(self, function: Callable[[Item], Result], count: int) -> None:
         self.cpu_seconds = 0.0
-        """what their work has taken so far"""
+        """CPU time of the workers so far"""
         self.workers: dict[Connection, int] = {}
-        """the number of each process by our end of its pipe"""
-        self.end = weakref.finalize(self, _end, self.workers, os.getpid())
+        """process id of each worker, by our end of its pipe"""
+        self.end = weakref.finalize(self, _kill_all, self.workers, os.getpid())
+        """ends the workers; called at exit or when the pool is garbage-collected, if not before"""
         self.lock = threading.Lock()
         try:
             for _ in range(count):
-                self._fork(work)
+                self._fork(function)
         except OSError:
             self.end()
             raise
 
-    def _fork(self, work: Callable[[Part], Result]) -> None:
+    def _fork(self, function: Callable[[Item], Result]) -> None:
         ours, theirs = Pipe()
         with warnings.catch_warnings():
-            # Python warns of threads, which might hold a lock that the fork then waits for. Those of torch's
-            # products hold none between products, and a fork on one core has no use for them.
+            # Python warns that another thread may hold a lock during the fork. The threads of torch's kernels hold
+            # none between two products, and a worker, which uses one core, does not need them.
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process:
@@ -122,113 +146,109 @@ class WorkerPool(Generic[Part, Result]):
             self.workers[ours] = process
             return
         try:
-            for other in (*self.workers, ours):  # held by a fork, no pipe would ever end
+            for other in (*self.workers, ours):  # a pipe closes only when no process holds it
                 other.close()
-            _work_on(theirs, work)
+            _worker_loop(theirs, function)
         finally:
-            os._exit(0)  # nothing of what this process was is to be tidied up by its fork
+            os._exit(0)  # skip the exit handlers of the parent process
 
-    def map(self, parts: Sequence[Part]) -> list[Result]:
-        """The work on each part, in their order; whoever is free takes the next."""
+    def map(self, items: Sequence[Item]) -> list[Result]:
+        """The results for all items, in order. Each free worker takes the next item.
+
+        If the function raises an error for an item, no further items are started, and the error is raised here.
+        """
         with self.lock:
             try:
-                found = self._all(parts)
+                outcomes = self._outcomes(items)
             except BaseException:
-                self.end()  # what they still work on would be the answer to the next question
+                self.end()  # results still on their way would be taken for those of the next call
                 raise
-            self.cpu_seconds += sum(done.cpu_seconds for done in found)
-        for done in found:
-            if done.error is not None:
-                raise done.error
-        return [done.result for done in found]
+            self.cpu_seconds += sum(outcome.cpu_seconds for outcome in outcomes)
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+        return [outcome.result for outcome in outcomes]
 
-    def _all(self, parts: Sequence[Part]) -> list[Done]:
-        """What came of the parts, or of those that were begun before one of them failed."""
+    def _outcomes(self, items: Sequence[Item]) -> list[Outcome]:
+        """The outcomes of all items, or of those that were started before one failed."""
         if not self.workers:
-            raise WorkerDied("the processes that translate have ended")
-        found: dict[int, Done] = {}
+            raise WorkerDied("the worker processes have ended")
+        outcomes: dict[int, Outcome] = {}
         busy: dict[Connection, int] = {}
-        free, waiting = list(self.workers), iter(range(len(parts)))
+        free, waiting = list(self.workers), iter(range(len(items)))
         while True:
             for worker, number in zip(free, waiting, strict=False):
-                _give(worker, parts[number])
+                _send(worker, items[number])
                 busy[worker] = number
             if not busy:
-                return [found[number] for number in sorted(found)]
+                return [outcomes[number] for number in sorted(outcomes)]
             free = [worker for worker in wait(list(busy)) if isinstance(worker, Connection)]
             for worker in free:
-                done = found[busy.pop(worker)] = _take(worker)
-                if done.error is not None:
+                outcome = outcomes[busy.pop(worker)] = _receive(worker)
+                if outcome.error is not None:
                     waiting = iter(())
 
 
-class Done(NamedTuple):
-    result: Any
-    error: BaseException | None
-    cpu_seconds: float
-
-
-def _end(workers: dict[Connection, int], owner: int) -> None:
-    if os.getpid() != owner:  # a fork that tidies up what it inherited
+def _kill_all(workers: dict[Connection, int], owner: int) -> None:
+    if os.getpid() != owner:  # a fork that cleans up what it inherited
         return
     for worker, process in workers.items():
         worker.close()
         with suppress(OSError):
-            os.kill(process, signal.SIGKILL)  # one that is stopped would not hear anything less
+            os.kill(process, signal.SIGKILL)  # a stopped process ignores weaker signals
             os.waitpid(process, 0)
     workers.clear()
 
 
-def _give(worker: Connection, part: Any) -> None:
-    # By value, and apart from sending: left to itself a connection gives tensors away as shared memory.
-    data = pickle.dumps(part)
+def _send(worker: Connection, item: Any) -> None:
+    # Pickled here, because Connection.send would pass tensors through shared memory.
+    data = pickle.dumps(item)
     try:
         worker.send_bytes(data)
     except OSError as error:
-        raise _lost() from error
+        raise _worker_died() from error
 
 
-def _take(worker: Connection) -> Done:
+def _receive(worker: Connection) -> Outcome:
     try:
         data = worker.recv_bytes()
     except (EOFError, OSError) as error:
-        raise _lost() from error
-    done: Done = pickle.loads(data)
-    return done
+        raise _worker_died() from error
+    outcome: Outcome = pickle.loads(data)
+    return outcome
 
 
-def _lost() -> WorkerDied:
-    return WorkerDied(
-        "a process that translated was ended from outside, perhaps for want of memory"
-    )
+def _worker_died() -> WorkerDied:
+    return WorkerDied("a worker process was killed, possibly because memory ran out")
 
 
-def _work_on(parts: Connection, work: Callable[[Part], Result]) -> None:
-    """What a process of a crew does, until there is nobody any more to work for."""
-    for one in (signal.SIGINT, signal.SIGTERM):  # meant for the one that we work for
-        signal.signal(one, signal.SIG_IGN)
+def _worker_loop(pipe: Connection, function: Callable[[Item], Result]) -> None:
+    """The main loop of a worker: handle items until the other end of the pipe is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent process handles them
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
         while True:
-            part = pickle.loads(parts.recv_bytes())
-            before = time.process_time()
+            item = pickle.loads(pipe.recv_bytes())
+            start = time.process_time()
             try:
                 with torch.inference_mode():
-                    result = work(part)
-                data = pickle.dumps(Done(result, None, time.process_time() - before))
-            except BaseException as wrong:
-                data = pickle.dumps(Done(None, _told(wrong), time.process_time() - before))
-            parts.send_bytes(data)
+                    result = function(item)
+                data = pickle.dumps(Outcome(result, None, time.process_time() - start))
+            except BaseException as error:
+                outcome = Outcome(None, _portable(error), time.process_time() - start)
+                data = pickle.dumps(outcome)
+            pipe.send_bytes(data)
 
 
-def _told(error: BaseException) -> BaseException:
-    """An error as it can go through a pipe, with where it happened unless it speaks to a person."""
+def _portable(error: BaseException) -> BaseException:
+    """An error that can be pickled, with the worker's traceback as a note unless it is meant for the user."""
     if not isinstance(error, RegardError):
-        error.add_note("In a process of its own:\n" + traceback.format_exc())
+        error.add_note("In a worker process:\n" + traceback.format_exc())
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        other = RuntimeError(f"{type(error).__name__}: {error}")
-        other.add_note(traceback.format_exc())
-        return other
+        substitute = RuntimeError(f"{type(error).__name__}: {error}")
+        substitute.add_note(traceback.format_exc())
+        return substitute
     return error

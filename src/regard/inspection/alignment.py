@@ -1,4 +1,4 @@
-"""Which word of a translation came from which word of its sentence, as the model's cross attention tells."""
+"""Word alignment: which source word each word of a translation comes from, according to cross-attention."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from regard.data.tokenizer import Vocabulary
-from regard.data.words import Span, units, words
+from regard.data.words import Span, word_and_symbol_spans, word_spans
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import Floats, observe
 from regard.tasks import Translator
 
-ROUNDS = 10
-"""of balancing"""
+BALANCE_ITERATIONS = 10
 
 
 @torch.inference_mode()
@@ -25,65 +24,69 @@ def align(
     sentence: str,
     translation: str,
     to: str | None = None,
-    cut: Callable[[str], list[Span]] = units,
+    split: Callable[[str], list[Span]] = word_and_symbol_spans,
 ) -> Floats | None:
-    """[unit of the translation, unit of the sentence]; None where the model's attention does not tell.
+    """[target unit, source unit] weights; None if the model has no cross-attention to source tokens.
 
-    cut says what the units of a text are; to is the language, of a model that knows several.
+    split: returns the spans of the units of a text. to: the target language of a multilingual model.
     """
     (source,) = model.encode([sentence], to)
     (target,) = model.tokenizer.target.encode([translation])
-    read = model.network.reading(target)
-    cross = observe(model, Request(source), read).weights["cross_attention"]
+    cross = observe(model, Request(source), model.network.decoder_input(target)).weights[
+        "cross_attention"
+    ]
     if not cross.size or cross.shape[3] != len(source) + 1:
         return None
-    tags = sum(i < model.tokenizer.source.marks for i in source[:1])  # the language asked for
+    tags = sum(
+        i < model.tokenizer.source.num_special_tokens for i in source[:1]
+    )  # the target language tag
     weights = cross.mean((0, 1))[: len(target), tags : len(source)]
     source = source[tags:]
-    rows = _shares(cut(translation), _spans(model.tokenizer.target, target, translation))
-    columns = _shares(_spans(model.tokenizer.source, source, sentence), cut(sentence))
+    target_spans = _token_spans(model.tokenizer.target, target, translation)
+    source_spans = _token_spans(model.tokenizer.source, source, sentence)
+    rows = _overlap(split(translation), target_spans)
+    columns = _overlap(source_spans, split(sentence))
     return balance(rows @ weights @ columns)
 
 
 def pharaoh(model: Translator, sentence: str, translation: str) -> str:
-    """The source word of each target word, as ``0-0 1-2``: source-target, words between blanks, counted from 0."""
+    """The source word of each target word in Pharaoh format, ``0-0 1-2``: source-target, whitespace-separated words."""
     if not sentence.strip() or not translation.strip():
         return ""
-    if model.needs_trees or (found := align(model, sentence, translation, cut=words)) is None:
-        raise RegardError(
-            "no alignment: this model's attention does not tell where words come from"
-        )
-    links = sorted((int(row.argmax()), place) for place, row in enumerate(found))
+    if (
+        model.needs_trees
+        or (weights := align(model, sentence, translation, split=word_spans)) is None
+    ):
+        raise RegardError("alignment: this model has no cross-attention to source tokens")
+    links = sorted((int(row.argmax()), target) for target, row in enumerate(weights))
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def balance(weights: Floats) -> Floats:
-    """Let words compete, so that in the end each has about one of the other side.
+    """Normalise columns and rows in turn (Sinkhorn), so that each word aligns with about one word of the other side.
 
-    An article looks at its noun to know its gender. Attention alone would say that both come from the noun; but
-    the noun has a better match, and the source's article has no other (docs/decisions.md has the figures).
+    An article attends to its noun to get the gender, so attention alone would align both with the noun. But the noun
+    has a better match, and the source's article has no other (docs/decisions.md has measurements).
     """
     balanced = weights.astype(np.float64) + 1e-6
-    for _ in range(ROUNDS):
+    for _ in range(BALANCE_ITERATIONS):
         balanced /= balanced.sum(0, keepdims=True)
         balanced /= balanced.sum(1, keepdims=True)
     return balanced.astype(np.float32)
 
 
-def _spans(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[Span]:
-    """Where each token stands in the text, measured by what the tokens before it spell."""
-    lengths = [
-        len(spelled) for spelled in vocabulary.decode([ids[:i] for i in range(len(ids) + 1)])
-    ]
-    # Where letters were normalised, their number may differ.
+def _token_spans(vocabulary: Vocabulary, ids: Sequence[int], text: str) -> list[Span]:
+    """The span of each token in the text, from the lengths of the decoded prefixes."""
+    lengths = [len(prefix) for prefix in vocabulary.decode([ids[:i] for i in range(len(ids) + 1)])]
+    # Normalisation may have changed the number of characters.
     scale = len(text) / max(1, lengths[-1])
-    places = np.maximum.accumulate(np.array(lengths) * scale).round().astype(int).tolist()
-    return list(map(Span._make, pairwise(places)))
+    ends = np.maximum.accumulate(np.array(lengths) * scale).round().astype(int).tolist()
+    return list(map(Span._make, pairwise(ends)))
 
 
-def _shares(wholes: Sequence[Span], parts: Sequence[Span]) -> Floats:
-    """[whole, part]: which share of each whole lies in each part."""
-    a, b = (np.array(spans, dtype=np.float32).reshape(-1, 2) for spans in (wholes, parts))
+def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> Floats:
+    """[span, other]: the fraction of each span that lies in each of the others."""
+    a, b = (np.array(some, dtype=np.float32).reshape(-1, 2) for some in (spans, others))
     common = np.minimum(a[:, None, 1], b[None, :, 1]) - np.maximum(a[:, None, 0], b[None, :, 0])
     length = np.maximum(a[:, 1:] - a[:, :1], 1)
     return np.asarray(common.clip(0) / length, dtype=np.float32)

@@ -1,8 +1,7 @@
-"""Course: what a model is built on and how it learned, in numbers for the page to draw.
+"""Training history: what a model is built on and how it was trained, as values for the page to draw.
 
-Each number comes from the function that training itself uses, so no picture can say anything else: what the network
-adds for a position, the rate of each step, the target that the gradient pulls to, the log and the checkpoints of the
-run. A model without its run folder has the first three.
+Every value comes from the function that training itself uses: the position encoding, the learning rate of each step,
+the smoothed labels, the run's log and its checkpoints. A model without its run folder has the first three.
 """
 
 from __future__ import annotations
@@ -20,133 +19,132 @@ import torch
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import observe
-from regard.inspection.trace import Trace, pack, pack_small, trace
+from regard.inspection.trace import Trace, pack, pack_uint8, trace
 from regard.nn.loss import smoothed_target
 from regard.nn.network import Network
 from regard.nn.positions import NoPosition
 from regard.nn.state_dict import copy_weights
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
-from regard.training.checkpoint import checkpoint_files, step_of, weights_in
+from regard.training.checkpoint import checkpoint_files, checkpoint_step, checkpoint_weights
 from regard.training.optimizers import learning_rate
 
 POSITIONS = 64
 """rows of the position map"""
-POINTS = 240
-"""of the curve of the learning rate"""
-FEW = 5
+SCHEDULE_POINTS = 240
+"""points of the learning rate curve"""
+EXAMPLE_CLASSES = 5
 """classes of the small example of label smoothing"""
-REMEMBERED = 64
-"""alignments"""
+CACHED_ALIGNMENTS = 64
 
 
-def traced(
-    model: Translator,
-    text: str,
-    *,
-    checkpoints: bool = False,
-    **options: Any,
+def trace_with_history(
+    model: Translator, text: str, *, checkpoints: bool = False, **options: Any
 ) -> Trace:
-    """A trace that brings its course along; checkpoints: also how its alignment formed. options: see trace."""
-    found = trace(model, text, **options)
-    facts = course(model)
+    """A trace with the training history of its model.
+
+    checkpoints: add the alignment at each checkpoint of the run. options: as for ``trace``.
+    """
+    traced = trace(model, text, **options)
+    history = training_history(model)
     if checkpoints:
-        asked, said = model.request(text, options.get("parse")), [token.id for token in found.said]
-        then = Checkpoints(model)
-        if not then.steps():
-            raise RegardError(f"{model.run}: no checkpoints are kept there")
-        facts["alignments"] = [then.alignment(step, asked, said) for step in then.steps()]
-    return replace(found, course=facts)
+        request = model.request(text, options.get("parse"))
+        outputs = [token.id for token in traced.outputs]
+        past = PastCheckpoints(model)
+        if not past.steps():
+            raise RegardError(f"{model.run}: the run has no checkpoints")
+        history["alignments"] = [past.alignment(step, request, outputs) for step in past.steps()]
+    return replace(traced, history=history)
 
 
-def course(model: Translator) -> dict[str, Any]:
-    """All of it; the curves of a run that still learns are as they are now."""
+def training_history(model: Translator) -> dict[str, Any]:
+    """All of it. If the run is still training, its curves end at the current step."""
     return {
         "positions": positions(model),
         "schedule": schedule(model),
         "smoothing": smoothing(model),
         "curves": curves(model.run) if model.run else None,
-        "checkpoints": Checkpoints(model).steps(),
+        "checkpoints": PastCheckpoints(model).steps(),
     }
 
 
 @torch.inference_mode()
 def positions(model: Translator) -> dict[str, Any]:
-    """What the network adds for each position, and the dot product of two of these by their distance."""
-    width, kind = model.recipe.model.d_model, model.recipe.model.position
-    parts = [part for part in model.network.modules() if isinstance(part, NoPosition)]
-    # Some have their say inside attention; and what a tree adds depends on the sentence.
-    if kind == "tree" or not parts or type(parts[0]) is NoPosition:
+    """The position encoding, and the dot products of two of its rows by their distance."""
+    d_model, kind = model.recipe.model.d_model, model.recipe.model.position
+    modules = [module for module in model.network.modules() if isinstance(module, NoPosition)]
+    # Some kinds act inside attention instead, and tree positions depend on the sentence.
+    if kind == "tree" or not modules or type(modules[0]) is NoPosition:
         return {"kind": kind, "map": None}
-    length = min(POSITIONS, model.network.longest or POSITIONS)
-    nothing = torch.zeros(1, length, width, device=model.device)
-    added = parts[0](nothing)[0].double().cpu().numpy()
-    products = added @ added.T
+    length = min(POSITIONS, model.network.max_length or POSITIONS)
+    zeros = torch.zeros(1, length, d_model, device=model.device)
+    encoding = modules[0](zeros)[0].double().cpu().numpy()
+    products = encoding @ encoding.T
     distances = range(1 - length, length)
     by_distance = [np.diagonal(products, distance) for distance in distances]
     return {
         "kind": kind,
-        "map": pack(added.astype(np.float32)),
+        "map": pack(encoding.astype(np.float32)),
         "distances": list(distances),
         "mean": [float(row.mean()) for row in by_distance],
-        "least": [float(row.min()) for row in by_distance],
-        "most": [float(row.max()) for row in by_distance],
+        "min": [float(row.min()) for row in by_distance],
+        "max": [float(row.max()) for row in by_distance],
     }
 
 
 def schedule(model: Translator) -> dict[str, Any]:
-    training, width = model.recipe.training, model.recipe.model.d_model
-    steps = sorted({round(step) for step in np.linspace(1, training.steps, POINTS)})
+    """The learning rate over the steps of the recipe."""
+    training, d_model = model.recipe.training, model.recipe.model.d_model
+    steps = sorted({round(step) for step in np.linspace(1, training.steps, SCHEDULE_POINTS)})
     if 1 <= training.warmup <= training.steps:
         steps = sorted({*steps, training.warmup})
     return {
         "kind": training.schedule,
-        "d_model": width,
+        "d_model": d_model,
         "learning_rate": training.learning_rate,
         "warmup": training.warmup,
         "steps": steps,
-        "rates": [learning_rate(step, training, width) for step in steps],
+        "learning_rates": [learning_rate(step, training, d_model) for step in steps],
     }
 
 
 def smoothing(model: Translator) -> dict[str, Any]:
-    """What one target becomes, by both conventions, among a few classes and among all of the vocabulary."""
+    """The smoothed target distribution by both conventions, for a few classes and for the whole vocabulary."""
     training, size = model.recipe.training, model.tokenizer.target.size
-    ways: tuple[str, ...] = ("all", "others")
     return {
         "epsilon": training.label_smoothing,
         "over": training.label_smoothing_over,
         "targets": [
-            {"over": over, "classes": classes, "right": right, "other": other}
-            for over in ways
-            for classes in (FEW, size)
-            for right, other in [smoothed_target(training.label_smoothing, classes, over)]
+            {"over": over, "classes": classes, "correct": correct, "other": other}
+            for over in ("all", "others")
+            for classes in (EXAMPLE_CLASSES, size)
+            for correct, other in [smoothed_target(training.label_smoothing, classes, over)]
         ],
     }
 
 
 def curves(run: RunDir) -> dict[str, Any]:
-    """The numbers of the log, by step. Where a training went on from before its end, the later line counts."""
+    """The values of the log by step. If training was resumed and a step was logged twice, the later line counts."""
     events = run.log()
-    real = [event for event in events if isfinite(event.get("loss", 0.0))]  # JSON has no NaN
-    steps = {event["step"]: event for event in real if event["event"] == "step"}
-    valid = {event["step"]: event for event in real if event["event"] == "valid"}
-    begun = [event for event in events if event["event"] == "start"]
-    names = ("step", "event", "time", "best", "loss", "perplexity")
-    measure = next((name for name in next(iter(valid.values()), {}) if name not in names), None)
+    finite = [event for event in events if isfinite(event.get("loss", 0.0))]  # JSON has no NaN
+    train = {event["step"]: event for event in finite if event["event"] == "step"}
+    valid = {event["step"]: event for event in finite if event["event"] == "valid"}
+    starts = [event for event in events if event["event"] == "start"]
+    others = ("step", "event", "time", "best", "loss", "perplexity")
+    metric = next((name for name in next(iter(valid.values()), {}) if name not in others), None)
     return {
         "finished": run.card_file.is_file(),
-        "steps": begun[-1]["steps"] if begun else None,
-        "measure": measure,
-        "learned": [
+        "steps": starts[-1]["steps"] if starts else None,
+        "metric": metric,
+        "train": [
             {name: event[name] for name in ("step", "loss", "learning_rate")}
-            for _, event in sorted(steps.items())
+            for _, event in sorted(train.items())
         ],
         "valid": [
             {
                 "step": step,
                 "loss": event["loss"],
-                "score": event.get(measure or ""),
+                "score": event.get(metric or ""),
                 "best": event["best"],
             }
             for step, event in sorted(valid.items())
@@ -154,49 +152,54 @@ def curves(run: RunDir) -> dict[str, Any]:
     }
 
 
-class Checkpoints:
-    """The model as it was at the checkpoints its run keeps. One network serves for all of them."""
+class PastCheckpoints:
+    """The model at the checkpoints of its run. One network is used for all of them."""
 
     def __init__(self, model: Translator) -> None:
         self.model = model
         self.network: Network | None = None
-        self.known: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.alignments: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def files(self) -> dict[int, Path]:
-        """By step, oldest first; a bundle has none."""
+        """The checkpoint files by step, oldest first; none for a bundle."""
         run = self.model.run
-        return {step_of(path): path for path in checkpoint_files(run.checkpoints)} if run else {}
+        return (
+            {checkpoint_step(path): path for path in checkpoint_files(run.checkpoints)}
+            if run
+            else {}
+        )
 
     def steps(self) -> list[int]:
         return list(self.files())
 
     @torch.inference_mode()
-    def alignment(self, step: int, request: Request, said: Sequence[int]) -> dict[str, Any]:
-        """Where the model looked at that step while it was made to say this, each layer's heads averaged.
+    def alignment(self, step: int, request: Request, outputs: Sequence[int]) -> dict[str, Any]:
+        """The cross-attention at a step, averaged over the heads of each layer, and the outputs' probabilities.
 
-        It must say what was said at the end, so that the rows of all steps are the same.
+        The outputs are those of the finished model (teacher forcing), so that the rows of all steps are the same.
         """
-        this = (step, len(request.source), *request.source, *said)
-        if this not in self.known:
-            seen = observe(self._at(step), request, self.model.network.reading(said))
-            right = seen.logits.float().softmax(-1)[range(len(said)), list(said)]
-            if len(self.known) >= REMEMBERED:
-                del self.known[next(iter(self.known))]
-            self.known[this] = {
+        key = (step, len(request.source), *request.source, *outputs)
+        if key not in self.alignments:
+            observation = observe(
+                self._at(step), request, self.model.network.decoder_input(outputs)
+            )
+            probabilities = observation.logits.float().softmax(-1)
+            if len(self.alignments) >= CACHED_ALIGNMENTS:
+                del self.alignments[next(iter(self.alignments))]
+            cross = observation.weights["cross_attention"].mean(1, keepdims=True)
+            self.alignments[key] = {
                 "step": step,
-                "cross_attention": pack_small(
-                    seen.weights["cross_attention"].mean(1, keepdims=True)
-                ),
-                "probabilities": right.tolist(),
+                "cross_attention": pack_uint8(cross),
+                "probabilities": probabilities[range(len(outputs)), list(outputs)].tolist(),
             }
-        return self.known[this]
+        return self.alignments[key]
 
     def _at(self, step: int) -> Translator:
         model, files = self.model, self.files()
         if step not in files:
-            raise RegardError(f"no checkpoint of step {step}: there are those of {list(files)}")
+            raise RegardError(f"no checkpoint of step {step}: the run has those of {list(files)}")
         self.network = self.network or deepcopy(model.network)
-        copy_weights(self.network, weights_in(files[step]), str(files[step]))
+        copy_weights(self.network, checkpoint_weights(files[step]), str(files[step]))
         return Translator(
             model.recipe, model.tokenizer, self.network, model.device, model.precision
         )

@@ -1,13 +1,15 @@
-"""To look into a network while a text passes through it, and to interfere: record_attention, muting, occlusion.
+"""Hooks into a network: record its attention while a text passes through it, or change it.
 
-Nothing here outlives its with-block: a network is the same after it as before, whatever happened inside.
+``observe`` runs one forward pass and returns logits and attention, ``node_attention`` the cross-attention of the nodes
+of a beam, ``mute_heads`` switches heads off, and ``occlude`` leaves out one source word at a time. All of them use the
+plain network, not the packed one. A network is unchanged afterwards, even if an error was raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,38 +22,43 @@ from regard.errors import RegardError
 from regard.inference.engine import Request, pad_rows
 from regard.nn.attention import AttentionIntermediates
 from regard.nn.multi_head_attention import MultiHeadAttention, record_attention
+from regard.recipe import AttentionSite
 from regard.tasks import Translator
 
-Place = Literal["encoder", "decoder", "cross_attention"]
-PLACES: tuple[Place, ...] = get_args(Place)
+SITES: tuple[AttentionSite, ...] = get_args(AttentionSite)
+"""where a network has attention"""
 
-LOGITS_AT_ONCE = 1 << 24
-"""of all rows, when words are left out: 64 MiB in float32"""
+MAX_OCCLUSION_LOGITS = 1 << 24
+"""logits of one batch of ``occlude``: 64 MiB in float32"""
 
 Floats = npt.NDArray[np.float32]
 
 
 class Head(NamedTuple):
-    """One head, by where it is; layers and heads count from 0."""
+    """One attention head. Layers and heads are counted from 0."""
 
-    place: Place
+    site: AttentionSite
     layer: int
     head: int
 
     @classmethod
-    def named(cls, name: str) -> Head:
-        place, _, numbers = name.partition(".")
+    def parse(cls, name: str) -> Head:
+        """The head with a name such as ``cross_attention.0.1``: site, layer, head."""
+        site, _, numbers = name.partition(".")
         layer, _, head = numbers.partition(".")
-        if place not in PLACES or not layer.isdecimal() or not head.isdecimal():
-            raise RegardError(f"head {name!r}: not of the form cross_attention.0.1, counted from 0")
-        return cls(place, int(layer), int(head))
+        if site not in SITES or not layer.isdecimal() or not head.isdecimal():
+            raise RegardError(
+                f"head {name!r}: must be SITE.LAYER.HEAD, such as cross_attention.0.1, with a site of "
+                f"{', '.join(SITES)}, and layer and head counted from 0"
+            )
+        return cls(site, int(layer), int(head))
 
     def __str__(self) -> str:
-        return f"{self.place}.{self.layer}.{self.head}"
+        return f"{self.site}.{self.layer}.{self.head}"
 
 
-class Parts(NamedTuple):
-    """What the weights of one place were made of, and what became of them: an array for each layer."""
+class Projections(NamedTuple):
+    """The projections of the heads of one attention site: an array for each layer."""
 
     query: list[Floats]
     """[head, query, d_k]"""
@@ -62,104 +69,111 @@ class Parts(NamedTuple):
     output: list[Floats]
     """[head, d_v, d]: the rows of W_O that belong to each head"""
     scale: float
-    """what a product of query and key is multiplied by"""
+    """the factor of the dot products of queries and keys"""
 
 
 class Observation(NamedTuple):
-    """Rows are what the decoder read: a decoder that reads the source as well shows the rows after it."""
+    """The result of one forward pass. Rows are decoder inputs, also if a decoder reads the source before them."""
 
     logits: Tensor
     """[target, V]"""
-    weights: dict[Place, Floats]
-    """[layer, head, query, key] of each place"""
-    parts: dict[Place, Parts]
-    """of the places whose weights are the softmax of products of query and key, and of nothing else"""
-    mixed: set[Place]
-    """the places where a key is a mixture of words, not a word"""
+    weights: dict[AttentionSite, Floats]
+    """[layer, head, query, key] of each site"""
+    projections: dict[AttentionSite, Projections]
+    """of the sites whose weights are the softmax of scaled dot products, without any other term"""
+    compressed: set[AttentionSite]
+    """the sites whose keys are mixtures of tokens (Linformer), not tokens"""
 
 
-def attentions(model: Translator) -> dict[Place, list[MultiHeadAttention]]:
-    """By place, layer by layer; a network may have none somewhere."""
+def attentions(model: Translator) -> dict[AttentionSite, list[MultiHeadAttention]]:
+    """The attention modules of each site, layer by layer; empty for a site that the network does not have."""
     found = model.network.attentions()
-    return {place: found.get(place, []) for place in PLACES}
+    return {site: found.get(site, []) for site in SITES}
 
 
 @contextmanager
 def mute_heads(model: Translator, heads: Iterable[Head]) -> Iterator[None]:
-    """These heads say nothing for the time of the with-block: what they found is multiplied by 0."""
-    known = attentions(model)
-    before: dict[MultiHeadAttention, Tensor | None] = {}
+    """Multiply the output of these heads by 0 inside the with-block."""
+    modules = attentions(model)
+    gates: dict[MultiHeadAttention, Tensor | None] = {}
     try:
-        for place, layer, head in heads:
-            layers = known[place]
+        for site, layer, head in heads:
+            layers = modules[site]
             if not 0 <= layer < len(layers):
-                raise RegardError(f"{place} layer {layer}: there are {len(layers)}, from 0")
-            part = layers[layer]
-            if not 0 <= head < part.heads:
-                raise RegardError(f"{place} head {head}: there are {part.heads}, from 0")
-            before.setdefault(part, part.gate)
-            gate = torch.ones(part.heads, device=model.device) if part.gate is None else part.gate
-            part.gate = gate.clone()
-            part.gate[head] = 0
+                raise RegardError(
+                    f"{site} layer {layer}: there are {len(layers)} layers, counted from 0"
+                )
+            module = layers[layer]
+            if not 0 <= head < module.heads:
+                raise RegardError(
+                    f"{site} head {head}: there are {module.heads} heads, counted from 0"
+                )
+            gates.setdefault(module, module.gate)
+            gate = module.gate
+            if gate is None:
+                gate = torch.ones(module.heads, device=model.device)
+            module.gate = gate.clone()
+            module.gate[head] = 0
         yield
     finally:
-        for part, was in before.items():
-            part.gate = was
+        for module, gate in gates.items():
+            module.gate = gate
 
 
-def observe(model: Translator, request: Request, read: Sequence[int]) -> Observation:
-    """One pass the shown way: the logits at each row, the weights of all heads, and their parts."""
-    places = attentions(model)
+def observe(model: Translator, request: Request, inputs: Sequence[int]) -> Observation:
+    """One forward pass with teacher forcing; ``inputs`` are the ids that the decoder reads."""
+    sites = attentions(model)
     source = pad_rows([[*request.source, EOS]], model.device)
-    target = torch.tensor([list(read)], device=model.device)
-    with record_attention(part for layers in places.values() for part in layers) as shown:
+    target = torch.tensor([list(inputs)], device=model.device)
+    with record_attention(module for layers in sites.values() for module in layers) as recorded:
         logits = model.network(source, target, model.engine.trees([request]))[0]
-    rows = {"encoder": source.shape[1], "decoder": len(read), "cross_attention": len(read)}
-    weights = {place: _weights(layers, shown, rows[place]) for place, layers in places.items()}
-    mixed = {
-        place
-        for place, layers in places.items()
-        if not all(layer.pattern.keeps_tokens for layer in layers)
+    rows = {"encoder": source.shape[1], "decoder": len(inputs), "cross_attention": len(inputs)}
+    weights = {site: _weights(layers, recorded, rows[site]) for site, layers in sites.items()}
+    projections = {
+        site: _projections(layers, recorded, rows[site])
+        for site, layers in sites.items()
+        if layers and all(module.attention.fused for module in layers)
     }
-    parts = {
-        place: _parts(layers, shown, rows[place])
-        for place, layers in places.items()
-        if layers and all(layer.attention.fused for layer in layers)
+    compressed = {
+        site
+        for site, layers in sites.items()
+        if not all(module.pattern.keeps_tokens for module in layers)
     }
-    return Observation(logits, weights, parts, mixed)
+    return Observation(logits, weights, projections, compressed)
 
 
 def _weights(
     layers: Sequence[MultiHeadAttention],
-    shown: Mapping[nn.Module, AttentionIntermediates],
-    rows: int = 0,
+    recorded: Mapping[nn.Module, AttentionIntermediates],
+    rows: int,
 ) -> Floats:
-    """The last so many rows of each layer; 0 means all."""
+    """[layer, head, query, key] of the last ``rows`` queries."""
     if not layers:
         return np.zeros((0, 0, 0, 0), dtype=np.float32)
-    return np.stack([_floats(shown[layer].weights[0][:, -rows:]) for layer in layers])
+    return np.stack([_array(recorded[module].weights[0][:, -rows:]) for module in layers])
 
 
-def _parts(
+def _projections(
     layers: Sequence[MultiHeadAttention],
-    shown: Mapping[nn.Module, AttentionIntermediates],
+    recorded: Mapping[nn.Module, AttentionIntermediates],
     rows: int,
-) -> Parts:
-    return Parts(
-        query=[_floats(shown[layer].query[0][:, -rows:]) for layer in layers],
-        key=[_floats(shown[layer].key[0]) for layer in layers],
-        value=[_floats(shown[layer].value[0]) for layer in layers],
-        output=[_by_head(layer) for layer in layers],
+) -> Projections:
+    return Projections(
+        query=[_array(recorded[module].query[0][:, -rows:]) for module in layers],
+        key=[_array(recorded[module].key[0]) for module in layers],
+        value=[_array(recorded[module].value[0]) for module in layers],
+        output=[_output_by_head(module) for module in layers],
         scale=layers[0].attention.score.scale,
     )
 
 
-def _by_head(layer: MultiHeadAttention) -> Floats:
-    weight = layer.output.weight.detach().clone()  # a network may go on learning
-    return _floats(weight.view(len(weight), layer.heads, -1).permute(1, 2, 0))
+def _output_by_head(module: MultiHeadAttention) -> Floats:
+    """[head, d_v, d]: a copy of W_O, because training may go on."""
+    weight = module.output.weight.detach().clone()
+    return _array(weight.view(len(weight), module.heads, -1).permute(1, 2, 0))
 
 
-def _floats(tensor: Tensor) -> Floats:
+def _array(tensor: Tensor) -> Floats:
     array: Floats = tensor.float().cpu().numpy()
     return array
 
@@ -186,7 +200,7 @@ def node_attention(model: Translator, request: Request, nodes: Sequence[Node]) -
         model.network(source, target, trees)
     found: dict[int, Floats] = {}
     for row, leaf in enumerate(leaves):
-        weights = np.stack([_floats(recorded[layer].weights[row]) for layer in cross])
+        weights = np.stack([_array(recorded[module].weights[row]) for module in cross])
         for position, node in enumerate(paths[leaf]):
             found.setdefault(node, weights[:, :, position])
     return {node: found[node] for node in sorted(parents)}
@@ -200,45 +214,53 @@ def _path(nodes: Sequence[Node], node: int) -> list[int]:
     return path[::-1]
 
 
-class Reading(NamedTuple):
-    """One pass of the decoder: all there is, word after word; one for each round where all are said at once."""
+class DecoderPass(NamedTuple):
+    """One pass of the decoder over all positions: the only one, or one for each mask-predict iteration."""
 
-    read: list[int]
-    said: list[int]
-    places: list[int]
-    """where what was said is what stands in the end"""
+    inputs: list[int]
+    outputs: list[int]
+    positions: list[int]
+    """the positions whose output is final, that is, not masked again in a later iteration"""
 
 
 @torch.inference_mode()
 def occlude(
-    model: Translator, request: Request, words: Sequence[Sequence[int]], readings: Sequence[Reading]
+    model: Translator,
+    request: Request,
+    words: Sequence[Sequence[int]],
+    passes: Sequence[DecoderPass],
 ) -> Floats:
-    """[word, target]: the probability of each token said when one word of the source is left out.
+    """[word, target]: the probability of each output token if one source word is left out.
 
-    What is read is given (teacher forcing), so all words are done side by side in one batch; only where the
-    logits would not fit into memory at once are there several.
+    words: the positions of the tokens of each word. The decoder inputs are given (teacher forcing), so all words are
+    computed in one batch, or in several if the logits of one would not fit into memory.
     """
-    rows = len(readings[0].read)
-    at_once = max(1, LOGITS_AT_ONCE // (rows * model.tokenizer.target.size))
-    left = [_without(request, word) for word in words]
+    rows = len(passes[0].inputs)
+    batch_size = max(1, MAX_OCCLUSION_LOGITS // (rows * model.tokenizer.target.size))
+    requests = [_without(request, word) for word in words]
     found = np.zeros((len(words), rows), dtype=np.float32)
-    for start in range(0, len(left), at_once):
-        batch = left[start : start + at_once]
+    for start in range(0, len(requests), batch_size):
+        batch = requests[start : start + batch_size]
         source = pad_rows([[*one.source, EOS] for one in batch], model.device)
         memory = model.network.encode(source, model.engine.trees(batch))
-        for one in readings:
-            read, said = torch.tensor([one.read, one.said], device=model.device)
-            states = model.network.decode(read.expand(len(batch), -1), memory)
-            shares = model.network.project(states).float().softmax(-1)
-            each = shares.gather(2, said.expand(len(batch), -1).unsqueeze(2)).squeeze(2)
-            found[start : start + at_once, one.places] = _floats(each)[:, one.places]
+        for one in passes:
+            inputs, outputs = torch.tensor([one.inputs, one.outputs], device=model.device)
+            states = model.network.decode(inputs.expand(len(batch), -1), memory)
+            probabilities = model.network.project(states).float().softmax(-1)
+            index = outputs.expand(len(batch), -1).unsqueeze(2)
+            of_outputs = _array(probabilities.gather(2, index).squeeze(2))
+            found[start : start + batch_size, one.positions] = of_outputs[:, one.positions]
     return found
 
 
 def _without(request: Request, word: Sequence[int]) -> Request:
-    """The tokens at these places left out; in the tree the word stays, for it may be on the way between others."""
-    kept = [place for place in range(len(request.source)) if place not in set(word)]
+    """The request without the tokens at these positions.
+
+    The word stays in the dependency tree, because the path between two others may lead through it.
+    """
+    positions = [position for position in range(len(request.source)) if position not in set(word)]
     tree = request.tree
     if tree is not None:
-        tree = tree._replace(words=[tree.words[place] for place in kept])
-    return request._replace(source=[request.source[place] for place in kept], tree=tree)
+        tree = tree._replace(words=[tree.words[position] for position in positions])
+    source = [request.source[position] for position in positions]
+    return request._replace(source=source, tree=tree)

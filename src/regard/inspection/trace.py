@@ -1,11 +1,15 @@
-"""Trace: everything seen while one sentence passed through the model. The only contract with the page.
+"""Traces: everything that can be seen while one text is translated. The only contract between Python and the page.
 
-Attention is kept as ``[layer, head, query, key]``: rows are queries, columns are keys. A decoder row is the token read
-there; what the model said there is the token that follows. A model without attention in a place has no layers there,
-and keys need not be tokens: ``columns`` names them.
+``trace`` translates a text with the engine, exactly as ``Translator.translate`` does, then decodes the best hypothesis
+again with an observer and reads it with teacher forcing, to record attention and probabilities. ``Trace.to_json`` is
+what the page reads.
 
-A model that says all words at once has rounds in place of a beam, and what it said at a row stands at that very place.
-Attention is that of the last round; probabilities and candidates are those of the round in which a word was said.
+Attention arrays are [layer, head, query, key]. A row of the decoder is one decoder input; its output is the next token.
+A network without attention at some site has zero layers there. Keys need not be tokens: ``Trace.columns`` names them.
+
+A non-autoregressive model has mask-predict iterations instead of a beam, and an output stands at the same position as
+its input. Attention is that of the last iteration; probabilities and candidates are those of the iteration that
+predicted the token.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 import torch
 
-from regard.data.conllu import ParsedSentence
+from regard.data.dependency_trees import ParsedSentence
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
-from regard.data.tokenizer import SILENT, Vocabulary
-from regard.data.words import unspaced
+from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
+from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
 from regard.decoding.beam_tree import BeamTree, Node
 from regard.decoding.hypotheses import Hypothesis
@@ -31,66 +35,52 @@ from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import (
-    PLACES,
+    SITES,
+    DecoderPass,
     Floats,
     Head,
     Observation,
-    Parts,
-    Place,
-    Reading,
+    Projections,
     mute_heads,
     node_attention,
     observe,
     occlude,
 )
+from regard.recipe import AttentionSite
 from regard.tasks import DecodingOptions, Translator
 
-WHOLE_BYTES = 8 << 20
-"""of attention as float32 that go into a file as they are; more is rounded to 8 bits"""
-NODES_BYTES = 4 << 20
-"""of the tree's attention in 8 bits; more stays out of a file"""
-PARTS_BYTES = 4 << 20
-"""of all queries, keys and values in a file, and as many of all W_O; more stays out"""
-Form = Literal["whole", "file", "attention", "apart"]
-"""What goes into JSON: everything; what fits well into a file; attention without its parts; neither of the two."""
+CANDIDATES = 8
+"""the most probable tokens recorded for each position"""
+OCCLUSION_WORK = {"cpu": 5e10, "cuda": 5e12}
+"""limit of parameters times tokens read by occlusion: about two seconds on two CPU cores"""
+
+MAX_FLOAT_BYTES = 8 << 20
+"""bytes of float32 attention that a file holds exactly; more is quantized to 8 bits"""
+MAX_NODE_BYTES = 4 << 20
+"""bytes of 8-bit attention of beam nodes in a file; more is left out"""
+MAX_PROJECTION_BYTES = 4 << 20
+"""bytes of queries, keys and values in a file, and again of W_O; more is left out"""
+
+Detail = Literal["full", "file", "attention", "minimal"]
+"""What JSON holds: everything; what fits well into a file; attention without projections; neither of the two."""
 
 
-def pack(numbers: Floats) -> dict[str, Any]:
-    """Numbers as JSON carries them: base64 of little-endian float32, with the shape."""
-    return _packed(numbers, "float32", numbers.astype("<f4").tobytes())
-
-
-def pack_small(numbers: Floats) -> dict[str, Any]:
-    """In 8 bits: the root of each as a share of the greatest, so that small weights lose least.
-
-    A weight from 0 to 1 comes back within 0.004, one of 0.01 within 0.0004.
-    """
-    greatest = max(1.0, float(numbers.max(initial=0)))
-    roots = np.round(255 * np.sqrt(numbers.clip(0) / greatest)).astype(np.uint8)
-    return {**_packed(numbers, "uint8", roots.tobytes()), "greatest": greatest}
-
-
-def left_out(shape: Sequence[int]) -> dict[str, Any]:
-    return {"shape": list(shape), "format": "float32", "data": None}
-
-
-def _packed(numbers: Floats, name: str, data: bytes) -> dict[str, Any]:
-    text = base64.b64encode(data).decode("ascii")
-    return {"shape": list(numbers.shape), "format": name, "data": text}
+# ---------------------------------------------------------------------------------------------
+# The trace
 
 
 class Token(NamedTuple):
     id: int
     text: str
     special: bool
-    """a mark such as EOS, no text"""
+    """a special token, such as EOS"""
 
 
-class Iteration(NamedTuple):
-    """What stood at each place before and after it."""
+class TracedIteration(NamedTuple):
+    """The tokens at all positions before and after one mask-predict iteration."""
 
-    read: list[Token]
-    said: list[Token]
+    inputs: list[Token]
+    outputs: list[Token]
 
 
 class Candidate(NamedTuple):
@@ -100,12 +90,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Occlusion:
-    """What each word of the source is needed for: the translation's probabilities without it."""
+    """How much each source word matters: the probabilities of the translation without it."""
 
     words: list[list[int]]
-    """the places of each word's tokens in the source"""
+    """the positions of each word's tokens in the source"""
     probabilities: Floats
-    """[word, target] of each token said, when the word is left out"""
+    """[word, target] of each output token, if the word is left out"""
 
 
 @dataclass(frozen=True)
@@ -113,11 +103,11 @@ class Trace:
     text: str
     translation: str
     source: list[Token]
-    """what the encoder read; EOS last"""
-    read: list[Token]
-    """what the decoder read, row by row; BOS first, or all places, MASK where the word was not known"""
-    said: list[Token]
-    """what it said there; EOS last, unless it was cut off, or all places"""
+    """what the encoder reads; EOS last"""
+    inputs: list[Token]
+    """what the decoder reads: BOS and the tokens before; or all positions, with MASK where a token is predicted"""
+    outputs: list[Token]
+    """what it predicts there; EOS last, unless the translation was cut off"""
     encoder: Floats
     """[layer, head, source, source]"""
     decoder: Floats
@@ -125,65 +115,65 @@ class Trace:
     cross_attention: Floats
     """[layer, head, target, source]"""
     probabilities: list[float]
-    """of each token said"""
+    """of each output token"""
     candidates: list[list[Candidate]]
-    """the most probable tokens at each row, best first"""
+    """the most probable tokens at each position, best first"""
     beam: list[Node]
-    """the search as a tree, its root first; none where all words are said at once"""
+    """beam search as a tree, its root first; empty for a non-autoregressive model"""
     tokens: dict[int, Token]
-    """the tokens of the tree"""
+    """the tokens of the tree, by id"""
     options: dict[str, float | None]
-    """beam, alpha, temperature, seed, and how many tokens were forced; or rounds"""
-    iterations: list[Iteration] = field(default_factory=list)
-    """how all words came to be said, where they were at once"""
+    """beam, length_penalty, temperature, seed and the number of forced tokens; or the number of iterations"""
+    iterations: list[TracedIteration] = field(default_factory=list)
+    """the iterations of mask-predict, for a non-autoregressive model"""
     muted: list[Head] = field(default_factory=list)
-    rows: dict[int, Floats] = field(default_factory=dict)
-    """[layer, head, source] by node of the tree that was continued: its cross attention while it was"""
-    parts: dict[Place, Parts] = field(default_factory=dict)
-    mixed: set[Place] = field(default_factory=set)
-    """the places where a key is a mixture of words, not a word"""
+    node_attention: dict[int, Floats] = field(default_factory=dict)
+    """[layer, head, source] cross-attention of each node of the tree that was continued, by its id"""
+    projections: dict[AttentionSite, Projections] = field(default_factory=dict)
+    compressed: set[AttentionSite] = field(default_factory=set)
+    """the sites whose keys are mixtures of tokens (Linformer), not tokens"""
     occlusion: Occlusion | None = None
-    """None where the sentence is too long for it, given the model's size"""
-    course: dict[str, Any] | None = None
-    """how the model learned (course.py), where the trace was asked to bring it along"""
+    """None if the text is too long for it, given the model's size"""
+    history: dict[str, Any] | None = None
+    """how the model was trained (``history.py``), if requested"""
 
-    def weights(self, place: Place) -> Floats:
-        array: Floats = getattr(self, place)
+    def weights(self, site: AttentionSite) -> Floats:
+        array: Floats = getattr(self, site)
         return array
 
     @property
     def nodes(self) -> Floats:
-        """[layer, head, node, source]: the rows of the tree, in the order of their nodes."""
-        if not self.rows:
+        """[layer, head, node, source]: ``node_attention`` in the order of the node ids."""
+        if not self.node_attention:
             return np.zeros((0, 0, 0, 0), dtype=np.float32)
-        return np.stack([self.rows[node] for node in sorted(self.rows)], axis=2)
+        rows = [self.node_attention[node] for node in sorted(self.node_attention)]
+        return np.stack(rows, axis=2)
 
     @property
-    def bytes_of_attention(self) -> int:
-        return sum(self.weights(place).nbytes for place in PLACES) + self.bytes_of_rows
+    def attention_bytes(self) -> int:
+        nodes = sum(row.nbytes for row in self.node_attention.values())
+        return sum(self.weights(site).nbytes for site in SITES) + nodes
 
-    @property
-    def bytes_of_rows(self) -> int:
-        return sum(row.nbytes for row in self.rows.values())
-
-    def columns(self, place: Place) -> list[Token]:
-        """What the keys of a place are called: tokens, or numbers where they are mixtures of tokens."""
-        keys = self.weights(place).shape[3]
-        if place in self.mixed:
+    def columns(self, site: AttentionSite) -> list[Token]:
+        """The names of a site's keys: tokens, or numbers if they are mixtures of tokens."""
+        keys = self.weights(site).shape[3]
+        if site in self.compressed:
             return [Token(-1, str(number), True) for number in range(1, keys + 1)]
-        if place != "decoder":
+        if site != "decoder":
             return self.source
-        # A decoder without an encoder reads the source first, then what it says itself.
-        return [*self.source, *self.read] if keys > len(self.read) else self.read
+        # A decoder-only model reads the source first, then its own output.
+        return [*self.source, *self.inputs] if keys > len(self.inputs) else self.inputs
 
-    def to_json(self, form: Form = "whole") -> dict[str, Any]:
-        """Plain values; numbers of many dimensions as base64 of little-endian floats, with the shape."""
+    def to_json(self, detail: Detail = "full") -> dict[str, Any]:
+        """Plain values; arrays as base64 of little-endian floats, with their shape."""
         return {
             "text": self.text,
             "translation": self.translation,
-            **{name: _plain(getattr(self, name)) for name in ("source", "read", "said")},
-            **self._attention(form),
-            "columns": {place: _plain(self.columns(place)) for place in PLACES},
+            "source": _plain(self.source),
+            "inputs": _plain(self.inputs),
+            "outputs": _plain(self.outputs),
+            **self._attention(detail),
+            "columns": {site: _plain(self.columns(site)) for site in SITES},
             "coverage": self._coverage(),
             "probabilities": self.probabilities,
             "candidates": [
@@ -192,23 +182,24 @@ class Trace:
             ],
             "beam": [asdict(node) for node in self.beam],
             "iterations": [
-                {"read": _plain(one.read), "said": _plain(one.said)} for one in self.iterations
+                {"inputs": _plain(one.inputs), "outputs": _plain(one.outputs)}
+                for one in self.iterations
             ],
-            "parents": sorted(self.rows),
+            "parents": sorted(self.node_attention),
             "tokens": {str(i): token._asdict() for i, token in self.tokens.items()},
             "options": self.options,
             "muted": list(map(str, self.muted)),
-            "parts": self._parts(form),
+            "projections": self._projections(detail),
             "occlusion": self.occlusion
             and {
                 "words": self.occlusion.words,
                 "probabilities": pack(self.occlusion.probabilities),
             },
-            "course": self.course,
+            "history": self.history,
         }
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, for a notebook: it runs its script and can touch nothing else."""
+        """The page in a sandboxed frame, for notebooks: its script runs but cannot touch anything outside."""
         from regard.inspection.html import page
 
         return (
@@ -217,79 +208,114 @@ class Trace:
             'border: 1px solid #8884; border-radius: 12px"></iframe>'
         )
 
-    def _attention(self, form: Form) -> dict[str, Any]:
-        arrays: dict[str, Floats] = {place: self.weights(place) for place in PLACES}
+    def _attention(self, detail: Detail) -> dict[str, Any]:
+        arrays: dict[str, Floats] = {site: self.weights(site) for site in SITES}
         arrays["nodes"] = self.nodes
-        if form == "apart":
-            return {name: left_out(array.shape) for name, array in arrays.items()}
-        if form in ("whole", "attention") or self.bytes_of_attention <= WHOLE_BYTES:
+        if detail == "minimal":
+            return {name: omitted(array.shape) for name, array in arrays.items()}
+        if detail in ("full", "attention") or self.attention_bytes <= MAX_FLOAT_BYTES:
             return {name: pack(array) for name, array in arrays.items()}
-        packed = {name: pack_small(array) for name, array in arrays.items()}
-        if arrays["nodes"].size > NODES_BYTES:
-            packed["nodes"] = left_out(arrays["nodes"].shape)
+        packed = {name: pack_uint8(array) for name, array in arrays.items()}
+        if arrays["nodes"].size > MAX_NODE_BYTES:
+            packed["nodes"] = omitted(arrays["nodes"].shape)
         return packed
 
-    def _parts(self, form: Form) -> dict[str, Any]:
+    def _projections(self, detail: Detail) -> dict[str, Any]:
         sizes = {
-            name: sum(array.nbytes for one in self.parts.values() for array in getattr(one, name))
+            name: sum(
+                array.nbytes for one in self.projections.values() for array in getattr(one, name)
+            )
             for name in ("query", "key", "value", "output")
         }
-        inputs = sizes["query"] + sizes["key"] + sizes["value"]
-        fit = dict.fromkeys(sizes, form == "whole")
-        if form == "file":
-            fit = dict.fromkeys(sizes, inputs <= PARTS_BYTES)
-            fit["output"] = sizes["output"] <= PARTS_BYTES
+        included = dict.fromkeys(sizes, detail == "full")
+        if detail == "file":
+            heads = sizes["query"] + sizes["key"] + sizes["value"]
+            included = dict.fromkeys(sizes, heads <= MAX_PROJECTION_BYTES)
+            included["output"] = sizes["output"] <= MAX_PROJECTION_BYTES
         return {
-            place: {"scale": one.scale, **{name: _layers(one, name, fit[name]) for name in fit}}
-            for place, one in self.parts.items()
+            site: {
+                "scale": one.scale,
+                **{name: _layers(one, name, included[name]) for name in included},
+            }
+            for site, one in self.projections.items()
         }
 
     def _coverage(self) -> dict[str, list[float]]:
-        """The attention each source token got, in the average of all layers and heads: most, and in all."""
-        if not self.cross_attention.size or "cross_attention" in self.mixed:
-            return {"most": [], "whole": []}
+        """The attention each source token receives, averaged over layers and heads: maximum and sum over outputs."""
+        if not self.cross_attention.size or "cross_attention" in self.compressed:
+            return {"max": [], "sum": []}
         average = self.cross_attention.mean((0, 1))
-        return {"most": average.max(0).tolist(), "whole": average.sum(0).tolist()}
+        return {"max": average.max(0).tolist(), "sum": average.sum(0).tolist()}
+
+
+# ---------------------------------------------------------------------------------------------
+# Arrays and tokens in JSON
+
+
+def pack(array: Floats) -> dict[str, Any]:
+    """An array in JSON: base64 of little-endian float32, with the shape."""
+    return _packed(array, "float32", array.astype("<f4").tobytes())
+
+
+def pack_uint8(array: Floats) -> dict[str, Any]:
+    """An array of non-negative values in 8 bits: the square root of each, relative to the maximum.
+
+    The root keeps small weights accurate: one between 0 and 1 is off by at most 0.004, one of 0.01 by 0.0004.
+    """
+    maximum = max(1.0, float(array.max(initial=0)))
+    roots = np.round(255 * np.sqrt(array.clip(0) / maximum)).astype(np.uint8)
+    return {**_packed(array, "uint8", roots.tobytes()), "max": maximum}
+
+
+def omitted(shape: Sequence[int]) -> dict[str, Any]:
+    """An array of which JSON holds only the shape."""
+    return {"shape": list(shape), "format": "float32", "data": None}
+
+
+def _packed(array: Floats, dtype: str, data: bytes) -> dict[str, Any]:
+    text = base64.b64encode(data).decode("ascii")
+    return {"shape": list(array.shape), "format": dtype, "data": text}
 
 
 def _plain(tokens: Sequence[Token]) -> list[dict[str, Any]]:
     return [token._asdict() for token in tokens]
 
 
-def _layers(parts: Parts, name: str, fits: bool) -> dict[str, Any]:
-    layers: list[Floats] = getattr(parts, name)
-    return pack(np.stack(layers)) if fits else left_out((len(layers), *layers[0].shape))
+def _layers(projections: Projections, name: str, included: bool) -> dict[str, Any]:
+    layers: list[Floats] = getattr(projections, name)
+    return pack(np.stack(layers)) if included else omitted((len(layers), *layers[0].shape))
 
 
-_STOP = re.compile(r"[.,;:!?…。，、；：！？]+")
+_PUNCTUATION = re.compile(r"[.,;:!?…。，、；：！？]+")
 
 
-def words_of(tokens: Sequence[Token]) -> list[list[int]]:
-    """The places of the tokens of each word; marks are no words.
+def group_words(tokens: Sequence[Token]) -> list[list[int]]:
+    """The positions of the tokens of each word, without special tokens.
 
-    A word begins where a space stood, and at a point or comma. Where a script has no spaces, each piece is one.
+    A word begins after a space and at punctuation. In scripts without spaces, every token is a word.
     """
     words: list[list[int]] = []
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token.special:
             continue
-        begins = token.text.startswith(SPACE_SYMBOL) or _STOP.fullmatch(token.text)
-        joins = words and words[-1][-1] == place - 1 and not begins
-        if joins and not (unspaced(token.text[0]) or unspaced(tokens[place - 1].text[-1])):
-            words[-1].append(place)
+        begins = token.text.startswith(SPACE_SYMBOL) or _PUNCTUATION.fullmatch(token.text)
+        joins = words and words[-1][-1] == position - 1 and not begins
+        if joins and not (
+            is_unspaced_script(token.text[0]) or is_unspaced_script(tokens[position - 1].text[-1])
+        ):
+            words[-1].append(position)
         else:
-            words.append([place])
+            words.append([position])
     return words
 
 
+def to_tokens(vocabulary: Vocabulary, ids: Sequence[int]) -> list[Token]:
+    pieces = vocabulary.pieces(ids)
+    return [Token(i, text, i in SPECIAL_TOKENS) for i, text in zip(ids, pieces, strict=True)]
+
+
 # ---------------------------------------------------------------------------------------------
-# How a trace is made: one sentence is translated while it is watched, and read again to look inside.
-
-
-CANDIDATES = 8
-"""the most probable tokens kept for each row"""
-OCCLUSION_WORK = {"cpu": 5e10, "cuda": 5e12}
-"""the network's parameters times the tokens it reads, with each word left out: some two seconds on two available_cores"""
+# Building a trace
 
 
 @torch.inference_mode()
@@ -307,57 +333,79 @@ def trace(
     """Translate one text and record everything.
 
     prefix, forced: the translation begins with the tokens ``forced``, then with the text ``prefix``. mute: heads whose
-    output is set to zero. parse: the dependency tree, for ``position: tree``. options: as in ``Translator.search``.
+    output is set to zero. parse: the dependency tree, for ``position: tree``. length: the number of output tokens, for
+    non-autoregressive models. options: as for ``Translator.translate``.
     """
     target = model.tokenizer.target
+    for name, value in (("prefix", prefix), ("forced", forced)):
+        if value and model.non_autoregressive:
+            raise RegardError(f"{name} {value!r}: not supported by a non-autoregressive model")
     begin = [*_checked(forced, target), *target.encode([prefix])[0]]
     with mute_heads(model, mute):
-        found = generate(model, text, begin, parse, length, bool(mute), options)
-        seen = [observe(model, found.request, one.read) for one in found.readings]
-        occlusion = _occlusion(model, found.request, found.readings)
-        rows = {} if model.non_autoregressive else node_attention(model, found.request, found.beam)
-    last, passed = found.readings[-1], seen[-1]
-    shares = _shares(found.readings, seen)
+        decoded = _decode(model, text, begin, parse, length, bool(mute), options)
+        request, passes = decoded.request, decoded.passes
+        observed = [observe(model, request, one.inputs) for one in passes]
+        occlusion = _occlusion(model, request, passes)
+        rows = node_attention(model, request, decoded.beam) if decoded.searched else {}
+    last, observation = passes[-1], observed[-1]
+    cross = observation.weights["cross_attention"]
+    if (
+        decoded.beam and not decoded.searched and cross.size
+    ):  # a sample is a path: node n reads input n
+        rows = {node: cross[:, :, node] for node in range(len(last.inputs))}
+    probabilities = _probabilities(passes, observed)
     return Trace(
         text=text,
-        translation=found.translation,
-        source=named(model.tokenizer.source, [*found.request.source, EOS]),
-        read=named(target, last.read),
-        said=named(target, last.said),
-        encoder=passed.weights["encoder"],
-        decoder=passed.weights["decoder"],
-        cross_attention=passed.weights["cross_attention"],
-        probabilities=shares[range(len(last.said)), last.said].tolist(),
-        candidates=_candidates(shares, target),
-        beam=found.beam,
-        tokens={i: named(target, [i])[0] for i in {node.token for node in found.beam}},
-        options=found.options,
+        translation=decoded.translation,
+        source=to_tokens(model.tokenizer.source, [*request.source, EOS]),
+        inputs=to_tokens(target, last.inputs),
+        outputs=to_tokens(target, last.outputs),
+        encoder=observation.weights["encoder"],
+        decoder=observation.weights["decoder"],
+        cross_attention=cross,
+        probabilities=probabilities[range(len(last.outputs)), last.outputs].tolist(),
+        candidates=_candidates(probabilities, target),
+        beam=decoded.beam,
+        tokens={i: to_tokens(target, [i])[0] for i in {node.token for node in decoded.beam}},
+        options=decoded.options,
         iterations=[
-            Iteration(named(target, one.read), named(target, one.said)) for one in found.readings
-        ]
-        if model.non_autoregressive
-        else [],
+            TracedIteration(to_tokens(target, one.inputs), to_tokens(target, one.outputs))
+            for one in passes
+            if model.non_autoregressive
+        ],
         muted=list(mute),
-        rows=rows,
-        parts=passed.parts,
-        mixed=passed.mixed,
+        node_attention=rows,
+        projections=observation.projections,
+        compressed=observation.compressed,
         occlusion=occlusion,
     )
 
 
+def _checked(forced: Sequence[int], vocabulary: Vocabulary) -> Sequence[int]:
+    for token in forced:
+        if not 0 <= token < vocabulary.size or token in SKIPPED_TOKENS:
+            raise RegardError(
+                f"forced token {token}: must be from 0 to {vocabulary.size - 1}, "
+                "and not a padding, BOS or EOS token"
+            )
+    return forced
+
+
 @dataclass(frozen=True)
 class TracedTranslation:
-    """A translation, and how it was decoded."""
+    """A translation and how it was decoded."""
 
     translation: str
     request: Request
-    readings: list[Reading]
+    passes: list[DecoderPass]
     """the last one is shown"""
     options: dict[str, float | None]
     beam: list[Node] = field(default_factory=list)
+    searched: bool = False
+    """the beam comes from beam search; a sample is a single path"""
 
 
-def generate(
+def _decode(
     model: Translator,
     text: str,
     begin: Sequence[int],
@@ -366,7 +414,7 @@ def generate(
     plain: bool,
     options: DecodingOptions,
 ) -> TracedTranslation:
-    """Translate a text as ``Translator.search`` does, then decode its best request again with an observer."""
+    """Translate a text as ``Translator.translate`` does, then decode its best request again with an observer."""
     (found,) = model.generate(
         [text],
         prefixes=[begin] if begin else None,
@@ -377,96 +425,83 @@ def generate(
     )
     if not found:
         raise RegardError("the text is blank: there is nothing to trace")
-    best = found[0]
+    translation, request, hypothesis = found[0]
     decoding = model.decoding_for(options)
-    steps: list[mask_predict.Iteration] = []
-    tree = BeamTree(BOS)
-    sampled = decoding.samples or bool(decoding.mbr)
     if model.non_autoregressive:
+        steps: list[mask_predict.Iteration] = []
         model.engine.generate(
-            [best.request], decoding, length=length, observer=steps.append, plain=plain
+            [request], decoding, length=length, observer=steps.append, plain=plain
         )
-        readings = _iterations(best.hypothesis, steps)
-        told: dict[str, float | None] = {"iterations": len(readings), "forced": 0}
-        return TracedTranslation(best.translation.text, best.request, readings, told)
-    if sampled:
+        passes = _mask_predict_passes(hypothesis, steps)
+        return TracedTranslation(
+            translation.text, request, passes, {"iterations": len(passes), "forced": 0}
+        )
+    tree = BeamTree(BOS)
+    searched = not decoding.samples and not decoding.mbr
+    if not searched:
         penalty = LENGTH_NORMALIZATIONS[decoding.length_normalization].penalty
-        tree.add_path(best.hypothesis, EOS, lambda length: penalty(length, decoding.length_penalty))
+        tree.add_path(hypothesis, EOS, lambda length: penalty(length, decoding.length_penalty))
     else:
-        model.engine.generate([best.request], decoding, observer=tree, plain=plain)
-    tokens = best.hypothesis.tokens
-    said = [*tokens, EOS] if best.hypothesis.finished else tokens
-    reading = Reading(model.network.reading(said), said, list(range(len(said))))
-    told = {
+        model.engine.generate([request], decoding, observer=tree, plain=plain)
+    outputs = [*hypothesis.tokens, EOS] if hypothesis.finished else hypothesis.tokens
+    one = DecoderPass(model.network.decoder_input(outputs), outputs, list(range(len(outputs))))
+    shown: dict[str, float | None] = {
         "beam": decoding.beam,
         "length_penalty": decoding.length_penalty,
         "temperature": decoding.temperature,
         "seed": decoding.seed,
         "forced": len(begin),
     }
-    return TracedTranslation(best.translation.text, best.request, [reading], told, tree.nodes)
+    return TracedTranslation(translation.text, request, [one], shown, tree.nodes, searched)
 
 
-def _iterations(best: Hypothesis, steps: Sequence[mask_predict.Iteration]) -> list[Reading]:
+def _mask_predict_passes(
+    best: Hypothesis, steps: Sequence[mask_predict.Iteration]
+) -> list[DecoderPass]:
     """What the decoder read and predicted in each mask-predict iteration, for the best length candidate."""
     last = steps[-1]
-    rows: list[list[int]] = last.said.tolist()
+    rows: list[list[int]] = last.tokens.tolist()
     count = len(best.tokens)
     row = next(
         number
-        for number, said in enumerate(rows)
-        if said[:count] == best.tokens and said[count : count + 1] in ([], [PAD], [EOS])
+        for number, outputs in enumerate(rows)
+        if outputs[:count] == best.tokens and outputs[count : count + 1] in ([], [PAD], [EOS])
     )
-    length = int((last.said[row] != PAD).sum())
-    readings: list[Reading] = []
-    later: set[int] = set()
+    length = int((last.tokens[row] != PAD).sum())
+    passes: list[DecoderPass] = []
+    masked_later: set[int] = set()
     for step in reversed(steps):
-        read: list[int] = step.read[row, :length].tolist()
-        said: list[int] = step.said[row, :length].tolist()
-        masked = {position for position, token in enumerate(read) if token == MASK}
-        readings.insert(0, Reading(read, said, sorted(masked - later)))
-        later |= masked
-    return readings
-
-
-def _checked(forced: Sequence[int], vocabulary: Vocabulary) -> Sequence[int]:
-    for token in forced:
-        if not 0 <= token < vocabulary.size or token in SILENT:
-            raise RegardError(
-                f"forced token {token}: must be from 0 to {vocabulary.size - 1}, "
-                "and not a padding, BOS or EOS token"
-            )
-    return forced
+        inputs: list[int] = step.inputs[row, :length].tolist()
+        outputs: list[int] = step.tokens[row, :length].tolist()
+        masked = {position for position, token in enumerate(inputs) if token == MASK}
+        passes.insert(0, DecoderPass(inputs, outputs, sorted(masked - masked_later)))
+        masked_later |= masked
+    return passes
 
 
 def _occlusion(
-    model: Translator, request: Request, readings: Sequence[Reading]
+    model: Translator, request: Request, passes: Sequence[DecoderPass]
 ) -> Occlusion | None:
-    words = words_of(named(model.tokenizer.source, request.source))
-    tokens = len(words) * (len(request.source) + 1 + sum(len(one.read) for one in readings))
-    work = tokens * sum(part.numel() for part in model.network.parameters())
+    words = group_words(to_tokens(model.tokenizer.source, request.source))
+    tokens = len(words) * (len(request.source) + 1 + sum(len(one.inputs) for one in passes))
+    work = tokens * sum(parameter.numel() for parameter in model.network.parameters())
     if work > OCCLUSION_WORK[model.device.type]:
         return None
-    return Occlusion(words, occlude(model, request, words, readings))
+    return Occlusion(words, occlude(model, request, words, passes))
 
 
-def _shares(readings: Sequence[Reading], seen: Sequence[Observation]) -> torch.Tensor:
-    """[target, V]: the probabilities at each place, in the pass that said what stands there."""
-    shares = seen[-1].logits.float().softmax(-1)
-    for reading, this in zip(readings, seen, strict=True):
-        shares[reading.places] = this.logits[reading.places].float().softmax(-1)
-    return shares
+def _probabilities(passes: Sequence[DecoderPass], observed: Sequence[Observation]) -> torch.Tensor:
+    """[target, V] at each position, in the pass that predicted its final token."""
+    probabilities = observed[-1].logits.float().softmax(-1)
+    for one, observation in zip(passes, observed, strict=True):
+        logits = observation.logits[one.positions]
+        probabilities[one.positions] = logits.float().softmax(-1)
+    return probabilities
 
 
-def _candidates(shares: torch.Tensor, vocabulary: Vocabulary) -> list[list[Candidate]]:
-    best = shares.topk(min(CANDIDATES, shares.shape[1]))
+def _candidates(probabilities: torch.Tensor, vocabulary: Vocabulary) -> list[list[Candidate]]:
+    best = probabilities.topk(min(CANDIDATES, probabilities.shape[1]))
     return [
-        [Candidate(*one) for one in zip(named(vocabulary, ids), values, strict=True)]
+        [Candidate(*one) for one in zip(to_tokens(vocabulary, ids), values, strict=True)]
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-
-
-def named(vocabulary: Vocabulary, ids: Sequence[int]) -> list[Token]:
-    """Ids as something to look at."""
-    pieces = vocabulary.pieces(ids)
-    return [Token(i, text, i in SPECIAL_TOKENS) for i, text in zip(ids, pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""A bundle: the files of a run that are needed to use it, and nothing else."""
+"""Import and export by the name of the format; and bundles, the files of a run that are needed to use it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ from pathlib import Path
 
 from regard.errors import RegardError
 from regard.interop.ctranslate2 import export_ctranslate2
-from regard.interop.files import whole
 from regard.interop.huggingface import export_huggingface, import_huggingface
 from regard.interop.onnx import export_onnx
 from regard.interop.pytorch import export_torch, import_torch
-from regard.interop.verification import compare, inputs, our_side
+from regard.interop.verification import compare, our_activations, sample_batch
 from regard.nn.transformer import Transformer
 from regard.recipe import suggest
+from regard.storage.atomic_files import atomic_folder
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 
 def export_bundle(folder: Path, out: Path) -> list[str]:
+    """Copy the recipe, tokenizer, weights and card of a run."""
     run, model = RunDir(folder), Translator.load(folder, "cpu")
-    given = inputs(model.recipe, model.tokenizer)
+    batch = sample_batch(model.recipe, model.tokenizer)
     files = [run.recipe_file, *run.tokenizer_files(), run.weights_file]
-    with whole(out) as partial:
+    with atomic_folder(out) as partial:
         for path in [*files, *([run.card_file] if run.card_file.is_file() else [])]:
             shutil.copyfile(path, partial / path.name)
         copied = Translator.load(partial, "cpu").network
         lines = []
         if isinstance(model.network, Transformer) and isinstance(copied, Transformer):
-            sides = our_side(model.network, given), our_side(copied, given)
-            lines.append(str(compare(str(folder), *sides, given)))
+            both = our_activations(model.network, batch), our_activations(copied, batch)
+            lines.append(str(compare(str(folder), *both, batch)))
         size = sum(path.stat().st_size for path in partial.iterdir())
-    return [*lines, f"{out}: {size / 1e6:.1f} MB, all that is needed to use the model"]
-
-
-# ---------------------------------------------------------------------------------------------
-# The formats by name.
+    return [*lines, f"{out}: {size / 1e6:.1f} MB, everything that is needed to use the model"]
 
 
 IMPORTS: dict[str, Callable[[Path, Path, Path | None], list[str]]] = {
@@ -54,15 +51,18 @@ EXPORTS: dict[str, Callable[[Path, Path], list[str]]] = {
 }
 
 
-def import_model(what: Path, kind: str, out: Path, like: Path | None = None) -> list[str]:
-    """Make a run folder of a model from elsewhere; lines that say what was proved."""
-    if kind not in IMPORTS:
-        raise RegardError(f"--from {kind}: no such format{suggest(kind, IMPORTS)}")
-    return IMPORTS[kind](what, out, like)
+def import_model(source: Path, format: str, out: Path, like: Path | None = None) -> list[str]:
+    """Convert a model of another library into a run folder. Returns lines for the user.
+
+    like: a run whose recipe and tokenizer are used, for formats that hold only weights.
+    """
+    if format not in IMPORTS:
+        raise RegardError(f"--from {format}: no such format{suggest(format, IMPORTS)}")
+    return IMPORTS[format](source, out, like)
 
 
-def export_model(run: Path, kind: str, out: Path) -> list[str]:
-    """Write a run for others to open; lines that say what was proved."""
-    if kind not in EXPORTS:
-        raise RegardError(f"--to {kind}: no such format{suggest(kind, EXPORTS)}")
-    return EXPORTS[kind](run, out)
+def export_model(run: Path, format: str, out: Path) -> list[str]:
+    """Convert a run into the format of another library. Returns lines for the user."""
+    if format not in EXPORTS:
+        raise RegardError(f"--to {format}: no such format{suggest(format, EXPORTS)}")
+    return EXPORTS[format](run, out)

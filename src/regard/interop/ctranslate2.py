@@ -1,4 +1,4 @@
-"""CTranslate2, the fastest engine on a CPU that people use. Its model is built here from its own specification."""
+"""CTranslate2, a fast inference engine for CPUs and GPUs. The model is built with its own specification classes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from regard.interop.files import entries, need, table, whole, write_json, write_models
+from regard.interop.files import (
+    all_pieces,
+    position_table,
+    require_package,
+    write_json,
+    write_sentencepiece_models,
+)
 from regard.interop.supported import CTRANSLATE2, decoding_note
-from regard.interop.verification import Inputs, Verification, inputs, verify_by_outputs
+from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
 from regard.nn.feed_forward import Gated
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import Decoder, Encoder, Transformer
 from regard.recipe import Model
+from regard.storage.atomic_files import atomic_folder
 from regard.tasks import Translator
 
 Quantization = Literal["fp32", "int8"]
@@ -32,43 +39,45 @@ EPSILONS: dict[str, float] = {"layer": 1e-5, "rms": 1e-6}
 
 
 def export_ctranslate2(folder: Path, out: Path, quantization: Quantization = "fp32") -> list[str]:
+    """Convert a run into a folder that ``ctranslate2.Translator`` opens."""
     model = Translator.load(folder, "cpu")
     CTRANSLATE2.check(model.recipe, str(folder))
-    need("ctranslate2")
-    given = inputs(model.recipe, model.tokenizer)
+    require_package("ctranslate2")
+    batch = sample_batch(model.recipe, model.tokenizer)
     assert isinstance(model.network, Transformer)
-    proof = _prove(str(folder), model, model.network, given)
-    with whole(out) as partial:
+    verification = _verify(str(folder), model, model.network, batch)
+    with atomic_folder(out) as partial:
         _write(partial, model, model.network, quantization)
-        write_models(partial, model.tokenizer)
+        write_sentencepiece_models(partial, model.tokenizer)
         write_json(partial / "translate.json", _options(model))
-        lines = [str(proof)]
+        lines = [str(verification)]
         if quantization == "int8":
-            lines.append(_cost(partial, model, given))
+            lines.append(_int8_error(partial, model, batch))
     lines += decoding_note(model.recipe, "ctranslate2")
-    return [*lines, f"{out}: opens in ctranslate2.Translator"]
+    return [*lines, f"{out}: open it with ctranslate2.Translator"]
 
 
 def _options(model: Translator) -> dict[str, Any]:
-    """What translate_batch must be told to search as we do, apart from the form of the length penalty."""
+    """The arguments of translate_batch that give our decoding, apart from the form of the length penalty."""
     target = model.tokenizer.target
-    never = [i for i in target.suppressed_tokens if i != UNK]
+    suppressed = [i for i in target.suppressed_tokens if i != UNK]
     return {
         "beam_size": model.recipe.decoding.beam,
         "length_penalty": model.recipe.decoding.length_penalty,
         "min_decoding_length": 0,
         "disable_unk": UNK in target.suppressed_tokens,
-        "suppress_sequences": [[piece] for piece in target.pieces(never)],
+        "suppress_sequences": [[piece] for piece in target.pieces(suppressed)],
     }
 
 
+# ---------------------------------------------------------------------------------------------
 # The specification
 
 
 def _write(folder: Path, model: Translator, network: Transformer, quantization: str) -> None:
     spec = _spec(network, model.recipe.model)
-    spec.register_source_vocabulary(entries(model.tokenizer.source))
-    spec.register_target_vocabulary(entries(model.tokenizer.target))
+    spec.register_source_vocabulary(all_pieces(model.tokenizer.source))
+    spec.register_target_vocabulary(all_pieces(model.tokenizer.target))
     spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[BOS]
     spec.config.eos_token, spec.config.unk_token = SPECIAL_TOKENS[EOS], SPECIAL_TOKENS[UNK]
     spec.config.add_source_bos, spec.config.add_source_eos = False, True
@@ -79,17 +88,17 @@ def _write(folder: Path, model: Translator, network: Transformer, quantization: 
 
 
 def _spec(network: Transformer, section: Model) -> Any:
-    specs = need("ctranslate2.specs")
-    shape = {
-        "pre_norm": section.norm_order == "before",
+    specs = require_package("ctranslate2.specs")
+    options = {
+        "pre_norm": section.norm_order == "pre",
         "no_final_norm": not section.final_norm,
         "activation": getattr(specs.Activation, ACTIVATIONS[section.activation]),
         "ffn_glu": section.activation == "swiglu",
         "rms_norm": section.norm == "rms",
     }
-    kinds = need("ctranslate2.specs.transformer_spec")
-    encoder = kinds.TransformerEncoderSpec(len(network.encoder.layers), section.heads, **shape)
-    decoder = kinds.TransformerDecoderSpec(len(network.decoder.layers), section.heads, **shape)
+    classes = require_package("ctranslate2.specs.transformer_spec")
+    encoder = classes.TransformerEncoderSpec(len(network.encoder.layers), section.heads, **options)
+    decoder = classes.TransformerDecoderSpec(len(network.decoder.layers), section.heads, **options)
     _stack(encoder, network.encoder)
     _stack(decoder, network.decoder)
     encoder.embeddings[0].weight = _array(network.encoder.embedding.weight)
@@ -102,7 +111,7 @@ def _spec(network: Transformer, section: Model) -> Any:
 
 @torch.no_grad()
 def _stack(spec: Any, stack: Encoder | Decoder) -> None:
-    spec.position_encodings.encodings = _array(table(stack))
+    spec.position_encodings.encodings = _array(position_table(stack))
     if hasattr(spec, "layer_norm"):
         _norm(spec.layer_norm, stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
@@ -111,15 +120,15 @@ def _stack(spec: Any, stack: Encoder | Decoder) -> None:
 
 def _layer(spec: Any, layer: Any) -> None:
     attention: MultiHeadAttention = layer.attention
-    own = spec.self_attention
-    _linear(own.linear[0], attention.query, attention.key, attention.value)
-    _linear(own.linear[1], attention.output)
-    _norm(own.layer_norm, layer.attention_residual.norm)
+    self_attention = spec.self_attention
+    _linear(self_attention.linear[0], attention.query, attention.key, attention.value)
+    _linear(self_attention.linear[1], attention.output)
+    _norm(self_attention.layer_norm, layer.attention_residual.norm)
     if hasattr(spec, "attention"):
-        memory: MultiHeadAttention = layer.cross_attention
-        _linear(spec.attention.linear[0], memory.query)
-        _linear(spec.attention.linear[1], memory.key, memory.value)
-        _linear(spec.attention.linear[2], memory.output)
+        cross: MultiHeadAttention = layer.cross_attention
+        _linear(spec.attention.linear[0], cross.query)
+        _linear(spec.attention.linear[1], cross.key, cross.value)
+        _linear(spec.attention.linear[2], cross.output)
         _norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
     gated = isinstance(layer.feed_forward, Gated)
     _linear(spec.ffn.linear_0, layer.feed_forward.gate if gated else layer.feed_forward.inner)
@@ -130,7 +139,7 @@ def _layer(spec: Any, layer: Any) -> None:
 
 
 def _linear(spec: Any, *maps: nn.Linear) -> None:
-    """One map, or several of the same input side by side."""
+    """One linear map, or several of the same input, concatenated."""
     spec.weight = _array(torch.cat([one.weight for one in maps]))
     if maps[0].bias is not None:
         spec.bias = _array(torch.cat([one.bias for one in maps]))
@@ -143,41 +152,42 @@ def _norm(spec: Any, norm: Any) -> None:
 
 
 def _array(x: Tensor) -> Any:
-    # A copy: quantization works in place, and would reach through into the network.
+    # A copy, because quantization works in place and would change the network.
     return x.detach().float().numpy().copy()
 
 
+# ---------------------------------------------------------------------------------------------
 # Verification
 
 
-def _prove(what: str, model: Translator, network: Transformer, given: Inputs) -> Verification:
-    def ours(smaller: Transformer) -> Float[Tensor, " n"]:
-        return our_log_probabilities(smaller, given)
+def _verify(what: str, model: Translator, network: Transformer, batch: SampleBatch) -> Verification:
+    def ours(one: Transformer) -> Float[Tensor, " n"]:
+        return our_log_probabilities(one, batch)
 
-    def theirs(smaller: Transformer) -> Float[Tensor, " n"]:
+    def theirs(one: Transformer) -> Float[Tensor, " n"]:
         with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), model, smaller, "fp32")
-            return _log_probabilities(Path(folder), model, given)
+            _write(Path(folder), model, one, "fp32")
+            return _log_probabilities(Path(folder), model, batch)
 
-    return verify_by_outputs(what, network, given, ours, theirs)
+    return verify_by_outputs(what, network, batch, ours, theirs)
 
 
 @torch.no_grad()
-def our_log_probabilities(network: Transformer, given: Inputs) -> Float[Tensor, " n"]:
-    """Of every target token, and of EOS after the last."""
-    said = torch.cat([given.target[:, 1:], torch.full_like(given.target[:, :1], PAD)], dim=1)
-    said[range(len(said)), given.target_real.sum(1) - 1] = EOS
-    every: Tensor = network.eval()(given.source, given.target).log_softmax(-1)
-    return every.gather(-1, said[..., None])[..., 0][given.target_real]
+def our_log_probabilities(network: Transformer, batch: SampleBatch) -> Float[Tensor, " n"]:
+    """The log-probability of every target token, and of EOS after the last."""
+    labels = torch.cat([batch.target[:, 1:], torch.full_like(batch.target[:, :1], PAD)], dim=1)
+    labels[range(len(labels)), batch.target_mask.sum(1) - 1] = EOS
+    log_probabilities: Tensor = network.eval()(batch.source, batch.target).log_softmax(-1)
+    return log_probabilities.gather(-1, labels[..., None])[..., 0][batch.target_mask]
 
 
-def _log_probabilities(folder: Path, model: Translator, given: Inputs) -> Float[Tensor, " n"]:
-    translator = need("ctranslate2").Translator(
+def _log_probabilities(folder: Path, model: Translator, batch: SampleBatch) -> Float[Tensor, " n"]:
+    translator = require_package("ctranslate2").Translator(
         str(folder), device="cpu", compute_type="default", intra_threads=torch.get_num_threads()
     )
     source, target = model.tokenizer.source, model.tokenizer.target
-    sources = [_pieces(source, row)[:-1] for row in given.source]
-    targets = [_pieces(target, row)[1:] for row in given.target]
+    sources = [_pieces(source, row)[:-1] for row in batch.source]
+    targets = [_pieces(target, row)[1:] for row in batch.target]
     scored = translator.score_batch(sources, targets)
     return torch.tensor([value for one in scored for value in one.log_probs])
 
@@ -187,11 +197,12 @@ def _pieces(vocabulary: Any, row: Tensor) -> list[str]:
     return pieces
 
 
-def _cost(folder: Path, model: Translator, given: Inputs) -> str:
-    """What int8 changes, in figures: it is not the same function, and cannot be."""
+def _int8_error(folder: Path, model: Translator, batch: SampleBatch) -> str:
+    """How much int8 quantization changes the outputs."""
     assert isinstance(model.network, Transformer)
-    apart = our_log_probabilities(model.network, given) - _log_probabilities(folder, model, given)
+    exact = our_log_probabilities(model.network, batch)
+    error = (exact - _log_probabilities(folder, model, batch)).abs()
     return (
-        "int8 itself changes the log-probability of a token by "
-        f"{apart.abs().mean():.2g} in the mean, {apart.abs().max():.2g} at most"
+        "int8 changes the log-probability of a token by "
+        f"{error.mean():.2g} on average, {error.max():.2g} at most"
     )

@@ -1,4 +1,4 @@
-"""Hugging Face's MarianMTModel, which holds OPUS-MT: more than a thousand pairs of languages."""
+"""Hugging Face's MarianMTModel: import (for example OPUS-MT, with over a thousand language pairs) and export."""
 
 from __future__ import annotations
 
@@ -15,15 +15,30 @@ from torch import Tensor
 
 from regard.data.marian_vocabulary import MarianVocabulary
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPECIAL_TOKENS, UNK
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
-from regard.interop.files import POSITIONS, ids_by_piece, need, whole, write_json, write_models
+from regard.interop.files import (
+    MAX_POSITIONS,
+    all_pieces,
+    piece_ids,
+    require_package,
+    write_json,
+    write_sentencepiece_models,
+)
 from regard.interop.supported import HUGGINGFACE, decoding_note
-from regard.interop.verification import Inputs, compare, inputs, our_side, stages, watched
-from regard.interop.weight_names import MARIAN, fill, interleaved, reordered
+from regard.interop.verification import (
+    SampleBatch,
+    compare,
+    our_activations,
+    record_stages,
+    sample_batch,
+    stages,
+)
+from regard.interop.weight_names import MARIAN, copy_state, interleaved, permute_features
 from regard.nn.state_dict import named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Model, Recipe, make_recipe
+from regard.storage.atomic_files import atomic_folder
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
@@ -33,156 +48,168 @@ ACTIVATIONS: dict[str, str] = {
     "relu": "relu",
     "gelu": "gelu",
 }
-"""their name to ours"""
+"""our name of each of their activation functions"""
 NEG_INF = -1e4
-"""the logit of a mark they do not have: the probability of such a mark is 0, and a mean over logits stays a number"""
-LONGEST = 510
-"""tokens of a translation, where the recipe sets no limit of its own: theirs cannot depend on the source"""
-LANGUAGES = ("source", "target")
-NEEDED = (
+"""the logit of a special token that they do not have: its probability is 0, and a mean over logits stays finite"""
+MAX_LENGTH = 510
+"""tokens of a translation if the recipe has no ``max_length``: their limit cannot depend on the source"""
+SIDES = ("source", "target")
+REQUIRED_SETTINGS = (
     *("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"),
     *("encoder_ffn_dim", "decoder_ffn_dim", "d_model", "vocab_size"),
     *("pad_token_id", "eos_token_id", "decoder_start_token_id"),
 )
-"""what their settings must say"""
+"""integers that config.json must have"""
 
 
+# ---------------------------------------------------------------------------------------------
 # Import
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of their vocabulary."""
+class VocabularyMap:
+    """How the rows of a Marian vocabulary correspond to our ids."""
 
     rows: list[int | None]
-    """for each of our ids the row it has with them; None: they have no such row"""
+    """their row of each of our ids; None if they have no such token"""
     pieces: list[str]
     """by our id"""
 
     @classmethod
-    def of(cls, vocab: Mapping[str, int], settings: Mapping[str, Any]) -> Side:
+    def from_marian(cls, vocab: Mapping[str, int], settings: Mapping[str, Any]) -> VocabularyMap:
         pad, start = settings["pad_token_id"], settings["decoder_start_token_id"]
-        marks: list[int | None] = [None] * len(SPECIAL_TOKENS)
-        # Marian's decoder begins by reading PAD, so what is PAD there is BOS here.
-        marks[PAD] = None if pad == start else pad
-        marks[BOS], marks[EOS] = start, settings["eos_token_id"]
-        marks[UNK], marks[MASK] = vocab["<unk>"], vocab.get(SPECIAL_TOKENS[MASK])
-        texts = {row: piece for piece, row in vocab.items()}
-        others = [row for row in sorted(texts) if row not in marks]
-        return cls([*marks, *others], [*SPECIAL_TOKENS.values(), *(texts[row] for row in others)])
+        special: list[int | None] = [None] * len(SPECIAL_TOKENS)
+        # Marian's decoder starts with PAD, so their PAD is our BOS.
+        special[PAD] = None if pad == start else pad
+        special[BOS], special[EOS] = start, settings["eos_token_id"]
+        special[UNK], special[MASK] = vocab["<unk>"], vocab.get(SPECIAL_TOKENS[MASK])
+        pieces = {row: piece for piece, row in vocab.items()}
+        others = [row for row in sorted(pieces) if row not in special]
+        return cls(
+            [*special, *others], [*SPECIAL_TOKENS.values(), *(pieces[row] for row in others)]
+        )
 
-    def take(self, x: Tensor, missing: float = 0.0) -> Tensor:
-        """Their rows in our order."""
+    @classmethod
+    def identity(cls, vocabulary: Vocabulary) -> VocabularyMap:
+        return cls(list(range(vocabulary.size)), all_pieces(vocabulary))
+
+    def reorder(self, x: Tensor, missing: float = 0.0) -> Tensor:
+        """Their rows in our order; ``missing`` is the value of rows that they do not have."""
         rows = [
             torch.full_like(x[0], missing) if row is None else x[row]
             for row in self.rows[: len(SPECIAL_TOKENS)]
         ]
         return torch.cat([torch.stack(rows), x[self.rows[len(SPECIAL_TOKENS) :]]])
 
-    def id(self, row: int) -> int:
+    def our_id(self, row: int) -> int:
         return self.rows.index(row)
 
 
 def import_huggingface(folder: Path, out: Path, like: Path | None = None) -> list[str]:
-    """A MarianMT folder to a run folder."""
+    """Convert a MarianMT folder into a run folder."""
     if like is not None:
-        raise RegardError("--like is for --from torch: a MarianMT folder knows its own shape")
+        raise RegardError("--like is only for --from torch: a MarianMT folder has its own config")
     settings = _settings(folder)
-    vocabs = _vocabs(folder, settings)
-    sides = [Side.of(vocab, settings) for vocab in vocabs]
+    maps = [VocabularyMap.from_marian(vocab, settings) for vocab in _vocabs(folder, settings)]
     recipe = _recipe(folder, settings)
-    tokenizer = _tokenizer(folder, sides, settings)
+    tokenizer = _tokenizer(folder, maps, settings)
     network = Translator.build(recipe, tokenizer)
     assert isinstance(network, Transformer)
-    fill(network, _our_weights(_their_weights(folder), sides, recipe), str(folder))
-    given = inputs(recipe, tokenizer)
-    proof = compare(str(folder), our_side(network, given), _their_side(folder, given, sides), given)
-    texts = _same_pieces(str(folder), folder, tokenizer, given, sides)
-    with whole(out) as partial:
+    copy_state(network, _our_weights(_their_weights(folder), maps, recipe), str(folder))
+    batch = sample_batch(recipe, tokenizer)
+    activations = our_activations(network, batch), _their_activations(folder, batch, maps)
+    verification = compare(str(folder), *activations, batch)
+    texts = _compare_tokenizers(str(folder), folder, tokenizer, batch, maps)
+    with atomic_folder(out) as partial:
         run = RunDir(partial)
         run.write_recipe(recipe)
         tokenizer.save(partial)
         run.write_weights(named_weights(network))
-        run.write_card({"imported_from": f"{folder.resolve()} (huggingface)", "proof": str(proof)})
+        origin = f"{folder.resolve()} (huggingface)"
+        run.write_card({"imported_from": origin, "verification": str(verification)})
     notes = []
     if settings.get("early_stopping"):
         notes.append(
-            "its generate stops early (early_stopping); here it looks on, and may find better"
+            "its generate() uses early_stopping; Regard continues the search and may find better hypotheses"
         )
-    done = f"{out}: a model as if it were trained here; {texts} texts give the same pieces"
-    return [str(proof), *notes, done]
+    done = f"{out}: imported; {texts} texts are tokenized in the same way"
+    return [str(verification), *notes, done]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """config.json, and on top of it what generation_config.json says."""
+    """The settings of config.json, overridden by those of generation_config.json."""
     config = _json(folder / "config.json")
     generation = folder / "generation_config.json"
-    said = _json(generation) if generation.is_file() else {}
-    settings = {**config, **{key: value for key, value in said.items() if value is not None}}
+    overrides = _json(generation) if generation.is_file() else {}
+    settings = {**config, **{key: value for key, value in overrides.items() if value is not None}}
     if config.get("model_type") != "marian":
         raise RegardError(
-            f"{folder}: model_type {config.get('model_type')!r}; only marian (OPUS-MT) can be imported"
+            f"{folder}: model_type {config.get('model_type')!r} is not supported; only marian (OPUS-MT) is"
         )
-    if lacking := [key for key in NEEDED if not isinstance(settings.get(key), int)]:
-        raise RegardError(f"{folder / 'config.json'}: no whole number for {', '.join(lacking)}")
-    twos = [("encoder_attention_heads", "decoder_attention_heads")]
-    twos.append(("encoder_ffn_dim", "decoder_ffn_dim"))
-    for one, other in twos:
-        if config[one] != config[other]:
+    missing = [key for key in REQUIRED_SETTINGS if not isinstance(settings.get(key), int)]
+    if missing:
+        raise RegardError(f"{folder / 'config.json'}: {', '.join(missing)} must be integers")
+    for name in ("attention_heads", "ffn_dim"):
+        encoder, decoder = config[f"encoder_{name}"], config[f"decoder_{name}"]
+        if encoder != decoder:
             raise RegardError(
-                f"{folder}: {one} {config[one]} and {other} {config[other]}: they must be equal here"
+                f"{folder}: encoder_{name} {encoder} and decoder_{name} {decoder} must be equal"
             )
     if config.get("activation_function") not in ACTIVATIONS:
         raise RegardError(
-            f"{folder}: activation_function {config.get('activation_function')!r}; "
-            f"possible are {', '.join(ACTIVATIONS)}"
+            f"{folder}: activation_function {config.get('activation_function')!r} is not supported; "
+            f"allowed are {', '.join(ACTIVATIONS)}"
         )
     if not config.get("scale_embedding", False):
-        raise RegardError(f"{folder}: scale_embedding false; embeddings are always scaled here")
+        raise RegardError(
+            f"{folder}: scale_embedding must be true: Regard always scales embeddings"
+        )
     return settings
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+        raise RegardError(f"{path}: cannot read the file: {error.strerror}") from None
     except ValueError:
         raise RegardError(f"{path}: not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise RegardError(f"{path}: not a JSON object")
-    return found
+    return value
 
 
-def _shares(settings: Mapping[str, Any]) -> bool:
+def _shared(settings: Mapping[str, Any]) -> bool:
     return bool(settings.get("share_encoder_decoder_embeddings", True))
 
 
 def _vocabs(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, int]]:
-    names = ["vocab.json"] if _shares(settings) else ["vocab.json", "target_vocab.json"]
-    if not _shares(settings) and not (folder / names[1]).is_file():
+    names = ["vocab.json"] if _shared(settings) else ["vocab.json", "target_vocab.json"]
+    if not _shared(settings) and not (folder / names[1]).is_file():
         names[1] = names[0]  # two embeddings of one vocabulary
     sizes = [settings["vocab_size"], settings.get("decoder_vocab_size") or settings["vocab_size"]]
     found = []
     for name, size in zip(names, sizes, strict=False):
         vocab = _json(folder / name)
         if sorted(vocab.values()) != list(range(size)) or "<unk>" not in vocab:
-            raise RegardError(f"{folder / name}: not <unk> and {size - 1} other pieces, one a row")
+            raise RegardError(
+                f"{folder / name}: must have {size} pieces, <unk> among them, with the ids 0 to {size - 1}"
+            )
         found.append(vocab)
     return [found[0], found[-1]]
 
 
 def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
     tokenizer_config = folder / "tokenizer_config.json"
-    known = _json(tokenizer_config) if tokenizer_config.is_file() else {}
-    languages = [known.get(f"{side}_lang") or side for side in LANGUAGES]
+    config = _json(tokenizer_config) if tokenizer_config.is_file() else {}
+    languages = [config.get(f"{side}_lang") or side for side in SIDES]
     longest = int(settings.get("max_length") or 512)
     dropout = settings.get("dropout", 0.1)
     values = {
-        "data": {"train": {"pairs": "not known, the model was imported"}, "languages": languages}
+        "data": {"train": {"pairs": "unknown: the model was imported"}, "languages": languages}
         | {"clean": {"max_tokens": longest}},
         "tokenizer": {"kind": "marian", "vocab_size": settings["vocab_size"] + len(SPECIAL_TOKENS)}
-        | {"shared": _shares(settings), "normalize": "none"},
+        | {"shared": _shared(settings), "normalize": "none"},
         "model": {
             "encoder_layers": settings["encoder_layers"],
             "decoder_layers": settings["decoder_layers"],
@@ -194,7 +221,7 @@ def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
             "dropout": dropout,
             "attention_dropout": settings.get("attention_dropout", 0.0),
             "activation_dropout": settings.get("activation_dropout", 0.0),
-            "tie_embeddings": _shares(settings),
+            "tie_embeddings": _shared(settings),
             "tie_output": settings.get("tie_word_embeddings", True),
             "output_bias": True,
         },
@@ -203,23 +230,25 @@ def _recipe(folder: Path, settings: Mapping[str, Any]) -> Recipe:
             "length_penalty": settings.get("length_penalty", 1.0),
             "length_normalization": "transformers",
             "extra_length": longest,
-            # Theirs counts what the decoder begins with, and EOS.
+            # Their limit includes the start token and EOS.
             "max_length": max(1, longest - 2),
         },
     }
     return make_recipe(values, str(folder))
 
 
-def _tokenizer(folder: Path, sides: Sequence[Side], settings: Mapping[str, Any]) -> Tokenizer:
+def _tokenizer(
+    folder: Path, maps: Sequence[VocabularyMap], settings: Mapping[str, Any]
+) -> Tokenizer:
     words = settings.get("bad_words_ids") or []
     if any(len(word) != 1 for word in words):
-        raise RegardError(f"{folder}: bad_words_ids of several tokens are not possible here")
-    banned = sorted({sides[1].id(row) for (row,) in words} - {PAD, BOS, MASK, EOS})
-    models = [_bytes(folder / f"{side}.spm") for side in LANGUAGES]
+        raise RegardError(f"{folder}: bad_words_ids with several tokens are not supported")
+    suppressed = sorted({maps[1].our_id(row) for (row,) in words} - {PAD, BOS, MASK, EOS})
+    models = [_bytes(folder / f"{side}.spm") for side in SIDES]
     try:
         source, target = (
-            MarianVocabulary(model, side.pieces, not_said)
-            for model, side, not_said in zip(models, sides, ((), banned), strict=True)
+            MarianVocabulary(model, one.pieces, ids)
+            for model, one, ids in zip(models, maps, ((), suppressed), strict=True)
         )
     except RuntimeError:
         raise RegardError(f"{folder}: source.spm or target.spm is damaged") from None
@@ -230,11 +259,11 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+        raise RegardError(f"{path}: cannot read the file: {error.strerror}") from None
 
 
 def _their_weights(folder: Path) -> dict[str, Tensor]:
-    """By name; nothing in the file is executed."""
+    """Their weights by name. Pickle files are loaded with ``weights_only``, so nothing in them is executed."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -245,22 +274,22 @@ def _their_weights(folder: Path) -> dict[str, Tensor]:
         elif pickled.is_file():
             found = torch.load(pickled, map_location="cpu", weights_only=True)
         else:
-            raise RegardError(f"{folder}: neither model.safetensors nor pytorch_model.bin is there")
+            raise RegardError(f"{folder}: there is no model.safetensors and no pytorch_model.bin")
     except (SafetensorError, RuntimeError, EOFError) as error:
         raise RegardError(f"{folder}: the weights are damaged: {error}") from None
-    except Exception as error:  # pickle.UnpicklingError: more than tensors is in the file
+    except Exception as error:  # pickle.UnpicklingError: the file holds more than tensors
         if isinstance(error, RegardError):
             raise
-        raise RegardError(f"{pickled}: holds more than weights, so it is not read") from None
+        raise RegardError(f"{pickled}: holds more than weights, so it is not loaded") from None
     return {name: tensor.float() for name, tensor in found.items()}
 
 
 def _our_weights(
-    theirs: Mapping[str, Tensor], sides: Sequence[Side], recipe: Recipe
+    theirs: Mapping[str, Tensor], maps: Sequence[VocabularyMap], recipe: Recipe
 ) -> dict[str, Tensor]:
-    """Their weights under our names, features and rows in our order."""
+    """Their weights under our names, with features and rows in our order."""
     order = interleaved(recipe.model.d_model)
-    source, target = sides
+    source, target = maps
     encoder, decoder = (
         _first(theirs, f"model.{side}.embed_tokens.weight", "model.shared.weight")
         for side in ("encoder", "decoder")
@@ -270,17 +299,17 @@ def _our_weights(
         projection = _first(theirs, "lm_head.weight")
     bias = theirs.get("final_logits_bias", torch.zeros(1, len(decoder)))[0]
     found = {
-        "encoder.embedding.weight": reordered(source.take(encoder), (1,), order),
-        "decoder.embedding.weight": reordered(target.take(decoder), (1,), order),
-        "projection.weight": reordered(target.take(projection), (1,), order),
-        "projection.bias": target.take(bias, NEG_INF),
+        "encoder.embedding.weight": permute_features(source.reorder(encoder), (1,), order),
+        "decoder.embedding.weight": permute_features(target.reorder(decoder), (1,), order),
+        "projection.weight": permute_features(target.reorder(projection), (1,), order),
+        "projection.bias": target.reorder(bias, NEG_INF),
     }
     if recipe.model.tie_output:
         found["decoder.embedding.bias"] = found["projection.bias"]
         if recipe.model.tie_embeddings:
             found["encoder.embedding.bias"] = found["projection.bias"]
     for weight in MARIAN.weights(recipe.model):
-        found[weight.ours] = reordered(_first(theirs, weight.theirs), weight.axes, order)
+        found[weight.ours] = permute_features(_first(theirs, weight.theirs), weight.axes, order)
     return found
 
 
@@ -288,44 +317,74 @@ def _first(theirs: Mapping[str, Tensor], *names: str) -> Tensor:
     for name in names:
         if name in theirs:
             return theirs[name]
-    raise RegardError(f"the weights have no {names[-1]}")
+    raise RegardError(f"{names[-1]} is missing in the weights")
 
 
-# Both sides, stage by stage
+# ---------------------------------------------------------------------------------------------
+# Verification
 
 
 @torch.no_grad()
-def _their_side(folder: Path, given: Inputs, sides: Sequence[Side]) -> dict[str, Tensor]:
-    """What transformers makes of the folder and of the same texts; features and rows in our order."""
-    transformers = need("transformers")
+def _their_activations(
+    folder: Path, batch: SampleBatch, maps: Sequence[VocabularyMap]
+) -> dict[str, Tensor]:
+    """The activations of the model in ``transformers``, with features and rows in our order."""
+    transformers = require_package("transformers")
     with quiet(transformers):
         model = transformers.MarianMTModel.from_pretrained(folder, local_files_only=True)
     model = model.double().eval()
-    source, target = sides
+    source, target = maps
     pad = model.config.pad_token_id
-    places = stages("encoder", model.model.encoder.layers)
-    places += stages("decoder", model.model.decoder.layers)
-    with watched(places) as seen:
+    points = stages("encoder", model.model.encoder.layers)
+    points += stages("decoder", model.model.decoder.layers)
+    with record_stages(points) as recorded:
         logits = model(
-            input_ids=_theirs(given.source, source, pad),
-            attention_mask=given.source_real.long(),
-            decoder_input_ids=_theirs(given.target, target, pad),
+            input_ids=_their_ids(batch.source, source, pad),
+            attention_mask=batch.source_mask.long(),
+            decoder_input_ids=_their_ids(batch.target, target, pad),
             use_cache=False,
         ).logits
     order = interleaved(model.config.d_model)
-    reordered_stages = {name: value[..., order] for name, value in seen.items()}
-    ours = target.take(logits.permute(2, 0, 1), NEG_INF).permute(1, 2, 0)
-    return {**reordered_stages, "logits": ours}
+    ordered = {name: value[..., order] for name, value in recorded.items()}
+    our_logits = target.reorder(logits.permute(2, 0, 1), NEG_INF).permute(1, 2, 0)
+    return {**ordered, "logits": our_logits}
 
 
-def _theirs(ids: Tensor, side: Side, pad: int) -> Tensor:
-    rows = torch.tensor([pad if row is None else row for row in side.rows])
+def _their_ids(ids: Tensor, vocabulary: VocabularyMap, pad: int) -> Tensor:
+    rows = torch.tensor([pad if row is None else row for row in vocabulary.rows])
     return torch.where(ids == PAD, pad, rows[ids])
+
+
+def _compare_tokenizers(
+    what: str,
+    folder: Path,
+    tokenizer: Tokenizer,
+    batch: SampleBatch,
+    maps: Sequence[VocabularyMap],
+) -> int:
+    """Check that both tokenizers encode and decode the real texts in the same way. Returns the number of texts."""
+    transformers = require_package("transformers")
+    with quiet(transformers):
+        theirs = transformers.MarianTokenizer.from_pretrained(folder, local_files_only=True)
+    sources, targets = (list(texts) for texts in zip(*batch.pairs, strict=True))
+    checks = [
+        (sources, tokenizer.source, maps[0], theirs(sources).input_ids),
+        (targets, tokenizer.target, maps[1], theirs(text_target=targets).input_ids),
+    ]
+    for texts, vocabulary, one, their_rows in checks:
+        for text, ours, rows in zip(texts, vocabulary.encode(texts), their_rows, strict=True):
+            if [*ours, EOS] != [one.our_id(row) for row in rows]:
+                raise RegardError(f"{what}: MarianTokenizer encodes {text!r} differently")
+    known = [[i for i in row if i != UNK] for row in tokenizer.target.encode(targets)]
+    for text, row in zip(tokenizer.target.decode(known), known, strict=True):
+        if theirs.decode([maps[1].rows[i] for i in row], skip_special_tokens=True) != text.strip():
+            raise RegardError(f"{what}: MarianTokenizer decodes {text!r} differently")
+    return 2 * len(sources)
 
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Its advice and its progress bars are not for our users."""
+    """Suppress warnings and progress bars of ``transformers``."""
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -337,33 +396,31 @@ def quiet(transformers: Any) -> Iterator[None]:
             transformers.utils.logging.enable_progress_bar()
 
 
+# ---------------------------------------------------------------------------------------------
 # Export
 
 
 def export_huggingface(folder: Path, out: Path) -> list[str]:
-    """A run folder to one that ``MarianMTModel.from_pretrained`` opens."""
+    """Convert a run into a folder that ``MarianMTModel.from_pretrained`` opens."""
     model = Translator.load(folder, "cpu")
     HUGGINGFACE.check(model.recipe, str(folder))
-    transformers = need("transformers")
+    transformers = require_package("transformers")
     network, tokenizer = model.network, model.tokenizer
     assert isinstance(network, Transformer)
-    given = inputs(model.recipe, tokenizer)
-    same = [
-        Side(list(range(side.size)), side.pieces(range(side.size)))
-        for side in (tokenizer.source, tokenizer.target)
-    ]
-    with whole(out) as partial, quiet(transformers):
+    batch = sample_batch(model.recipe, tokenizer)
+    maps = [VocabularyMap.identity(one) for one in (tokenizer.source, tokenizer.target)]
+    with atomic_folder(out) as partial, quiet(transformers):
         config = transformers.MarianConfig(**_config(model.recipe, tokenizer))
         marian = transformers.MarianMTModel(config)
-        fill(marian, _marian_weights(network, model.recipe.model, marian), str(folder))
+        copy_state(marian, _marian_weights(network, model.recipe.model, marian), str(folder))
         marian.generation_config = transformers.GenerationConfig(**_generation(model))
         marian.save_pretrained(partial)
         _write_tokenizer(partial, model)
-        theirs = _their_side(partial, given, same)
-        proof = compare(str(folder), our_side(network, given), theirs, given)
-        texts = _same_pieces(str(folder), partial, tokenizer, given, same)
-    done = f"{out}: opens in transformers; {texts} texts give the same pieces there"
-    return [str(proof), *decoding_note(model.recipe, "transformers"), done]
+        activations = our_activations(network, batch), _their_activations(partial, batch, maps)
+        verification = compare(str(folder), *activations, batch)
+        texts = _compare_tokenizers(str(folder), partial, tokenizer, batch, maps)
+    done = f"{out}: open it with transformers; {texts} texts are tokenized in the same way there"
+    return [str(verification), *decoding_note(model.recipe, "transformers"), done]
 
 
 def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -372,7 +429,7 @@ def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "vocab_size": tokenizer.source.size,
         "decoder_vocab_size": tokenizer.target.size,
-        "max_position_embeddings": POSITIONS,
+        "max_position_embeddings": MAX_POSITIONS,
         "d_model": section.d_model,
         "encoder_layers": section.encoder_layers,
         "decoder_layers": section.decoder_layers,
@@ -395,12 +452,12 @@ def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _generation(model: Translator) -> dict[str, Any]:
-    search = model.recipe.decoding
-    forced = {"forced_eos_token_id": EOS} if search.length_normalization == "transformers" else {}
+    decoding = model.recipe.decoding
+    forced = {"forced_eos_token_id": EOS} if decoding.length_normalization == "transformers" else {}
     return {
-        "num_beams": search.beam,
-        "length_penalty": search.length_penalty,
-        "max_length": min(POSITIONS, (search.max_length or LONGEST) + 2),
+        "num_beams": decoding.beam,
+        "length_penalty": decoding.length_penalty,
+        "max_length": min(MAX_POSITIONS, (decoding.max_length or MAX_LENGTH) + 2),
         "early_stopping": False,
         "bad_words_ids": [[i] for i in model.tokenizer.target.suppressed_tokens],
         "pad_token_id": PAD,
@@ -412,7 +469,7 @@ def _generation(model: Translator) -> dict[str, Any]:
 
 @torch.no_grad()
 def _marian_weights(network: Transformer, section: Model, marian: Any) -> dict[str, Tensor]:
-    """Our weights under their names, features in their order; a bias we do not have is zero."""
+    """Our weights under their names, with features in their order; a bias we do not have is zero."""
     order = interleaved(section.d_model).argsort()
     ours, theirs = network.state_dict(), marian.state_dict()
     found = {name: tensor for name, tensor in theirs.items() if "embed_positions" in name}
@@ -424,14 +481,14 @@ def _marian_weights(network: Transformer, section: Model, marian: Any) -> dict[s
     }
     for name, tensor in embeddings.items():
         if name in theirs:
-            found[name] = reordered(tensor, (1,), order)
+            found[name] = permute_features(tensor, (1,), order)
     bias = ours.get("projection.bias")
     found["final_logits_bias"] = torch.zeros(len(network.projection.weight))[None]
     if bias is not None:
         found["final_logits_bias"] = bias[None]
     for weight in MARIAN.weights(section):
         if weight.ours in ours:
-            found[weight.theirs] = reordered(ours[weight.ours], weight.axes, order)
+            found[weight.theirs] = permute_features(ours[weight.ours], weight.axes, order)
         else:
             found[weight.theirs] = torch.zeros_like(theirs[weight.theirs])
     return found
@@ -440,38 +497,17 @@ def _marian_weights(network: Transformer, section: Model, marian: Any) -> dict[s
 def _write_tokenizer(folder: Path, model: Translator) -> None:
     tokenizer, (source, target) = model.tokenizer, model.recipe.data.language_pair
     separate = not model.recipe.tokenizer.shared
-    write_models(folder, tokenizer)
-    write_json(folder / "vocab.json", ids_by_piece(tokenizer.source))
+    write_sentencepiece_models(folder, tokenizer)
+    write_json(folder / "vocab.json", piece_ids(tokenizer.source))
     if separate:
-        write_json(folder / "target_vocab.json", ids_by_piece(tokenizer.target))
-    marks = {
+        write_json(folder / "target_vocab.json", piece_ids(tokenizer.target))
+    special_tokens = {
         "unk_token": SPECIAL_TOKENS[UNK],
         "eos_token": SPECIAL_TOKENS[EOS],
         "pad_token": SPECIAL_TOKENS[PAD],
     }
-    settings = {"tokenizer_class": "MarianTokenizer", "source_lang": source, "target_lang": target}
-    more = {"model_max_length": POSITIONS, "separate_vocabs": separate}
-    write_json(folder / "tokenizer_config.json", {**settings, **marks, **more})
-
-
-def _same_pieces(
-    what: str, folder: Path, tokenizer: Tokenizer, given: Inputs, sides: Sequence[Side]
-) -> int:
-    """Both tokenizers cut the real texts into the same pieces, and put them together again."""
-    transformers = need("transformers")
-    with quiet(transformers):
-        theirs = transformers.MarianTokenizer.from_pretrained(folder, local_files_only=True)
-    sources, targets = (list(side) for side in zip(*given.pairs, strict=True))
-    checks = [
-        (sources, tokenizer.source, sides[0], theirs(sources).input_ids),
-        (targets, tokenizer.target, sides[1], theirs(text_target=targets).input_ids),
-    ]
-    for texts, vocabulary, side, found in checks:
-        for text, ours, others in zip(texts, vocabulary.encode(texts), found, strict=True):
-            if [*ours, EOS] != [side.id(row) for row in others]:
-                raise RegardError(f"{what}: MarianTokenizer cuts {text!r} into other pieces")
-    said = [[i for i in row if i != UNK] for row in tokenizer.target.encode(targets)]
-    for text, row in zip(tokenizer.target.decode(said), said, strict=True):
-        if theirs.decode([sides[1].rows[i] for i in row], skip_special_tokens=True) != text.strip():
-            raise RegardError(f"{what}: MarianTokenizer does not give back {text!r}")
-    return 2 * len(sources)
+    config: dict[str, Any] = {"tokenizer_class": "MarianTokenizer"}
+    config |= {"source_lang": source, "target_lang": target}
+    config |= special_tokens
+    config |= {"model_max_length": MAX_POSITIONS, "separate_vocabs": separate}
+    write_json(folder / "tokenizer_config.json", config)

@@ -1,10 +1,10 @@
-"""ONNX: two graphs, one that reads the source and one that says the next word. Batch, beams and lengths are free.
+"""ONNX: two graphs, the encoder and one step of the decoder. Batch size, beam size and lengths are dynamic.
 
-    encoder.onnx   source [B, S] -> memory_keys, memory_values [layers, B, heads, S, d], real [B, S]
-    decoder.onnx   tokens [B, beams], keys, values [layers, B, beams, heads, T, d] of the words before, and the memory
-                   -> logits [B, beams, V], and keys and values with one word more
+    encoder.onnx   source [B, S] -> cross_keys, cross_values [layers, B, heads, S, d], source_mask [B, S]
+    decoder.onnx   tokens [B, beams], keys, values [layers, B, beams, heads, T, d] of the tokens before, and the
+                   encoder's outputs -> logits [B, beams, V], and keys and values with one token more
 
-Begin with tokens BOS and keys and values of length T = 0. When beams change places, keys and values go with them.
+Begin with BOS as tokens and with keys and values of length T = 0. If beams are reordered, reorder keys and values too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.data.special_tokens import BOS, EOS, PAD
-from regard.interop.files import ids_by_piece, need, table, whole, write_json, write_models
+from regard.interop.files import position_table, require_package, write_json, write_tokenizer
 from regard.interop.supported import ONNX
-from regard.interop.verification import Inputs, Verification, inputs, verify_by_outputs
-from regard.nn.attention import KeyValue, Mask
+from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
+from regard.nn.attention import AttentionMask, KeyValue
 from regard.nn.layers import Cache
-from regard.nn.transformer import Memory, Transformer
+from regard.nn.transformer import EncoderOutput, Transformer
+from regard.storage.atomic_files import atomic_folder
 from regard.tasks import Translator
 
 
 @dataclass
-class Growing(Cache):
-    """A cache whose rows are [B, beams]. It is joined before it is flattened: a graph cannot reshape what is empty."""
+class GraphCache(Cache):
+    """A KV cache with rows [B, beams]. It concatenates before it flattens: a graph cannot reshape an empty tensor."""
 
     past: tuple[Tensor, Tensor] | None = None
 
@@ -49,51 +50,51 @@ class Growing(Cache):
         return KeyValue(key.flatten(0, 1), value.flatten(0, 1))
 
 
-class Reads(nn.Module):
-    """The encoder, and the keys and values the decoder will look at."""
+class EncoderGraph(nn.Module):
+    """The encoder, with the keys and values of the decoder's cross-attention."""
 
     def __init__(self, network: Transformer) -> None:
         super().__init__()
         self.network = network
-        self.table = nn.Buffer(table(network.encoder))
+        self.table = nn.Buffer(position_table(network.encoder))
 
     def forward(self, source: Int[Tensor, "B S"]) -> tuple[Tensor, Tensor, Bool[Tensor, "B S"]]:
-        encoder, real = self.network.encoder, source != PAD
+        encoder, mask = self.network.encoder, source != PAD
         x = encoder.embedding(source) + self.table[: source.shape[1]]
         for layer in encoder.layers:
-            x = layer(x, Mask(real), real)
-        seen = self.network.decoder.look_up(Memory(encoder.norm(x, real), real))
+            x = layer(x, AttentionMask(mask), mask)
+        cross = self.network.decoder.cross_attention_kv(EncoderOutput(encoder.norm(x, mask), mask))
         return (
-            torch.stack([one.key for one in seen]),
-            torch.stack([one.value for one in seen]),
-            real,
+            torch.stack([one.key for one in cross]),
+            torch.stack([one.value for one in cross]),
+            mask,
         )
 
 
-class Says(nn.Module):
+class DecoderGraph(nn.Module):
     """One step of the decoder."""
 
     def __init__(self, network: Transformer) -> None:
         super().__init__()
         self.network = network
-        self.table = nn.Buffer(table(network.decoder))
+        self.table = nn.Buffer(position_table(network.decoder))
 
     def forward(
         self,
         tokens: Int[Tensor, "B n"],
         keys: Float[Tensor, "L B n h T dk"],
         values: Float[Tensor, "L B n h T dv"],
-        memory_keys: Float[Tensor, "L B h S dk"],
-        memory_values: Float[Tensor, "L B h S dv"],
-        real: Bool[Tensor, "B S"],
+        cross_keys: Float[Tensor, "L B h S dk"],
+        cross_values: Float[Tensor, "L B h S dv"],
+        source_mask: Bool[Tensor, "B S"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         decoder, shape = self.network.decoder, tokens.shape
-        place = torch.arange(1, device=tokens.device) + keys.shape[4]
-        x = decoder.embedding(tokens.flatten()[:, None]) + self.table[place]
-        caches = [Growing(past=(keys[i], values[i])) for i in range(len(decoder.layers))]
+        position = torch.arange(1, device=tokens.device) + keys.shape[4]
+        x = decoder.embedding(tokens.flatten()[:, None]) + self.table[position]
+        caches = [GraphCache(past=(keys[i], values[i])) for i in range(len(decoder.layers))]
         for number, (layer, cache) in enumerate(zip(decoder.layers, caches, strict=True)):
-            memory = KeyValue(memory_keys[number], memory_values[number])
-            x = layer(x, Mask(causal=True), memory, Mask(real), cache=cache)
+            cross = KeyValue(cross_keys[number], cross_values[number])
+            x = layer(x, AttentionMask(causal=True), cross, AttentionMask(source_mask), cache=cache)
         logits = self.network.project(decoder.norm(x)[:, 0]).view(*shape, -1)
         pasts = [cache.past for cache in caches if cache.past is not None]
         return (
@@ -104,29 +105,28 @@ class Says(nn.Module):
 
 
 def export_onnx(folder: Path, out: Path) -> list[str]:
+    """Convert a run into a folder with two ONNX graphs and the tokenizer."""
     model = Translator.load(folder, "cpu")
     ONNX.check(model.recipe, str(folder))
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        need(package)
+        require_package(package)
     network = model.network
     assert isinstance(network, Transformer)
-    given = inputs(model.recipe, model.tokenizer)
-    with whole(out) as partial:
-        proof = _prove(str(folder), network, given, partial)
-        write_models(partial, model.tokenizer)
-        write_json(partial / "vocab.source.json", ids_by_piece(model.tokenizer.source))
-        write_json(partial / "vocab.target.json", ids_by_piece(model.tokenizer.target))
+    batch = sample_batch(model.recipe, model.tokenizer)
+    with atomic_folder(out) as partial:
+        verification = _verify(str(folder), network, batch, partial)
+        write_tokenizer(partial, model.tokenizer)
         write_json(partial / "config.json", _config(model))
-    return [str(proof), f"{out}: encoder.onnx and decoder.onnx, for onnxruntime"]
+    return [str(verification), f"{out}: encoder.onnx and decoder.onnx, for onnxruntime"]
 
 
 def _config(model: Translator) -> dict[str, Any]:
     section = model.recipe.model
     return {
-        "pad": PAD,
-        "start": BOS,
-        "end": EOS,
-        "never": list(model.tokenizer.target.suppressed_tokens),
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "suppressed_token_ids": list(model.tokenizer.target.suppressed_tokens),
         "layers": section.decoder_layers,
         "heads": section.heads,
         "d_k": section.d_k,
@@ -138,60 +138,61 @@ def _config(model: Translator) -> dict[str, Any]:
 def write_graphs(folder: Path, network: Transformer) -> None:
     network = network.eval()
     source = torch.full((3, 5), EOS)
-    memory = Reads(network)(source)
-    step = _step(torch.full((3, 2), BOS), length=4, memory=memory)
+    encoded = EncoderGraph(network)(source)
+    step = _decoder_inputs(torch.full((3, 2), BOS), length=4, encoded=encoded)
     batch, beams = torch.export.Dim("batch"), torch.export.Dim("beams")
     length, past = torch.export.Dim("length"), torch.export.Dim("past")
     _write(
         folder / "encoder.onnx",
-        Reads(network),
+        EncoderGraph(network),
         {"source": source},
-        ["memory_keys", "memory_values", "real"],
+        ["cross_keys", "cross_values", "source_mask"],
         {"source": {0: batch, 1: length}},
     )
-    before, memory_free = {1: batch, 2: beams, 4: past}, {1: batch, 3: length}
+    cached, cross = {1: batch, 2: beams, 4: past}, {1: batch, 3: length}
     _write(
         folder / "decoder.onnx",
-        Says(network),
+        DecoderGraph(network),
         step,
         ["logits", "new_keys", "new_values"],
-        {"tokens": {0: batch, 1: beams}, "keys": before, "values": before}
-        | {"memory_keys": memory_free, "memory_values": memory_free}
-        | {"real": {0: batch, 1: length}},
+        {"tokens": {0: batch, 1: beams}, "keys": cached, "values": cached}
+        | {"cross_keys": cross, "cross_values": cross}
+        | {"source_mask": {0: batch, 1: length}},
     )
 
 
-def _step(tokens: Tensor, length: int, memory: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    keys, values, real = memory
+def _decoder_inputs(tokens: Tensor, length: int, encoded: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The inputs of a decoder step with an empty cache of this length."""
+    keys, values, source_mask = encoded
     layers, batch, heads, _, d_k = keys.shape
     shape = layers, batch, tokens.shape[1], heads, length
     return {
         "tokens": tokens,
         "keys": torch.zeros(*shape, d_k),
         "values": torch.zeros(*shape, values.shape[-1]),
-        "memory_keys": keys,
-        "memory_values": values,
-        "real": real,
+        "cross_keys": keys,
+        "cross_values": values,
+        "source_mask": source_mask,
     }
 
 
 def _write(
     path: Path,
     module: nn.Module,
-    given: dict[str, Tensor],
+    inputs: dict[str, Tensor],
     outputs: list[str],
-    free: dict[str, Any],
+    dynamic: dict[str, Any],
 ) -> None:
-    # The exporter has much to say about itself, in warnings and in its log.
+    # The exporter is verbose, both in warnings and in its log.
     with warnings.catch_warnings(), torch.no_grad(), _silent("torch.onnx", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module.eval(),
-            kwargs=given,
+            kwargs=inputs,
             f=path,
-            input_names=list(given),
+            input_names=list(inputs),
             output_names=outputs,
-            dynamic_shapes=free,
+            dynamic_shapes=dynamic,
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -211,44 +212,47 @@ def _silent(*names: str) -> Iterator[None]:
             log.setLevel(level)
 
 
+# ---------------------------------------------------------------------------------------------
 # Verification
 
 
-def _prove(what: str, network: Transformer, given: Inputs, folder: Path) -> Verification:
-    def ours(smaller: Transformer) -> Float[Tensor, "n V"]:
+def _verify(what: str, network: Transformer, batch: SampleBatch, folder: Path) -> Verification:
+    """Write the graphs into the folder and compare their logits with the network's."""
+
+    def ours(one: Transformer) -> Float[Tensor, "n V"]:
         with torch.no_grad():
-            logits: Tensor = smaller.eval()(given.source, given.target)
-            return logits[given.target_real]
+            logits: Tensor = one.eval()(batch.source, batch.target)
+            return logits[batch.target_mask]
 
-    def theirs(smaller: Transformer) -> Float[Tensor, "n V"]:
-        if smaller is network:
+    def theirs(one: Transformer) -> Float[Tensor, "n V"]:
+        if one is network:
             write_graphs(folder, network)
-            return read_along(folder, given)
+            return graph_logits(folder, batch)
         with tempfile.TemporaryDirectory() as other:
-            write_graphs(Path(other), smaller)
-            return read_along(Path(other), given)
+            write_graphs(Path(other), one)
+            return graph_logits(Path(other), batch)
 
-    return verify_by_outputs(what, network, given, ours, theirs)
+    return verify_by_outputs(what, network, batch, ours, theirs)
 
 
 def session(path: Path) -> Any:
-    onnxruntime = need("onnxruntime")
+    """A graph, opened in onnxruntime on the CPU."""
+    onnxruntime = require_package("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def read_along(folder: Path, given: Inputs) -> Float[Tensor, "n V"]:
-    """The logits after each target word, step by step through the two graphs."""
-    memory = session(folder / "encoder.onnx").run(None, {"source": given.source.numpy()})
+def graph_logits(folder: Path, batch: SampleBatch) -> Float[Tensor, "n V"]:
+    """The logits after each target token, computed step by step with the two graphs."""
+    encoded = session(folder / "encoder.onnx").run(None, {"source": batch.source.numpy()})
     decoder = session(folder / "decoder.onnx")
-    tokens = given.target[:, :1]
-    state = _step(tokens, 0, tuple(map(torch.from_numpy, memory)))
-    feed = {name: tensor.numpy() for name, tensor in state.items()}
-    every = []
-    for place in range(given.target.shape[1]):
-        feed["tokens"] = given.target[:, place : place + 1].numpy()
+    first = _decoder_inputs(batch.target[:, :1], 0, tuple(map(torch.from_numpy, encoded)))
+    feed = {name: tensor.numpy() for name, tensor in first.items()}
+    steps = []
+    for position in range(batch.target.shape[1]):
+        feed["tokens"] = batch.target[:, position : position + 1].numpy()
         logits, feed["keys"], feed["values"] = decoder.run(None, feed)
-        every.append(torch.from_numpy(logits))
-    return torch.cat(every, dim=1)[given.target_real]
+        steps.append(torch.from_numpy(logits))
+    return torch.cat(steps, dim=1)[batch.target_mask]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from regard.errors import RegardError
 from regard.recipe import Model, Recipe, model_choices
+from regard.recipe.registry import allowed_names, find_registry
 
 
 @dataclass(frozen=True)
-class Format:
+class ModelFormat:
     """A format of another library. Which components it supports is stated where they are registered."""
 
     name: str
@@ -19,10 +20,10 @@ class Format:
     equal_heads: bool = True
     """whether d_k and d_v must be d_model / heads"""
     final_norm: bool | None = None
-    """whether it always has a final norm, never has one, or allows both"""
+    """whether it always has a final norm (True), never has one (False), or allows both (None)"""
 
     def check(self, recipe: Recipe, what: str) -> None:
-        """Raise an error if the format cannot represent a recipe's model."""
+        """Raise an error if the format cannot represent a recipe's model. what: the model's name in the error."""
         if problems := list(self._problems(recipe)):
             raise RegardError(f"{what}: {self.title} does not support {'; '.join(problems)}")
 
@@ -34,13 +35,18 @@ class Format:
             yield f"data.train.to: {', '.join(recipe.data.targets)} (only one target language, without to)"
         for key, choice in model_choices(model):
             if self.name not in choice.formats:
-                yield f"{key}: {choice.name}"
+                yield f"{key}: {choice.name} (only {' or '.join(self._supported(key))})"
         if self.final_norm not in (None, model.final_norm):
-            yield f"model.final_norm: {str(model.final_norm).lower()}"
+            yield f"model.final_norm: {str(model.final_norm).lower()} (only {str(self.final_norm).lower()})"
         if model.attention.key_value_heads not in (None, model.heads):
-            yield f"model.attention.key_value_heads: {model.attention.key_value_heads}"
+            yield f"model.attention.key_value_heads: {model.attention.key_value_heads} (only heads, {model.heads})"
         if self.equal_heads:
             yield from _unequal_heads(model)
+
+    def _supported(self, key: str) -> list[str]:
+        """The choices of a recipe key that the format can represent."""
+        choices = find_registry(key).choices
+        return [name for name in allowed_names(key) if self.name in choices[name].formats]
 
 
 def _unequal_heads(model: Model) -> Iterator[str]:
@@ -61,7 +67,7 @@ def decoding_note(recipe: Recipe, rule: str) -> list[str]:
     ]
 
 
-HUGGINGFACE = Format("huggingface", "MarianMTModel", final_norm=False)
-CTRANSLATE2 = Format("ctranslate2", "CTranslate2")
-ONNX = Format("onnx", "the ONNX export", equal_heads=False)
-TORCH = Format("torch", "torch.nn.Transformer", final_norm=True)
+HUGGINGFACE = ModelFormat("huggingface", "MarianMTModel", final_norm=False)
+CTRANSLATE2 = ModelFormat("ctranslate2", "CTranslate2")
+ONNX = ModelFormat("onnx", "the ONNX export", equal_heads=False)
+TORCH = ModelFormat("torch", "torch.nn.Transformer", final_norm=True)

@@ -1,8 +1,8 @@
-"""Every conversion proves itself: both sides read the same texts, and are compared layer by layer.
+"""Verification: every conversion is checked before it is written. Both models read the same texts and are compared.
 
-Two networks in torch are compared in float64, where the same function agrees to some 1e-12 and another does not. An
-engine that shows only its results is compared by them, in float32; if they differ, networks cut after a layer, each
-with one layer more, go the same way, and the first that differs names its layer.
+Two networks in PyTorch are compared layer by layer in float64: equal functions agree to about 1e-12. An engine that
+shows only its outputs is compared by them, in float32. If the outputs differ, truncated networks are compared, each
+with one layer more than the one before, and the first that differs names the layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from regard.data.corpus import Pair, read_pairs
+from regard.data.corpus import read_pairs
+from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
@@ -27,53 +28,58 @@ from regard.errors import RegardError
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
 
-REAL, RANDOM = 16, 8
-"""texts of each kind"""
-LONGEST = 48
-"""tokens of a text that are looked at"""
+TEXTS, RANDOM_ROWS = 16, 8
+"""pairs of real text, and rows of random ids"""
+MAX_TOKENS = 48
+"""tokens of a text that are used"""
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
-"""of the largest value of a layer, at least of 1"""
+"""relative to the largest value of a layer, or to 1 if that is larger"""
 
 
-class Inputs(NamedTuple):
-    """What both sides read, in our ids."""
+# ---------------------------------------------------------------------------------------------
+# What both models read
+
+
+class SampleBatch(NamedTuple):
+    """The batch that both models read, in our ids."""
 
     source: Int[Tensor, "B S"]
-    """EOS closes each row, padding follows"""
+    """rows end with EOS, then padding"""
     target: Int[Tensor, "B T"]
-    """BOS opens each row, padding follows"""
+    """rows begin with BOS and end with padding"""
     pairs: list[Pair]
     """the real texts"""
 
     @property
-    def source_real(self) -> Bool[Tensor, "B S"]:
+    def source_mask(self) -> Bool[Tensor, "B S"]:
+        """True for tokens, False for padding."""
         return self.source != PAD
 
     @property
-    def target_real(self) -> Bool[Tensor, "B T"]:
+    def target_mask(self) -> Bool[Tensor, "B T"]:
         return self.target != PAD
 
 
-def inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
-    """Real texts, of the training data if they are at hand, else of the built-in grammar; and random ids."""
+def sample_batch(recipe: Recipe, tokenizer: Tokenizer) -> SampleBatch:
+    """Real texts, from the training data if available, else from the built-in grammar; and random ids."""
     pairs = _pairs(recipe)
     generator = torch.Generator().manual_seed(1)
 
-    def random(size: int, length: int) -> list[int]:
+    def random_ids(size: int, length: int) -> list[int]:
         ids: list[int] = torch.randint(
             len(SPECIAL_TOKENS), size, (length,), generator=generator
         ).tolist()
         return ids
 
-    longest = LONGEST
+    longest = MAX_TOKENS
     if recipe.model.position == "learned":
         longest = min(longest, recipe.model.max_length - 1)
-    lengths = [1 + 3 * row % longest for row in range(RANDOM)]
+    lengths = [1 + 3 * row % longest for row in range(RANDOM_ROWS)]
     sources = tokenizer.source.encode([pair.source for pair in pairs])
     targets = tokenizer.target.encode([pair.target for pair in pairs])
-    sources += [random(tokenizer.source.size, length) for length in lengths]
-    targets += [random(tokenizer.target.size, length) for length in reversed(lengths)]
-    return Inputs(
+    sources += [random_ids(tokenizer.source.size, length) for length in lengths]
+    targets += [random_ids(tokenizer.target.size, length) for length in reversed(lengths)]
+    return SampleBatch(
         _padded([[*row[:longest], EOS] for row in sources]),
         _padded([[BOS, *row[:longest]] for row in targets]),
         pairs,
@@ -82,64 +88,67 @@ def inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 def _pairs(recipe: Recipe) -> list[Pair]:
     try:
-        return list(islice(read_pairs(recipe.data.train, recipe.data, "data.train"), REAL))
+        return list(islice(read_pairs(recipe.data.train, recipe.data, "data.train"), TEXTS))
     except RegardError:
-        return list(generate("test", REAL))
+        return list(generate("test", TEXTS))
 
 
 def _padded(rows: Sequence[list[int]]) -> Int[Tensor, "B T"]:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
 
 
-# Two networks in torch
+# ---------------------------------------------------------------------------------------------
+# Two networks in PyTorch, layer by layer
 
 
 class Stage(NamedTuple):
-    """A place where two networks can be compared."""
+    """A point at which two networks are compared."""
 
     name: str
     module: nn.Module
-    before: bool = False
-    """what goes into the module, not what comes out of it"""
+    is_input: bool = False
+    """the input of the module, not its output"""
 
 
-def stages(side: str, layers: Sequence[nn.Module], last: nn.Module | None = None) -> list[Stage]:
-    """Where one of the two stacks can be looked at, from bottom to top."""
-    found = [Stage(f"{side} embedding and position", layers[0], before=True)]
-    found += [Stage(f"{side} layer {number}", layer) for number, layer in enumerate(layers, 1)]
-    return found if last is None else [*found, Stage(f"{side} closing norm", last)]
+def stages(
+    stack: str, layers: Sequence[nn.Module], final_norm: nn.Module | None = None
+) -> list[Stage]:
+    """The points of one stack, encoder or decoder, from bottom to top."""
+    found = [Stage(f"{stack} embedding and position", layers[0], is_input=True)]
+    found += [Stage(f"{stack} layer {number}", layer) for number, layer in enumerate(layers, 1)]
+    return found if final_norm is None else [*found, Stage(f"{stack} final norm", final_norm)]
 
 
 def our_stages(network: Transformer) -> list[Stage]:
     found = []
-    for side, stack in (("encoder", network.encoder), ("decoder", network.decoder)):
-        last = stack.norm if any(True for _ in stack.norm.parameters()) else None
-        found += stages(side, list(stack.layers), last)
+    for name, stack in (("encoder", network.encoder), ("decoder", network.decoder)):
+        final_norm = stack.norm if any(True for _ in stack.norm.parameters()) else None
+        found += stages(name, list(stack.layers), final_norm)
     return found
 
 
 @contextmanager
-def watched(places: Sequence[Stage]) -> Iterator[dict[str, Tensor]]:
-    """What passes each stage during the with-block."""
-    seen: dict[str, Tensor] = {}
+def record_stages(points: Sequence[Stage]) -> Iterator[dict[str, Tensor]]:
+    """The tensors at each point during the with-block, by name."""
+    recorded: dict[str, Tensor] = {}
     hooks = []
-    for stage in places:
+    for stage in points:
 
-        def came_out(
-            module: nn.Module, given: object, made: object, name: str = stage.name
-        ) -> None:
-            seen[name] = _first(made)
+        def after(module: nn.Module, args: object, output: object, name: str = stage.name) -> None:
+            recorded[name] = _first(output)
 
-        def goes_in(module: nn.Module, given: object, name: str = stage.name) -> None:
-            seen[name] = _first(given)
+        def before(module: nn.Module, args: object, name: str = stage.name) -> None:
+            recorded[name] = _first(args)
 
-        hook = stage.module.register_forward_pre_hook if stage.before else None
-        hooks.append(hook(goes_in) if hook else stage.module.register_forward_hook(came_out))
+        if stage.is_input:
+            hooks.append(stage.module.register_forward_pre_hook(before))
+        else:
+            hooks.append(stage.module.register_forward_hook(after))
     try:
-        yield seen
+        yield recorded
     finally:
-        for handle in hooks:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _first(value: object) -> Tensor:
@@ -149,86 +158,90 @@ def _first(value: object) -> Tensor:
 
 
 @torch.no_grad()
-def our_side(network: Transformer, given: Inputs) -> dict[str, Tensor]:
-    """What our network makes of the inputs, in float64, stage by stage; the logits last."""
+def our_activations(network: Transformer, batch: SampleBatch) -> dict[str, Tensor]:
+    """The activations of our network in float64, stage by stage; the logits last."""
     exact = copy.deepcopy(network).double().eval()
-    with watched(our_stages(exact)) as seen:
-        seen["logits"] = exact(given.source, given.target)
-    return seen
+    with record_stages(our_stages(exact)) as recorded:
+        recorded["logits"] = exact(batch.source, batch.target)
+    return recorded
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, and how far apart it was at most."""
+    """What was compared, and the largest difference."""
 
     texts: int
     stages: int
     largest: float
 
     def __str__(self) -> str:
-        where = "layer by layer" if self.stages > 1 else "by results"
-        return f"proved {where} on {self.texts} real and random texts: differs by {self.largest:.1e} at most"
+        where = "layer by layer" if self.stages > 1 else "by outputs"
+        return (
+            f"verified {where} on {self.texts} texts: the largest difference is {self.largest:.1e}"
+        )
 
 
 def compare(
-    what: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], given: Inputs
+    what: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], batch: SampleBatch
 ) -> Verification:
-    """Hold all stages of two networks against each other, from the first to the last."""
+    """Compare all stages of two networks, in order. what: the model's name in errors."""
     assert ours.keys() == theirs.keys(), ours.keys() ^ theirs.keys()
     largest = 0.0
     for name, value in ours.items():
-        real = given.source_real if name.startswith("encoder") else given.target_real
-        found, allowed = difference(value[real], theirs[name][real])
+        mask = batch.source_mask if name.startswith("encoder") else batch.target_mask
+        found, allowed = difference(value[mask], theirs[name][mask])
         if not found <= allowed:
             raise mismatch(what, name, found, allowed)
         largest = max(largest, found)
-    return Verification(len(given.source), len(ours), largest)
+    return Verification(len(batch.source), len(ours), largest)
 
 
 def difference(ours: Float[Tensor, "*n"], theirs: Float[Tensor, "*n"]) -> tuple[float, float]:
-    """How far two results are apart, and how far they may be. What never comes on both sides is the same."""
-    both = ~((ours < -1e3) & (theirs < -1e3))
-    scale = max(1.0, float(ours[both].abs().max()))
-    return float((ours - theirs)[both].abs().max()), TOLERANCE[ours.dtype] * scale
+    """The largest difference of two results, and the largest allowed. Logits masked on both sides count as equal."""
+    unmasked = ~((ours < -1e3) & (theirs < -1e3))
+    scale = max(1.0, float(ours[unmasked].abs().max()))
+    return float((ours - theirs)[unmasked].abs().max()), TOLERANCE[ours.dtype] * scale
 
 
 def mismatch(what: str, where: str, found: float, allowed: float) -> RegardError:
     return RegardError(
-        f"{what}: not the same function: {where} differs by {found:.2g} (allowed: {allowed:.1g}), "
-        "so nothing was written"
+        f"{what}: the two models differ: {where} differs by {found:.2g} (allowed: {allowed:.1g}); "
+        "nothing was written"
     )
 
 
-# An engine that shows only its results
+# ---------------------------------------------------------------------------------------------
+# An engine that shows only its outputs
 
-Outside = Callable[[Transformer], Float[Tensor, "*n"]]
-"""our network to what the engine makes of it and of the inputs"""
+Outputs = Callable[[Transformer], Float[Tensor, "*n"]]
+"""The outputs for the test batch of an engine with the weights of a network."""
 
 
 def verify_by_outputs(
-    what: str, network: Transformer, given: Inputs, ours: Outside, theirs: Outside
+    what: str, network: Transformer, batch: SampleBatch, ours: Outputs, theirs: Outputs
 ) -> Verification:
+    """Compare the outputs of the network with those of the engine; if they differ, name the first layer that does."""
     found, allowed = difference(ours(network), theirs(network))
     if found <= allowed:
-        return Verification(len(given.source), 1, found)
-    for name, smaller in cuts(network):
-        less, allowed_there = difference(ours(smaller), theirs(smaller))
-        if not less <= allowed_there:
-            raise mismatch(what, name, less, allowed_there)
-    raise mismatch(what, "the whole", found, allowed)
+        return Verification(len(batch.source), 1, found)
+    for name, truncated in truncated_networks(network):
+        found_there, allowed_there = difference(ours(truncated), theirs(truncated))
+        if not found_there <= allowed_there:
+            raise mismatch(what, name, found_there, allowed_there)
+    raise mismatch(what, "the whole network", found, allowed)
 
 
-def cuts(network: Transformer) -> Iterator[tuple[str, Transformer]]:
-    """The network with fewer layers, one more each time, and the name of what came last."""
+def truncated_networks(network: Transformer) -> Iterator[tuple[str, Transformer]]:
+    """The network with fewer layers, each time with one more, and the name of the layer that was added."""
     encoder, decoder = len(network.encoder.layers), len(network.decoder.layers)
-    yield "the embeddings, encoder layer 1 or decoder layer 1", _cut(network, 1, 1)
+    yield "the embeddings, encoder layer 1 or decoder layer 1", _truncated(network, 1, 1)
     for count in range(2, encoder + 1):
-        yield f"encoder layer {count}", _cut(network, count, 1)
+        yield f"encoder layer {count}", _truncated(network, count, 1)
     for count in range(2, decoder + 1):
-        yield f"decoder layer {count}", _cut(network, encoder, count)
+        yield f"decoder layer {count}", _truncated(network, encoder, count)
 
 
-def _cut(network: Transformer, encoder: int, decoder: int) -> Transformer:
+def _truncated(network: Transformer, encoder: int, decoder: int) -> Transformer:
     smaller = copy.deepcopy(network)
     smaller.encoder.layers = smaller.encoder.layers[:encoder]
     smaller.decoder.layers = smaller.decoder.layers[:decoder]

@@ -1,10 +1,10 @@
-"""Which weight of ours is which of theirs, and which of its axes are features of the model's width.
+"""The names of our weights in other libraries, and which of their axes are features of the residual stream (d_model).
 
-The axes matter where the other side has its features in another order. Marian lays the waves of the positions out as
-sin … sin cos … cos, the paper and we as sin cos sin cos …. Positions are added to embeddings, so the order of the waves
-is the order of the features, and a network is the same function if *every* weight that reads or writes features of
-the width is reordered: embeddings, norms, the inputs of W^Q, W^K, W^V and W1, the outputs of W^O and W2, the
-projection. Features inside a head, and inside the feed-forward network, stay as they are.
+The axes matter if the other library orders features differently. Marian's sinusoidal positions are sin … sin cos … cos;
+ours are sin cos sin cos …, as in the paper. Positions are added to embeddings, so this order is the order of the
+features. The network stays the same function if *every* weight that reads or writes d_model features is permuted:
+embeddings, norms, the inputs of W^Q, W^K, W^V and W1, the outputs of W^O and W2, and the output projection. Features
+inside a head and inside the feed-forward network keep their order.
 """
 
 from __future__ import annotations
@@ -20,129 +20,133 @@ from regard.errors import RegardError
 from regard.recipe import Model
 
 
-class Part(NamedTuple):
-    """A linear map or a norm inside a layer."""
+class WeightName(NamedTuple):
+    """One weight under both names."""
+
+    ours: str
+    theirs: str
+    axes: tuple[int, ...]
+    """the axes that are d_model features"""
+
+
+class ModuleName(NamedTuple):
+    """A linear map or a norm of a layer under both names."""
 
     ours: str
     theirs: str
     reads: bool
-    """its inputs are features of the width"""
+    """its inputs are d_model features"""
     writes: bool
-    """its outputs are"""
+    """its outputs are d_model features"""
+
+    def weights(self, our_prefix: str = "", their_prefix: str = "") -> Iterator[WeightName]:
+        inputs = (1,) if self.reads else ()
+        outputs = (0,) if self.writes else ()
+        ours, theirs = f"{our_prefix}{self.ours}", f"{their_prefix}{self.theirs}"
+        yield WeightName(f"{ours}.weight", f"{theirs}.weight", (*outputs, *inputs))
+        yield WeightName(f"{ours}.bias", f"{theirs}.bias", outputs)
 
 
-class Weight(NamedTuple):
-    ours: str
-    theirs: str
-    axes: tuple[int, ...]
-    """those that are features of the width"""
-
-
-def attention(ours: str, theirs: str) -> list[Part]:
-    reading = [
-        Part(f"{ours}.{name}", f"{theirs}.{name[0]}_proj", reads=True, writes=False)
+def _attention(ours: str, theirs: str) -> list[ModuleName]:
+    projections = [
+        ModuleName(f"{ours}.{name}", f"{theirs}.{name[0]}_proj", reads=True, writes=False)
         for name in ("query", "key", "value")
     ]
-    return [*reading, Part(f"{ours}.output", f"{theirs}.out_proj", reads=False, writes=True)]
+    output = ModuleName(f"{ours}.output", f"{theirs}.out_proj", reads=False, writes=True)
+    return [*projections, output]
 
 
-def norm(ours: str, theirs: str) -> Part:
-    return Part(f"{ours}_residual.norm", theirs, reads=False, writes=True)
+def _norm(ours: str, theirs: str) -> ModuleName:
+    return ModuleName(ours, theirs, reads=False, writes=True)
 
 
-class Names(NamedTuple):
-    """How another library calls the parts of a layer."""
+class LayerNames(NamedTuple):
+    """The names of another library for the modules of a layer."""
 
-    stem: str
-    own: str
-    own_norm: str
-    memory: str
-    memory_norm: str
+    prefix: str
+    """before the names of the stacks, encoder and decoder"""
+    self_attention: str
+    self_attention_norm: str
+    cross_attention: str
+    cross_attention_norm: str
     inner: str
     outer: str
-    encoder_last: str
-    decoder_last: str
-    """the norm of the feed-forward network"""
+    encoder_feed_forward_norm: str
+    decoder_feed_forward_norm: str
 
-    def parts(self, side: str) -> list[Part]:
-        parts = [*attention("attention", self.own), norm("attention", self.own_norm)]
-        if side == "decoder":
-            parts += attention("cross_attention", self.memory)
-            parts.append(norm("memory", self.memory_norm))
-        last = self.encoder_last if side == "encoder" else self.decoder_last
+    def modules(self, stack: str) -> list[ModuleName]:
+        """The modules of a layer of the encoder or the decoder."""
+        modules = _attention("attention", self.self_attention)
+        modules.append(_norm("attention_residual.norm", self.self_attention_norm))
+        feed_forward_norm = self.encoder_feed_forward_norm
+        if stack == "decoder":
+            modules += _attention("cross_attention", self.cross_attention)
+            modules.append(_norm("cross_attention_residual.norm", self.cross_attention_norm))
+            feed_forward_norm = self.decoder_feed_forward_norm
         return [
-            *parts,
-            Part("feed_forward.inner", self.inner, reads=True, writes=False),
-            Part("feed_forward.outer", self.outer, reads=False, writes=True),
-            norm("d_ff", last),
+            *modules,
+            ModuleName("feed_forward.inner", self.inner, reads=True, writes=False),
+            ModuleName("feed_forward.outer", self.outer, reads=False, writes=True),
+            _norm("feed_forward_residual.norm", feed_forward_norm),
         ]
 
-    def weights(self, section: Model) -> Iterator[Weight]:
-        """Every weight of every layer."""
+    def weights(self, section: Model) -> Iterator[WeightName]:
+        """Every weight of every layer, and of the final norms."""
         counts = {"encoder": section.encoder_layers, "decoder": section.decoder_layers}
-        for side, count in counts.items():
+        for stack, count in counts.items():
             for layer in range(count):
-                ours, theirs = f"{side}.layers.{layer}", f"{self.stem}{side}.layers.{layer}"
-                for part in self.parts(side):
-                    yield from _of(part, f"{ours}.{part.ours}", f"{theirs}.{part.theirs}")
+                ours = f"{stack}.layers.{layer}."
+                for module in self.modules(stack):
+                    yield from module.weights(ours, f"{self.prefix}{ours}")
             if section.final_norm:
-                last = Part("norm", "norm", reads=False, writes=True)
-                yield from _of(last, f"{side}.norm", f"{self.stem}{side}.norm")
+                yield from _norm(f"{stack}.norm", f"{self.prefix}{stack}.norm").weights()
 
 
-def _of(part: Part, ours: str, theirs: str) -> Iterator[Weight]:
-    is_norm = part.ours.endswith("norm")
-    inputs = (1,) if part.reads and not is_norm else ()
-    outputs = (0,) if part.writes else ()
-    yield Weight(f"{ours}.weight", f"{theirs}.weight", (*outputs, *inputs))
-    yield Weight(f"{ours}.bias", f"{theirs}.bias", outputs)
-
-
-MARIAN = Names(
-    stem="model.",
-    own="self_attn",
-    own_norm="self_attn_layer_norm",
-    memory="encoder_attn",
-    memory_norm="encoder_attn_layer_norm",
+MARIAN = LayerNames(
+    prefix="model.",
+    self_attention="self_attn",
+    self_attention_norm="self_attn_layer_norm",
+    cross_attention="encoder_attn",
+    cross_attention_norm="encoder_attn_layer_norm",
     inner="fc1",
     outer="fc2",
-    encoder_last="final_layer_norm",
-    decoder_last="final_layer_norm",
+    encoder_feed_forward_norm="final_layer_norm",
+    decoder_feed_forward_norm="final_layer_norm",
 )
-TORCH = Names(
-    stem="transformer.",
-    own="self_attn",
-    own_norm="norm1",
-    memory="multihead_attn",
-    memory_norm="norm2",
+TORCH = LayerNames(
+    prefix="transformer.",
+    self_attention="self_attn",
+    self_attention_norm="norm1",
+    cross_attention="multihead_attn",
+    cross_attention_norm="norm2",
     inner="linear1",
     outer="linear2",
-    encoder_last="norm2",
-    decoder_last="norm3",
+    encoder_feed_forward_norm="norm2",
+    decoder_feed_forward_norm="norm3",
 )
 
 
-def interleaved(width: int) -> Int[Tensor, " d"]:
-    """Where each of our features stands among Marian's: sin_0 cos_0 sin_1 … in sin_0 sin_1 … cos_0 cos_1 …"""
-    return torch.arange(width).view(2, width // 2).T.flatten()
+def interleaved(d_model: int) -> Int[Tensor, " d"]:
+    """The index of each of our features among Marian's: of sin_0 cos_0 sin_1 … in sin_0 sin_1 … cos_0 cos_1 …"""
+    return torch.arange(d_model).view(2, d_model // 2).T.flatten()
 
 
-def reordered(x: Tensor, axes: tuple[int, ...], order: Int[Tensor, " d"]) -> Tensor:
+def permute_features(x: Tensor, axes: tuple[int, ...], order: Int[Tensor, " d"]) -> Tensor:
     for axis in axes:
         x = x.index_select(axis, order)
     return x
 
 
 @torch.no_grad()
-def fill(network: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
-    """Copy weights into the network under any of their names; none may be missing or left over."""
-    own = network.state_dict()
-    for name, tensor in own.items():
+def copy_state(network: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Copy weights into a network. None may be missing or left over. where: the origin of the weights in errors."""
+    state = network.state_dict()
+    for name, tensor in state.items():
         if name not in weights:
-            raise RegardError(f"{where}: has no {name}")
+            raise RegardError(f"{where}: the weight {name} is missing")
         if tensor.shape != weights[name].shape:
-            found, wanted = list(weights[name].shape), list(tensor.shape)
-            raise RegardError(f"{where}: {name} is {found}, not {wanted}")
+            found, expected = list(weights[name].shape), list(tensor.shape)
+            raise RegardError(f"{where}: {name} has shape {found}, but the model needs {expected}")
         tensor.copy_(weights[name])
-    if extra := sorted(weights.keys() - own.keys()):
-        raise RegardError(f"{where}: has {extra[0]}, for which this model has no place")
+    if extra := sorted(weights.keys() - state.keys()):
+        raise RegardError(f"{where}: the model has no weight {extra[0]}")

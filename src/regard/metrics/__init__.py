@@ -1,6 +1,19 @@
-"""How good answers are: BLEU, chrF and TER; error rates of sounds; ROUGE; accuracy and F1; perplexity."""
+"""Metrics: BLEU, chrF and TER; word and phoneme error rate; ROUGE; accuracy and F1; perplexity.
 
-from regard.metrics.base import Comparison, Result
-from regard.metrics.scoring import MODEL_METRICS, compare, score
+Every metric is a ``Metric`` object in the registry ``METRICS`` (recipe key ``evaluation.metrics``). To add a metric,
+register it in the file it belongs to.
+"""
 
-__all__ = ["MODEL_METRICS", "Comparison", "Result", "compare", "score"]
+from regard.metrics.base import Comparison, Metric, MetricResult
+from regard.metrics.scoring import METRICS, MODEL_METRICS, TEXT_METRICS, compare, score
+
+__all__ = [
+    "METRICS",
+    "MODEL_METRICS",
+    "TEXT_METRICS",
+    "Comparison",
+    "Metric",
+    "MetricResult",
+    "compare",
+    "score",
+]

@@ -1,8 +1,14 @@
-"""A score with all it takes to say what it means."""
+"""What a metric is, and the results it returns.
 
+``Metric`` is the interface. ``CountMetric`` covers every metric that is a function of sums over lines (error counts,
+matches, log-probabilities): it adds bootstrap confidence intervals and the paired significance test. Only sacreBLEU's
+metrics implement the interface themselves.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -13,25 +19,28 @@ from regard.metrics.bootstrap import (
     SEED,
     Counts,
     Statistic,
-    interval,
+    confidence_interval,
     p_value,
 )
+from regard.recipe import Registry
 
-SIGNIFICANT = 0.05
+SIGNIFICANCE_LEVEL = 0.05
 """p-values below this are called significant"""
+
+Lines = Sequence[str]
 
 
 @dataclass(frozen=True)
-class Result:
-    """One measure of one system."""
+class MetricResult:
+    """The value of one metric for one system."""
 
-    measure: str
-    """as recipes name it: bleu, chrf …"""
+    metric: str
+    """its name in recipes: bleu, chrf …"""
     name: str
-    """as people write it: BLEU, chrF2 …"""
+    """its name in print: BLEU, chrF2 …"""
     value: float
     low: float | None
-    """the 95 % interval, by bootstrap; None if not computed"""
+    """lower end of the 95% bootstrap confidence interval; None if not computed"""
     high: float | None
     signature: str
     """how it was computed, so that others can compute the same"""
@@ -47,14 +56,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure of a system and of a baseline on the same sentences."""
+    """One metric for a system and for a baseline on the same sentences."""
 
-    measure: str
+    metric: str
     name: str
     system: float
     baseline: float
     p_value: float
-    """chance of a difference as large as this if the two were equally good: paired bootstrap"""
+    """probability of a difference this large if the two were equally good: paired bootstrap"""
     signature: str
     higher_is_better: bool
 
@@ -64,11 +73,11 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        return self.p_value < SIGNIFICANT
+        return self.p_value < SIGNIFICANCE_LEVEL
 
     @property
     def better(self) -> bool:
-        """The system's value is the better one, significantly or not."""
+        """The system has the better value, significantly or not."""
         return self.difference > 0 if self.higher_is_better else self.difference < 0
 
     def __str__(self) -> str:
@@ -80,82 +89,155 @@ class Comparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        found = {"difference": self.difference, "significant": self.significant}
-        return asdict(self) | found
-
-
-# ---------------------------------------------------------------------------------------------
-# Measures that are made of counts, one line of numbers a sentence; resampling draws the lines.
-
-
-Lines = Sequence[str]
+        return asdict(self) | {"difference": self.difference, "significant": self.significant}
 
 
 @dataclass(frozen=True)
-class CountMetric:
-    """A measure: what is counted in each line, and what the sums say."""
+class Metric(ABC):
+    """A metric that compares the lines of a system with reference lines."""
 
-    measure: str
     name: str
-    count: Callable[[Sequence[Lines], Lines], list[Counts]]
-    """the systems' lines and the references to the counts of each system"""
+    """its name in recipes"""
+    display_name: str
+    """its name in print"""
+
+    @property
+    @abstractmethod
+    def higher_is_better(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def scored_on(self) -> Literal["text", "labels", "model"]:
+        """What it is computed from: output texts, output labels, or probabilities that only a model can provide."""
+
+    @abstractmethod
+    def score(
+        self,
+        hypotheses: Lines,
+        references: Lines,
+        sources: Lines,
+        *,
+        tokenize: str = "13a",
+        intervals: bool = True,
+    ) -> MetricResult:
+        """Score a system.
+
+        ``tokenize`` is sacreBLEU's tokenizer for BLEU. ``intervals``: also compute the confidence interval.
+        """
+
+    @abstractmethod
+    def compare(
+        self,
+        system: Lines,
+        baseline: Lines,
+        references: Lines,
+        sources: Lines,
+        *,
+        tokenize: str = "13a",
+    ) -> Comparison:
+        """Compare two systems by paired bootstrap resampling."""
+
+
+METRICS: Registry[Metric] = Registry("evaluation.metrics")
+
+M = TypeVar("M", bound=Metric)
+
+
+def register_metric(metric: M) -> M:
+    """Add a metric to the registry under its own name."""
+    return METRICS.register(metric.name, summary=metric.display_name)(metric)
+
+
+# ---------------------------------------------------------------------------------------------
+# Metrics made of counts: one row of values for each line, summed over the lines
+
+CountFunction = Callable[[Sequence[Lines], Lines, Lines], list[Counts]]
+"""(the lines of each system, references, sources) -> the counts of each system"""
+
+
+@dataclass(frozen=True)
+class CountMetric(Metric):
+    """A metric computed from sums of counts."""
+
+    count: CountFunction
     statistic: Statistic
+    """the metric as a function of the summed counts"""
     signature: str
-    """how it is computed"""
+    """the part of the signature that says how it is computed"""
     higher_is_better: bool = True
+    scored_on: Literal["text", "labels", "model"] = "text"
+    row_name: str = "lines"
+    """what a row of counts stands for, in the signature"""
 
-    def result(self, hypotheses: Lines, references: Lines, intervals: bool) -> Result:
-        (counts,) = self.count([hypotheses], references)
-        return self.of_counts(counts, intervals)
+    def score(
+        self,
+        hypotheses: Lines,
+        references: Lines,
+        sources: Lines,
+        *,
+        tokenize: str = "13a",
+        intervals: bool = True,
+    ) -> MetricResult:
+        (counts,) = self.count([hypotheses], references, sources)
+        return self.score_counts(counts, intervals)
 
-    def of_counts(self, counts: Counts, intervals: bool = True, more: str = "") -> Result:
-        """more: what else is to be said of how it was computed."""
-        low, high = interval(counts, self.statistic) if intervals else (None, None)
-        return Result(
-            measure=self.measure,
-            name=self.name,
+    def score_counts(
+        self, counts: Counts, intervals: bool = True, details: str = ""
+    ) -> MetricResult:
+        """Score counts that a model computed itself. ``details`` is added to the signature."""
+        low, high = confidence_interval(counts, self.statistic) if intervals else (None, None)
+        return MetricResult(
+            metric=self.name,
+            name=self.display_name,
             value=self.statistic(counts.sum(axis=0)),
             low=low,
             high=high,
-            signature=self._signed(len(counts), intervals, more),
+            signature=self._full_signature(len(counts), intervals, details),
             higher_is_better=self.higher_is_better,
         )
 
-    def comparison(self, system: Lines, baseline: Lines, references: Lines) -> Comparison:
-        ours, theirs = self.count([system, baseline], references)
+    def compare(
+        self,
+        system: Lines,
+        baseline: Lines,
+        references: Lines,
+        sources: Lines,
+        *,
+        tokenize: str = "13a",
+    ) -> Comparison:
+        ours, theirs = self.count([system, baseline], references, sources)
         return Comparison(
-            measure=self.measure,
-            name=self.name,
+            metric=self.name,
+            name=self.display_name,
             system=self.statistic(ours.sum(axis=0)),
             baseline=self.statistic(theirs.sum(axis=0)),
             p_value=p_value(ours, theirs, self.statistic),
-            signature=self._signed(len(ours), True),
+            signature=self._full_signature(len(ours), resampled=True),
             higher_is_better=self.higher_is_better,
         )
 
-    def _signed(self, lines: int, drawn: bool, more: str = "") -> str:
-        draws = f"bs:{RESAMPLES}|seed:{SEED}" if drawn else ""
-        parts = (f"lines:{lines}", draws, self.signature, more, f"regard:{__version__}")
-        return "|".join(filter(None, parts))
+    def _full_signature(self, rows: int, resampled: bool, details: str = "") -> str:
+        bootstrap = f"bs:{RESAMPLES}|seed:{SEED}" if resampled else ""
+        parts = (f"{self.row_name}:{rows}", bootstrap, self.signature, details)
+        return "|".join([*filter(None, parts), f"regard:{__version__}"])
 
 
-def each_line(
-    count: Callable[[str, str], Sequence[float]],
-) -> Callable[[Sequence[Lines], Lines], list[Counts]]:
-    """A count that needs to know one line and its reference only."""
+def count_each_line(count: Callable[[str, str], Sequence[float]]) -> CountFunction:
+    """A count function that looks at one hypothesis and its reference at a time."""
 
-    def of_all(systems: Sequence[Lines], references: Lines) -> list[Counts]:
+    def count_all(systems: Sequence[Lines], references: Lines, sources: Lines) -> list[Counts]:
         return [
             np.array([count(*both) for both in zip(lines, references, strict=True)], np.float64)
             for lines in systems
         ]
 
-    return of_all
+    return count_all
 
 
-def same_number(hypothesis: list[str], reference: list[str]) -> None:
+def check_same_length(hypothesis: list[str], reference: list[str]) -> None:
+    """Refuse a line with more or fewer labels than its reference."""
     if len(hypothesis) != len(reference):
         raise RegardError(
-            f"{len(hypothesis)} labels where there are {len(reference)}: "
+            f"{len(hypothesis)} labels, but the reference has {len(reference)}: "
             f"{' '.join(hypothesis)[:40]!r} against {' '.join(reference)[:40]!r}"
         )

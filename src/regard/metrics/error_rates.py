@@ -1,19 +1,17 @@
-"""Word and phoneme error rate, for models that turn a word into its sounds.
+"""Word and phoneme error rate, for models that turn a word into its pronunciation.
 
-A word may have several right pronunciations: the lines that share a source are one word, counted
-once, and their references are its pronunciations. Its hypothesis is the one of its first line.
+A word may have several correct pronunciations. Lines with the same source are one word, counted once, and their
+references are its pronunciations. The hypothesis is that of its first line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from regard import __version__
-from regard.metrics.base import Comparison, Result
-from regard.metrics.bootstrap import RESAMPLES, SEED, Counts, interval, p_value, percentage
+from regard.metrics.base import CountFunction, CountMetric, Lines, register_metric
+from regard.metrics.bootstrap import Counts, percentage
 
-NAMES: dict[str, str] = {"wer": "WER", "per": "PER"}
 Symbols = list[str]
 
 
@@ -23,83 +21,26 @@ class Word:
     references: list[Symbols]
 
 
-def result(
-    measure: str,
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    sources: Sequence[str],
-    intervals: bool,
-) -> Result:
-    counts = _counts(measure, _words(hypotheses, references, sources))
-    low, high = interval(counts, percentage) if intervals else (None, None)
-    return Result(
-        measure=measure,
-        name=NAMES[measure],
-        value=percentage(counts.sum(axis=0)),
-        low=low,
-        high=high,
-        signature=_signature(measure, len(counts), intervals),
-        higher_is_better=False,
-    )
-
-
-def comparison(
-    measure: str,
-    system: Sequence[str],
-    baseline: Sequence[str],
-    references: Sequence[str],
-    sources: Sequence[str],
-) -> Comparison:
-    both = [_counts(measure, _words(lines, references, sources)) for lines in (system, baseline)]
-    rates = [percentage(counts.sum(axis=0)) for counts in both]
-    return Comparison(
-        measure=measure,
-        name=NAMES[measure],
-        system=rates[0],
-        baseline=rates[1],
-        p_value=p_value(both[0], both[1], percentage),
-        signature=_signature(measure, len(both[0]), resampled=True),
-        higher_is_better=False,
-    )
-
-
 def edit_distance(one: Symbols, other: Symbols) -> int:
-    """Fewest symbols to insert, delete or replace to turn one into the other (Levenshtein)."""
+    """The number of symbols to insert, delete or replace to turn one sequence into the other (Levenshtein)."""
     previous = list(range(len(other) + 1))
     for row, symbol in enumerate(one, start=1):
         current = [row]
-        for column, opposite in enumerate(other, start=1):
-            replaced = previous[column - 1] + (symbol != opposite)
+        for column, other_symbol in enumerate(other, start=1):
+            replaced = previous[column - 1] + (symbol != other_symbol)
             current.append(min(replaced, previous[column] + 1, current[-1] + 1))
         previous = current
     return previous[-1]
 
 
-def _words(
-    hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str]
-) -> list[Word]:
-    """The distinct sources, each with all its references; symbols stand between spaces."""
-    words: dict[str, Word] = {}
-    for hypothesis, reference, source in zip(hypotheses, references, sources, strict=True):
-        said, right = (line.split() for line in (hypothesis, reference))
-        words.setdefault(source, Word(said, [])).references.append(right)
-    return list(words.values())
-
-
-def _counts(measure: str, words: Sequence[Word]) -> Counts:
-    """For each word its errors, and out of how many."""
-    errors = _word_errors if measure == "wer" else _phoneme_errors
-    return np.array([errors(word) for word in words], dtype=np.float64)
-
-
 def _word_errors(word: Word) -> tuple[int, int]:
-    """The line is right as a whole, by any reference, or it is wrong."""
+    """1 if the hypothesis equals none of the references, out of 1."""
     return int(word.hypothesis not in word.references), 1
 
 
 def _phoneme_errors(word: Word) -> tuple[int, int]:
-    """Distance to the suggest reference, and its length."""
-    # Of equally near ones the longest, so that the order of the lines does not matter.
+    """The edit distance to the nearest reference, and the length of that reference."""
+    # Of equally near references the longest, so that the order of the lines does not matter.
     distance, negative_length = min(
         (edit_distance(word.hypothesis, reference), -len(reference))
         for reference in word.references
@@ -107,13 +48,47 @@ def _phoneme_errors(word: Word) -> tuple[int, int]:
     return distance, -negative_length
 
 
-def _signature(measure: str, words: int, resampled: bool) -> str:
-    parts = {
-        "words": words,
-        **({"bs": RESAMPLES, "seed": SEED} if resampled else {}),
-        "case": "mixed",
-        "refs": "any" if measure == "wer" else "suggest",
-        "unit": "line" if measure == "wer" else "symbol",
-        "regard": __version__,
-    }
-    return "|".join(f"{key}:{value}" for key, value in parts.items())
+def _group_by_source(hypotheses: Lines, references: Lines, sources: Lines) -> list[Word]:
+    """The distinct sources, each with all its references; symbols are separated by spaces."""
+    words: dict[str, Word] = {}
+    for hypothesis, reference, source in zip(hypotheses, references, sources, strict=True):
+        word = words.setdefault(source, Word(hypothesis.split(), []))
+        word.references.append(reference.split())
+    return list(words.values())
+
+
+def _count_each_word(errors: Callable[[Word], tuple[int, int]]) -> CountFunction:
+    def count(systems: Sequence[Lines], references: Lines, sources: Lines) -> list[Counts]:
+        return [
+            np.array(
+                [errors(word) for word in _group_by_source(lines, references, sources)],
+                dtype=np.float64,
+            )
+            for lines in systems
+        ]
+
+    return count
+
+
+WORD_ERROR_RATE = register_metric(
+    CountMetric(
+        "wer",
+        "WER",
+        _count_each_word(_word_errors),
+        percentage,
+        signature="case:mixed|refs:any|unit:line",
+        higher_is_better=False,
+        row_name="words",
+    )
+)
+PHONEME_ERROR_RATE = register_metric(
+    CountMetric(
+        "per",
+        "PER",
+        _count_each_word(_phoneme_errors),
+        percentage,
+        signature="case:mixed|refs:nearest|unit:symbol",
+        higher_is_better=False,
+        row_name="words",
+    )
+)

@@ -1,50 +1,71 @@
-"""Accuracy and macro F1: labels against labels, one or several a line, blanks between them.
+"""Accuracy and macro F1: predicted labels against reference labels, one or several per line, separated by spaces.
 
-accuracy  the share of labels that are right, times 100
-macro F1  for each label that stands in the references, F1 = 2 P R / (P + R); their mean, times 100
+accuracy  the percentage of labels that are correct
+macro F1  F1 = 2 P R / (P + R) of each label that occurs in the references; the mean over the labels, times 100
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from regard.metrics.base import CountMetric, Lines, each_line, same_number
+from regard.metrics.base import (
+    CountMetric,
+    Lines,
+    check_same_length,
+    count_each_line,
+    register_metric,
+)
 from regard.metrics.bootstrap import Counts, Floats, percentage
 
 
-def _right(hypothesis: str, reference: str) -> tuple[int, int]:
-    said, wanted = hypothesis.split(), reference.split()
-    same_number(said, wanted)
-    return sum(one == other for one, other in zip(said, wanted, strict=True)), len(wanted)
+def _count_correct(hypothesis: str, reference: str) -> tuple[int, int]:
+    predicted, expected = hypothesis.split(), reference.split()
+    check_same_length(predicted, expected)
+    return sum(one == other for one, other in zip(predicted, expected, strict=True)), len(expected)
 
 
-def _confusions(systems: Sequence[Lines], references: Lines) -> list[Counts]:
-    """For each line and each label of the references: how often it is right, said, and wanted."""
-    labels = {label: place for place, label in enumerate(sorted(set(" ".join(references).split())))}
-    found = []
+def _count_by_label(systems: Sequence[Lines], references: Lines, sources: Lines) -> list[Counts]:
+    """For each line and each label of the references: how often it is correct, predicted, and expected."""
+    columns = {label: n for n, label in enumerate(sorted(set(" ".join(references).split())))}
+    all_counts = []
     for lines in systems:
-        counts = np.zeros((len(lines), len(labels), 3))
+        counts = np.zeros((len(lines), len(columns), 3))
         for row, (line, reference) in enumerate(zip(lines, references, strict=True)):
-            said, wanted = line.split(), reference.split()
-            same_number(said, wanted)
-            for one, other in zip(said, wanted, strict=True):
-                counts[row, labels[other], 2] += 1
-                if one in labels:
-                    counts[row, labels[one], 1] += 1
-                counts[row, labels[other], 0] += one == other
-        found.append(counts.reshape(len(lines), -1))
-    return found
+            predicted, expected = line.split(), reference.split()
+            check_same_length(predicted, expected)
+            for one, other in zip(predicted, expected, strict=True):
+                counts[row, columns[other], 2] += 1
+                if one in columns:
+                    counts[row, columns[one], 1] += 1
+                counts[row, columns[other], 0] += one == other
+        all_counts.append(counts.reshape(len(lines), -1))
+    return all_counts
 
 
 def macro_f1(sums: Floats) -> float:
-    """2 right / (said + wanted) is 2 P R / (P + R). A draw without a label leaves it out."""
-    right, said, wanted = sums.reshape(-1, 3).T
-    there = said + wanted > 0
-    return float(100 * np.mean(2 * right[there] / (said + wanted)[there]))
+    """2 correct / (predicted + expected), which is 2 P R / (P + R). Labels missing from a resample are skipped."""
+    correct, predicted, expected = sums.reshape(-1, 3).T
+    present = predicted + expected > 0
+    return float(100 * np.mean(2 * correct[present] / (predicted + expected)[present]))
 
 
-ACCURACY = CountMetric("accuracy", "accuracy", each_line(_right), percentage, "unit:label")
-LABELS = (
-    ACCURACY,
-    CountMetric("f1", "macro F1", _confusions, macro_f1, "unit:label|mean:labels"),
+ACCURACY = register_metric(
+    CountMetric(
+        "accuracy",
+        "accuracy",
+        count_each_line(_count_correct),
+        percentage,
+        signature="unit:label",
+        scored_on="labels",
+    )
+)
+MACRO_F1 = register_metric(
+    CountMetric(
+        "f1",
+        "macro F1",
+        _count_by_label,
+        macro_f1,
+        signature="unit:label|mean:labels",
+        scored_on="labels",
+    )
 )

@@ -1,114 +1,145 @@
-"""BLEU, chrF and TER, by sacreBLEU alone, so that they compare with everyone else's."""
+"""BLEU, chrF and TER, computed by sacreBLEU itself, so that scores are comparable with published ones."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from regard.errors import RegardError
-from regard.metrics.base import Comparison, Result
+from regard.metrics.base import Comparison, Lines, Metric, MetricResult, register_metric
 from regard.metrics.bootstrap import RESAMPLES
 from regard.recipe import suggest
 
 if TYPE_CHECKING:
-    from sacrebleu.metrics.base import Metric
+    from sacrebleu.metrics.base import Metric as Scorer
 
-NAMES: dict[str, str] = {
-    "bleu": "BLEU",
-    "bleu_lc": "BLEU (lower case)",
-    "chrf": "chrF2",
-    "ter": "TER",
-}
-UNSPACED = ("zh", "ja-mecab")
-"""BLEU's tokenizers for writing without spaces between words"""
+UNSPACED_TOKENIZERS = ("zh", "ja-mecab")
+"""BLEU's tokenizers for scripts without spaces between words"""
+
+# Importing sacreBLEU is slow, and only scoring needs it: so all imports are local.
 
 
-def result(
-    measure: str,
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    tokenize: str,
-    interval: bool,
-) -> Result:
-    metric = _metric(measure, tokenize)
-    value = metric.corpus_score(hypotheses, [references]).score
-    low, high = _interval(metric, hypotheses, references) if interval else (None, None)
-    return Result(
-        measure=measure,
-        name=NAMES[measure],
-        value=float(value),
-        low=low,
-        high=high,
-        signature=str(metric.get_signature()),
-        higher_is_better=measure != "ter",
-    )
+@dataclass(frozen=True)
+class SacreBleuMetric(Metric):
+    """A metric of sacreBLEU."""
+
+    build: Callable[[str], Scorer]
+    """sacreBLEU's scorer for the name of a tokenizer"""
+    higher_is_better: bool = True
+    scored_on: Literal["text", "labels", "model"] = "text"
+
+    def score(
+        self,
+        hypotheses: Lines,
+        references: Lines,
+        sources: Lines,
+        *,
+        tokenize: str = "13a",
+        intervals: bool = True,
+    ) -> MetricResult:
+        scorer = self._scorer(tokenize)
+        value = scorer.corpus_score(hypotheses, [references]).score
+        low, high = _interval(scorer, hypotheses, references) if intervals else (None, None)
+        return MetricResult(
+            metric=self.name,
+            name=self.display_name,
+            value=float(value),
+            low=low,
+            high=high,
+            signature=str(scorer.get_signature()),
+            higher_is_better=self.higher_is_better,
+        )
+
+    def compare(
+        self,
+        system: Lines,
+        baseline: Lines,
+        references: Lines,
+        sources: Lines,
+        *,
+        tokenize: str = "13a",
+    ) -> Comparison:
+        from sacrebleu.significance import PairedTest, Result as PairedResult
+
+        systems = [("baseline", baseline), ("system", system)]
+        scorers = {self.name: self._scorer(tokenize)}
+        signatures, scores = PairedTest(systems, scorers, [references], "bs", RESAMPLES)()
+        [(name, signature)] = signatures.items()
+        first, second = scores[name]
+        assert isinstance(first, PairedResult)
+        assert isinstance(second, PairedResult)
+        assert second.p_value is not None
+        return Comparison(
+            metric=self.name,
+            name=self.display_name,
+            system=second.score,
+            baseline=first.score,
+            # sacreBLEU gives equal systems its smallest p, though no resample can differ by less.
+            p_value=1.0 if first.score == second.score else second.p_value,
+            signature=str(signature),
+            higher_is_better=self.higher_is_better,
+        )
+
+    def _scorer(self, tokenize: str) -> Scorer:
+        from sacrebleu.metrics.bleu import BLEU
+
+        if tokenize not in BLEU.TOKENIZERS:
+            known = list(BLEU.TOKENIZERS)
+            raise RegardError(f"sacreBLEU has no tokenizer {tokenize}{suggest(tokenize, known)}")
+        return self.build(tokenize)
 
 
 def _interval(
-    metric: "Metric", hypotheses: Sequence[str], references: Sequence[str]
+    scorer: Scorer, hypotheses: Sequence[str], references: Sequence[str]
 ) -> tuple[float, float]:
-    """What 95% of sacreBLEU's draws lie between.
+    """The interval that 95% of sacreBLEU's resampled scores lie in.
 
-    Its own summary is their mean and half this width, which in a small set can lie above 100; and it fails where a
-    draw has no letter right, since chrF is then a number of another type.
+    sacreBLEU itself reports the mean and half the width, which for small sets can exceed 100. It also fails if a
+    resample has no matching character, because chrF then returns another type.
     """
     from sacrebleu.significance import _bootstrap_resample
 
-    counts = metric._extract_corpus_statistics(hypotheses, [references])
-    metric.seed, drawn = _bootstrap_resample(counts, metric, RESAMPLES)
-    metric.n_bootstrap = RESAMPLES  # for the signature
-    scores = sorted(float(one.score) for one in drawn)
+    statistics = scorer._extract_corpus_statistics(hypotheses, [references])
+    scorer.seed, resampled = _bootstrap_resample(statistics, scorer, RESAMPLES)
+    scorer.n_bootstrap = RESAMPLES  # for the signature
+    scores = sorted(float(one.score) for one in resampled)
     outside = RESAMPLES // 40
     return scores[outside], scores[-1 - outside]
 
 
-def comparison(
-    measure: str,
-    system: Sequence[str],
-    baseline: Sequence[str],
-    references: Sequence[str],
-    tokenize: str,
-) -> Comparison:
-    from sacrebleu.significance import PairedTest, Result as Tested
-
-    named = [("baseline", baseline), ("system", system)]
-    metrics: dict[str, Metric] = {measure: _metric(measure, tokenize)}
-    signatures, scores = PairedTest(named, metrics, [references], "bs", RESAMPLES)()
-    [(name, signature)] = signatures.items()
-    first, second = scores[name]
-    assert isinstance(first, Tested)
-    assert isinstance(second, Tested)
-    assert second.p_value is not None
-    return Comparison(
-        measure=measure,
-        name=NAMES[measure],
-        system=second.score,
-        baseline=first.score,
-        # sacreBLEU gives equal systems its smallest p, though no resample differs by less.
-        p_value=1.0 if first.score == second.score else second.p_value,
-        signature=str(signature),
-        higher_is_better=measure != "ter",
-    )
-
-
-def _metric(measure: str, tokenize: str) -> "Metric":
-    # Importing sacreBLEU takes a while, and only scoring needs it.
+def _bleu(tokenize: str, lowercase: bool = False) -> Scorer:
     from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-    from sacrebleu.metrics.ter import TER
 
-    if tokenize not in BLEU.TOKENIZERS:
-        known = list(BLEU.TOKENIZERS)
-        raise RegardError(f"sacreBLEU has no tokenizer {tokenize}{suggest(tokenize, known)}")
-    if measure == "chrf":
-        return CHRF()
-    if measure == "ter":
-        # Never minds case, as sacreBLEU's does by default; without spaces, a word is a character.
-        unspaced = tokenize in UNSPACED
-        return TER(normalized=unspaced, asian_support=unspaced)
     try:
-        # force: do not warn of text that looks tokenized; it may well be.
-        return BLEU(tokenize=tokenize, lowercase=measure == "bleu_lc", force=True)
+        # force: do not warn about text that looks tokenized; it may be.
+        return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise RegardError(
             f"sacreBLEU's tokenizer {tokenize} does not work here: {reason}"
         ) from None
+
+
+def _lowercase_bleu(tokenize: str) -> Scorer:
+    return _bleu(tokenize, lowercase=True)
+
+
+def _chrf(tokenize: str) -> Scorer:
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF()
+
+
+def _ter(tokenize: str) -> Scorer:
+    """Case-insensitive, which is sacreBLEU's default; in scripts without spaces every character is a word."""
+    from sacrebleu.metrics.ter import TER
+
+    unspaced = tokenize in UNSPACED_TOKENIZERS
+    return TER(normalized=unspaced, asian_support=unspaced)
+
+
+register_metric(SacreBleuMetric("bleu", "BLEU", _bleu))
+register_metric(SacreBleuMetric("bleu_lc", "BLEU (lower case)", _lowercase_bleu))
+register_metric(SacreBleuMetric("chrf", "chrF2", _chrf))
+register_metric(SacreBleuMetric("ter", "TER", _ter, higher_is_better=False))

@@ -1,90 +1,75 @@
-"""Which measure is computed where, and what all of them ask of their input."""
+"""Scores texts by the names of metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from regard.errors import RegardError
-from regard.metrics import error_rates, sacrebleu
-from regard.metrics.base import Comparison, CountMetric, Result
-from regard.metrics.labels import LABELS
-from regard.metrics.perplexity import LIKELIHOODS
-from regard.metrics.rouge import ROUGE
-from regard.recipe import Registry, suggest
+from regard.metrics.base import METRICS as METRICS, Comparison, Lines, MetricResult
+from regard.recipe import suggest
 
-COUNT_METRICS: dict[str, CountMetric] = {one.measure: one for one in (*ROUGE, *LABELS)}
-MODEL_METRICS = {one.measure for one in LIKELIHOODS}
-"""measures that a model computes by itself"""
+# Importing these modules registers their metrics. The order is that of lists of metrics.
+# isort: off
+from regard.metrics import sacrebleu, error_rates, rouge, labels, perplexity  # noqa: F401
+# isort: on
 
-TEXT_METRICS = (*sacrebleu.NAMES, *error_rates.NAMES, *(one.measure for one in ROUGE))
-"""metrics of texts against reference texts"""
+MODEL_METRICS = {name for name, metric in METRICS.items() if metric.scored_on == "model"}
+"""metrics that only a model can compute, not from texts"""
 
-METRICS: Registry[str] = Registry("evaluation.metrics")
-for _name, _title in [
-    *sacrebleu.NAMES.items(),
-    *error_rates.NAMES.items(),
-    *((one.measure, one.name) for one in (*ROUGE, *LABELS, *LIKELIHOODS)),
-]:
-    METRICS.register(_name, summary=_title)(_title)
+TEXT_METRICS = tuple(name for name, metric in METRICS.items() if metric.scored_on == "text")
+"""metrics of output texts against reference texts"""
 
 
 def score(
-    measures: Sequence[str],
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    sources: Sequence[str],
+    metrics: Sequence[str],
+    hypotheses: Lines,
+    references: Lines,
+    sources: Lines,
     *,
     tokenize: str = "13a",
     intervals: bool = True,
-) -> list[Result]:
-    """Score line by line against the references; ``intervals=False`` is quicker, for validation.
+) -> list[MetricResult]:
+    """Score hypotheses against references, line by line.
 
-    ``tokenize`` is BLEU's; the sources tell ``wer`` and ``per`` which lines are one word.
+    ``tokenize`` is sacreBLEU's tokenizer for BLEU. ``sources`` tell ``wer`` and ``per`` which lines are the same word.
+    ``intervals=False`` skips the confidence intervals, which is faster.
     """
     lines = {"hypotheses": hypotheses, "references": references, "sources": sources}
-    _check(measures, lines)
+    _check(metrics, lines)
     return [
-        COUNT_METRICS[measure].result(hypotheses, references, intervals)
-        if measure in COUNT_METRICS
-        else error_rates.result(measure, hypotheses, references, sources, intervals)
-        if measure in error_rates.NAMES
-        else sacrebleu.result(measure, hypotheses, references, tokenize, intervals)
-        for measure in measures
+        METRICS[name].score(hypotheses, references, sources, tokenize=tokenize, intervals=intervals)
+        for name in metrics
     ]
 
 
 def compare(
-    measures: Sequence[str],
-    system: Sequence[str],
-    baseline: Sequence[str],
-    references: Sequence[str],
-    sources: Sequence[str],
+    metrics: Sequence[str],
+    system: Lines,
+    baseline: Lines,
+    references: Lines,
+    sources: Lines,
     *,
     tokenize: str = "13a",
 ) -> list[Comparison]:
-    """Is the system better than the baseline, or could the difference be chance?
+    """Test whether a system differs significantly from a baseline.
 
-    Paired bootstrap resampling (Koehn, 2004): both are scored on the same resampled sentences.
+    Paired bootstrap resampling (Koehn 2004): both are scored on the same resampled sentences.
     """
     lines = {"system": system, "baseline": baseline}
-    _check(measures, {**lines, "references": references, "sources": sources})
+    _check(metrics, {**lines, "references": references, "sources": sources})
     return [
-        COUNT_METRICS[measure].comparison(system, baseline, references)
-        if measure in COUNT_METRICS
-        else error_rates.comparison(measure, system, baseline, references, sources)
-        if measure in error_rates.NAMES
-        else sacrebleu.comparison(measure, system, baseline, references, tokenize)
-        for measure in measures
+        METRICS[name].compare(system, baseline, references, sources, tokenize=tokenize)
+        for name in metrics
     ]
 
 
-def _check(measures: Sequence[str], lines: dict[str, Sequence[str]]) -> None:
-    for measure in measures:
-        if measure not in METRICS:
-            raise RegardError(f"unknown measure {measure}{suggest(measure, list(METRICS))}")
-        if measure in MODEL_METRICS:
-            raise RegardError(f"{measure} cannot be had of texts, only of a model")
-    counts = {name: len(some) for name, some in lines.items()}
+def _check(metrics: Sequence[str], lines: Mapping[str, Lines]) -> None:
+    for name in metrics:
+        if name not in METRICS:
+            raise RegardError(f"unknown metric {name}{suggest(name, list(METRICS))}")
+        if name in MODEL_METRICS:
+            raise RegardError(f"{name} cannot be computed from texts, only by a model")
+    counts = {role: len(some) for role, some in lines.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise RegardError(f"scoring needs as many lines of each: there are {told}")
+        listed = ", ".join(f"{count} {role}" for role, count in counts.items())
+        raise RegardError(f"scoring needs the same number of lines of each: got {listed}")
     if not all(counts.values()):
-        raise RegardError("there is nothing to score: no lines")
+        raise RegardError("nothing to score: there are no lines")

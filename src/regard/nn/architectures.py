@@ -6,7 +6,7 @@ Each is built from the model section of a recipe and the sizes of the source and
 from collections.abc import Callable
 
 from regard import recipe
-from regard.nn.convolution import Convolution
+from regard.nn.convolution import ConvolutionEncoderDecoder
 from regard.nn.language_model import DecoderOnlyTransformer
 from regard.nn.lstm import LSTMEncoderDecoder
 from regard.nn.network import Network
@@ -39,7 +39,7 @@ ARCHITECTURES.register("lstm", ignores=[*_SELF_ATTENTION, *_FEED_FORWARD, "model
 )
 ARCHITECTURES.register(
     "convolution", options=["model.kernel_size"], ignores=[*_SELF_ATTENTION, *_FEED_FORWARD]
-)(Convolution)
+)(ConvolutionEncoderDecoder)
 ARCHITECTURES.register(
     "non_autoregressive",
     options=["model.non_autoregressive.length", "decoding.iterations", "decoding.length_beam"],

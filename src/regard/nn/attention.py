@@ -1,13 +1,13 @@
-"""Attention: the values summed, weighted by how well their keys answer the query (section 3.2.1 of the paper).
+"""Attention (section 3.2.1 of the paper): a weighted sum of the values, with weights from queries and keys.
 
     query, key -> score -> mask -> weighting -> weighted sum of the values
 
-What is notable:
-- Each step has a name in the recipe: the ``score``, the ``weighting``, and what ``positions`` have to say.
-- Two ways to the same output. The *fast* way, ``forward``, goes through torch's fused kernel where there is one and
-  never keeps the weights. The *shown* way, ``show``, is the formula written out and returns every intermediate. A test
-  holds the two equal.
-- ``Mask`` says who may look at whom without building a matrix until a kernel wants one.
+Notable:
+- The recipe selects each step: the ``score``, the ``weighting``, and what positions add (``AttentionPosition``).
+- There are two implementations of one formula. ``Attention.forward`` is the fast path: it calls torch's fused kernel
+  if there is one, and never stores the weights. ``Attention.attention_with_weights`` is the formula written out, and
+  returns every intermediate. A test holds the two equal.
+- ``AttentionMask`` describes which keys each query may attend to; it builds a matrix only when a kernel needs one.
 """
 
 import math
@@ -24,70 +24,82 @@ from regard import recipe
 from regard.nn.positions import AttentionPosition
 from regard.recipe import FORMATS, Registry
 
+# Masks
+
 
 @dataclass(frozen=True)
 class Spans:
-    """A query sees the keys of one span, a key is seen by one span of queries: texts that stand end to end in one row,
-    or windows.
+    """A mask in which each query attends to one span of keys: packed sentences, or windows.
 
-    Each end is one past the last. What a place sees that is no word does not matter: nobody looks at it.
+    Each end is one past the last index. Spans at padding do not matter: nothing attends to padding.
     """
 
-    low: Int[Tensor, "B Q"]
-    high: Int[Tensor, "B Q"]
-    """first and end of the keys that each query sees"""
-    first: Int[Tensor, "B K"]
-    last: Int[Tensor, "B K"]
-    """first and end of the queries that see each key"""
+    key_start: Int[Tensor, "B Q"]
+    key_end: Int[Tensor, "B Q"]
+    """the keys that each query attends to"""
+    query_start: Int[Tensor, "B K"]
+    query_end: Int[Tensor, "B K"]
+    """the queries that attend to each key, for the backward pass"""
 
     def matrix(self) -> Bool[Tensor, "B 1 Q K"]:
-        key = torch.arange(self.first.shape[1], device=self.first.device)
-        return ((key >= self.low[:, :, None]) & (key < self.high[:, :, None]))[:, None]
+        key = torch.arange(self.query_start.shape[1], device=self.query_start.device)
+        return ((key >= self.key_start[:, :, None]) & (key < self.key_end[:, :, None]))[:, None]
 
 
 @dataclass(frozen=True)
-class Mask:
-    """Who may look at whom. True means *may look*, as in torch's attention and unlike torch's Transformer."""
+class AttentionMask:
+    """Which keys each query may attend to. True means *may attend*, as in torch's scaled_dot_product_attention."""
 
-    real: Bool[Tensor, "B K"] | None = None
-    """keys that are words, not padding; None: all are"""
+    non_pad: Bool[Tensor, "B K"] | None = None
+    """True at keys that are not padding; None: there is no padding"""
     causal: bool = False
-    """position i sees j <= i only; the queries are the last positions of the keys"""
-    tree: Int[Tensor, "B K K"] | None = None
-    """distance along the dependency tree, where positions are those of a tree"""
+    """position i attends to j <= i only; the queries are the last positions of the keys"""
+    tree_distance: Int[Tensor, "B K K"] | None = None
+    """distance in the dependency tree, for ``position: tree``"""
     spans: Spans | None = None
-    """in a packed row: all there is to say, causality included"""
+    """for packed rows: the whole mask, causality included"""
 
     def matrix(
         self, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
-        """The mask as the kernels want it; None when everybody sees everything."""
+        """The mask as a matrix; None if every query may attend to every key."""
         if self.spans is not None:
-            inside = self.spans.matrix()
-            return inside | ~inside.any(-1, keepdim=True)  # as below: nobody looks at padding
-        allowed = None if self.real is None else self.real[:, None, None, :]
+            return unmask_empty_rows(self.spans.matrix())
+        allowed = None if self.non_pad is None else self.non_pad[:, None, None, :]
         if self.causal and queries > 1:
-            square = torch.ones(queries, keys, dtype=torch.bool, device=device)
-            earlier = square.tril(keys - queries)[None, None]
+            causal = causal_mask(queries, keys, device)
             if allowed is None:
-                return earlier
-            allowed = allowed & earlier
-        if allowed is None:
-            return None
-        # Padding in front of a text, and a text that is all padding, see nothing: they may see all, since nobody
-        # looks at them, and stay numbers.
-        return allowed | ~allowed.any(-1, keepdim=True)
+                return causal
+            allowed = allowed & causal
+        return None if allowed is None else unmask_empty_rows(allowed)
 
     def distance(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "#B Q K"]:
-        """How far each key lies from each query: ahead is positive, behind is negative."""
-        if self.tree is not None:
-            return self.tree
-        place = torch.arange(keys, device=device)
-        return (place - place[keys - queries :, None])[None]
+        """Position of each key minus position of each query: positive if the key comes later."""
+        if self.tree_distance is not None:
+            return self.tree_distance
+        position = torch.arange(keys, device=device)
+        return (position - position[keys - queries :, None])[None]
+
+
+def causal_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "1 1 Q K"]:
+    """True where the key is not later than the query; the queries are the last of the keys."""
+    square = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return square.tril(keys - queries)[None, None]
+
+
+def unmask_empty_rows(allowed: Bool[Tensor, "#B 1 #Q K"]) -> Bool[Tensor, "#B 1 #Q K"]:
+    """Let a query that may attend to nothing attend to everything, so that softmax does not give NaN.
+
+    Such a query is padding, or its whole text is. Nothing attends to it, so its output does not matter.
+    """
+    return allowed | ~allowed.any(-1, keepdim=True)
+
+
+# Inputs and intermediates
 
 
 class KeyValue(NamedTuple):
-    """What can be looked at, already projected and split into heads."""
+    """Keys and values, projected and split into heads."""
 
     key: Float[Tensor, "B g K dk"]
     value: Float[Tensor, "B g K dv"]
@@ -95,7 +107,8 @@ class KeyValue(NamedTuple):
     def select(self, rows: Tensor) -> "KeyValue":
         return KeyValue(self.key.index_select(0, rows), self.value.index_select(0, rows))
 
-    def followed_by(self, later: "KeyValue") -> "KeyValue":
+    def concat(self, later: "KeyValue") -> "KeyValue":
+        """These positions followed by later ones."""
         return KeyValue(
             torch.cat([self.key, later.key], dim=2), torch.cat([self.value, later.value], dim=2)
         )
@@ -108,13 +121,13 @@ class AttentionIntermediates(NamedTuple):
     key: Float[Tensor, "B h K dk"]
     value: Float[Tensor, "B h K dv"]
     products: Float[Tensor, "B h Q K"]
-    """Q K^T, or what the recipe has in its place"""
+    """Q K^T, or what the recipe's score has in its place"""
     scores: Float[Tensor, "B h Q K"]
     """products times the scale: Q K^T / sqrt(d_k) in the paper"""
     masked: Float[Tensor, "B h Q K"]
-    """minus infinity where the query may not look"""
+    """scores, with minus infinity where the mask does not allow attention"""
     weights: Float[Tensor, "B h Q K"]
-    """what the weighting makes of each row; of softmax it sums to 1"""
+    """the attention weights; with softmax each row sums to 1"""
     output: Float[Tensor, "B h Q dv"]
     """weights V"""
 
@@ -126,7 +139,7 @@ class AttentionScore(nn.Module):
     """Compares queries with keys."""
 
     scale: float
-    """the factor applied to its output"""
+    """factor applied to the output of ``forward``"""
 
 
 SCORES: Registry[Callable[[recipe.Model], AttentionScore]] = Registry("model.attention.score")
@@ -134,7 +147,7 @@ SCORES: Registry[Callable[[recipe.Model], AttentionScore]] = Registry("model.att
 
 @SCORES.register("scaled_dot_product", packed=True, fused=True, formats=FORMATS)
 class ScaledDotProduct(AttentionScore):
-    """q.k / sqrt(d_k): the scale keeps the variance at 1, however many features are summed."""
+    """q.k / sqrt(d_k): the scale keeps the variance at 1 for any number of features."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -143,13 +156,13 @@ class ScaledDotProduct(AttentionScore):
     def forward(
         self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
     ) -> Float[Tensor, "B h Q K"]:
-        """Before the scale."""
+        """Q K^T, without the scale."""
         return query @ key.transpose(-2, -1)
 
 
 @SCORES.register("dot_product", packed=True, fused=True)
 class UnscaledDotProduct(ScaledDotProduct):
-    """q.k: what the scale is there to mend."""
+    """q.k without the scale: softmax saturates and its gradient vanishes as d_k grows."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
@@ -158,7 +171,7 @@ class UnscaledDotProduct(ScaledDotProduct):
 
 @SCORES.register("additive")
 class Additive(AttentionScore):
-    """v.tanh(q + k + b): one hidden layer scores each pair, its first matrices being W^Q and W^K."""
+    """v.tanh(q + k + b): a network with one hidden layer scores each pair (Bahdanau et al. 2015)."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -181,29 +194,32 @@ WEIGHTINGS: Registry[Callable[[Tensor], Tensor]] = Registry("model.attention.wei
 
 @WEIGHTINGS.register("softmax", packed=True, fused=True, formats=FORMATS)
 def softmax(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
-    """exp(score), over the sum of all that the query sees: weights that sum to 1."""
+    """exp(score) divided by the sum over all keys: weights that sum to 1."""
     return masked.softmax(dim=-1)
 
 
 @WEIGHTINGS.register("relu")
 def relu(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
-    """max(0, score) / n, n being how many keys the query sees: weights that need not sum to 1."""
-    seen = (masked > -math.inf).sum(-1, keepdim=True)
-    return masked.relu() / seen
+    """max(0, score) / n, where n is the number of keys the query attends to: weights need not sum to 1."""
+    allowed_keys = (masked > -math.inf).sum(-1, keepdim=True)
+    return masked.relu() / allowed_keys
+
+
+# Attention
 
 
 class Attention(nn.Module):
-    """Attention(Q, K, V): the values summed, weighted by how well their keys answer the query."""
+    """Attention(Q, K, V) = weighting(score(Q, K)) V."""
 
-    def __init__(self, section: recipe.Model, relation: AttentionPosition) -> None:
+    def __init__(self, section: recipe.Model, position: AttentionPosition) -> None:
         super().__init__()
         self.score = SCORES[section.attention.score](section)
         self.weighting = WEIGHTINGS[section.attention.weighting]
-        self.relation = relation
+        self.position = position
         self.dropout = section.attention_dropout
         fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
-        self.fused = fused and not relation.in_scores
-        """whether torch has one kernel for all of it"""
+        self.fused = fused and not position.in_scores
+        """whether torch has one kernel for the whole formula"""
 
     def forward(
         self,
@@ -214,36 +230,17 @@ class Attention(nn.Module):
         distance: Int[Tensor, "#B Q K"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "B h Q dv"]:
-        """The fast way. causal stands for the mask of a square: the kernel skips what is above the diagonal."""
+        """The fast path. With ``causal``, the mask is a square lower triangle and the kernel skips the rest."""
         if not self.fused:
             assert not causal
-            return self.show(query, key, value, allowed, distance).output
-        key, value = for_each(query, key), for_each(query, value)
+            return self.attention_with_weights(query, key, value, allowed, distance).output
+        key, value = repeat_kv(query, key), repeat_kv(query, value)
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(
             query, key, value, allowed, dropout_p=dropout, is_causal=causal, scale=self.score.scale
         )
 
-    def within(
-        self,
-        query: Float[Tensor, "B h Q dk"],
-        key: Float[Tensor, "B g K dk"],
-        value: Float[Tensor, "B g K dv"],
-        spans: Spans,
-    ) -> Float[Tensor, "B h Q dv"]:
-        """The fast way where each query sees one span of keys, on a GPU."""
-        # Not above: Triton comes with torch for CUDA only.
-        from regard.nn.kernels.packed_attention import packed_attention_kernel
-
-        key, value = for_each(query, key), for_each(query, value)
-        seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)
-        output: Tensor = packed_attention_kernel(
-            *(query, key, value, spans.low, spans.high, spans.first, spans.last, seed),
-            *(self.score.scale, self.dropout if self.training else 0.0),
-        )[0]
-        return output
-
-    def show(
+    def attention_with_weights(
         self,
         query: Float[Tensor, "B h Q dk"],
         key: Float[Tensor, "B g K dk"],
@@ -251,24 +248,44 @@ class Attention(nn.Module):
         allowed: Bool[Tensor, "#B 1 #Q K"] | None,
         distance: Int[Tensor, "#B Q K"] | None = None,
     ) -> AttentionIntermediates:
-        """The formula written out."""
-        key, value = for_each(query, key), for_each(query, value)
+        """The formula written out, with every intermediate."""
+        key, value = repeat_kv(query, key), repeat_kv(query, value)
         products: Tensor = self.score(query, key)
-        if self.relation.in_scores:
-            products = products + self.relation.score(query, distance)
+        if self.position.in_scores:
+            products = products + self.position.score(query, distance)
         scores = products * self.score.scale
         masked = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
         weights = self.weighting(masked)
-        kept = F.dropout(weights, self.dropout, self.training)
-        output = kept @ value
-        if self.relation.in_scores:
-            output = output + self.relation.value(kept, distance)
+        dropped = F.dropout(weights, self.dropout, self.training)
+        output = dropped @ value
+        if self.position.in_scores:
+            output = output + self.position.value(dropped, distance)
         return AttentionIntermediates(query, key, value, products, scores, masked, weights, output)
 
+    def span_attention(
+        self,
+        query: Float[Tensor, "B h Q dk"],
+        key: Float[Tensor, "B g K dk"],
+        value: Float[Tensor, "B g K dv"],
+        spans: Spans,
+    ) -> Float[Tensor, "B h Q dv"]:
+        """The fast path on a GPU where each query attends to one span of keys."""
+        # Imported here because Triton comes only with torch for CUDA.
+        from regard.nn.kernels.packed_attention import packed_attention_kernel
 
-def for_each(
+        key, value = repeat_kv(query, key), repeat_kv(query, value)
+        seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)
+        output: Tensor = packed_attention_kernel(
+            *(query, key, value),
+            *(spans.key_start, spans.key_end, spans.query_start, spans.query_end),
+            *(seed, self.score.scale, self.dropout if self.training else 0.0),
+        )[0]
+        return output
+
+
+def repeat_kv(
     query: Float[Tensor, "B h Q dk"], x: Float[Tensor, "B g K dx"]
 ) -> Float[Tensor, "B h K dx"]:
-    """Keys or values of g heads for h query heads: h / g neighbours share one."""
-    shared_by = query.shape[1] // x.shape[1]
-    return x if shared_by == 1 else x.repeat_interleave(shared_by, dim=1)
+    """Keys or values of g heads, repeated for h query heads: h / g neighbouring heads share one."""
+    repeats = query.shape[1] // x.shape[1]
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)

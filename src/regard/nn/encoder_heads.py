@@ -1,7 +1,7 @@
-"""The encoder by itself: states to tags, to one label, or to the words that were hidden.
+"""Encoder-only networks with a head: masked language model, token classification, sequence classification.
 
-source ids -> encoder -> states -> projection -> logits of each position          (tag, mask)
-source ids -> encoder -> states -> pool -> projection -> logits of the text       (classify)
+source ids -> encoder -> states -> projection -> logits of each token               (masked_lm, tagging)
+source ids -> encoder -> states -> pooling -> projection -> logits of the text      (classification)
 """
 
 import math
@@ -15,21 +15,21 @@ from regard import recipe
 from regard.nn.dropout import Dropout
 from regard.nn.embeddings import Embedding
 from regard.nn.layers import initialize
-from regard.nn.transformer import Encoder, Memory
+from regard.nn.transformer import Encoder, EncoderOutput
 
 
 class EncoderForMaskedLM(nn.Module):
-    """The encoder and, tied to its embedding, a projection to its own words."""
+    """The encoder and a projection to its own vocabulary, tied to the embedding by default."""
 
-    def __init__(self, section: recipe.Model, size: int) -> None:
+    def __init__(self, section: recipe.Model, vocab_size: int) -> None:
         super().__init__()
-        self.encoder = Encoder(section, Embedding(size, section.d_model))
+        self.encoder = Encoder(section, Embedding(vocab_size, section.d_model))
         tied = section.tie_output
-        self.projection = self.encoder.embedding if tied else Embedding(size, section.d_model)
+        self.projection = self.encoder.embedding if tied else Embedding(vocab_size, section.d_model)
         initialize(self)
 
     def states(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B S d"]:
-        memory: Memory = self.encoder(source)
+        memory: EncoderOutput = self.encoder(source)
         return memory.states
 
     def forward(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B S V"]:
@@ -37,53 +37,53 @@ class EncoderForMaskedLM(nn.Module):
 
 
 class EncoderForTokenClassification(nn.Module):
-    """The encoder and a projection to labels, for each position."""
+    """The encoder and a projection to labels, for each token."""
 
-    def __init__(self, section: recipe.Model, size: int, labels: int) -> None:
+    def __init__(self, section: recipe.Model, vocab_size: int, labels: int) -> None:
         super().__init__()
-        self.encoder = Encoder(section, Embedding(size, section.d_model))
+        self.encoder = Encoder(section, Embedding(vocab_size, section.d_model))
         self.dropout = Dropout(section.dropout)
         self.projection = Embedding(labels, section.d_model)
         initialize(self)
 
     def states(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B P d"]:
-        """One for each position that gets a label."""
-        memory: Memory = self.encoder(source)
-        states: Float[Tensor, "B P d"] = self.dropout(self.gather(memory))
+        """One state for each position that gets a label."""
+        memory: EncoderOutput = self.encoder(source)
+        states: Float[Tensor, "B P d"] = self.dropout(self.label_states(memory))
         return states
 
-    def gather(self, memory: Memory) -> Float[Tensor, "B P d"]:
+    def label_states(self, memory: EncoderOutput) -> Float[Tensor, "B P d"]:
         return memory.states
 
     def forward(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B P V"]:
         return F.linear(self.states(source), self.projection.weight)
 
 
-class Pool(nn.Module):
-    """One vector of a whole text: its states summed, weighted by how well they answer a learned query.
+class AttentionPooling(nn.Module):
+    """One vector for a whole text: attention with a learned query over its states.
 
-    The query begins at zero, where all words weigh the same and the sum is the mean.
+    The query is initialized to zero, where all weights are equal and the result is the mean.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(width))
+        self.query = nn.Parameter(torch.zeros(d_model))
 
     def forward(
-        self, states: Float[Tensor, "B S d"], real: Bool[Tensor, "B S"]
+        self, states: Float[Tensor, "B S d"], non_pad: Bool[Tensor, "B S"]
     ) -> Float[Tensor, "B d"]:
         scores = states @ self.query.to(states.dtype) / math.sqrt(states.shape[-1])
-        weights = scores.masked_fill(~real, -math.inf).softmax(-1)
+        weights = scores.masked_fill(~non_pad, -math.inf).softmax(-1)
         return (weights[:, None] @ states)[:, 0]
 
 
 class EncoderForSequenceClassification(EncoderForTokenClassification):
-    """The encoder, a pool, and a projection to labels, for the whole text."""
+    """The encoder, attention pooling, and a projection to labels, for the whole text."""
 
-    def __init__(self, section: recipe.Model, size: int, labels: int) -> None:
-        super().__init__(section, size, labels)
-        self.pool = Pool(section.d_model)
+    def __init__(self, section: recipe.Model, vocab_size: int, labels: int) -> None:
+        super().__init__(section, vocab_size, labels)
+        self.pool = AttentionPooling(section.d_model)
 
-    def gather(self, memory: Memory) -> Float[Tensor, "B 1 d"]:
-        pooled: Float[Tensor, "B d"] = self.pool(memory.states, memory.real)
+    def label_states(self, memory: EncoderOutput) -> Float[Tensor, "B 1 d"]:
+        pooled: Float[Tensor, "B d"] = self.pool(memory.states, memory.non_pad)
         return pooled[:, None]

@@ -13,7 +13,7 @@ from regard.recipe import FORMATS, Registry
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2, the same at every position: two convolutions of kernel size 1."""
+    """max(0, x W1 + b1) W2 + b2 at every position, or with another activation than ReLU."""
 
     def __init__(self, section: recipe.Model, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class FeedForward(nn.Module):
 
 
 class Gated(nn.Module):
-    """(swish(x W1) * x V) W2: SwiGLU (Shazeer 2020), with two thirds of d_ff, so that the size stays the same."""
+    """(swish(x W1) * x V) W2: SwiGLU (Shazeer 2020), with 2/3 of d_ff so that the number of weights stays the same."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Gated(nn.Module):
 
 
 ACTIVATIONS: Registry[Callable[[recipe.Model], nn.Module]] = Registry("model.activation")
-"""the whole feed-forward network by the name of its activation"""
+"""the feed-forward network, by the name of its activation"""
 
 ACTIVATIONS.register(
     "relu", summary="max(0, x), as in the paper", packed=True, fused=True, formats=FORMATS

@@ -1,12 +1,12 @@
-"""The decoder by itself: one causal stack that reads the source and then says the target.
+"""The decoder-only Transformer: one causal stack reads the source and then generates the target.
 
-    source ids, target ids -> embedding + position -> N layers, each word sees those before it -> projection -> logits
+    source ids, target ids -> embedding + position -> N causal layers -> projection -> logits
 
-What is notable:
-- Sources of a batch differ in length, and the target must follow each at once. So the padding of sources stands in
-  front, no word sees it, and each row counts its positions from its own first word: a row is the same alone and in
-  a batch.
-- Search reads the whole source in one pass and then goes on word by word with the keys and values it has seen.
+Notable:
+- The sources of a batch differ in length, and the target must follow each source directly. So sources are padded on the
+  left, nothing attends to the padding, and positions count from the first token of each row: a row has the same output
+  alone and in a batch.
+- Search reads the whole source in one pass and then continues token by token with the KV cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import Mask
+from regard.nn.attention import AttentionMask
 from regard.nn.dropout import Dropout
 from regard.nn.embeddings import Embedding
 from regard.nn.layers import Cache, EncoderLayer, final_norm, initialize
@@ -30,86 +30,91 @@ from regard.nn.positions import POSITIONS, PositionInfo
 
 @dataclass(frozen=True)
 class Prompt:
-    """Sources with their padding in front; of a source without words there may be nothing."""
+    """Left-padded sources. S may be 0: a language model has no source."""
 
     ids: Int[Tensor, "B S"]
 
     @property
-    def real(self) -> Bool[Tensor, "B S"]:
+    def non_pad(self) -> Bool[Tensor, "B S"]:
         return self.ids != PAD
 
     @property
     def padding(self) -> Int[Tensor, "B 1"]:
-        """How many positions of each row are no words."""
+        """The number of padding positions of each row."""
         return (self.ids == PAD).sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
-class ReadState:
-    """What one step of search hands to the next. Rows are sentences times beams."""
+class DecoderOnlyState:
+    """The state between two decoding steps. Rows are sentences x beams."""
 
     caches: Sequence[Cache]
-    real: Bool[Tensor, "R K"]
-    """which of the positions read are words"""
+    non_pad: Bool[Tensor, "R K"]
+    """True at positions so far that are not padding"""
     padding: Int[Tensor, "R 1"]
+    """the number of padding positions of each row"""
 
-    def select(self, rows: Int[Tensor, "sentences beams"]) -> "ReadState":
-        kept = rows.flatten()
-        caches = [cache.select(kept) for cache in self.caches]
-        return ReadState(
-            caches, self.real.index_select(0, kept), self.padding.index_select(0, kept)
+    def select(self, rows: Int[Tensor, "sentences beams"]) -> "DecoderOnlyState":
+        indices = rows.flatten()
+        return DecoderOnlyState(
+            [cache.select(indices) for cache in self.caches],
+            self.non_pad.index_select(0, indices),
+            self.padding.index_select(0, indices),
         )
 
 
 class DecoderOnlyTransformer(Network):
-    """One embedding, N layers without encoder-decoder attention, one projection."""
+    """One embedding, N causal layers without cross-attention, one projection."""
 
-    def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
+    def __init__(self, section: recipe.Model, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
-        assert source_size == target_size, "one vocabulary for both sides"
-        self.embedding = Embedding(target_size, section.d_model)
-        self.position = POSITIONS[section.position].on("decoder").embedding(section)
+        assert source_vocab == target_vocab, "source and target share one vocabulary"
+        self.embedding = Embedding(target_vocab, section.d_model)
+        self.position = POSITIONS[section.position].for_site("decoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(section, "decoder") for _ in range(section.decoder_layers)
         )
         self.norm = final_norm(section)
         tied = section.tie_output
-        self.projection = self.embedding if tied else Embedding(target_size, section.d_model)
+        self.projection = self.embedding if tied else Embedding(target_vocab, section.d_model)
         initialize(self)
 
     @property
-    def longest(self) -> int | None:
-        """Source and target share the positions, half of them each."""
-        longest = self.position.longest
-        return None if longest is None else longest // 2
+    def max_length(self) -> int | None:
+        """Source and target share the positions: half of them for each."""
+        limit = self.position.max_length
+        return None if limit is None else limit // 2
 
-    def encode(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Prompt:
-        """Only the padding goes to the front; what the words mean is found out with the target."""
-        assert places is None, "a decoder knows neither trees nor packed rows"
+    def encode(self, source: Int[Tensor, "B S"], position_info: PositionInfo = None) -> Prompt:
+        """Move the padding to the left. The layers run later, over source and target together."""
+        assert position_info is None, "no trees and no packed rows in a decoder-only model"
         order = (source != PAD).int().argsort(dim=1, stable=True)
         return Prompt(source.gather(1, order))
 
     def decode(self, target: Int[Tensor, "B T"], memory: Prompt) -> Float[Tensor, "B T d"]:
-        states = self._read(torch.cat([memory.ids, target], dim=1), memory, [None] * self.depth)
+        states = self._run_layers(
+            torch.cat([memory.ids, target], dim=1), memory, [None] * len(self.layers)
+        )
         return states[:, memory.ids.shape[1] :]
 
-    def start(self, memory: Prompt) -> ReadState:
+    def start(self, memory: Prompt) -> DecoderOnlyState:
         caches = [Cache() for _ in self.layers]
         if memory.ids.shape[1]:
-            self._read(memory.ids, memory, caches)
-        return ReadState(caches, memory.real, memory.padding)
+            self._run_layers(memory.ids, memory, caches)
+        return DecoderOnlyState(caches, memory.non_pad, memory.padding)
 
     def step(
-        self, tokens: Int[Tensor, "R"], state: ReadState
-    ) -> tuple[Float[Tensor, "R V"], ReadState]:
+        self, tokens: Int[Tensor, "R"], state: DecoderOnlyState
+    ) -> tuple[Float[Tensor, "R V"], DecoderOnlyState]:
         x = self.embedding(tokens[:, None])
-        x = self.position(x, state.real.shape[1] - state.padding)
-        real = torch.cat([state.real, torch.ones_like(state.padding, dtype=torch.bool)], dim=1)
-        caches = [Cache(cache.seen) for cache in state.caches]
+        x = self.position(x, state.non_pad.shape[1] - state.padding)
+        newest = torch.ones_like(state.padding, dtype=torch.bool)
+        non_pad = torch.cat([state.non_pad, newest], dim=1)
+        caches = [Cache(cache.kv) for cache in state.caches]  # the old state stays valid
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, Mask(real, causal=True), None, cache)
-        return self.project(self.norm(x)[:, 0]), ReadState(caches, real, state.padding)
+            x = layer(x, AttentionMask(non_pad, causal=True), None, cache)
+        return self.project(self.norm(x)[:, 0]), DecoderOnlyState(caches, non_pad, state.padding)
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         layers = cast(Iterable[EncoderLayer], self.layers)
@@ -119,20 +124,16 @@ class DecoderOnlyTransformer(Network):
             "cross_attention": [],
         }
 
-    @property
-    def depth(self) -> int:
-        return len(self.layers)
-
-    def _read(
+    def _run_layers(
         self, ids: Int[Tensor, "B T"], memory: Prompt, caches: Sequence[Cache | None]
     ) -> Float[Tensor, "B T d"]:
-        """All positions at once; the rows begin with the prompt."""
-        real = ids != PAD
-        # Without a source there is no padding in front, and the causal mask hides what stands behind.
-        mask = Mask(real, causal=True) if memory.ids.shape[1] else Mask(causal=True)
+        """All positions at once. The rows of ids begin with the prompt."""
+        non_pad = ids != PAD
+        # Without a source there is no padding on the left, and the causal mask hides the padding on the right.
+        mask = AttentionMask(non_pad if memory.ids.shape[1] else None, causal=True)
         start = -memory.padding if memory.ids.shape[1] else 0
         x = self.dropout(self.position(self.embedding(ids), start))
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(x, mask, real, cache)
-        y: Float[Tensor, "B T d"] = self.norm(x, real)
+            x = layer(x, mask, non_pad, cache)
+        y: Float[Tensor, "B T d"] = self.norm(x, non_pad)
         return y

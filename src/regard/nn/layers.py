@@ -1,4 +1,4 @@
-"""Encoder and decoder layers, and the residual connection around each of their parts (section 3.1)."""
+"""Encoder and decoder layers, and the residual connection around each sub-layer (section 3.1 of the paper)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import recipe
-from regard.nn.attention import KeyValue, Mask
+from regard.nn.attention import AttentionMask, KeyValue
 from regard.nn.dropout import Dropout
 from regard.nn.feed_forward import ACTIVATIONS
 from regard.nn.multi_head_attention import MultiHeadAttention
-from regard.nn.norms import NORMS, Real
+from regard.nn.norms import NORMS, NonPad
 from regard.recipe import FORMATS, Registry
 
 Sublayer = Callable[[Tensor], Tensor]
+
+
+# Residual connections
 
 
 RESIDUALS: Registry[Callable[[recipe.Model], "PostNorm"]] = Registry("model.norm_order")
@@ -22,7 +25,7 @@ RESIDUALS: Registry[Callable[[recipe.Model], "PostNorm"]] = Registry("model.norm
 
 @RESIDUALS.register("post", packed=True, fused=True, formats=FORMATS)
 class PostNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))): the paper's, also called post-norm."""
+    """LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -30,82 +33,107 @@ class PostNorm(nn.Module):
         self.dropout = Dropout(section.dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, real: Real
+        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
-        added = self.dropout(sublayer(x))
-        # A norm works in float32; what leaves it goes on in the number format of the sub-layers.
-        y: Float[Tensor, "B T d"] = self.norm(x + added, real).to(added.dtype)
+        output = self.dropout(sublayer(x))
+        # Under autocast, norms compute in float32; go back to the data type of the sub-layers.
+        y: Float[Tensor, "B T d"] = self.norm(x + output, non_pad).to(output.dtype)
         return y
 
 
 @RESIDUALS.register("pre", packed=True, fused=True, formats=("ctranslate2", "onnx", "torch"))
 class PreNorm(PostNorm):
-    """x + Dropout(Sublayer(LayerNorm(x))), also called pre-norm; easier to train when deep."""
+    """x + Dropout(Sublayer(LayerNorm(x))): deep networks train more easily (Xiong et al. 2020)."""
 
     def forward(
-        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, real: Real
+        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
-        y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x, real)))
+        y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x, non_pad)))
         return y
+
+
+def final_norm(section: recipe.Model) -> nn.Module:
+    """The norm after the last layer, or none.
+
+    By default pre-norm stacks have one, because the output of their last layer is not normalized; post-norm stacks,
+    whose every layer ends in a norm, have none.
+    """
+    return NORMS[section.norm if section.final_norm else "none"](section.d_model)
+
+
+# Layers
 
 
 @dataclass
 class Cache:
-    """Keys and values of the words a layer has already read; grows by one word a step."""
+    """The KV cache of one self-attention: keys and values of the tokens decoded so far."""
 
-    seen: KeyValue | None = None
+    kv: KeyValue | None = None
 
     @property
     def length(self) -> int:
-        return 0 if self.seen is None else self.seen.key.shape[2]
+        return 0 if self.kv is None else self.kv.key.shape[2]
 
     def append(self, new: KeyValue) -> KeyValue:
-        self.seen = new if self.seen is None else self.seen.followed_by(new)
-        return self.seen
+        """Add the newest positions; returns the keys and values of all positions."""
+        self.kv = new if self.kv is None else self.kv.concat(new)
+        return self.kv
 
     def select(self, rows: Tensor) -> "Cache":
-        return Cache(None if self.seen is None else self.seen.select(rows))
+        return Cache(None if self.kv is None else self.kv.select(rows))
 
 
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network."""
 
-    def __init__(self, section: recipe.Model, place: recipe.AttentionSite = "encoder") -> None:
+    def __init__(self, section: recipe.Model, site: recipe.AttentionSite = "encoder") -> None:
         super().__init__()
         residual = RESIDUALS[section.norm_order]
-        self.attention = MultiHeadAttention(section, place)
+        self.attention = MultiHeadAttention(section, site)
         self.attention_residual = residual(section)
         self.feed_forward = ACTIVATIONS[section.activation](section)
         self.feed_forward_residual = residual(section)
 
     def forward(
-        self, x: Float[Tensor, "B T d"], mask: Mask, real: Real = None, cache: Cache | None = None
+        self,
+        x: Float[Tensor, "B T d"],
+        mask: AttentionMask,
+        non_pad: NonPad = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "B T d"]:
-        return self.think(self.look(x, mask, real, cache), real)
+        """With a cache, x holds only the newest positions, which also attend to the cached ones."""
+        x = self.self_attention_sublayer(x, mask, non_pad, cache)
+        return self.feed_forward_sublayer(x, non_pad)
 
-    def look(
-        self, x: Float[Tensor, "B T d"], mask: Mask, real: Real, cache: Cache | None
+    def self_attention_sublayer(
+        self,
+        x: Float[Tensor, "B T d"],
+        mask: AttentionMask,
+        non_pad: NonPad,
+        cache: Cache | None,
     ) -> Float[Tensor, "B T d"]:
-        """All positions look at one another; with a cache, the newest ones look at those before too."""
+        """Self-attention with its residual connection."""
 
-        def attend(y: Tensor) -> Tensor:
+        def self_attention(y: Tensor) -> Tensor:
             if mask.spans is not None:
-                return self.attention.among(y, mask)
-            new = self.attention.keys_values(y, real, 0 if cache is None else cache.length)
-            attended: Tensor = self.attention(y, new if cache is None else cache.append(new), mask)
-            return attended
+                return self.attention.packed_attention(y, mask)
+            new = self.attention.keys_values(y, non_pad, 0 if cache is None else cache.length)
+            output: Tensor = self.attention(y, new if cache is None else cache.append(new), mask)
+            return output
 
-        y: Float[Tensor, "B T d"] = self.attention_residual(x, attend, real)
+        y: Float[Tensor, "B T d"] = self.attention_residual(x, self_attention, non_pad)
         return y
 
-    def think(self, x: Float[Tensor, "B T d"], real: Real) -> Float[Tensor, "B T d"]:
-        """Each position by itself."""
-        y: Float[Tensor, "B T d"] = self.feed_forward_residual(x, self.feed_forward, real)
+    def feed_forward_sublayer(
+        self, x: Float[Tensor, "B T d"], non_pad: NonPad
+    ) -> Float[Tensor, "B T d"]:
+        """The feed-forward network with its residual connection."""
+        y: Float[Tensor, "B T d"] = self.feed_forward_residual(x, self.feed_forward, non_pad)
         return y
 
 
 class DecoderLayer(EncoderLayer):
-    """Masked self-attention, encoder-decoder attention, then the feed-forward network."""
+    """Masked self-attention, cross-attention, then the feed-forward network."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section, "decoder")
@@ -115,45 +143,40 @@ class DecoderLayer(EncoderLayer):
     def forward(  # type: ignore[override]
         self,
         x: Float[Tensor, "R T d"],
-        mask: Mask,
+        mask: AttentionMask,
         memory: KeyValue,
-        memory_mask: Mask,
-        real: Real = None,
+        memory_mask: AttentionMask,
+        non_pad: NonPad = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "R T d"]:
-        """All positions at once, or, with a cache, the newest position of each row."""
+        """All positions at once; with a cache, the newest position of each row.
 
-        x = self.look(x, mask, real, cache)
+        memory: the keys and values of the encoder output, of which ``memory_mask`` marks the padding.
+        """
+        x = self.self_attention_sublayer(x, mask, non_pad, cache)
         x = self.cross_attention_residual(
-            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), real
+            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), non_pad
         )
-        return self.think(x, real)
+        return self.feed_forward_sublayer(x, non_pad)
 
 
 def cross_attention_sublayer(
-    memory: KeyValue, mask: Mask, attention: MultiHeadAttention
+    memory: KeyValue, mask: AttentionMask, attention: MultiHeadAttention
 ) -> Sublayer:
-    """Encoder-decoder attention as a sub-layer."""
+    """Cross-attention to ``memory`` as a sub-layer."""
 
-    def attend(y: Tensor) -> Tensor:
-        # In search several rows, the beams, share one sentence: they are queries side by side,
-        # so that its keys and values are held and read once.
-        # (A size of a graph to export is no int: no len().)
+    def cross_attention(y: Tensor) -> Tensor:
+        # In beam search, several rows belong to one sentence. They become queries side by side, so that its keys
+        # and values are stored and read once. No len() here: sizes are symbolic during ONNX export.
         queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
-        attended: Tensor = attention(queries, memory, mask)
-        return attended.reshape(y.shape)
+        output: Tensor = attention(queries, memory, mask)
+        return output.reshape(y.shape)
 
-    return attend
-
-
-def final_norm(section: recipe.Model) -> nn.Module:
-    """What closes a stack: one more norm, or nothing. Unless the recipe says otherwise pre-norm layers have one, since
-    the sum that leaves the last of them has none; post-norm layers, each of which ends in a norm already, have not."""
-    return NORMS[section.norm if section.final_norm else "none"](section.d_model)
+    return cross_attention
 
 
 def initialize(module: nn.Module) -> None:
-    """Glorot's uniform weights and zero biases for every linear map below this module."""
+    """Glorot's uniform weights and zero biases for every linear layer of this module."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.xavier_uniform_(part.weight)

@@ -1,15 +1,15 @@
-"""What is made small: cross-entropy with smoothed labels (section 5.4 of the paper), and R-Drop on top of it.
+"""Training losses: cross-entropy with label smoothing (section 5.4 of the paper), and R-Drop.
 
-The logits of a batch are by far its largest tensor: 8,192 tokens times 32,000 entries are a gigabyte, and torch would
-keep several copies. So projection and loss are one function here that goes through the tokens in portions and computes
-the gradient on the way: the logits never exist all at once.
+Notable: the logits of a batch are by far its largest tensor. 8,192 tokens x 32,000 vocabulary entries are a gigabyte,
+and torch would keep several copies. So output projection and loss are one function here. It processes the tokens in
+chunks and computes the gradient in the forward pass, so the logits of all tokens never exist at the same time.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import recipe
@@ -18,9 +18,13 @@ from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
 from regard.nn.encoder_heads import EncoderForMaskedLM, EncoderForTokenClassification
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
+from regard.nn.norms import BatchNorm, in_several_processes
 from regard.nn.positions import Packing, Span, Tree
-from regard.nn.token_masking import drop_words, hide
+from regard.nn.token_masking import drop_tokens, mask_tokens, random_token_mask
 from regard.recipe import Registry
+
+# Label smoothing
+
 
 LABEL_SMOOTHINGS: Registry[Callable[[float, int], float]] = Registry(
     "training.label_smoothing_over"
@@ -39,29 +43,36 @@ def smooth_over_others(epsilon: float, classes: int) -> float:
     return epsilon * classes / (classes - 1)
 
 
-LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
-"""numbers, on each kind of device; small enough for the processor's cache, large enough to fill a GPU"""
+# Losses of the tasks
 
 
-Portion = Callable[[Tensor, Tensor, float, float, bool], tuple[Tensor, Tensor]]
-"""``portion_loss``, or a compilation of it"""
+ChunkLoss = Callable[[Tensor, Tensor, float, float, bool], tuple[Tensor, Tensor]]
+"""``chunk_loss``, or a compiled version of it"""
 
 
 class TrainingLoss(nn.Module):
-    """A network with what is labels of it: a batch in, the summed loss out."""
+    """A network with its training loss: a batch in, the summed loss out.
+
+    special_tokens: source ids below this number are special tokens, which word dropout never drops.
+    """
 
     def __init__(
-        self, network: nn.Module, training: recipe.Training, marks: int = len(SPECIAL_TOKENS)
+        self,
+        network: nn.Module,
+        training: recipe.Training,
+        special_tokens: int = len(SPECIAL_TOKENS),
     ) -> None:
         super().__init__()
         self.network: Any = network
         self.settings = training
-        self.of_portion: Portion = portion_loss
-        self.marks = marks
-        """ids of the source below this stand for no text and are never hidden"""
+        self.special_tokens = special_tokens
+        self.chunk_loss: ChunkLoss = chunk_loss
+        self.batch_norms = [part for part in network.modules() if isinstance(part, BatchNorm)]
+        if self.batch_norms:
+            self.register_forward_pre_hook(_mark_idle_process)
 
     def loss(self, states: Float[Tensor, "R T d"], labels: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        """Cross-entropy of what the states are projected to; smoothing and R-Drop are for training only."""
+        """The cross-entropy of projected states; with label smoothing and R-Drop in training only."""
         settings, projection = self.settings, self.network.projection
         smoothing = settings.label_smoothing if self.training else 0.0
         return cross_entropy(
@@ -72,22 +83,34 @@ class TrainingLoss(nn.Module):
             settings.label_smoothing_over,
             projection.bias,
             settings.rdrop if self.training else 0.0,
-            self.of_portion,
+            self.chunk_loss,
         )
 
-    def passes(self, rows: Tensor) -> Tensor:
-        """The rows as they go through the network: with R-Drop each twice, all of them and then all again."""
+    def repeat_for_rdrop(self, rows: Tensor) -> Tensor:
+        """The rows of a batch; in training with R-Drop, all of them twice, so that each gets two dropout masks."""
         twice = self.training and self.settings.rdrop
         return torch.cat([rows, rows]) if twice else rows
 
-    def shown(self, source: Int[Tensor, "R S"]) -> Int[Tensor, "R S"]:
-        """The source with some words hidden, in training."""
-        share = self.settings.word_dropout if self.training else 0.0
-        return drop_words(source, share, self.marks) if share else source
+    def drop_source_tokens(self, source: Int[Tensor, "R S"]) -> Int[Tensor, "R S"]:
+        """Word dropout on the source, in training."""
+        probability = self.settings.word_dropout if self.training else 0.0
+        return drop_tokens(source, probability, self.special_tokens) if probability else source
+
+
+def _mark_idle_process(loss: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """A forward pre-hook: tell batch norm whether this process has no rows in the batch.
+
+    An idle process gets a copy of a row with all labels PAD, so that it takes part in every collective operation. The
+    copy must not count in the batch statistics.
+    """
+    assert isinstance(loss, TrainingLoss)
+    idle = in_several_processes() and not bool((inputs[2] != PAD).any())
+    for norm in loss.batch_norms:
+        norm.idle = idle
 
 
 class Seq2SeqLoss(TrainingLoss):
-    """Source, target and labels tokens in: the next word at each place."""
+    """Predict the next token at each target position, with teacher forcing."""
 
     network: Network
 
@@ -98,57 +121,62 @@ class Seq2SeqLoss(TrainingLoss):
         labels: Int[Tensor, "B T"],
         position_info: TreeTensors | PackingTensors | None = None,
     ) -> Float[Tensor, ""]:
-        position_info = position_info and tuple(map(self.passes, position_info))
-        memory = self.remember(self.shown(self.passes(source)), position_info)
-        read = self.passes(target)
+        position_info = position_info and tuple(map(self.repeat_for_rdrop, position_info))
+        source = self.drop_source_tokens(self.repeat_for_rdrop(source))
+        memory = self.encode(source, position_info)
+        inputs = self.repeat_for_rdrop(target)
         if self.training and self.settings.target_word_dropout:
-            read = drop_words(read, self.settings.target_word_dropout)
-        return self.loss(self.network.decode(read, memory), labels)
+            inputs = drop_tokens(inputs, self.settings.target_word_dropout)
+        return self.loss(self.network.decode(inputs, memory), labels)
 
-    def remember(
+    def encode(
         self, source: Int[Tensor, "B S"], position_info: TreeTensors | PackingTensors | None
     ) -> Any:
-        """What the network remembers of the source."""
-        return self.network.encode(source, None if position_info is None else where(position_info))
+        """The memory of the source."""
+        info = None if position_info is None else to_position_info(position_info)
+        return self.network.encode(source, info)
 
 
-def where(position_info: TreeTensors | PackingTensors) -> Tree | Packing:
-    """Trees are two tensors, packed rows four pairs of them."""
-    if len(position_info) == 2:
-        return Tree(*(part.long() for part in position_info))
-    return Packing(*(Span(*position_info[first : first + 2]) for first in range(0, 8, 2)))
+def to_position_info(tensors: TreeTensors | PackingTensors) -> Tree | Packing:
+    """A tree comes as two tensors, a packing as four pairs of tensors."""
+    if len(tensors) == 2:
+        return Tree(*(part.long() for part in tensors))
+    return Packing(*(Span(*tensors[first : first + 2]) for first in range(0, 8, 2)))
 
 
 class LabelLoss(TrainingLoss):
-    """A labeller or classifier: the labels labels, PAD where there is none."""
+    """Token or sequence classification. Labels are PAD at positions without a label."""
 
     network: EncoderForTokenClassification
 
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], labels: Int[Tensor, "B P"]
     ) -> Float[Tensor, ""]:
-        return self.loss(self.network.states(self.shown(self.passes(source))), labels)
+        source = self.drop_source_tokens(self.repeat_for_rdrop(source))
+        return self.loss(self.network.states(source), labels)
 
 
 class MaskedLMLoss(TrainingLoss):
-    """BERT's masked words: other ones each step, but in validation always the same."""
+    """Masked language modelling: other tokens are masked in each step, but always the same ones in validation."""
 
     network: EncoderForMaskedLM
 
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], labels: Int[Tensor, "B S"]
     ) -> Float[Tensor, ""]:
-        fixed = None if self.training else torch.Generator().manual_seed(0)
-        shown, hidden = hide(source, labels, len(self.network.projection.weight), fixed)
-        there = hidden != PAD  # one in seven: the others need no logits
-        return self.loss(self.network.states(shown)[there][None], hidden[there][None])
+        generator = None if self.training else torch.Generator().manual_seed(0)
+        vocab_size = len(self.network.projection.weight)
+        inputs, masked_labels = mask_tokens(source, labels, vocab_size, generator)
+        selected = masked_labels != PAD  # about one token in seven: the others need no logits
+        states = self.network.states(inputs)[selected]
+        return self.loss(states[None], masked_labels[selected][None])
 
 
 class MaskPredictLoss(Seq2SeqLoss):
-    """Some words of each target are hidden, and to be guessed from the others (Ghazvininejad et al. 2019).
+    """Some tokens of each target are masked and predicted from the others (Ghazvininejad et al. 2019).
 
-    The loss is the mean over the hidden words and, in training, that of the length; times the tokens of the batch, so
-    that it is summed and divided like any other.
+    The loss is the mean over the masked tokens plus, in training, the length loss. It is multiplied by the number of
+    labels of the batch, so that the training step can divide it like any other summed loss.
     """
 
     network: NonAutoregressiveTransformer
@@ -161,30 +189,22 @@ class MaskPredictLoss(Seq2SeqLoss):
         position_info: TreeTensors | PackingTensors | None = None,
     ) -> Float[Tensor, ""]:
         length = self.network.length
-        words = length.places(source, labels)
-        hidden = hide_words(words != PAD, self._chance(words.device))
-        memory = self.remember(source, position_info)
-        states = self.network.decode(words.masked_fill(hidden, MASK), memory)
-        guessed, right = states[hidden][None], words[hidden][None]
-        mean = self.loss(guessed, right) / max(1, right.numel())
+        tokens = length.position_labels(source, labels)
+        masked = random_token_mask(tokens != PAD, self._generator(tokens.device))
+        memory = self.encode(source, position_info)
+        states = self.network.decode(tokens.masked_fill(masked, MASK), memory)
+        masked_labels = tokens[masked][None]
+        mean = self.loss(states[masked][None], masked_labels) / max(1, masked_labels.numel())
         if self.training:
-            mean = mean + length.loss(memory, words)
+            mean = mean + length.loss(memory, tokens)
         return mean * (labels != PAD).sum()
 
-    def _chance(self, device: torch.device) -> torch.Generator | None:
-        """In training what is hidden follows from the seed of the step; in validation it is always the same."""
+    def _generator(self, device: torch.device) -> torch.Generator | None:
+        """In training the mask follows from the seed of the step; in validation it is always the same."""
         return None if self.training else torch.Generator(device).manual_seed(1)
 
 
-def hide_words(
-    real: Bool[Tensor, "B T"], chance: torch.Generator | None = None
-) -> Bool[Tensor, "B T"]:
-    """Hide 1 to all of the words of each row: every number as likely, and every word."""
-    shares = torch.rand(len(real), device=real.device, generator=chance)
-    count = 1 + (shares * real.sum(1)).long()
-    draw = torch.rand(real.shape, device=real.device, generator=chance)
-    rank = draw.masked_fill(~real, 2.0).argsort(1).argsort(1)
-    return (rank < count[:, None]) & real
+# Cross-entropy
 
 
 def cross_entropy(
@@ -195,15 +215,16 @@ def cross_entropy(
     over: str = "all",
     bias: Float[Tensor, " V"] | None = None,
     rdrop: float = 0.0,
-    of_portion: Portion | None = None,
+    chunk_loss_fn: ChunkLoss | None = None,
 ) -> Float[Tensor, ""]:
-    """The sum over all real tokens; divide by their number for the mean. Padding counts nothing.
+    """The loss of softmax(states projection^T + bias), summed over all labels that are not PAD.
 
-    With rdrop the states are those of two passes, the one after the other, and the loss of a token is
+    With rdrop, the states are those of two passes, one after the other (R = 2 B), and the loss of a token is
 
         1/2 (CE(p) + CE(q)) + rdrop/4 (KL(p|q) + KL(q|p)),
 
-    half of what Liang et al. (2021) have, so that it is as large as without: rdrop is their alpha.
+    which is half the loss of Liang et al. (2021), so that its scale is that of the loss without R-Drop. rdrop is their
+    alpha.
     """
     epsilon = LABEL_SMOOTHINGS[over](smoothing, len(projection))
     passes = 2 if rdrop else 1
@@ -215,142 +236,152 @@ def cross_entropy(
         labels.flatten(),
         epsilon,
         rdrop,
-        of_portion or portion_loss,
+        chunk_loss_fn or chunk_loss,
         torch.is_grad_enabled(),
     )
     return loss
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Loss and gradient of softmax(states projection^T + bias), portion by portion.
+    """Loss and gradient of softmax(states projection^T + bias), chunk by chunk.
 
-    A portion holds the same tokens of every pass, so that what the passes say of them is at hand together.
+    A chunk holds the same tokens of every pass, so that R-Drop can compare them.
     """
 
     @staticmethod
     def forward(
         context: Any,
-        states: Float[Tensor, "P N d"],
+        states: Float[Tensor, "passes N d"],
         projection: Float[Tensor, "V d"],
         bias: Float[Tensor, " V"] | None,
         labels: Int[Tensor, "N"],
         epsilon: float,
         rdrop: float,
-        of_portion: Portion,
-        learning: bool,
+        chunk_loss_fn: ChunkLoss,
+        with_gradient: bool,
     ) -> Float[Tensor, ""]:
-        kind = _number_format(states)
-        rows, weight = states.to(kind), projection.to(kind)
-        loss = torch.zeros((), dtype=_sum_format(states), device=states.device)
+        dtype = _product_dtype(states)
+        rows, weight = states.to(dtype), projection.to(dtype)
+        loss = torch.zeros((), dtype=_sum_dtype(states), device=states.device)
         passes, tokens, _ = states.shape
-        state_gradient = torch.empty_like(states if learning else states[:0])
-        weight_gradient = torch.zeros_like(projection if learning else projection[:0])
-        bias_gradient = None if bias is None else torch.zeros_like(bias)
-        for part in _portions(tokens, passes * len(projection), states.device):
-            some = rows[:, part].flatten(0, 1)
-            logits = some @ weight.T
+        grad_states = torch.empty_like(states if with_gradient else states[:0])
+        grad_weight = torch.zeros_like(projection if with_gradient else projection[:0])
+        grad_bias = None if bias is None else torch.zeros_like(bias)
+        for chunk in _chunks(tokens, passes * len(projection), states.device):
+            inputs = rows[:, chunk].flatten(0, 1)
+            logits = inputs @ weight.T
             if bias is not None:
                 logits += bias
-            total, gradient = of_portion(logits, labels[part], epsilon, rdrop, learning)
+            total, grad_logits = chunk_loss_fn(logits, labels[chunk], epsilon, rdrop, with_gradient)
             loss += total
-            if learning:
-                if bias_gradient is not None:
-                    bias_gradient += gradient.sum(0)
-                below = (gradient @ weight).to(states.dtype)
-                state_gradient[:, part] = below.view(passes, -1, states.shape[-1])
-                weight_gradient += (gradient.T @ some).to(projection.dtype)
-        context.save_for_backward(state_gradient, weight_gradient, bias_gradient)
+            if with_gradient:
+                if grad_bias is not None:
+                    grad_bias += grad_logits.sum(0)
+                grad_inputs = (grad_logits @ weight).to(states.dtype)
+                grad_states[:, chunk] = grad_inputs.view(passes, -1, states.shape[-1])
+                grad_weight += (grad_logits.T @ inputs).to(projection.dtype)
+        context.save_for_backward(grad_states, grad_weight, grad_bias)
         return loss
 
     @staticmethod
-    def backward(context: Any, *above: Tensor) -> tuple[Tensor | None, ...]:
-        of_states, of_weight, of_bias = context.saved_tensors
-        of_bias = None if of_bias is None else of_bias * above[0]
-        return of_states * above[0], of_weight * above[0], of_bias, *[None] * 5
+    def backward(context: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_loss,) = grad_outputs
+        grad_states, grad_weight, grad_bias = context.saved_tensors
+        grad_bias = None if grad_bias is None else grad_bias * grad_loss
+        return grad_states * grad_loss, grad_weight * grad_loss, grad_bias, *[None] * 5
 
 
-def portion_loss(
+def chunk_loss(
     logits: Float[Tensor, "m V"],
     labels: Int[Tensor, "n"],
     epsilon: float,
     rdrop: float,
-    learning: bool,
+    with_gradient: bool,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "m V"]]:
-    """The loss of a portion, and its gradient in the format of the logits. With rdrop there are two passes, m = 2n."""
-    logs = logits.to(_sum_format(logits)).log_softmax(-1)
+    """The loss of a chunk, and its gradient in the data type of the logits. With rdrop there are two passes, m = 2n."""
+    log_probs = logits.to(_sum_dtype(logits)).log_softmax(-1)
     if not rdrop:
-        loss, gradient = smoothed_loss(logs, labels, epsilon, learning)
+        loss, gradient = smoothed_cross_entropy(log_probs, labels, epsilon, with_gradient)
     else:
-        differ, away = difference(logs, labels)
-        loss, gradient = smoothed_loss(logs, labels.repeat(2), epsilon, learning)
-        loss = 0.5 * loss + 0.25 * rdrop * differ
-        gradient = 0.5 * gradient + 0.25 * rdrop * away if learning else gradient
+        divergence, grad_divergence = symmetric_kl(log_probs, labels)
+        loss, gradient = smoothed_cross_entropy(log_probs, labels.repeat(2), epsilon, with_gradient)
+        loss = 0.5 * loss + 0.25 * rdrop * divergence
+        if with_gradient:
+            gradient = 0.5 * gradient + 0.25 * rdrop * grad_divergence
     return loss, gradient.to(logits.dtype)
 
 
-def difference(
-    logs: Float[Tensor, "m V"], labels: Int[Tensor, "n"]
+def symmetric_kl(
+    log_probs: Float[Tensor, "m V"], labels: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "m V"]]:
-    """How far two passes differ, summed over the real tokens, and its gradient.
+    """KL(p|q) + KL(q|p) of the two passes, summed over all labels that are not PAD, and its gradient.
 
-    With r = log p - log q, and with a and b the logits behind p and q, D = KL(p|q) + KL(q|p) = sum (p - q) r has
+    With r = log p - log q, and with a and b the logits of p and q, D = KL(p|q) + KL(q|p) = sum (p - q) r has
 
         dD/da = p (r - KL(p|q)) + p - q,    dD/db = q (-r - KL(q|p)) + q - p.
     """
-    first, second = logs.chunk(2)
-    ratio = first - second
-    real = (labels != PAD).to(logs.dtype)[:, None]
-    p, q = first.exp(), second.exp()
-    apart, back = (p * ratio).sum(-1, keepdim=True), -(q * ratio).sum(-1, keepdim=True)
-    between = p - q
-    gradient = torch.cat([p * (ratio - apart) + between, -q * (ratio + back) - between])
-    return ((apart + back) * real).sum(), gradient * real.repeat(2, 1)
+    log_p, log_q = log_probs.chunk(2)
+    ratio = log_p - log_q
+    non_pad = (labels != PAD).to(log_probs.dtype)[:, None]
+    p, q = log_p.exp(), log_q.exp()
+    kl_pq, kl_qp = (p * ratio).sum(-1, keepdim=True), -(q * ratio).sum(-1, keepdim=True)
+    difference = p - q
+    gradient = torch.cat([p * (ratio - kl_pq) + difference, -q * (ratio + kl_qp) - difference])
+    return ((kl_pq + kl_qp) * non_pad).sum(), gradient * non_pad.repeat(2, 1)
 
 
-def smoothed_loss(
-    logs: Float[Tensor, "n V"], labels: Int[Tensor, "n"], epsilon: float, learning: bool
+def smoothed_cross_entropy(
+    log_probs: Float[Tensor, "n V"], labels: Int[Tensor, "n"], epsilon: float, with_gradient: bool
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
-    """From log-probabilities, which it may overwrite: softmax minus the smoothed target, nothing at padding."""
-    classes = logs.shape[1]
-    real = (labels != PAD).to(logs.dtype)
+    """Cross-entropy with label smoothing, and its gradient: softmax minus the smoothed target, 0 at PAD.
+
+    It may overwrite ``log_probs``.
+    """
+    classes = log_probs.shape[1]
+    non_pad = (labels != PAD).to(log_probs.dtype)
     index = labels[:, None]
-    right = logs.gather(1, index)[:, 0]
-    spread = logs.mean(-1) if epsilon else right
-    loss = -(((1 - epsilon) * right + epsilon * spread) * real).sum()
-    if not learning:
-        return loss, logs
-    # a comparison melts into the pass over the logits, a scatter would not
+    correct = log_probs.gather(1, index)[:, 0]
+    mean = log_probs.mean(-1) if epsilon else correct
+    loss = -(((1 - epsilon) * correct + epsilon * mean) * non_pad).sum()
+    if not with_gradient:
+        return loss, log_probs
+    # When compiled, a comparison is fused with the pass over the logits; a scatter is not.
     if torch.compiler.is_compiling():
-        is_right = torch.arange(classes, device=logs.device) == index
-        return loss, (logs.exp() - epsilon / classes - (1 - epsilon) * is_right) * real[:, None]
-    gradient = logs.exp_()
+        is_label = torch.arange(classes, device=log_probs.device) == index
+        gradient = log_probs.exp() - epsilon / classes - (1 - epsilon) * is_label
+        return loss, gradient * non_pad[:, None]
+    gradient = log_probs.exp_()
     gradient -= epsilon / classes
     gradient.scatter_add_(1, index, gradient.new_full(index.shape, epsilon - 1))
-    return loss, gradient.mul_(real[:, None])
+    return loss, gradient.mul_(non_pad[:, None])
 
 
 def smoothed_target(epsilon: float, classes: int, over: str) -> tuple[float, float]:
-    """What the right class and each other one are labels to be, read off the gradient itself."""
+    """The target probability of the correct class and of each other class, derived from the gradient."""
     logits = torch.zeros(1, classes, dtype=torch.float64)
     labels = torch.tensor([classes - 1])
-    kept = LABEL_SMOOTHINGS[over](epsilon, classes)
-    _, gradient = portion_loss(logits, labels, kept, 0.0, learning=True)
+    spread = LABEL_SMOOTHINGS[over](epsilon, classes)
+    _, gradient = chunk_loss(logits, labels, spread, 0.0, with_gradient=True)
     target = logits.softmax(-1) - gradient
     return float(target[0, -1]), float(target[0, 0])
 
 
-def _portions(rows: int, classes: int, device: torch.device) -> Iterator[slice]:
-    """Equal ones as far as they can be: for each size the loss may have to be compiled."""
-    count = -(-rows * classes // LOGITS_AT_ONCE[device.type])
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
+"""logits per chunk, by kind of device: few enough for the cache of a CPU, enough to keep a GPU busy"""
+
+
+def _chunks(rows: int, classes: int, device: torch.device) -> Iterator[slice]:
+    """Slices of nearly equal size: the loss may have to be compiled for each size."""
+    count = -(-rows * classes // MAX_LOGITS[device.type])
     step = max(1, -(-rows // max(1, count)))
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _number_format(states: Tensor) -> torch.dtype:
-    """The format of matrix products: what autocast says, for a function that autocast cannot see into."""
+def _product_dtype(states: Tensor) -> torch.dtype:
+    """The data type of matrix products. Autocast does not reach into an autograd function, so it is looked up."""
     kind = states.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
-def _sum_format(states: Tensor) -> torch.dtype:
+def _sum_dtype(states: Tensor) -> torch.dtype:
     return torch.float64 if states.dtype == torch.float64 else torch.float32

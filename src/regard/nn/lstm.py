@@ -1,15 +1,15 @@
-"""The network the Transformer replaced: LSTMs that read word after word, with attention between the two stacks.
+"""An LSTM encoder-decoder with cross-attention: the kind of network that the Transformer replaced.
 
-    encoder layer:  x -> LSTM, one half of it from left to right, the other from right to left
-    decoder layer:  x -> LSTM, from left to right -> encoder-decoder attention
+    encoder layer:  x -> bidirectional LSTM
+    decoder layer:  x -> LSTM -> cross-attention
 
-What is notable:
-- Residual connections, norms, dropout, heads and ties are the Transformer's, much as in RNMT+ (Chen et al. 2018): only
-  the way in which words meet differs, and a comparison compares just that.
-- A decoder layer's attention comes after its LSTM has read the whole target, so learning needs one call of the fused
-  LSTM for each layer. Feeding attention back into the same LSTM (Bahdanau et al. 2015; Luong's input feeding) would
-  need a call for each word. What was looked at still enters a recurrence: that of the layer above.
-- The decoder starts from zeros: the first attention tells it all there is to know of the source.
+Notable:
+- Residual connections, norms, dropout, heads and tied weights are those of the Transformer, similar to RNMT+ (Chen et
+  al. 2018). Only the way tokens interact differs, so a comparison measures just that.
+- Cross-attention comes after the LSTM has read the whole target, so training needs one call of the fused LSTM per
+  layer. Feeding attention back into the same LSTM (Bahdanau et al. 2015; Luong's input feeding) would need one call per
+  token. Here attention enters the recurrence of the next layer.
+- The decoder starts from zeros: all it knows about the source comes from cross-attention.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import KeyValue, Mask
+from regard.nn.attention import AttentionMask, KeyValue
 from regard.nn.layers import RESIDUALS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention
-from regard.nn.norms import Real
+from regard.nn.norms import NonPad
 from regard.nn.positions import PositionInfo
-from regard.nn.transformer import Decoder, Encoder, EncoderDecoder, Memory
+from regard.nn.transformer import Decoder, Encoder, EncoderDecoder, EncoderOutput
 
 
-class Cell(NamedTuple):
-    """What an LSTM carries from word to word."""
+class LSTMState(NamedTuple):
+    """The hidden state and the cell state of an LSTM."""
 
     hidden: Float[Tensor, "1 R d"]
     cell: Float[Tensor, "1 R d"]
@@ -39,26 +39,29 @@ class Cell(NamedTuple):
 
 @dataclass
 class LSTMCache:
-    """What the LSTM of one layer carries; nothing before the first word, which stands for zeros."""
+    """The state of one layer's LSTM between decoding steps; None before the first token, which means zeros."""
 
-    state: Cell | None = None
+    state: LSTMState | None = None
 
     def select(self, rows: Tensor) -> "LSTMCache":
         if self.state is None:
             return LSTMCache()
-        return LSTMCache(Cell(*(part.index_select(1, rows) for part in self.state)))
+        return LSTMCache(LSTMState(*(part.index_select(1, rows) for part in self.state)))
 
 
-def run(lstm: nn.LSTM, x: Tensor | PackedSequence, state: Cell | None = None) -> Any:
-    """In the number format of the weights. Autocast would take float16 for an LSTM, whatever it is told, and the
-    gradients of a loss that is not scaled are too small for float16."""
+def run_lstm(lstm: nn.LSTM, x: Tensor | PackedSequence, state: LSTMState | None = None) -> Any:
+    """Run an LSTM in the data type of its weights.
+
+    Autocast would use float16 for an LSTM, whatever its setting, and without loss scaling the gradients are too small
+    for float16.
+    """
     weight = cast(Tensor, lstm.weight_hh_l0)
     with torch.autocast(weight.device.type, enabled=False):
         return lstm(x.to(weight.dtype), state)
 
 
 class BidirectionalLSTM(nn.Module):
-    """An LSTM from left to right beside one from right to left, each half as wide."""
+    """An LSTM from left to right and one from right to left, each of half the width."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -68,21 +71,21 @@ class BidirectionalLSTM(nn.Module):
         self.residual = RESIDUALS[section.norm_order](section)
 
     def forward(
-        self, x: Float[Tensor, "B S d"], lengths: Int[Tensor, "B"], real: Real
+        self, x: Float[Tensor, "B S d"], lengths: Int[Tensor, "B"], non_pad: NonPad
     ) -> Float[Tensor, "B S d"]:
-        """lengths is on the CPU, where packing wants it. A packed row ends where its words do, both ways."""
+        """lengths is on the CPU, as pack_padded_sequence requires."""
 
-        def read(y: Tensor) -> Tensor:
+        def lstm(y: Tensor) -> Tensor:
             packed = pack_padded_sequence(y, lengths, batch_first=True, enforce_sorted=False)
-            states, _ = run(self.lstm, packed)
+            states, _ = run_lstm(self.lstm, packed)
             return pad_packed_sequence(states, batch_first=True, total_length=y.shape[1])[0]
 
-        y: Float[Tensor, "B S d"] = self.residual(x, read, real)
+        y: Float[Tensor, "B S d"] = self.residual(x, lstm, non_pad)
         return y
 
 
 class LSTMDecoderLayer(nn.Module):
-    """An LSTM over the words before, then encoder-decoder attention."""
+    """An LSTM from left to right, then cross-attention."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -95,52 +98,54 @@ class LSTMDecoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "R T d"],
-        mask: Mask,
+        mask: AttentionMask,
         memory: KeyValue,
-        memory_mask: Mask,
-        real: Real = None,
+        memory_mask: AttentionMask,
+        non_pad: NonPad = None,
         cache: LSTMCache | None = None,
     ) -> Float[Tensor, "R T d"]:
-        """All positions at once, or, with a cache, the newest position of each row."""
-        assert mask.causal, "an LSTM from left to right sees no later word"
+        """All positions at once; with a cache, the newest position of each row."""
+        assert mask.causal, "an LSTM decoder is causal"
         carried = LSTMCache() if cache is None else cache
 
-        def read(y: Tensor) -> Tensor:
-            states, state = run(self.lstm, y, carried.state)
-            carried.state = Cell(*state)
+        def lstm(y: Tensor) -> Tensor:
+            states, state = run_lstm(self.lstm, y, carried.state)
+            carried.state = LSTMState(*state)
             return cast(Tensor, states)
 
-        x = self.residual(x, read, real)
+        x = self.residual(x, lstm, non_pad)
         y: Float[Tensor, "R T d"] = self.cross_attention_residual(
-            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), real
+            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), non_pad
         )
         return y
 
 
 class LSTMEncoder(Encoder):
-    """Embedding, then N layers of LSTMs in both directions."""
+    """Embedding, then N bidirectional LSTM layers."""
 
     layer = BidirectionalLSTM
 
-    def forward(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Memory:
-        real = source != PAD
-        lengths = real.sum(1).cpu()  # once for all layers: a GPU has to wait for it
-        assert places is None
+    def forward(
+        self, source: Int[Tensor, "B S"], position_info: PositionInfo = None
+    ) -> EncoderOutput:
+        assert position_info is None
+        non_pad = source != PAD
+        lengths = non_pad.sum(1).cpu()  # once for all layers: a GPU must wait for it
         x = self.dropout(self.position(self.embedding(source)))
         for layer in self.layers:
-            x = layer(x, lengths, real)
-        return Memory(self.norm(x, real), real)
+            x = layer(x, lengths, non_pad)
+        return EncoderOutput(self.norm(x, non_pad), non_pad)
 
 
 class LSTMDecoder(Decoder):
-    """Embedding, then N layers of an LSTM and encoder-decoder attention."""
+    """Embedding, then N layers of an LSTM and cross-attention."""
 
     layer = LSTMDecoderLayer
     cache = LSTMCache
 
 
 class LSTMEncoderDecoder(EncoderDecoder):
-    """An LSTM in both stacks."""
+    """LSTM layers in encoder and decoder, with cross-attention."""
 
-    encoder_stack = LSTMEncoder
-    decoder_stack = LSTMDecoder
+    encoder_class = LSTMEncoder
+    decoder_class = LSTMDecoder

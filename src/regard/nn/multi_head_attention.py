@@ -1,8 +1,8 @@
-"""Multi-head attention (section 3.2.2 of the paper): several heads look at once, each in its own way.
+"""Multi-head attention (section 3.2.2 of the paper): several heads attend in parallel, each with its own projections.
 
-One form serves all three uses. A sub-layer asks ``keys_values(x)`` of whatever is looked at and hands the result to
-``forward``: for self-attention x is the layer's own input, for the decoder's earlier words it is a cache, for
-encoder-decoder attention it is computed once for each source sentence.
+One class serves all three uses. A layer calls ``keys_values(x)`` on what is attended to and passes the result to
+``forward``: in self-attention x is the layer's own input, with a KV cache only its newest positions, and in
+cross-attention x is the encoder output, projected once per source sentence.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.attention import Attention, AttentionIntermediates, KeyValue, Mask
+from regard.nn.attention import Attention, AttentionIntermediates, AttentionMask, KeyValue
 from regard.nn.positions import POSITIONS, AttentionPosition
 from regard.nn.sparse_attention import PATTERNS
 
@@ -22,98 +22,102 @@ from regard.nn.sparse_attention import PATTERNS
 class MultiHeadAttention(nn.Module):
     """Concat(head_1 … head_h) W^O, with head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    The W_i of all heads stand side by side in one matrix. d_k and d_v are free and may differ.
+    The W_i of all heads are side by side in one matrix. d_k and d_v are free and may differ.
     """
 
-    def __init__(self, section: recipe.Model, place: recipe.AttentionSite) -> None:
+    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
         super().__init__()
-        width, heads, attention = section.d_model, section.heads, section.attention
-        groups = attention.key_value_heads or heads
-        self.heads, self.groups = heads, groups
-        self.query = nn.Linear(width, heads * section.d_k, attention.bias)
-        self.key = nn.Linear(width, groups * section.d_k, attention.bias)
-        self.value = nn.Linear(width, groups * section.d_v, attention.bias)
-        self.output = nn.Linear(heads * section.d_v, width, attention.bias)
-        relation = (
-            AttentionPosition
-            if place == "cross_attention"
-            else POSITIONS[section.position].on(place).attention
+        d_model, heads, attention = section.d_model, section.heads, section.attention
+        kv_heads = attention.key_value_heads or heads
+        self.heads, self.kv_heads = heads, kv_heads
+        self.query = nn.Linear(d_model, heads * section.d_k, attention.bias)
+        self.key = nn.Linear(d_model, kv_heads * section.d_k, attention.bias)
+        self.value = nn.Linear(d_model, kv_heads * section.d_v, attention.bias)
+        self.output = nn.Linear(heads * section.d_v, d_model, attention.bias)
+        position = (
+            AttentionPosition  # no positions: two texts have no common order
+            if site == "cross_attention"
+            else POSITIONS[section.position].for_site(site).attention
         )
-        self.relation = relation(section)
-        self.attention = Attention(section, self.relation)
-        self.pattern = PATTERNS[getattr(attention, place)](section, place)
-        self.watch: Callable[[AttentionIntermediates], None] | None = None
-        """when set, attention goes the shown way and each result is handed to this function"""
+        self.position = position(section)
+        self.attention = Attention(section, self.position)
+        self.pattern = PATTERNS[getattr(attention, site)](section, site)
+        self.observer: Callable[[AttentionIntermediates], None] | None = None
+        """if set, attention runs with all intermediates, and they are passed to this function"""
         self.gate: Float[Tensor, " h"] | None = None
-        """when set, each head's output is multiplied by its number: 0 mutes a head"""
+        """if set, the output of each head is multiplied by its value: 0 removes a head"""
 
     def keys_values(
-        self, x: Float[Tensor, "B K d"], real: Bool[Tensor, "B K"] | None = None, start: int = 0
+        self, x: Float[Tensor, "B K d"], non_pad: Bool[Tensor, "B K"] | None = None, start: int = 0
     ) -> KeyValue:
-        """What x has to offer; start is the position of its first word."""
-        key = self.relation.turn(split(self.key(x), self.groups), start)
-        return self.pattern.condense(KeyValue(key, split(self.value(x), self.groups)), real)
+        """The keys and values of x. start: the position of its first token."""
+        key = self.position.rotate(split_heads(self.key(x), self.kv_heads), start)
+        value = split_heads(self.value(x), self.kv_heads)
+        return self.pattern.project_kv(KeyValue(key, value), non_pad)
 
     def forward(
-        self, x: Float[Tensor, "B Q d"], seen: KeyValue, mask: Mask
+        self, x: Float[Tensor, "B Q d"], kv: KeyValue, mask: AttentionMask
     ) -> Float[Tensor, "B Q d"]:
-        """In self-attention the queries are the last positions of the keys."""
-        query = split(self.query(x), self.heads)
-        query = self.relation.turn(query, seen.key.shape[2] - query.shape[2])
-        return self.look(query, seen, mask)
+        """Attend from x to kv. In self-attention the queries are the last positions of the keys."""
+        query = split_heads(self.query(x), self.heads)
+        query = self.position.rotate(query, kv.key.shape[2] - query.shape[2])
+        return self.attend(query, kv, mask)
 
-    def among(self, x: Float[Tensor, "B T d"], mask: Mask) -> Float[Tensor, "B T d"]:
-        """Self-attention in packed rows: one product for queries, keys and values."""
-        query, key, value = at_once([self.query, self.key, self.value], x)
-        # A relation minds the distance of two words alone, so their places in the row will do.
+    def packed_attention(
+        self, x: Float[Tensor, "B T d"], mask: AttentionMask
+    ) -> Float[Tensor, "B T d"]:
+        """Self-attention in packed rows, with one matrix product for queries, keys and values."""
+        query, key, value = fused_linear([self.query, self.key, self.value], x)
+        # Positions in the row will do: only the distance between two tokens matters here.
         queries, keys = (
-            self.relation.turn(split(made, heads), 0)
-            for made, heads in ((query, self.heads), (key, self.groups))
+            self.position.rotate(split_heads(projected, heads), 0)
+            for projected, heads in ((query, self.heads), (key, self.kv_heads))
         )
-        return self.look(queries, KeyValue(keys, split(value, self.groups)), mask)
+        return self.attend(queries, KeyValue(keys, split_heads(value, self.kv_heads)), mask)
 
-    def look(
-        self, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+    def attend(
+        self, query: Float[Tensor, "B h Q dk"], kv: KeyValue, mask: AttentionMask
     ) -> Float[Tensor, "B Q d"]:
-        if self.watch is not None:
-            shown = self.pattern.show(self.attention, query, seen, mask)
-            self.watch(shown)
-            heads = shown.output
+        """Attention of all heads, and the output projection."""
+        if self.observer is not None:
+            intermediates = self.pattern.attention_with_weights(self.attention, query, kv, mask)
+            self.observer(intermediates)
+            heads = intermediates.output
         else:
-            heads = self.pattern(self.attention, query, seen, mask)
+            heads = self.pattern(self.attention, query, kv, mask)
         if self.gate is not None:
             heads = heads * self.gate[:, None, None]
-        joined: Float[Tensor, "B Q d"] = self.output(join(heads))
-        return joined
+        output: Float[Tensor, "B Q d"] = self.output(join_heads(heads))
+        return output
 
 
 @contextmanager
 def record_attention(
-    parts: Iterable[MultiHeadAttention],
+    modules: Iterable[MultiHeadAttention],
 ) -> Iterator[dict[nn.Module, AttentionIntermediates]]:
-    """Attention goes the shown way for the time of the with-block; what each part showed last, by part."""
-    parts = list(parts)
-    shown: dict[nn.Module, AttentionIntermediates] = {}
+    """Record attention for the duration of the with-block: the latest intermediates of each module, by module."""
+    modules = list(modules)
+    recorded: dict[nn.Module, AttentionIntermediates] = {}
     try:
-        for part in parts:
-            part.watch = lambda seen, part=part: shown.__setitem__(part, seen)
-        yield shown
+        for module in modules:
+            module.observer = lambda latest, module=module: recorded.__setitem__(module, latest)
+        yield recorded
     finally:
-        for part in parts:
-            part.watch = None
+        for module in modules:
+            module.observer = None
 
 
-def at_once(maps: Sequence[nn.Linear], x: Float[Tensor, "B T d"]) -> Sequence[Tensor]:
-    """The same as each linear map of x, in one product: a GPU fills up better, and reads x once."""
-    weight = torch.cat([one.weight for one in maps])
-    biases: list[Tensor] = [one.bias for one in maps if one.bias is not None]
-    together = F.linear(x, weight, torch.cat(biases) if biases else None)
-    return torch.split_with_sizes(together, [one.out_features for one in maps], dim=-1)
+def fused_linear(layers: Sequence[nn.Linear], x: Float[Tensor, "B T d"]) -> Sequence[Tensor]:
+    """The output of each linear layer for x, computed as one matrix product: faster on a GPU, which reads x once."""
+    weight = torch.cat([layer.weight for layer in layers])
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    outputs = F.linear(x, weight, torch.cat(biases) if biases else None)
+    return torch.split_with_sizes(outputs, [layer.out_features for layer in layers], dim=-1)
 
 
-def split(x: Float[Tensor, "B T hd"], heads: int) -> Float[Tensor, "B h T dh"]:
+def split_heads(x: Float[Tensor, "B T hd"], heads: int) -> Float[Tensor, "B h T dh"]:
     return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def join(x: Float[Tensor, "B h T dh"]) -> Float[Tensor, "B T hd"]:
+def join_heads(x: Float[Tensor, "B h T dh"]) -> Float[Tensor, "B T hd"]:
     return x.transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""What learning, search and the page ask of a network, whatever it is made of."""
+"""The interface of sequence-to-sequence networks, which training, decoding and inspection use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,48 +15,54 @@ from regard.nn.positions import PositionInfo
 
 
 class Network(nn.Module, ABC):
-    """Source ids in, memory; target ids and memory in, logits out: all at once to learn, word by word to search.
+    """Source ids are encoded to a memory; target ids and the memory are decoded to logits.
 
-    Memory and state are the network's own business. A state has ``select(rows)``, which keeps these of its rows.
+    Training decodes all positions at once, with teacher forcing. Search decodes token by token with ``start`` and
+    ``step``. Memory and decoder state are opaque to callers, except that a state has ``select(rows)``, which keeps the
+    given rows.
     """
 
     projection: Embedding
-    """from states to logits"""
+    """the output projection, from states to logits"""
 
     @property
     @abstractmethod
-    def longest(self) -> int | None:
-        """The longest text it can read, marks counted; None: there is none."""
+    def max_length(self) -> int | None:
+        """The longest sequence it supports, special tokens included; None if there is no limit."""
 
     def forward(
-        self, source: Int[Tensor, "B S"], target: Int[Tensor, "B T"], places: PositionInfo = None
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        position_info: PositionInfo = None,
     ) -> Float[Tensor, "B T V"]:
-        """Teacher forcing: the logits after each target word."""
-        return self.project(self.decode(target, self.encode(source, places)))
+        """Teacher forcing: the logits of the next token after each target token."""
+        return self.project(self.decode(target, self.encode(source, position_info)))
 
     def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
+        """The logits of decoder states."""
         return F.linear(states, self.projection.weight, self.projection.bias)
 
     @abstractmethod
-    def encode(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Any:
-        """What is remembered of the source; EOS closes each row, padding follows."""
+    def encode(self, source: Int[Tensor, "B S"], position_info: PositionInfo = None) -> Any:
+        """The memory of the source. Each row ends with EOS and is padded."""
 
     @abstractmethod
     def decode(self, target: Int[Tensor, "B T"], memory: Any) -> Float[Tensor, "B T d"]:
-        """The state after each target word; BOS opens each row."""
+        """The decoder state after each target token. Each row begins with BOS."""
 
     @abstractmethod
     def start(self, memory: Any) -> Any:
-        """The state before the first word."""
+        """The decoder state before the first token."""
 
     @abstractmethod
     def step(self, tokens: Int[Tensor, "R"], state: Any) -> tuple[Float[Tensor, "R V"], Any]:
-        """Read one more token in each row; the logits of the next."""
+        """Feed one more token of each row; returns the logits of the next token, and the new state."""
 
-    def reading(self, said: Sequence[int]) -> list[int]:
-        """What it reads, row by row, to say these tokens there: of a word after another, those before."""
-        return [BOS, *said[:-1]]
+    def decoder_input(self, output: Sequence[int]) -> list[int]:
+        """The tokens the decoder reads when it generates these tokens: BOS and all but the last of them."""
+        return [BOS, *output[:-1]]
 
     @abstractmethod
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
-        """Every attention by its place, encoder, decoder and cross: what a trace watches, and what can be muted."""
+        """The attention modules of all layers, by site: encoder, decoder, cross_attention."""

@@ -1,9 +1,10 @@
-"""A Transformer that says all words at once (Gu et al. 2018), or in a few rounds (Ghazvininejad et al. 2019).
+"""A Transformer that predicts all target tokens at once (Gu et al. 2018), or in a few iterations: mask-predict.
 
-    source ids -> encoder -> memory -> how many words?
-    the words known, MASK at the others -> decoder, in which every word sees every other -> logits at each place
+    source ids -> encoder -> memory -> target length
+    known tokens, MASK at the others -> decoder without a causal mask -> logits at each position
 
-The decoder reads at each place what it is to say there: no BOS, nothing shifted.
+The decoder reads at each position the token it predicts there, or MASK: there is no BOS and no shift. Mask-predict
+(Ghazvininejad et al. 2019) is in ``decoding/mask_predict.py``.
 """
 
 import math
@@ -20,11 +21,14 @@ from torch.nn import functional as F
 from regard import recipe
 from regard.data.special_tokens import EOS, MASK, PAD
 from regard.nn.layers import initialize
-from regard.nn.transformer import DecoderState, Memory, Transformer
+from regard.nn.transformer import DecoderState, EncoderOutput, Transformer
 from regard.recipe import Registry
 
-UNLIKELY = 0.01
-"""a length at most so many times as likely as the likeliest is no candidate: words alone would not tell it is wrong"""
+MIN_LENGTH_RATIO = 0.01
+"""A length is a candidate only if its probability is larger than this fraction of the largest: token probabilities
+alone would not show that such a length is wrong."""
+
+# Target length
 
 
 LENGTHS: Registry[Callable[[recipe.Model], "Length"]] = Registry("model.non_autoregressive.length")
@@ -32,139 +36,152 @@ _SECTION = "model.non_autoregressive"
 
 
 class Length(nn.Module, ABC):
-    """How many places the decoder has for the words of a translation."""
+    """Determines the number of decoder positions of a translation."""
 
     predicts_eos: bool
-    """whether EOS is said like a word, and what follows it is cut off"""
+    """whether EOS is predicted like any token, and everything after it is dropped"""
 
     @abstractmethod
-    def places(
-        self, source: Int[Tensor, "B S"], wanted: Int[Tensor, "B T"]
-    ) -> Int[Tensor, "B places"]:
-        """What must be said at each place; wanted is text and EOS, a row without EOS stays empty."""
+    def position_labels(
+        self, source: Int[Tensor, "B S"], labels: Int[Tensor, "B T"]
+    ) -> Int[Tensor, "B positions"]:
+        """The token to predict at each decoder position. labels: text and EOS; a row without EOS stays empty."""
 
     @abstractmethod
-    def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
-        """To be added to the mean loss of the words."""
+    def loss(
+        self, memory: EncoderOutput, position_labels: Int[Tensor, "B positions"]
+    ) -> Float[Tensor, ""]:
+        """The length loss, to be added to the mean loss of the tokens."""
 
     @abstractmethod
-    def choose(
-        self, memory: Memory, limits: Int[Tensor, "B"], count: int
+    def candidates(
+        self, memory: EncoderOutput, limits: Int[Tensor, "B"], count: int
     ) -> Int[Tensor, "B candidates"]:
-        """The count likeliest lengths up to the limit, likeliest first; 0 where there are fewer."""
+        """The ``count`` most probable lengths up to the limit, most probable first; 0 if there are fewer."""
 
 
 @LENGTHS.register(
     "predicted", options=[f"{_SECTION}.max_length_difference", f"{_SECTION}.length_loss_weight"]
 )
 class Predicted(Length):
-    """How many words more or fewer than the source has: a class of its own for each, from the mean encoder state."""
+    """A classifier on the mean encoder state predicts the difference between target and source length."""
 
     predicts_eos = False
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
         self.weight = section.non_autoregressive.length_loss_weight
-        self.farthest = section.non_autoregressive.max_length_difference
-        self.classes = nn.Linear(section.d_model, 2 * self.farthest + 1)
+        self.max_difference = section.non_autoregressive.max_length_difference
+        self.classifier = nn.Linear(section.d_model, 2 * self.max_difference + 1)
 
-    def forward(self, memory: Memory) -> Float[Tensor, "B classes"]:
-        """Logits; the one in the middle is that of as many words as the source has."""
-        real = memory.real[..., None].to(memory.states.dtype)
-        mean = (memory.states * real).sum(1) / real.sum(1)
-        logits: Float[Tensor, "B classes"] = self.classes(mean)
+    def forward(self, memory: EncoderOutput) -> Float[Tensor, "B classes"]:
+        """The logits of all differences, from -max_difference to max_difference."""
+        non_pad = memory.non_pad[..., None].to(memory.states.dtype)
+        mean = (memory.states * non_pad).sum(1) / non_pad.sum(1)
+        logits: Float[Tensor, "B classes"] = self.classifier(mean)
         return logits
 
-    def places(
-        self, source: Int[Tensor, "B S"], wanted: Int[Tensor, "B T"]
-    ) -> Int[Tensor, "B places"]:
-        # The last place of the longest row is its EOS.
-        return wanted.masked_fill(wanted == EOS, PAD)[:, : max(1, wanted.shape[1] - 1)]
+    def position_labels(
+        self, source: Int[Tensor, "B S"], labels: Int[Tensor, "B T"]
+    ) -> Int[Tensor, "B positions"]:
+        # The last position of the longest row is its EOS.
+        return labels.masked_fill(labels == EOS, PAD)[:, : max(1, labels.shape[1] - 1)]
 
-    def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
-        lengths = (words != PAD).sum(1)
-        difference = (lengths - _words(memory.real)).clamp(-self.farthest, self.farthest)
-        each = F.cross_entropy(self(memory), difference + self.farthest, reduction="none")
-        # A row without a word counts for nothing: it stands for a process that has nothing to learn.
-        there = lengths > 0
-        return self.weight * (each * there).sum() / there.sum().clamp(min=1)
+    def loss(
+        self, memory: EncoderOutput, position_labels: Int[Tensor, "B positions"]
+    ) -> Float[Tensor, ""]:
+        lengths = (position_labels != PAD).sum(1)
+        difference = lengths - _source_lengths(memory.non_pad)
+        label = difference.clamp(-self.max_difference, self.max_difference) + self.max_difference
+        each = F.cross_entropy(self(memory), label, reduction="none")
+        # Rows without tokens do not count: they belong to a process that has no rows in this batch.
+        counted = lengths > 0
+        return self.weight * (each * counted).sum() / counted.sum().clamp(min=1)
 
-    def choose(
-        self, memory: Memory, limits: Int[Tensor, "B"], count: int
+    def candidates(
+        self, memory: EncoderOutput, limits: Int[Tensor, "B"], count: int
     ) -> Int[Tensor, "B candidates"]:
         logits = self(memory).float()
-        difference = torch.arange(-self.farthest, self.farthest + 1, device=logits.device)
-        lengths = _words(memory.real)[:, None] + difference
+        difference = torch.arange(
+            -self.max_difference, self.max_difference + 1, device=logits.device
+        )
+        lengths = _source_lengths(memory.non_pad)[:, None] + difference
         possible = (lengths >= 1) & (lengths <= limits[:, None])
         best = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
-        # Where none is possible the limit lies far below the source: as long as it allows.
+        # If no length is possible, the limit is far below the source length: use the limit.
         chosen = lengths.gather(1, best.indices).minimum(limits[:, None])
-        return chosen.masked_fill(best.values < best.values[:, :1] + math.log(UNLIKELY), 0)
+        unlikely = best.values < best.values[:, :1] + math.log(MIN_LENGTH_RATIO)
+        return chosen.masked_fill(unlikely, 0)
 
 
 @LENGTHS.register("eos", options=[f"{_SECTION}.extra_positions"])
 class UntilEOS(Length):
-    """Some more places than the source has words. EOS fills what the words leave, and all after it is cut."""
+    """The source length plus some extra positions; the translation ends at the first predicted EOS."""
 
     predicts_eos = True
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
-        self.spare = section.non_autoregressive.extra_positions
+        self.extra = section.non_autoregressive.extra_positions
 
-    def places(
-        self, source: Int[Tensor, "B S"], wanted: Int[Tensor, "B T"]
-    ) -> Int[Tensor, "B places"]:
-        lengths = (wanted != PAD).sum(1)
-        # A target that finds no room is learned all the same, in as many places as it needs.
-        count = torch.maximum(_words(source != PAD) + self.spare, lengths).masked_fill(
+    def position_labels(
+        self, source: Int[Tensor, "B S"], labels: Int[Tensor, "B T"]
+    ) -> Int[Tensor, "B positions"]:
+        lengths = (labels != PAD).sum(1)
+        # In training, a target that does not fit gets as many positions as it needs.
+        count = torch.maximum(_source_lengths(source != PAD) + self.extra, lengths).masked_fill(
             lengths == 0, 0
         )
-        width = max(source.shape[1] - 1 + self.spare, wanted.shape[1])
-        words = F.pad(wanted, (0, width - wanted.shape[1]), value=PAD)
-        left = torch.arange(width, device=words.device) < count[:, None]
-        return words.masked_fill((words == PAD) & left, EOS)
+        width = max(source.shape[1] - 1 + self.extra, labels.shape[1])
+        tokens = F.pad(labels, (0, width - labels.shape[1]), value=PAD)
+        inside = torch.arange(width, device=tokens.device) < count[:, None]
+        return tokens.masked_fill((tokens == PAD) & inside, EOS)
 
-    def loss(self, memory: Memory, words: Int[Tensor, "B places"]) -> Float[Tensor, ""]:
+    def loss(
+        self, memory: EncoderOutput, position_labels: Int[Tensor, "B positions"]
+    ) -> Float[Tensor, ""]:
         return memory.states.new_zeros(())
 
-    def choose(
-        self, memory: Memory, limits: Int[Tensor, "B"], count: int
+    def candidates(
+        self, memory: EncoderOutput, limits: Int[Tensor, "B"], count: int
     ) -> Int[Tensor, "B candidates"]:
-        return torch.minimum(_words(memory.real) + self.spare, limits)[:, None]
+        return torch.minimum(_source_lengths(memory.non_pad) + self.extra, limits)[:, None]
 
 
-def _words(real: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
-    """How many words the source has; its EOS is none."""
-    return real.sum(1) - 1
+def _source_lengths(non_pad: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
+    """The number of source tokens, without EOS."""
+    return non_pad.sum(1) - 1
+
+
+# The network
 
 
 @dataclass(frozen=True)
 class NonAutoregressiveState:
-    """What every round needs to know of the sources, computed once."""
+    """What every iteration needs of the sources, computed once."""
 
-    memory: Memory
+    memory: EncoderOutput
     decoder: DecoderState
 
 
 class NonAutoregressiveTransformer(Transformer):
-    """Attention in both stacks, and all words of the target said at once."""
+    """A Transformer whose decoder has no causal mask and predicts all target tokens at once."""
 
-    def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
-        super().__init__(section, source_size, target_size)
+    def __init__(self, section: recipe.Model, source_vocab: int, target_vocab: int) -> None:
+        super().__init__(section, source_vocab, target_vocab)
         self.length = LENGTHS[section.non_autoregressive.length](section)
         initialize(self.length)
 
-    def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:
-        """The state at each place; MASK stands where the word is not known."""
-        return self.decoder.read(target, self.decoder.start(memory), causal=False)
+    def decode(self, target: Int[Tensor, "B T"], memory: EncoderOutput) -> Float[Tensor, "B T d"]:
+        """The state at each position; unknown tokens of the target are MASK."""
+        return self.decoder.decode(target, self.decoder.start(memory), causal=False)
 
-    def start(self, memory: Memory) -> NonAutoregressiveState:  # type: ignore[override]
+    def start(self, memory: EncoderOutput) -> NonAutoregressiveState:  # type: ignore[override]
         return NonAutoregressiveState(memory, self.decoder.start(memory))
 
-    def reading(self, said: Sequence[int]) -> list[int]:
-        """Nothing but the places, as in the first round."""
-        return [MASK] * max(1, len(said))
+    def decoder_input(self, output: Sequence[int]) -> list[int]:
+        """MASK at every position, as in the first iteration."""
+        return [MASK] * max(1, len(output))
 
     def choose_lengths(
         self,
@@ -177,13 +194,13 @@ class NonAutoregressiveTransformer(Transformer):
         device = state.memory.states.device
         if length is not None:
             return torch.full((len(limits), 1), length, device=device)
-        return self.length.choose(state.memory, torch.tensor(limits, device=device), count)
+        return self.length.candidates(state.memory, torch.tensor(limits, device=device), count)
 
-    def fill(
-        self, read: Int[Tensor, "R T"], hidden: Bool[Tensor, "R T"], state: NonAutoregressiveState
-    ) -> Float[Tensor, "places V"]:
-        """The logits at the hidden places, row after row; the words at the others are known already."""
-        return self.project(self.decoder.read(read, state.decoder, causal=False)[hidden])
+    def predict_masked(
+        self, target: Int[Tensor, "R T"], masked: Bool[Tensor, "R T"], state: NonAutoregressiveState
+    ) -> Float[Tensor, "masked V"]:
+        """The logits at the masked positions, row by row."""
+        return self.project(self.decoder.decode(target, state.decoder, causal=False)[masked])
 
     def step(self, tokens: Int[Tensor, "R"], state: NonAutoregressiveState) -> NoReturn:  # type: ignore[override]
-        raise NotImplementedError("this network says all words at once: fill")
+        raise NotImplementedError("a non-autoregressive network has no steps: use predict_masked")

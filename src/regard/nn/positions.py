@@ -1,7 +1,7 @@
-"""Positions: attention alone does not know the order of the words (section 3.5 of the paper).
+"""Positional encodings (section 3.5 of the paper): attention by itself does not know the order of the tokens.
 
-A position may act in two places: on the embeddings, before the first layer, and inside every self-attention. The
-dictionary at the end says for each name what stands where.
+A positional encoding acts on the embeddings, before the first layer (``NoPosition`` and its subclasses), or inside
+every self-attention (``AttentionPosition`` and its subclasses). ``POSITIONS``, at the end, states which name does what.
 """
 
 from collections.abc import Callable
@@ -16,53 +16,56 @@ from regard.errors import RegardError
 from regard.recipe import FORMATS, Registry
 
 Start = int | Int[Tensor, "B 1"] | Int[Tensor, "B T"]
-"""the position of the first word: one for all rows, or one for each; or what each word adds to its place in the row"""
+"""the position of the first token, for all rows or for each; or an offset for each token, added to its index"""
 
 
 class Tree(NamedTuple):
-    """Where the words of a batch stand in their dependency trees."""
+    """The dependency trees of a batch of sources."""
 
     depth: Int[Tensor, "B S"]
-    """branches between the word and the root; EOS is the root, at depth 0"""
+    """number of edges between the token and the root; EOS is the root, at depth 0"""
     distance: Int[Tensor, "B S S"]
-    """branches between query and key; positive where the key hangs below the query, negative where it stands above,
-    else by the order of the text"""
+    """number of edges between query and key: positive if the key is a descendant of the query, negative if it is an
+    ancestor, otherwise signed by the order of the text"""
 
 
 class Span(NamedTuple):
-    """For each place of a row where a text begins, and one past where it ends."""
+    """For each position of a row, the first index of a text and one past its last index."""
 
     start: Int[Tensor, "B T"]
     end: Int[Tensor, "B T"]
 
 
 class Packing(NamedTuple):
-    """Where the texts of packed rows stand: end to end, without padding between them.
+    """The texts of packed rows, which hold many texts end to end without padding between them.
 
-    At a place after the last text, a span begins and ends right there: it is empty.
+    At positions after the last text the spans are empty.
     """
 
     source: Span
-    """for each source token its own text"""
+    """for each source token, its own text"""
     target: Span
-    """for each target token its own text"""
-    read: Span
-    """for each target token the source of its text"""
-    written: Span
-    """for each source token the target of its text"""
+    """for each target token, its own text"""
+    source_of_target: Span
+    """for each target token, the source of its sentence pair"""
+    target_of_source: Span
+    """for each source token, the target of its sentence pair"""
 
 
 PositionInfo = Tree | Packing | None
-"""where the words of a batch stand, if not simply one text to a row"""
+"""dependency trees, or how rows are packed; None for one plain text per row"""
 
 
-# On the embeddings
+# Added to the embeddings
 
 
 class NoPosition(nn.Module):
-    """Nothing is added: to such a model a sentence is a bag of words, unless attention tells it the order."""
+    """Adds nothing: the model sees a bag of words, unless attention encodes positions."""
 
-    longest: int | None = None
+    max_length: int | None = None
+    """the longest sequence it supports; None if there is no limit"""
+    bounded = True
+    """whether what it adds has a bound that does not depend on the length; int8 calibration needs one"""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
@@ -74,18 +77,20 @@ class NoPosition(nn.Module):
 
 
 class Index(NoPosition):
-    """Adds the number of the position to every feature; at long lengths it swamps the word."""
+    """Adds the index of the position to every feature; in long texts it dominates the embedding."""
+
+    bounded = False
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
     ) -> Float[Tensor, "B T d"]:
-        return x + places(x, start)[..., None].to(x.dtype)
+        return x + position_ids(x, start)[..., None].to(x.dtype)
 
 
 def sinusoids(length: int, width: int) -> Float[Tensor, "T d"]:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(the same).
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
 
-    Computed in float64, so that far positions are as true as near ones.
+    Computed in float64, so that distant positions are as accurate as near ones.
     """
     angle = angles(length, width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
@@ -98,7 +103,7 @@ def angles(length: int, width: int) -> Float[Tensor, "T half"]:
     return position * frequency
 
 
-def turns(length: int, width: int) -> Float[Tensor, "T half 2"]:
+def rotation_table(length: int, width: int) -> Float[Tensor, "T half 2"]:
     """Cosine and sine of each angle, in float64."""
     angle = angles(length, width)
     return torch.stack([angle.cos(), angle.sin()], dim=-1)
@@ -107,7 +112,7 @@ def turns(length: int, width: int) -> Float[Tensor, "T half 2"]:
 class SinusoidalTable:
     """A table over positions that grows when a longer text comes.
 
-    No buffer: it is neither saved nor shared, but computed where and when it is needed.
+    It is not a buffer: it is never saved, and is computed on the device that needs it.
     """
 
     def __init__(self, make: Callable[[int], Tensor]) -> None:
@@ -115,80 +120,82 @@ class SinusoidalTable:
         self.table = make(512)
 
     def __call__(self, end: int, device: torch.device) -> Tensor:
-        """The rows of all positions before end, and perhaps more."""
-        table = self.table  # another thread may exchange it meanwhile
+        """The rows of at least all positions before ``end``."""
+        table = self.table  # another thread may replace it at any time
         if end > len(table) or table.device != device:
-            with torch.inference_mode(False):  # who learns is to use it, too
+            with torch.inference_mode(False):  # so that training can use it, too
                 table = self.table = self.make(max(len(table), 2 * end)).to(device)
         return table
 
 
 class Sinusoidal(NoPosition):
-    """Adds fixed waves: fast ones in the first features, slow ones in the last. It has no longest length."""
+    """Adds sines and cosines of the position, from high frequencies to low ones; texts can have any length."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.waves = SinusoidalTable(lambda length: sinusoids(length, section.d_model))
+        self.sinusoids = SinusoidalTable(lambda length: sinusoids(length, section.d_model))
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
     ) -> Float[Tensor, "B T d"]:
-        place = places(x, start)
-        return x + self.waves(end(x, start), x.device)[place].to(x.dtype)
+        position = position_ids(x, start)
+        return x + self.sinusoids(end_position(x, start), x.device)[position].to(x.dtype)
 
 
 class SinusoidalInTree(Sinusoidal):
-    """Adds tanh(U PE(place) + V PE(depth)): waves over the text and waves over the tree (Wang et al. 2019)."""
+    """Adds tanh(U PE(position) + V PE(depth)): position in the text and depth in the tree (Wang et al. 2019)."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.place = nn.Linear(section.d_model, section.d_model, bias=False)
-        self.depth = nn.Linear(section.d_model, section.d_model, bias=False)
+        self.text_projection = nn.Linear(section.d_model, section.d_model, bias=False)
+        self.depth_projection = nn.Linear(section.d_model, section.d_model, bias=False)
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
     ) -> Float[Tensor, "B T d"]:
         if tree is None:
-            raise RegardError(
-                "a model with position: tree needs the parse of every text it reads; give parses"
-            )
-        deepest = 1 + int(tree.depth.max())
-        waves = self.waves(max(end(x, start), deepest), x.device).to(x.dtype)
-        place, depth = waves[places(x, start)], waves[tree.depth]
-        both: Float[Tensor, "B T d"] = self.place(place) + self.depth(depth)
-        return x + both.tanh()
+            raise RegardError("position: tree needs the parse of every text; give parses")
+        rows = max(end_position(x, start), 1 + int(tree.depth.max()))
+        table = self.sinusoids(rows, x.device).to(x.dtype)
+        position, depth = table[position_ids(x, start)], table[tree.depth]
+        total: Float[Tensor, "B T d"] = self.text_projection(position) + self.depth_projection(
+            depth
+        )
+        return x + total.tanh()
 
 
 class Learned(NoPosition):
-    """Adds a learned vector for each position up to a longest length; beyond it there is nothing to add."""
+    """Adds a learned vector for each position, up to ``max_length``; longer texts are an error."""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.longest = section.max_length
-        self.vectors = nn.Parameter(torch.empty(section.max_length, section.d_model))
-        nn.init.normal_(self.vectors, std=section.d_model**-0.5)
+        self.max_length = section.max_length
+        self.embedding = nn.Parameter(torch.empty(section.max_length, section.d_model))
+        nn.init.normal_(self.embedding, std=section.d_model**-0.5)
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
     ) -> Float[Tensor, "B T d"]:
-        if end(x, start) > len(self.vectors):
+        length = end_position(x, start)
+        if length > len(self.embedding):
             raise RegardError(
-                f"a text of {end(x, start)} tokens is longer than the {len(self.vectors)} learned "
-                "positions (model.max_length); cut it, or train with position: sinusoidal"
+                f"a text of {length} tokens is longer than the {len(self.embedding)} learned positions "
+                "(model.max_length); shorten it, or train with position: sinusoidal"
             )
-        return x + self.vectors[places(x, start)]
+        return x + self.embedding[position_ids(x, start)]
 
 
-def places(x: Float[Tensor, "B T *d"], start: Start) -> Int[Tensor, "#B T"]:
-    # Padding in front of a text, where nobody looks, would stand before the first position.
+def position_ids(x: Float[Tensor, "B T *d"], start: Start) -> Int[Tensor, "#B T"]:
+    """The position of each token, counted from 0."""
+    # Padding before a text would have negative positions.
     return (torch.arange(x.shape[1], device=x.device) + start).view(-1, x.shape[1]).clamp(min=0)
 
 
-def end(x: Float[Tensor, "B T *d"], start: Start) -> int:
-    """One past the last position, or a bound on it."""
+def end_position(x: Float[Tensor, "B T *d"], start: Start) -> int:
+    """One past the last position, or an upper bound of it."""
     if isinstance(start, int):
         return x.shape[1] + start
-    packed = start.shape[1] > 1  # no text is longer than its row
+    packed = start.shape[1] > 1  # positions in packed rows are smaller than the row is long
     return x.shape[1] + (0 if packed else int(start.max()))
 
 
@@ -196,96 +203,102 @@ def end(x: Float[Tensor, "B T *d"], start: Start) -> int:
 
 
 class AttentionPosition(nn.Module):
-    """What a position has to say when a query meets a key; here nothing."""
+    """What a positional encoding changes in attention; this base class changes nothing."""
 
     in_scores = False
-    """whether ``score`` and ``value`` are to be asked"""
+    """whether attention must call ``score`` and ``value``"""
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__()
 
-    def turn(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
-        """Queries and keys, before they are compared; start is the position of the first."""
+    def rotate(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
+        """Applied to queries and keys before they are compared. start: the position of the first one."""
         return x
 
     def score(
         self, query: Float[Tensor, "B h Q dk"], distance: Int[Tensor, "#B Q K"] | None
     ) -> Float[Tensor, "B h Q K"]:
-        """Added to q.k, before the scale."""
+        """A term to add to Q K^T, before the scale."""
         raise NotImplementedError
 
     def value(
         self, weights: Float[Tensor, "B h Q K"], distance: Int[Tensor, "#B Q K"] | None
     ) -> Float[Tensor, "B h Q dv"]:
-        """Added to the weighted sum of the values."""
+        """A term to add to the weighted sum of the values."""
         raise NotImplementedError
 
 
 class Rotary(AttentionPosition):
-    """Turns each pair of features of queries and keys by an angle that grows with the position (Su et al. 2021).
+    """Rotates each pair of features of queries and keys by an angle proportional to the position (Su et al. 2021).
 
-    A product of two such vectors depends on their distance alone.
+    The dot product of a query and a key then depends only on their distance.
     """
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.waves = SinusoidalTable(lambda length: turns(length, section.d_k))
+        self.rotations = SinusoidalTable(lambda length: rotation_table(length, section.d_k))
 
-    def turn(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
-        return self.turn_at(x, slice(start, start + x.shape[2]))
+    def rotate(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
+        return self.rotate_at(x, slice(start, start + x.shape[2]))
 
-    def turn_at(self, x: Float[Tensor, "*B T dk"], places: slice) -> Float[Tensor, "*B T dk"]:
-        """The same at these places; one place serves all vectors."""
-        cos, sin = self.waves(places.stop, x.device)[places].to(x.dtype).unbind(-1)
+    def rotate_at(self, x: Float[Tensor, "*B T dk"], positions: slice) -> Float[Tensor, "*B T dk"]:
+        """Rotate vectors at these positions; a slice of one position is used for all vectors."""
+        cos, sin = self.rotations(positions.stop, x.device)[positions].to(x.dtype).unbind(-1)
         even, odd = x[..., 0::2], x[..., 1::2]
-        turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-        return turned.flatten(-2)
+        rotated = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+        return rotated.flatten(-2)
 
 
 class Relative(AttentionPosition):
-    """Learned vectors for the distance, clipped, added to keys and to values (Shaw et al. 2018).
+    """Adds a learned vector for each clipped distance to keys and values (Shaw et al. 2018).
 
-    e_ij = q_i.(k_j + a_ij), and the output is the sum of w_ij (v_j + b_ij); one set of vectors for all heads.
+    e_ij = q_i.(k_j + a_ij), and the output is the sum of w_ij (v_j + b_ij). All heads share the vectors.
     """
 
     in_scores = True
 
     def __init__(self, section: recipe.Model) -> None:
         super().__init__(section)
-        self.farthest = section.max_distance
-        self.keys = nn.Parameter(torch.empty(2 * self.farthest + 1, section.d_k))
-        self.values = nn.Parameter(torch.empty(2 * self.farthest + 1, section.d_v))
+        self.max_distance = section.max_distance
+        self.keys = nn.Parameter(torch.empty(2 * self.max_distance + 1, section.d_k))
+        self.values = nn.Parameter(torch.empty(2 * self.max_distance + 1, section.d_v))
         nn.init.normal_(self.keys, std=section.d_k**-0.5)
         nn.init.normal_(self.values, std=section.d_v**-0.5)
 
-    def which(self, distance: Int[Tensor, "#B Q K"]) -> Int[Tensor, "#B 1 Q K"]:
-        """The vector of each distance."""
-        return (distance.clamp(-self.farthest, self.farthest) + self.farthest)[:, None]
+    def index(self, distance: Int[Tensor, "#B Q K"]) -> Int[Tensor, "#B 1 Q K"]:
+        """The index of the vector of each distance."""
+        clipped = distance.clamp(-self.max_distance, self.max_distance)
+        return (clipped + self.max_distance)[:, None]
 
     def score(
         self, query: Float[Tensor, "B h Q dk"], distance: Int[Tensor, "#B Q K"] | None
     ) -> Float[Tensor, "B h Q K"]:
         assert distance is not None
-        # There are far fewer different distances than keys: multiply once for each, then spread out.
+        # There are far fewer distances than keys: multiply once per distance, then gather.
         products = query @ self.keys.T
-        which = self.which(distance).expand(*products.shape[:3], -1)
-        return products.gather(-1, which)
+        index = self.index(distance).expand(*products.shape[:3], -1)
+        return products.gather(-1, index)
 
     def value(
         self, weights: Float[Tensor, "B h Q K"], distance: Int[Tensor, "#B Q K"] | None
     ) -> Float[Tensor, "B h Q dv"]:
         assert distance is not None
-        # The weights of all keys at one distance are summed before they meet its vector.
+        # Sum the weights of all keys at the same distance, then multiply once per distance.
         sums = weights.new_zeros(*weights.shape[:3], len(self.values))
-        sums = sums.scatter_add(-1, self.which(distance).expand(*weights.shape), weights)
+        sums = sums.scatter_add(-1, self.index(distance).expand(*weights.shape), weights)
         return sums @ self.values.to(sums.dtype)
 
 
-def reach(network: nn.Module, end: int, device: torch.device) -> list[Tensor]:
-    """Let all tables over positions go so far. The tables: who holds them may go on reading them, though a longer
-    text make others."""
-    parts = [part for part in network.modules() if isinstance(part, (Sinusoidal, Rotary))]
-    return [part.waves(end, device) for part in parts]
+def grow_tables(network: nn.Module, end: int, device: torch.device) -> list[Tensor]:
+    """Make all position tables of a network cover the positions before ``end``, and return the tables.
+
+    A caller that keeps them, such as a CUDA graph, can use them even after a longer text has replaced them.
+    """
+    return [
+        part.sinusoids(end, device) if isinstance(part, Sinusoidal) else part.rotations(end, device)
+        for part in network.modules()
+        if isinstance(part, (Sinusoidal, Rotary))
+    ]
 
 
 def first_line(component: type) -> str:
@@ -294,24 +307,25 @@ def first_line(component: type) -> str:
 
 
 class PositionSpec(NamedTuple):
-    """Where a position acts, and how."""
+    """A positional encoding: what is added to the embeddings, and what changes in attention."""
 
     embedding: type[NoPosition] = NoPosition
     attention: type[AttentionPosition] = AttentionPosition
     target: str | None = None
-    """what the target has instead, if something else"""
+    """the name of the positional encoding of the target, if it differs"""
 
-    def on(self, place: recipe.AttentionSite) -> "PositionSpec":
-        return self if place == "encoder" or self.target is None else POSITIONS[self.target]
+    def for_site(self, site: recipe.AttentionSite) -> "PositionSpec":
+        """The positional encoding of the encoder or the decoder."""
+        return self if site == "encoder" or self.target is None else POSITIONS[self.target]
 
 
 POSITIONS: Registry[PositionSpec] = Registry("model.position")
 _ADDED = ("ctranslate2", "onnx")
-"""formats that hold the positions as a table to add"""
+"""formats that store positions as a table to add to the embeddings"""
 
-POSITIONS.register("none", summary="no positions at all", packed=True, fused=True, formats=_ADDED)(
-    PositionSpec()
-)
+POSITIONS.register(
+    "none", summary="no positional encoding", packed=True, fused=True, formats=_ADDED
+)(PositionSpec())
 POSITIONS.register("index", summary=first_line(Index), packed=True, fused=True, formats=_ADDED)(
     PositionSpec(embedding=Index)
 )

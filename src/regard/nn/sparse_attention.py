@@ -1,9 +1,9 @@
-"""Patterns: who is compared with whom. Full attention compares all with all; the others cost only T times a constant.
+"""Attention patterns: which keys each query attends to. The cost of all patterns but full attention is linear in T.
 
-A pattern stands between a sub-layer and ``Attention``. Its fast way, ``forward``, cuts queries and keys into parts and
-calls the same attention on each, so every score, weighting and position works with every pattern. Its shown way,
-``show``, compares all with all and masks what the pattern leaves out: quadratic, but it can be looked at, and a test
-holds the two equal.
+A pattern sits between a layer and ``Attention``. Its ``forward``, the fast path, cuts queries and keys into blocks and
+calls the same attention on each, so every score, weighting and position works with every pattern. Its
+``attention_with_weights`` computes full attention with a mask: quadratic, but it returns the weights. A test holds the
+two equal.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,18 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.errors import RegardError
-from regard.nn.attention import Attention, AttentionIntermediates, KeyValue, Mask, Spans
+from regard.nn.attention import (
+    Attention,
+    AttentionIntermediates,
+    AttentionMask,
+    KeyValue,
+    Spans,
+    unmask_empty_rows,
+)
+from regard.nn.hashing import mix_bits
 from regard.recipe import FORMATS, Registry
 
-PATTERNS: Registry[Callable[[recipe.Model, recipe.AttentionSite], "Full"]] = Registry(
+PATTERNS: Registry[Callable[[recipe.Model, recipe.AttentionSite], "FullAttention"]] = Registry(
     "model.attention.encoder"
 )
 
@@ -28,127 +36,151 @@ PATTERNS: Registry[Callable[[recipe.Model, recipe.AttentionSite], "Full"]] = Reg
 @PATTERNS.register(
     "full", sites=get_args(recipe.AttentionSite), packed=True, fused=True, formats=FORMATS
 )
-class Full(nn.Module):
-    """All with all."""
+class FullAttention(nn.Module):
+    """Every query attends to every key."""
 
     keeps_tokens = True
-    """whether each key is still that of one word"""
+    """whether each key still belongs to one token"""
 
-    longest: int | None = None
-    """the longest text it can read, if there is one"""
+    max_length: int | None = None
+    """the longest sequence it supports; None if there is no limit"""
 
-    def __init__(self, section: recipe.Model, place: recipe.AttentionSite) -> None:
+    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
         super().__init__()
 
-    def condense(self, seen: KeyValue, real: Bool[Tensor, "B K"] | None) -> KeyValue:
-        """What is kept of keys and values, once for all queries."""
-        return seen
+    def project_kv(self, kv: KeyValue, non_pad: Bool[Tensor, "B K"] | None) -> KeyValue:
+        """Applied once to keys and values, before any query attends to them."""
+        return kv
 
     def allowed(
-        self, mask: Mask, queries: int, keys: int, device: torch.device
+        self, mask: AttentionMask, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
-        """The whole pattern as a matrix, to be looked at."""
+        """The mask and the pattern as one matrix; None if every query may attend to every key."""
         return mask.matrix(queries, keys, device)
 
     def forward(
-        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+        self,
+        attention: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        kv: KeyValue,
+        mask: AttentionMask,
     ) -> Float[Tensor, "B h Q dv"]:
+        """The fast path."""
         if mask.spans is not None and query.is_cuda:
-            return attend.within(query, *seen, mask.spans)
-        sizes = query.shape[2], seen.key.shape[2]
-        # A purely causal square goes by flag: the kernel then skips what lies above the diagonal.
-        if attend.fused and mask.causal and mask.real is None and sizes[0] == sizes[1]:
-            return cast(Tensor, attend(query, *seen, None, causal=True))
+            return attention.span_attention(query, *kv, mask.spans)
+        sizes = query.shape[2], kv.key.shape[2]
+        # For a causal square without padding, a flag lets the kernel skip everything above the diagonal.
+        if attention.fused and mask.causal and mask.non_pad is None and sizes[0] == sizes[1]:
+            return cast(Tensor, attention(query, *kv, None, causal=True))
         allowed = mask.matrix(*sizes, query.device)
-        return cast(Tensor, attend(query, *seen, allowed, distances(attend, query, seen, mask)))
+        return cast(Tensor, attention(query, *kv, allowed, distances(attention, query, kv, mask)))
 
-    def show(
-        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+    def attention_with_weights(
+        self,
+        attention: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        kv: KeyValue,
+        mask: AttentionMask,
     ) -> AttentionIntermediates:
-        sizes = query.shape[2], seen.key.shape[2]
-        allowed = self.allowed(mask, *sizes, query.device)
-        return attend.show(query, *seen, allowed, distances(attend, query, seen, mask))
+        """The same attention with all intermediates, by a mask over all pairs of query and key."""
+        allowed = self.allowed(mask, query.shape[2], kv.key.shape[2], query.device)
+        distance = distances(attention, query, kv, mask)
+        return attention.attention_with_weights(query, *kv, allowed, distance)
 
 
 def distances(
-    attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+    attention: Attention, query: Float[Tensor, "B h Q dk"], kv: KeyValue, mask: AttentionMask
 ) -> Int[Tensor, "#B Q K"] | None:
-    """Only where a position asks for them: between two texts there are none."""
-    if not attend.relation.in_scores:
+    """The distance from each query to each key, if the positional encoding needs it."""
+    if not attention.position.in_scores:
         return None
-    return mask.distance(query.shape[2], seen.key.shape[2], query.device)
+    return mask.distance(query.shape[2], kv.key.shape[2], query.device)
+
+
+# Window
 
 
 @PATTERNS.register("window", sites=("encoder", "decoder"), options=["model.attention.window_size"])
-class Window(Full):
-    """Position i sees i - reach … i + reach.
+class Window(FullAttention):
+    """Position i attends to i - window_size … i + window_size.
 
-    That is a span of keys, for which there is a kernel on a GPU. Elsewhere queries go in blocks, each with the keys
-    around it.
+    These keys are a span, for which there is a kernel on a GPU. On a CPU, queries are cut into blocks, and each block
+    attends to the keys around it.
     """
 
     edges: Int[Tensor, "2 4"]
-    """of the spans of a place, what it sees and what sees it, and once more where nobody sees ahead"""
+    """offsets from a position to its ``Spans``; the second row is for causal attention"""
 
-    def __init__(self, section: recipe.Model, place: recipe.AttentionSite) -> None:
-        super().__init__(section, place)
-        self.reach = reach = section.attention.window_size
-        edges = [[-reach, reach + 1, -reach, reach + 1], [-reach, 1, 0, reach + 1]]
+    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
+        super().__init__(section, site)
+        self.size = size = section.attention.window_size
+        edges = [[-size, size + 1, -size, size + 1], [-size, 1, 0, size + 1]]
         self.register_buffer("edges", torch.tensor(edges, dtype=torch.int32), persistent=False)
 
     def allowed(
-        self, mask: Mask, queries: int, keys: int, device: torch.device
+        self, mask: AttentionMask, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
-        near = (mask.distance(queries, keys, device).abs() <= self.reach)[:, None]
-        inside = mask.matrix(queries, keys, device)
-        return unmask_empty_rows(near if inside is None else near & inside)
+        near = (mask.distance(queries, keys, device).abs() <= self.size)[:, None]
+        allowed = mask.matrix(queries, keys, device)
+        return unmask_empty_rows(near if allowed is None else near & allowed)
 
     def forward(
-        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+        self,
+        attention: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        kv: KeyValue,
+        mask: AttentionMask,
     ) -> Float[Tensor, "B h Q dv"]:
-        if query.shape[2] == 1:  # the newest word, in search: it needs the last few keys only
-            last = KeyValue(*(part[:, :, -self.reach - 1 :] for part in seen))
-            real = None if mask.real is None else mask.real[:, -self.reach - 1 :]
-            return super().forward(attend, query, last, replace(mask, real=real))
-        assert seen.key.shape[2] == query.shape[2], "a window is for self-attention"
-        if query.is_cuda and attend.fused:
+        if query.shape[2] == 1:  # a decoding step: the newest token needs only the last keys
+            last = KeyValue(*(part[:, :, -self.size - 1 :] for part in kv))
+            non_pad = None if mask.non_pad is None else mask.non_pad[:, -self.size - 1 :]
+            return super().forward(attention, query, last, replace(mask, non_pad=non_pad))
+        assert kv.key.shape[2] == query.shape[2], "window attention is self-attention"
+        if query.is_cuda and attention.fused:
             spans = self.spans(mask, len(query), query.shape[2], query.device)
-            return attend.within(query, *seen, spans)
-        return self.in_blocks(attend, query, seen, mask)
+            return attention.span_attention(query, *kv, spans)
+        return self.blockwise_attention(attention, query, kv, mask)
 
-    def in_blocks(
-        self, attend: Attention, query: Float[Tensor, "B h T dk"], seen: KeyValue, mask: Mask
+    def blockwise_attention(
+        self,
+        attention: Attention,
+        query: Float[Tensor, "B h T dk"],
+        kv: KeyValue,
+        mask: AttentionMask,
     ) -> Float[Tensor, "B h T dv"]:
-        """Queries in blocks, each with the keys around it."""
-        length, reach = query.shape[2], self.reach
-        ahead = 0 if mask.causal else reach
-        # Very small blocks would be many: a GPU takes 65,535 at once.
-        cut = Blocks(length, size=max(reach, 32), before=reach, after=ahead)
-        at, around = cut.places(query.device)
-        distance = around[0] - at[0, :, None]
-        near = (distance >= -reach) & (distance <= ahead)
-        real = cut.keys(words(mask, len(query), length, query.device)[:, None, :, None])[..., 0]
-        allowed = unmask_empty_rows(near & real[:, :, None])
-        far = apart(len(query), at[None], around[None]) if attend.relation.in_scores else None
-        heads = attend(cut.queries(query), *(cut.keys(part) for part in seen), allowed, far)
-        return cut.together(heads)
+        """Each block of queries attends to the keys around it."""
+        length, size = query.shape[2], self.size
+        ahead = 0 if mask.causal else size
+        # At least 32 queries per block: very small blocks would be too many, since a GPU takes at most 65,535.
+        blocks = Blocks(length, size=max(size, 32), before=size, after=ahead)
+        queries, keys = blocks.positions(query.device)
+        distance = keys[0] - queries[0, :, None]
+        near = (distance >= -size) & (distance <= ahead)
+        non_pad = non_pad_or_ones(mask, len(query), length, query.device)
+        non_pad = blocks.keys(non_pad[:, None, :, None])[..., 0]
+        allowed = unmask_empty_rows(near & non_pad[:, :, None])
+        far = None
+        if attention.position.in_scores:
+            far = block_distances(len(query), queries[None], keys[None])
+        kv_blocks = (blocks.keys(part) for part in kv)
+        return blocks.merge(attention(blocks.queries(query), *kv_blocks, allowed, far))
 
-    def spans(self, mask: Mask, batch: int, length: int, device: torch.device) -> Spans:
-        """What each place sees, and by what it is seen: the words of its row that are near."""
-        place = torch.arange(length, dtype=torch.int32, device=device)
-        near = place + self.edges[int(mask.causal), :, None, None]
-        if mask.real is None:
+    def spans(self, mask: AttentionMask, batch: int, length: int, device: torch.device) -> Spans:
+        """The window of each position, cut to the tokens of its text."""
+        position = torch.arange(length, dtype=torch.int32, device=device)
+        near = position + self.edges[int(mask.causal), :, None, None]
+        if mask.non_pad is None:
             return Spans(*near.clamp(0, length).expand(-1, batch, -1).contiguous())
-        real = mask.real.int()
-        start = real.argmax(1, keepdim=True).int()  # padding stands before the words, or after
-        end = start + real.sum(1, keepdim=True, dtype=torch.int32)
+        non_pad = mask.non_pad.int()
+        start = non_pad.argmax(1, keepdim=True).int()  # padding is before the tokens, or after them
+        end = start + non_pad.sum(1, keepdim=True, dtype=torch.int32)
         return Spans(*near.clamp(start, end))
 
 
 class Blocks:
-    """A sequence cut into blocks of queries, each with the keys from ``before`` it to ``after`` it.
+    """A sequence cut into blocks of ``size`` queries, each with the keys from ``before`` it to ``after`` it.
 
-    The blocks stand side by side in the batch: to attention they are sentences of their own.
+    The blocks become rows of the batch, so attention treats them as separate sentences.
     """
 
     def __init__(self, length: int, size: int, before: int, after: int) -> None:
@@ -162,21 +194,44 @@ class Blocks:
         return blocks.transpose(1, 2).flatten(0, 1)
 
     def keys(self, x: Tensor) -> Tensor:
-        """[B, h, T, d] to [B n, h, before + size + after, d]; beyond the ends stand zeros."""
+        """[B, h, T, d] to [B n, h, before + size + after, d], with zeros beyond both ends."""
         padded = F.pad(x, (0, 0, self.before, self.missing + self.after))
         wide = self.before + self.size + self.after
         return padded.unfold(2, wide, self.size).permute(0, 2, 1, 4, 3).flatten(0, 1)
 
-    def places(self, device: torch.device) -> tuple[Int[Tensor, "n size"], Int[Tensor, "n wide"]]:
-        """The positions of the queries of each block, and those of its keys."""
+    def positions(
+        self, device: torch.device
+    ) -> tuple[Int[Tensor, "n size"], Int[Tensor, "n wide"]]:
+        """The positions of the queries of each block, and of its keys."""
         start = torch.arange(0, self.count * self.size, self.size, device=device)[:, None]
         wide = torch.arange(-self.before, self.size + self.after, device=device)
         return start + torch.arange(self.size, device=device), start + wide
 
-    def together(self, x: Float[Tensor, "Bn h size dx"]) -> Float[Tensor, "B h T dx"]:
+    def merge(self, x: Float[Tensor, "Bn h size dx"]) -> Float[Tensor, "B h T dx"]:
+        """The inverse of ``queries``."""
         blocks = x.view(-1, self.count, *x.shape[1:])
         whole = blocks.transpose(1, 2).flatten(2, 3)
         return whole[:, :, : self.length]
+
+
+def block_distances(
+    batch: int, queries: Int[Tensor, "#B n Q"], keys: Int[Tensor, "#B n K"]
+) -> Int[Tensor, "Bn Q K"]:
+    """The distance from each query to each key of its block, given their positions."""
+    distance = keys[:, :, None] - queries[..., None]
+    return distance.expand(batch, -1, -1, -1).flatten(0, 1)
+
+
+def non_pad_or_ones(
+    mask: AttentionMask, batch: int, length: int, device: torch.device
+) -> Bool[Tensor, "B T"]:
+    """The padding mask; all True if there is no padding."""
+    if mask.non_pad is not None:
+        return mask.non_pad
+    return torch.ones(batch, length, dtype=torch.bool, device=device)
+
+
+# Linformer
 
 
 @PATTERNS.register(
@@ -184,44 +239,51 @@ class Blocks:
     sites=("encoder", "cross_attention"),
     options=["model.attention.linformer_k", "model.max_length"],
 )
-class Linformer(Full):
-    """Keys and values of T words become those of k rows: E K and F V, E and F learned (Wang et al. 2020).
+class Linformer(FullAttention):
+    """Keys and values of T tokens are projected to k rows: E K and F V with learned E and F (Wang et al. 2020).
 
-    Row i of E says how much of each position goes into row i; one E and one F serve all heads of a layer. Padding goes
-    into none. What is looked at are rows, no longer words.
+    All heads of a layer share one E and one F. Padding does not enter the projection. Queries attend to rows, which no
+    longer belong to single tokens.
     """
 
     keeps_tokens = False
 
-    def __init__(self, section: recipe.Model, place: recipe.AttentionSite) -> None:
-        super().__init__(section, place)
-        self.longest = section.max_length
+    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
+        super().__init__(section, site)
+        self.max_length = section.max_length
         rows = section.attention.linformer_k
         self.keys = nn.Parameter(torch.empty(rows, section.max_length))
         self.values = nn.Parameter(torch.empty(rows, section.max_length))
         nn.init.normal_(self.keys, std=rows**-0.5)
         nn.init.normal_(self.values, std=rows**-0.5)
 
-    def condense(self, seen: KeyValue, real: Bool[Tensor, "B K"] | None) -> KeyValue:
-        length = seen.key.shape[2]
+    def project_kv(self, kv: KeyValue, non_pad: Bool[Tensor, "B K"] | None) -> KeyValue:
+        length = kv.key.shape[2]
         if length > self.keys.shape[1]:
             raise RegardError(
-                f"a text of {length} tokens is longer than the {self.keys.shape[1]} linformer can read "
-                "(model.max_length); cut it, or train with attention.encoder: window or bigbird"
+                f"a text of {length} tokens is longer than the {self.keys.shape[1]} positions of linformer "
+                "(model.max_length); shorten it, or train with attention.encoder: window or bigbird"
             )
-        if real is not None:
-            seen = KeyValue(*(part * real[:, None, :, None] for part in seen))
-        return KeyValue(self.keys[:, :length] @ seen.key, self.values[:, :length] @ seen.value)
+        if non_pad is not None:
+            kv = KeyValue(*(part * non_pad[:, None, :, None] for part in kv))
+        return KeyValue(self.keys[:, :length] @ kv.key, self.values[:, :length] @ kv.value)
 
     def allowed(
-        self, mask: Mask, queries: int, keys: int, device: torch.device
+        self, mask: AttentionMask, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
         return None
 
     def forward(
-        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+        self,
+        attention: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        kv: KeyValue,
+        mask: AttentionMask,
     ) -> Float[Tensor, "B h Q dv"]:
-        return super().forward(attend, query, seen, Mask())
+        return super().forward(attention, query, kv, AttentionMask())
+
+
+# BigBird
 
 
 @PATTERNS.register(
@@ -229,133 +291,116 @@ class Linformer(Full):
     sites=("encoder",),
     options=[f"model.attention.{key}" for key in ("block_size", "global_blocks", "random_blocks")],
 )
-class BigBird(Full):
-    """Blocks see themselves, the two beside them, the first ones and some random ones (Zaheer et al. 2020).
+class BigBird(FullAttention):
+    """Each block attends to itself, its neighbours, the first blocks and some random ones (Zaheer et al. 2020).
 
-    The first, global, blocks see all. Which blocks are random is a fixed function of the number of a block and how many
-    blocks its text has, so that a text sees the same alone and padded.
+    The first, global blocks attend to everything. The random blocks are a fixed function of the index of a block and
+    the number of blocks of its text, so padding does not change them.
     """
 
-    def __init__(self, section: recipe.Model, place: recipe.AttentionSite) -> None:
-        super().__init__(section, place)
+    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
+        super().__init__(section, site)
         attention = section.attention
         self.size = attention.block_size
-        self.globals, self.randoms = attention.global_blocks, attention.random_blocks
+        self.global_blocks = attention.global_blocks
+        self.random_blocks = attention.random_blocks
 
-    def chosen(self, real: Bool[Tensor, "B T"]) -> Int[Tensor, "B n slots"]:
-        """The numbers of the blocks each block sees, each once; -1 fills up."""
-        count = -(-real.shape[1] // self.size)
-        own = -(-real.sum(1) // self.size)  # blocks of each text, without its padding
-        block = torch.arange(count, device=real.device)[:, None]
-        first = torch.arange(self.globals, device=real.device).expand(count, -1)
-        beside = block + torch.arange(-1, 2, device=real.device)
-        anywhere = mixed(block, torch.arange(self.randoms, device=real.device))
-        fixed = torch.cat([first, beside], -1).expand(len(real), -1, -1)
-        found = torch.cat([fixed, anywhere % own[:, None, None]], -1)
-        again = (found[..., None] == found[..., None, :]).tril(-1).any(-1)
-        return found.masked_fill(again | (found < 0) | (found >= count), -1)
+    def visible_blocks(self, non_pad: Bool[Tensor, "B T"]) -> Int[Tensor, "B n slots"]:
+        """The indices of the blocks that each block attends to, without repeats; unused slots are -1."""
+        device = non_pad.device
+        count = -(-non_pad.shape[1] // self.size)
+        text_blocks = -(-non_pad.sum(1) // self.size)  # blocks of each text, without its padding
+        block = torch.arange(count, device=device)[:, None]
+        first = torch.arange(self.global_blocks, device=device).expand(count, -1)
+        neighbours = block + torch.arange(-1, 2, device=device)
+        random = random_integers(block, torch.arange(self.random_blocks, device=device))
+        fixed = torch.cat([first, neighbours], -1).expand(len(non_pad), -1, -1)
+        visible = torch.cat([fixed, random % text_blocks[:, None, None]], -1)
+        repeated = (visible[..., None] == visible[..., None, :]).tril(-1).any(-1)
+        return visible.masked_fill(repeated | (visible < 0) | (visible >= count), -1)
 
     def allowed(
-        self, mask: Mask, queries: int, keys: int, device: torch.device
+        self, mask: AttentionMask, queries: int, keys: int, device: torch.device
     ) -> Bool[Tensor, "#B 1 #Q K"] | None:
-        real = words(mask, 1, keys, device)
-        chosen = self.chosen(real)
-        blocks = torch.arange(chosen.shape[1], device=device)
-        seen = (chosen[..., None] == blocks).any(-2) | (blocks < self.globals)[:, None]
-        pairs = seen.repeat_interleave(self.size, 1).repeat_interleave(self.size, 2)
-        return unmask_empty_rows((pairs[:, :queries, :keys] & real[:, None])[:, None])
+        non_pad = non_pad_or_ones(mask, 1, keys, device)
+        visible = self.visible_blocks(non_pad)
+        blocks = torch.arange(visible.shape[1], device=device)
+        pairs = (visible[..., None] == blocks).any(-2) | (blocks < self.global_blocks)[:, None]
+        pairs = pairs.repeat_interleave(self.size, 1).repeat_interleave(self.size, 2)
+        return unmask_empty_rows((pairs[:, :queries, :keys] & non_pad[:, None])[:, None])
 
     def forward(
-        self, attend: Attention, query: Float[Tensor, "B h Q dk"], seen: KeyValue, mask: Mask
+        self,
+        attention: Attention,
+        query: Float[Tensor, "B h Q dk"],
+        kv: KeyValue,
+        mask: AttentionMask,
     ) -> Float[Tensor, "B h Q dv"]:
-        assert not mask.causal, "a global block sees what comes after it"
+        assert not mask.causal, "global blocks attend to later positions"
         length = query.shape[2]
-        real = words(mask, len(query), length, query.device)
-        first = min(self.globals * self.size, length)
+        non_pad = non_pad_or_ones(mask, len(query), length, query.device)
+        first = min(self.global_blocks * self.size, length)
         parts = []
         if first > 0:
-            parts.append(self.see_all(attend, query[:, :, :first], seen, real))
+            parts.append(self.global_attention(attention, query[:, :, :first], kv, non_pad))
         if first < length:
-            parts.append(self.see_some(attend, query[:, :, first:], seen, real))
+            parts.append(self.block_attention(attention, query[:, :, first:], kv, non_pad))
         return torch.cat(parts, dim=2)
 
-    def see_all(
+    def global_attention(
         self,
-        attend: Attention,
+        attention: Attention,
         query: Float[Tensor, "B h Q dk"],
-        seen: KeyValue,
-        real: Bool[Tensor, "B T"],
+        kv: KeyValue,
+        non_pad: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B h Q dv"]:
-        """The global blocks, the first of the text."""
+        """The queries of the global blocks, the first of the text, attend to all keys."""
         far = None
-        if attend.relation.in_scores:
-            place = torch.arange(real.shape[1], device=query.device)[None, None]
-            far = apart(len(query), place[:, :, : query.shape[2]], place)
-        return cast(Tensor, attend(query, *seen, real[:, None, None], far))
+        if attention.position.in_scores:
+            position = torch.arange(non_pad.shape[1], device=query.device)[None, None]
+            far = block_distances(len(query), position[:, :, : query.shape[2]], position)
+        return cast(Tensor, attention(query, *kv, non_pad[:, None, None], far))
 
-    def see_some(
+    def block_attention(
         self,
-        attend: Attention,
+        attention: Attention,
         query: Float[Tensor, "B h Q dk"],
-        seen: KeyValue,
-        real: Bool[Tensor, "B T"],
+        kv: KeyValue,
+        non_pad: Bool[Tensor, "B T"],
     ) -> Float[Tensor, "B h Q dv"]:
-        """All other blocks, the last of the text, each with copies of the blocks it sees."""
-        cut = Blocks(query.shape[2], self.size, 0, 0)
-        chosen = self.chosen(real)[:, -cut.count :]
-        there = (chosen >= 0).repeat_interleave(self.size, -1).flatten(0, 1)
-        allowed = self.pick(real[:, None, :, None], chosen)[..., 0] & there[:, None]
+        """The queries of all other blocks, the last of the text, attend to copies of their visible blocks."""
+        blocks = Blocks(query.shape[2], self.size, 0, 0)
+        visible = self.visible_blocks(non_pad)[:, -blocks.count :]
+        used = (visible >= 0).repeat_interleave(self.size, -1).flatten(0, 1)
+        allowed = self.gather_blocks(non_pad[:, None, :, None], visible)[..., 0] & used[:, None]
         far = None
-        if attend.relation.in_scores:
-            at, _ = cut.places(query.device)
-            inside = torch.arange(self.size, device=query.device)
-            around = (chosen[..., None] * self.size + inside).flatten(2)
-            far = apart(len(query), at[None] + real.shape[1] - query.shape[2], around)
-        keys, values = (self.pick(part, chosen) for part in seen)
-        heads = attend(
-            cut.queries(query), keys, values, unmask_empty_rows(allowed[:, :, None]), far
-        )
-        return cut.together(heads)
+        if attention.position.in_scores:
+            queries, _ = blocks.positions(query.device)
+            offsets = torch.arange(self.size, device=query.device)
+            positions = (visible[..., None] * self.size + offsets).flatten(2)
+            first = non_pad.shape[1] - query.shape[2]
+            far = block_distances(len(query), queries[None] + first, positions)
+        keys, values = (self.gather_blocks(part, visible) for part in kv)
+        allowed = unmask_empty_rows(allowed[:, :, None])
+        return blocks.merge(attention(blocks.queries(query), keys, values, allowed, far))
 
-    def pick(
-        self, x: Shaped[Tensor, "B h T dx"], chosen: Int[Tensor, "B n slots"]
+    def gather_blocks(
+        self, x: Shaped[Tensor, "B h T dx"], visible: Int[Tensor, "B n slots"]
     ) -> Shaped[Tensor, "Bn h wide dx"]:
-        """The chosen blocks side by side, for each block of queries; whole blocks are copied at once."""
+        """The visible blocks of each query block, side by side; whole blocks are copied at once."""
         batch, heads, length, width = x.shape
         count = -(-length // self.size)
         blocks = F.pad(x, (0, 0, 0, count * self.size - length)).reshape(-1, self.size * width)
-        # Line (row, head, block) of blocks; what comes out is ordered by row, query block, head, slot.
+        # The rows of ``blocks`` are ordered by sentence, head, block; the output by sentence, query block, head, slot.
         head = torch.arange(batch * heads, device=x.device).view(batch, 1, heads, 1)
-        lines = head * count + chosen.clamp(min=0)[:, :, None]
-        summary = blocks.index_select(0, lines.flatten())
-        return summary.view(batch * chosen.shape[1], heads, -1, width)
+        rows = head * count + visible.clamp(min=0)[:, :, None]
+        gathered = blocks.index_select(0, rows.flatten())
+        return gathered.view(batch * visible.shape[1], heads, -1, width)
 
 
-def mixed(block: Int[Tensor, "n 1"], slot: Int[Tensor, " slots"]) -> Int[Tensor, "n slots"]:
-    """A number below 2^32 for each pair that looks random and is always the same."""
-    number = block * 0x9E3779B1 + slot * 0x85EBCA77 + 1
-    for _ in range(2):
-        number = number & 0xFFFFFFFF
-        number = (number ^ (number >> 16)) * 0x45D9F3B
-    number = number & 0xFFFFFFFF
-    return number ^ (number >> 16)
-
-
-def apart(
-    batch: int, query: Int[Tensor, "#B n Q"], key: Int[Tensor, "#B n K"]
-) -> Int[Tensor, "Bn Q K"]:
-    """How far keys at these places lie from queries at those, block by block."""
-    distance = key[:, :, None] - query[..., None]
-    return distance.expand(batch, -1, -1, -1).flatten(0, 1)
-
-
-def words(mask: Mask, batch: int, length: int, device: torch.device) -> Bool[Tensor, "B T"]:
-    """Which positions are words; without padding all are."""
-    if mask.real is not None:
-        return mask.real
-    return torch.ones(batch, length, dtype=torch.bool, device=device)
-
-
-def unmask_empty_rows(allowed: Bool[Tensor, "B 1 Q K"]) -> Bool[Tensor, "B 1 Q K"]:
-    """A query that sees nothing, being padding itself, sees all: nobody looks at it, but it must stay a number."""
-    return allowed | ~allowed.any(-1, keepdim=True)
+def random_integers(
+    block: Int[Tensor, "n 1"], slot: Int[Tensor, " slots"]
+) -> Int[Tensor, "n slots"]:
+    """A pseudo-random integer below 2^32 for each pair, always the same."""
+    x = (block * 0x9E3779B1 + slot * 0x85EBCA77 + 1) & 0xFFFFFFFF
+    return mix_bits(x, ((16, 0x45D9F3B), (16, 0x45D9F3B)))

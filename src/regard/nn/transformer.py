@@ -1,10 +1,14 @@
-"""The Transformer (figure 1 of the paper): ids in, logits over the vocabulary out.
+"""The Transformer (figure 1 of the paper): token ids in, logits over the vocabulary out.
 
-    source ids -> embedding + position -> N encoder layers -> memory
-    target ids -> embedding + position -> N decoder layers (looking at memory) -> projection -> logits
+    source ids -> embedding + position -> N encoder layers -> encoder output ("memory")
+    target ids -> embedding + position -> N decoder layers with cross-attention to memory -> projection -> logits
 
-Learning calls ``forward``: one pass gives all T predictions at once. Search calls ``encode`` once and then ``step``
-for each word; ``step`` computes only the newest position.
+Notable:
+- Training calls ``forward``: one pass gives the predictions at all T positions.
+- Search calls ``encode`` once and then ``step`` for each token. A step computes only the newest position: keys and
+  values of earlier ones are in a KV cache, and those of the memory are computed once per sentence, not once per beam.
+- A row may hold one sentence, or many sentences end to end (``Packing``), which a GPU processes without padding.
+- ``Encoder``, ``Decoder`` and ``EncoderDecoder`` work with any kind of layer: see ``lstm`` and ``convolution``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,90 +22,97 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import KeyValue, Mask, Spans
+from regard.nn.attention import AttentionMask, KeyValue, Spans
 from regard.nn.dropout import Dropout
 from regard.nn.embeddings import Embedding
 from regard.nn.layers import Cache, DecoderLayer, EncoderLayer, final_norm, initialize
-from regard.nn.multi_head_attention import MultiHeadAttention, at_once, split
+from regard.nn.multi_head_attention import MultiHeadAttention, fused_linear, split_heads
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, Packing, PositionInfo, Span, Start, Tree
 
+# Encoder
+
 
 @dataclass(frozen=True)
-class Memory:
-    """What the encoder made of a batch of sources."""
+class EncoderOutput:
+    """The output of the encoder for a batch of sources, called memory in the decoder."""
 
     states: Float[Tensor, "B S d"]
-    real: Bool[Tensor, "B S"]
-    """False at padding"""
+    non_pad: Bool[Tensor, "B S"]
+    """True at tokens that are not padding"""
     packing: Packing | None = None
-    """of packed rows"""
+    """how the rows are packed; None for one sentence per row"""
 
 
 class Encoder(nn.Module):
-    """Embedding and position, then N layers in which every word sees every other."""
+    """Embedding and position, then N layers in which every token attends to every other."""
 
     layer: ClassVar[type[nn.Module]] = EncoderLayer
 
     def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.position = POSITIONS[section.position].on("encoder").embedding(section)
+        self.position = POSITIONS[section.position].for_site("encoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.encoder_layers))
         self.norm = final_norm(section)
 
-    def forward(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Memory:
-        real = source != PAD
-        packing = places if isinstance(places, Packing) else None
-        tree = places if isinstance(places, Tree) else None
-        mask = Mask(real, tree=None if tree is None else tree.distance)
+    def forward(
+        self, source: Int[Tensor, "B S"], position_info: PositionInfo = None
+    ) -> EncoderOutput:
+        non_pad = source != PAD
+        packing = position_info if isinstance(position_info, Packing) else None
+        tree = position_info if isinstance(position_info, Tree) else None
+        mask = AttentionMask(non_pad, tree_distance=None if tree is None else tree.distance)
         start: Start = 0
         if packing is not None:
-            mask = Mask(spans=Spans(*packing.source, *packing.source))
+            mask = AttentionMask(spans=Spans(*packing.source, *packing.source))
             start = -packing.source.start
-        x = self.position(self.embedding(source), start, tree)
-        x = self.dropout(x)
+        x = self.dropout(self.position(self.embedding(source), start, tree))
         for layer in self.layers:
-            x = layer(x, mask, real)
-        return Memory(self.norm(x, real), real, packing)
+            x = layer(x, mask, non_pad)
+        return EncoderOutput(self.norm(x, non_pad), non_pad, packing)
 
     def attentions(self) -> list[MultiHeadAttention]:
-        return _named("attention", self.layers)
+        """The self-attention of each layer."""
+        return _attentions_named("attention", self.layers)
+
+
+# Decoder
 
 
 @runtime_checkable
-class Past(Protocol):
-    """What a layer keeps of the words it has read, one line for each row."""
+class LayerCache(Protocol):
+    """What a decoder layer stores of the tokens decoded so far: a KV cache in the Transformer."""
 
-    def select(self, rows: Tensor) -> "Past": ...
+    def select(self, rows: Tensor) -> "LayerCache": ...
 
 
 @dataclass(frozen=True)
 class DecoderState:
-    """What one step of search hands to the next. Rows are sentences times beams, the beams of one side by side."""
+    """The state between two decoding steps. Rows are sentences x beams, with the beams of a sentence side by side."""
 
     memory: Sequence[KeyValue]
-    """for each layer, once for each sentence however many beams it has"""
-    memory_mask: Mask
-    caches: Sequence[Past]
-    """for each layer, one line for each row"""
+    """for each layer, the cross-attention keys and values: one row per sentence, for any number of beams"""
+    memory_mask: AttentionMask
+    caches: Sequence[LayerCache]
+    """for each layer, its cache: one row per beam"""
     length: int
-    """words said so far"""
+    """number of tokens decoded so far"""
     beams: int = 1
-    """rows for each sentence"""
+    """rows per sentence"""
 
     def select(self, rows: Int[Tensor, "sentences beams"]) -> "DecoderState":
-        """Keep these rows, in this order; each line of the matrix belongs to one sentence."""
+        """Keep these rows, in this order. Each line of the matrix holds rows of one sentence."""
         caches = [cache.select(rows.flatten()) for cache in self.caches]
         beams = rows.shape[1]
-        if len(rows) == len(self.memory[0].key):  # in the order they had, so all are still there
+        if len(rows) == len(self.memory[0].key):  # no sentence was dropped
             return DecoderState(self.memory, self.memory_mask, caches, self.length, beams)
         sentences = rows[:, 0] // self.beams
-        assert self.memory_mask.real is not None
+        assert self.memory_mask.non_pad is not None
         return DecoderState(
-            [layer.select(sentences) for layer in self.memory],
-            Mask(self.memory_mask.real.index_select(0, sentences)),
+            [kv.select(sentences) for kv in self.memory],
+            AttentionMask(self.memory_mask.non_pad.index_select(0, sentences)),
             caches,
             self.length,
             beams,
@@ -109,133 +120,149 @@ class DecoderState:
 
 
 class Decoder(nn.Module):
-    """Embedding and position, then N layers in which a word sees those before it, and the memory."""
+    """Embedding and position, then N layers in which a token attends to earlier tokens and to the memory."""
 
     layer: ClassVar[type[nn.Module]] = DecoderLayer
-    cache: ClassVar[type[Past]] = Cache
+    cache: ClassVar[type[LayerCache]] = Cache
 
     def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.position = POSITIONS[section.position].on("decoder").embedding(section)
+        self.position = POSITIONS[section.position].for_site("decoder").embedding(section)
         self.dropout = Dropout(section.dropout)
         self.layers = nn.ModuleList(self.layer(section) for _ in range(section.decoder_layers))
         self.norm = final_norm(section)
 
+    # All positions at once
+
     def forward(
-        self, target: Int[Tensor, "B T"], memory: Memory, causal: bool = True
+        self, target: Int[Tensor, "B T"], memory: EncoderOutput, causal: bool = True
     ) -> Float[Tensor, "B T d"]:
         if memory.packing is not None:
             assert causal
-            return self.read_packed(target, memory, memory.packing)
-        return self.read(target, self.start(memory), causal)
+            return self.decode_packed(target, memory, memory.packing)
+        return self.decode(target, self.start(memory), causal)
 
-    def read(
+    def decode(
         self, target: Int[Tensor, "R T"], state: DecoderState, causal: bool
     ) -> Float[Tensor, "R T d"]:
-        """All words of each row at once; rows of one sentence stand side by side."""
-        real = target != PAD
-        # Padding stands at the end of a target, where the causal mask hides it from every word.
-        mask = Mask(causal=True) if causal else Mask(real)
-        return self.rise(self.position(self.embedding(target)), mask, state, real)
+        """The states at all positions of each row. Rows of the same sentence are side by side."""
+        non_pad = target != PAD
+        # Targets are padded at the end, where the causal mask hides the padding from every token.
+        mask = AttentionMask(causal=True) if causal else AttentionMask(non_pad)
+        return self.run_layers(self.position(self.embedding(target)), mask, state, non_pad)
 
-    def read_packed(
-        self, target: Int[Tensor, "B T"], memory: Memory, packing: Packing
+    def decode_packed(
+        self, target: Int[Tensor, "B T"], memory: EncoderOutput, packing: Packing
     ) -> Float[Tensor, "B T d"]:
-        """All words of many sentences in each row."""
+        """The same for rows of many sentences."""
         x = self.position(self.embedding(target), -packing.target.start)
-        mask = Mask(spans=earlier_in_text(packing.target))
-        memory_mask = Mask(spans=Spans(*packing.read, *packing.written))
-        state = replace(self.start(memory), memory_mask=memory_mask)
-        return self.rise(x, mask, state, target != PAD)
+        mask = AttentionMask(spans=causal_spans(packing.target))
+        cross = Spans(*packing.source_of_target, *packing.target_of_source)
+        state = replace(self.start(memory), memory_mask=AttentionMask(spans=cross))
+        return self.run_layers(x, mask, state, target != PAD)
 
-    def rise(
-        self, x: Float[Tensor, "R T d"], mask: Mask, state: DecoderState, real: Bool[Tensor, "R T"]
+    def run_layers(
+        self,
+        x: Float[Tensor, "R T d"],
+        mask: AttentionMask,
+        state: DecoderState,
+        non_pad: Bool[Tensor, "R T"],
     ) -> Float[Tensor, "R T d"]:
-        """Through all layers."""
         x = self.dropout(x)
-        for layer, seen in zip(self.layers, state.memory, strict=True):
-            x = layer(x, mask, seen, state.memory_mask, real)
-        y: Float[Tensor, "R T d"] = self.norm(x, real)
+        for layer, kv in zip(self.layers, state.memory, strict=True):
+            x = layer(x, mask, kv, state.memory_mask, non_pad)
+        y: Float[Tensor, "R T d"] = self.norm(x, non_pad)
         return y
 
-    def look_up(self, memory: Memory) -> list[KeyValue]:
-        """The keys and values every layer sees of the source."""
-        parts = self.attentions()["cross_attention"]
-        if memory.packing is not None:  # many words, of which all layers together make one product
-            made = at_once(
-                [each for part in parts for each in (part.key, part.value)], memory.states
-            )
-            heads = [split(one, parts[0].groups) for one in made]
-            return [KeyValue(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
-        return [part.keys_values(memory.states, memory.real) for part in parts]
+    # Step by step
 
-    def start(self, memory: Memory) -> DecoderState:
-        """The state before the first word: encoder-decoder keys and values are computed here, once."""
+    def start(self, memory: EncoderOutput) -> DecoderState:
+        """The state before the first token. Cross-attention keys and values are computed here, once."""
         caches = [self.cache() for _ in self.layers]
-        return DecoderState(self.look_up(memory), Mask(memory.real), caches, 0)
+        return DecoderState(
+            self.cross_attention_kv(memory), AttentionMask(memory.non_pad), caches, 0
+        )
+
+    def cross_attention_kv(self, memory: EncoderOutput) -> list[KeyValue]:
+        """The cross-attention keys and values of each layer."""
+        modules = self.attentions()["cross_attention"]
+        if memory.packing is None:
+            return [module.keys_values(memory.states, memory.non_pad) for module in modules]
+        # A packed row is long: one matrix product for all layers is faster.
+        linear = [layer for module in modules for layer in (module.key, module.value)]
+        projected = fused_linear(linear, memory.states)
+        heads = [split_heads(one, modules[0].kv_heads) for one in projected]
+        return [KeyValue(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
 
     def step(
         self, tokens: Int[Tensor, "R"], state: DecoderState
     ) -> tuple[Float[Tensor, "R d"], DecoderState]:
-        """Read one more token in each row; what comes of it."""
+        """Feed one more token of each row; returns its state, and the new decoder state."""
         x = self.position(self.embedding(tokens[:, None]), state.length)
-        caches = [copy(cache) for cache in state.caches]  # the state before stays as it was
-        for layer, seen, cache in zip(self.layers, state.memory, caches, strict=True):
-            x = layer(x, Mask(causal=True), seen, state.memory_mask, cache=cache)
+        caches = [copy(cache) for cache in state.caches]  # the old state stays valid
+        for layer, kv, cache in zip(self.layers, state.memory, caches, strict=True):
+            x = layer(x, AttentionMask(causal=True), kv, state.memory_mask, cache=cache)
         return self.norm(x)[:, 0], replace(state, caches=caches, length=state.length + 1)
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
+        """The self-attention and the cross-attention of each layer."""
         return {
-            "decoder": _named("attention", self.layers),
-            "cross_attention": _named("cross_attention", self.layers),
+            "decoder": _attentions_named("attention", self.layers),
+            "cross_attention": _attentions_named("cross_attention", self.layers),
         }
 
 
-def _named(name: str, layers: Iterable[nn.Module]) -> list[MultiHeadAttention]:
-    """The attention of this name in each layer; a layer may have none."""
-    parts = [getattr(layer, name, None) for layer in layers]
-    return [part for part in parts if isinstance(part, MultiHeadAttention)]
+def causal_spans(text: Span) -> Spans:
+    """The causal mask of packed rows: each token attends to itself and to earlier tokens of its own text."""
+    position = torch.arange(text.end.shape[1], dtype=text.end.dtype, device=text.end.device)
+    position = position.expand_as(text.end).contiguous()
+    return Spans(text.start, torch.minimum(position + 1, text.end), position, text.end)
 
 
-def earlier_in_text(own: Span) -> Spans:
-    """Each word sees those before it in its own text, and itself."""
-    place = torch.arange(own.end.shape[1], dtype=own.end.dtype, device=own.end.device)
-    place = place.expand_as(own.end).contiguous()
-    return Spans(own.start, torch.minimum(place + 1, own.end), place, own.end)
+def _attentions_named(name: str, layers: Iterable[nn.Module]) -> list[MultiHeadAttention]:
+    """The attention module of this name in each layer that has one."""
+    modules = [getattr(layer, name, None) for layer in layers]
+    return [module for module in modules if isinstance(module, MultiHeadAttention)]
+
+
+# Encoder and decoder
 
 
 class EncoderDecoder(Network):
-    """Two stacks of layers and what joins them. Of what the layers are made, each kind of network says itself."""
+    """An encoder, a decoder, embeddings and the output projection. Subclasses select the kind of layer."""
 
-    encoder_stack: ClassVar[type[Encoder]]
-    decoder_stack: ClassVar[type[Decoder]]
+    encoder_class: ClassVar[type[Encoder]]
+    decoder_class: ClassVar[type[Decoder]]
 
-    def __init__(self, section: recipe.Model, source_size: int, target_size: int) -> None:
+    def __init__(self, section: recipe.Model, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
         tied, bias = section.tie_output, section.output_bias
-        target = Embedding(target_size, section.d_model, bias and tied)
-        source = target if section.tie_embeddings else Embedding(source_size, section.d_model)
-        self.encoder = self.encoder_stack(section, source)
-        self.decoder = self.decoder_stack(section, target)
-        self.projection = target if tied else Embedding(target_size, section.d_model, bias)
+        target = Embedding(target_vocab, section.d_model, bias and tied)
+        source = target if section.tie_embeddings else Embedding(source_vocab, section.d_model)
+        self.encoder = self.encoder_class(section, source)
+        self.decoder = self.decoder_class(section, target)
+        self.projection = target if tied else Embedding(target_vocab, section.d_model, bias)
         initialize(self)
 
     @property
-    def longest(self) -> int | None:
-        parts = [*self.encoder.attentions(), *self.decoder.attentions()["cross_attention"]]
-        limits = [self.encoder.position.longest, *(part.pattern.longest for part in parts)]
+    def max_length(self) -> int | None:
+        modules = [*self.encoder.attentions(), *self.decoder.attentions()["cross_attention"]]
+        limits = [self.encoder.position.max_length]
+        limits += [module.pattern.max_length for module in modules]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def encode(self, source: Int[Tensor, "B S"], places: PositionInfo = None) -> Memory:
-        memory: Memory = self.encoder(source, places)
+    def encode(
+        self, source: Int[Tensor, "B S"], position_info: PositionInfo = None
+    ) -> EncoderOutput:
+        memory: EncoderOutput = self.encoder(source, position_info)
         return memory
 
-    def decode(self, target: Int[Tensor, "B T"], memory: Memory) -> Float[Tensor, "B T d"]:
+    def decode(self, target: Int[Tensor, "B T"], memory: EncoderOutput) -> Float[Tensor, "B T d"]:
         states: Float[Tensor, "B T d"] = self.decoder(target, memory)
         return states
 
-    def start(self, memory: Memory) -> DecoderState:
+    def start(self, memory: EncoderOutput) -> DecoderState:
         return self.decoder.start(memory)
 
     def step(
@@ -249,7 +276,7 @@ class EncoderDecoder(Network):
 
 
 class Transformer(EncoderDecoder):
-    """Attention in both stacks."""
+    """The encoder-decoder Transformer of the paper."""
 
-    encoder_stack = Encoder
-    decoder_stack = Decoder
+    encoder_class = Encoder
+    decoder_class = Decoder

@@ -1,11 +1,5 @@
 """Recipes: the schema, presets, registries of components, validation, and reading from YAML."""
 
-from regard.recipe.choices import (
-    AttentionSite as AttentionSite,
-    Device as Device,
-    Precision as Precision,
-    Preset as Preset,
-)
 from regard.recipe.parsing import (
     bundled_recipes as bundled_recipes,
     decoding_overrides as decoding_overrides,
@@ -16,16 +10,19 @@ from regard.recipe.parsing import (
     parse_recipe as parse_recipe,
     suggest as suggest,
 )
-from regard.recipe.presets import PRESETS as PRESETS
+from regard.recipe.presets import PRESETS as PRESETS, Preset as Preset
 from regard.recipe.registry import FORMATS as FORMATS, Choice as Choice, Registry as Registry
 from regard.recipe.schema import (
     MBR_TEMPERATURE as MBR_TEMPERATURE,
     MIN_TEMPERATURE as MIN_TEMPERATURE,
+    AttentionSite as AttentionSite,
     Cleaning as Cleaning,
     Data as Data,
     DataFiles as DataFiles,
     Decoding as Decoding,
+    Device as Device,
     Model as Model,
+    Precision as Precision,
     Recipe as Recipe,
     Tokenizer as Tokenizer,
     Training as Training,

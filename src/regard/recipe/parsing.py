@@ -164,16 +164,19 @@ def make_recipe(
         location = _apply(values, change)
         lines = {at: line for at, line in lines.items() if at[: len(location)] != location}
     problems: list[str] = []
+    reported: set[tuple[str | int, ...]] = set()
     while True:
         try:
             recipe = Recipe.model_validate(values)
             break
         except ValidationError as error:
-            found = _causes(error.errors())
+            # A key is not missing if it was removed because of a problem that is already reported.
+            found = [one for one in _causes(error.errors()) if one["loc"] not in reported]
             problems += [_explain(details, lines) for details in found]
+            reported |= {one["loc"] for one in found}
             # Remove the wrong values and validate again, to find the remaining problems.
             removed = [_remove(values, details) for details in found]
-            if not all(removed):
+            if not found or not all(removed):
                 break
     if not problems:
         return recipe

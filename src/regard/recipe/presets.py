@@ -1,8 +1,8 @@
 """Presets: model sizes by name. A preset only fills in the keys that a recipe leaves out."""
 
-from typing import Any
+from typing import Any, Literal
 
-from regard.recipe.choices import Preset
+Preset = Literal["tiny", "small", "fast", "base", "big"]
 
 PRESETS: dict[Preset, dict[str, Any]] = {
     "tiny": {"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "d_ff": 256}
@@ -16,5 +16,5 @@ PRESETS: dict[Preset, dict[str, Any]] = {
     "big": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 1024, "d_ff": 4096}
     | {"heads": 16, "dropout": 0.3},
 }
-"""``base`` and ``big`` are the paper's (table 3). ``fast`` has a deep encoder and a shallow decoder: the encoder runs once
-for each sentence, the decoder once for each token and hypothesis (Kasai et al. 2021)."""
+"""``base`` and ``big`` are the paper's (table 3). ``fast`` has a deep encoder and a shallow decoder: the encoder runs
+once for each sentence, the decoder once for each token and hypothesis (Kasai et al. 2021)."""

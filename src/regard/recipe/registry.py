@@ -89,7 +89,10 @@ class Registry(Mapping[str, T]):
         fused: bool = False,
         formats: Collection[str] = (),
     ) -> Callable[[V], V]:
-        """A decorator that registers a class, function or object. The summary defaults to its docstring's first line."""
+        """A decorator that registers a class, function or object.
+
+        The summary defaults to the first line of its docstring.
+        """
         assert name not in self.choices, f"{self.key}: {name} is registered twice"
 
         def add(value: V) -> V:

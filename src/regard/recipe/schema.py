@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -25,17 +25,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from regard.recipe.choices import (
-    Average,
-    Batching,
-    BestCheckpointMetric,
-    Device,
-    Preset,
-    TrainingPrecision,
-)
-from regard.recipe.presets import PRESETS
+from regard.recipe.presets import PRESETS, Preset
 from regard.recipe.registry import allowed_names, find_registry
 from regard.recipe.validation import find_problems
+
+Device = Literal["auto", "cpu", "cuda"]
+TrainingPrecision = Literal["auto", "fp32", "bf16"]
+Precision = Literal[TrainingPrecision, "int8"]
+AttentionSite = Literal["encoder", "decoder", "cross_attention"]
+"""where attention is used: self-attention of either stack, or cross-attention"""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 _ONE_OR_MORE = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
@@ -229,7 +227,7 @@ class Tokenizer(Section):
     kind: Annotated[str, registered("tokenizer.kind")] = "unigram"
     """unigram, bpe, char or word, trained by SentencePiece; marian comes with an imported model"""
     target_kind: Annotated[str, registered("tokenizer.kind")] | None = None
-    """kind of the target tokenizer if it differs, for example char to word for letters to sounds; needs shared: false"""
+    """kind of the target tokenizer if it differs, such as word for phonemes; needs shared: false"""
     vocab_size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000
     """largest vocabulary; small data give fewer entries"""
     shared: StrictBool = True
@@ -388,7 +386,7 @@ class Training(Section):
     """number of optimizer steps"""
     tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
     """largest number of source tokens, and of target tokens, in a batch, padding included"""
-    batching: Batching = "padded"
+    batching: Literal["padded", "packed"] = "padded"
     """padded: sentences of similar length in each batch; packed: sentences of all lengths end to end in one row, which
     a GPU processes without padding, compiled and as one CUDA graph"""
     accumulate: Annotated[int, Field(ge=1)] = 1
@@ -425,7 +423,7 @@ class Training(Section):
     """steps between two validations"""
     validate_sentences: Annotated[int, Field(ge=0)] = 500
     """validation pairs to translate greedily for the validation score; 0 validates by loss alone"""
-    best_checkpoint_metric: BestCheckpointMetric = "score"
+    best_checkpoint_metric: Literal["loss", "score"] = "score"
     """what the best checkpoint is best in: loss, or score, the first of evaluation.metrics"""
     patience: Annotated[int, Field(ge=1)] | None = None
     """stop after this many validations without a new best; null never stops early"""
@@ -433,7 +431,7 @@ class Training(Section):
     """steps between two checkpoints"""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 5
     """number of checkpoints to keep, and to average at the end"""
-    average: Average = "best"
+    average: Literal["best", "last", "none"] = "best"
     """average the best or the last kept checkpoints (the paper: the last 5, for big 20), or none"""
     ema: Probability = 0.0
     """decay of an exponential moving average of the weights, which replaces the weights; 0 is off"""
@@ -539,7 +537,8 @@ class Evaluation(Section):
     metrics: Annotated[
         tuple[Annotated[str, registered("evaluation.metrics")], ...], Field(min_length=1)
     ] = ("bleu", "chrf", "ter")
-    """the first one selects checkpoints; bleu_lc is lower-cased BLEU; wer and per are for phonemes, rouge for summaries"""
+    """the first one selects checkpoints; bleu_lc is lower-cased BLEU; wer and per are for phonemes, rouge1, rouge2 and
+    rougeL for summaries"""
     tokenize: str = "13a"
     """sacreBLEU's tokenizer for BLEU and TER: 13a, zh, ja-mecab, char …"""
 

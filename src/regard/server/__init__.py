@@ -1,17 +1,15 @@
-"""The server: a model behind HTTP, for programs that speak to LibreTranslate and for the page.
+"""HTTP server: a translation model behind LibreTranslate's API, and the API of the page.
 
-A module imports only from those above it:
+Modules in import order; each imports only from those above it:
 
-    settings    every limit in one place
-    inline      tags inside a sentence, which travel with its words
-    split       a text or an HTML document: its sentences, their tags, and what stands between them
-    metrics     what is counted, for Prometheus
-    batching    sentences of all requests, translated together by the one thread that owns the model
-    asked       what may be asked, how it is read, and what is answered
-    service     the work behind the routes
-    course      how the model learned; a run that still learns is followed
-    traces      one sentence and all that can be seen of it; large ones are handed out layer by layer
-    live        a translation while it is made
-    app         the HTTP side: routes, and what stands around them
-    run         a run folder, a port, and a clean end
+    settings      limits of the server
+    metrics       Prometheus metrics
+    html_markup   sentences of plain text and HTML; inline tags follow their words into the translation
+    batching      queue that groups the sentences of all requests into batches for the model
+    schemas       request and response bodies; reading, validation, OpenAPI descriptions
+    service       translation of documents on top of the queue
+    inspection    routes for traces and for the training history; reloads the weights of a running training
+    streaming     route that streams a translation while it is being decoded
+    app           FastAPI application: middleware, error handlers, all other routes
+    serve         loads a run, opens a port, shuts down cleanly
 """

@@ -1,7 +1,7 @@
-"""The HTTP side: routes, and what stands around them.
+"""The HTTP application: middleware, error handlers, and all routes that are not in ``inspection`` or ``streaming``.
 
-``/translate``, ``/languages``, ``/detect`` and ``/frontend/settings`` are LibreTranslate's, so that its clients
-work unchanged. What is Regard's own stands under ``/v1``. An answer that is no success is ``{"error": "why"}``.
+``/translate``, ``/languages``, ``/detect`` and ``/frontend/settings`` are LibreTranslate's, so its clients work
+unchanged. Regard's own routes begin with ``/v1``. Every error response is ``{"error": "reason"}``.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from regard import __version__
 from regard.errors import RegardError
 from regard.inspection.alignment import align
 from regard.server.batching import RequestRefused
-from regard.server.inspection import add_course, add_trace, follow
+from regard.server.inspection import add_history_routes, add_trace_routes, follow_training
 from regard.server.metrics import Metrics
 from regard.server.schemas import (
-    Detected,
+    DetectedLanguage,
     DetectRequest,
+    ErrorResponse,
     Language,
-    Problem,
-    State,
+    StatusResponse,
     StreamRequest,
-    Translated,
     TranslateRequest,
-    check_key,
-    describe,
-    read,
-    while_connected,
+    TranslateResponse,
+    cancel_on_disconnect,
+    check_api_key,
+    openapi_body,
+    read_body,
 )
-from regard.server.service import MISTAKE, Served, Service
+from regard.server.service import INTERNAL_ERROR, ServedModel, Service
 from regard.server.settings import Settings
-from regard.server.streaming import add_live
+from regard.server.streaming import add_live_route
 from regard.tasks import Translator
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ log = logging.getLogger("regard.server")
 
 PAGE = Path(__file__).parents[1] / "inspection" / "web"
 
-HEADERS = {
+SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; font-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -65,11 +65,11 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""On every answer: nothing is loaded from elsewhere, nothing is guessed, nothing is told to others."""
+"""on every response: the page loads nothing from other origins, and other origins cannot embed it"""
 
 
-class Guard:
-    """Around everything: headers on each answer, counts, and a last resort for our own mistakes."""
+class RequestMiddleware:
+    """Adds security headers to every response, counts requests, and answers unexpected exceptions with status 500."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -81,132 +81,137 @@ class Guard:
             return
         start, status = time.monotonic(), 0
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(HEADERS)
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
         try:
-            await self.app(scope, receive, send_guarded)
+            await self.app(scope, receive, send_with_headers)
         except ClientDisconnect:
-            status = 499  # as nginx has it; nobody is there to read it
+            status = 499  # nginx's code for a closed connection; only the metrics see it
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not status:
-                await _problem(500, MISTAKE)(scope, receive, send_guarded)
+                await _error(500, INTERNAL_ERROR)(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self.metrics.requests.labels(route, status).inc()
             self.metrics.seconds.labels(route).observe(time.monotonic() - start)
 
 
-def _problem(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     return JSONResponse({"error": reason}, status, headers)
 
 
-async def _refused(_: Request, error: Exception) -> JSONResponse:
+async def _handle_refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestRefused)
     retry = {"retry-after": "1"} if error.status in (429, 503) else None
-    return _problem(error.status, error.reason, retry)
+    return _error(error.status, error.reason, retry)
 
 
-async def _no_route(_: Request, error: Exception) -> JSONResponse:
+async def _handle_http_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return _problem(error.status_code, error.detail, error.headers)
+    return _error(error.status_code, error.detail, error.headers)
 
 
-async def _not_translatable(_: Request, error: Exception) -> JSONResponse:
-    return _problem(400, str(error))
+async def _handle_regard_error(_: Request, error: Exception) -> JSONResponse:
+    return _error(400, str(error))
 
 
 def create_app(
-    model: Served,
+    model: ServedModel,
     settings: Settings | None = None,
     card: Mapping[str, Any] | None = None,
     page: Path = PAGE,
 ) -> FastAPI:
-    """The application that serves a model. card is told to those who ask what the model is."""
-    aligned = partial(align, model) if isinstance(model, Translator) else None
-    service = Service(model, settings or Settings(), aligned)
+    """The application that serves a model.
+
+    card: the run's card, returned by ``/v1/info``. page: the folder of the page's files.
+    """
+    aligner = partial(align, model) if isinstance(model, Translator) else None
+    service = Service(model, settings or Settings(), aligner)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.batcher.refuses = False
+        service.batcher.closed = False
         following = (
-            asyncio.create_task(follow(service, model)) if isinstance(model, Translator) else None
+            asyncio.create_task(follow_training(service, model))
+            if isinstance(model, Translator)
+            else None
         )
         yield
         if following is not None:
             following.cancel()
             with suppress(asyncio.CancelledError):
                 await following
-        await service.batcher.finish()
+        await service.batcher.drain()
 
     app = FastAPI(
         title="Regard",
         version=__version__,
-        summary="Translation by a model of your own; LibreTranslate's clients work unchanged.",
-        docs_url=None,  # these pages load scripts from elsewhere
+        summary="Machine translation with your own model; works with LibreTranslate clients.",
+        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
         redoc_url=None,
         lifespan=lifespan,
-        responses={status: {"model": Problem} for status in (400, 403, 413, 415, 429, 503)},
+        responses={status: {"model": ErrorResponse} for status in (400, 403, 413, 415, 429, 503)},
         exception_handlers={
-            RequestRefused: _refused,
-            RegardError: _not_translatable,
-            HTTPException: _no_route,
+            RequestRefused: _handle_refused,
+            RegardError: _handle_regard_error,
+            HTTPException: _handle_http_error,
         },
     )
     app.state.service = service
-    app.add_middleware(Guard, metrics=service.metrics)
-    _add_libretranslate(app, service)
-    _add_own(app, service, card or {})
+    app.add_middleware(RequestMiddleware, metrics=service.metrics)
+    _add_libretranslate_routes(app, service)
+    _add_regard_routes(app, service, card or {})
     if isinstance(model, Translator):
-        # Anything that translates can be served, but only this can be seen into: of several languages, the first.
-        seen = model.into(service.language(service.target))
-        add_trace(app, service, seen)
-        add_course(app, service, seen)
-        add_live(app, service, seen)
-    _add_operations(app, service)
+        # Any model that translates can be served, but only this one can be inspected, in its first target language.
+        inspected = model.into(service.to(service.target))
+        add_trace_routes(app, service, inspected)
+        add_history_routes(app, service, inspected)
+        add_live_route(app, service, inspected)
+    _add_monitoring_routes(app, service)
     _add_page(app, page)
     return app
 
 
-def _add_libretranslate(app: FastAPI, service: Service) -> None:
+def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
     settings, pairs = service.settings, service.pairs
 
     @app.post(
         "/translate",
         response_model_exclude_none=True,
-        openapi_extra=describe(TranslateRequest, pairs, settings),
+        openapi_extra=openapi_body(TranslateRequest, pairs, settings),
     )
-    async def translate(request: Request) -> Translated:
-        """Translate a text of any length, or several."""
-        asked = await read(request, TranslateRequest, settings)
-        return await while_connected(request, service.translate(asked))
+    async def translate(request: Request) -> TranslateResponse:
+        """Translate one text or a list of texts, of any length."""
+        body = await read_body(request, TranslateRequest, settings)
+        return await cancel_on_disconnect(request, service.translate(body))
 
     @app.get("/languages")
     async def languages() -> list[Language]:
-        """The languages of this server, and into which each is translated."""
+        """The languages of this server, and the target languages of each."""
         return service.languages()
 
-    @app.post("/detect", openapi_extra=describe(DetectRequest, pairs, settings))
-    async def detect(request: Request) -> list[Detected]:
-        """The languages a text may have: those this server translates from. Which it is, is not looked at."""
-        asked = await read(request, DetectRequest, settings)
-        service.check_texts([asked.q] if isinstance(asked.q, str) else asked.q)
+    @app.post("/detect", openapi_extra=openapi_body(DetectRequest, pairs, settings))
+    async def detect(request: Request) -> list[DetectedLanguage]:
+        """The source languages of this server, with equal confidence: the text itself is not examined."""
+        body = await read_body(request, DetectRequest, settings)
+        service.check_texts([body.q] if isinstance(body.q, str) else body.q)
         return service.detected(service.sources)
 
     @app.post("/frontend/settings", include_in_schema=False)
     @app.get("/frontend/settings")
     async def frontend_settings() -> dict[str, Any]:
-        """What a page in front of this server should know."""
+        """Settings for a web front end."""
         names = {language.code: language.name for language in service.languages()}
         source, target = service.source, service.target
         return {
             "apiKeys": bool(settings.api_keys),
-            "charLimit": settings.characters,
+            "charLimit": settings.max_characters,
             "filesTranslation": False,
             "frontendTimeout": 500,
             "keyRequired": bool(settings.api_keys),
@@ -219,23 +224,23 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
         }
 
 
-def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
+def _add_regard_routes(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
     settings, pairs = service.settings, service.pairs
 
     @app.post(
         "/v1/translate/stream",
-        openapi_extra=describe(StreamRequest, pairs, settings),
+        openapi_extra=openapi_body(StreamRequest, pairs, settings),
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {}}}},
     )
     async def stream(request: Request) -> StreamingResponse:
-        """Translate a text and send each sentence when it is ready, as server-sent events.
+        """Translate a text and send each sentence as soon as it is ready, as server-sent events.
 
-        `start` tells how many sentences there are; each `part` has a `text`, and all of them one after the other
-        are the translation; `end`, or an `error`, comes last.
+        `start` has the number of sentences. Each `part` has a `text`; all parts together are the translation. The last
+        event is `end` or `error`.
         """
-        events = service.stream(await read(request, StreamRequest, settings))
-        first = await anext(events)  # refused here, while the status can still say so
+        events = service.stream(await read_body(request, StreamRequest, settings))
+        first = await anext(events)  # a refusal is raised here, before the status is sent
 
         async def all_events() -> AsyncIterator[str]:
             yield first
@@ -248,43 +253,44 @@ def _add_own(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
 
     @app.get("/v1/info")
     async def info(request: Request) -> dict[str, Any]:
-        """What the model is: its languages, and the card of its run."""
-        check_key(request, None, settings)
+        """The version of Regard, the languages, and the card of the model."""
+        check_api_key(request, None, settings)
         languages = [language.model_dump() for language in service.languages()]
         return {"version": __version__, "languages": languages, "card": card}
 
 
-def _add_operations(app: FastAPI, service: Service) -> None:
+def _add_monitoring_routes(app: FastAPI, service: Service) -> None:
     @app.get("/health")
-    async def health() -> State:
-        """The process lives."""
-        return State(status="ok")
+    async def health() -> StatusResponse:
+        """The server process is running."""
+        return StatusResponse(status="ok")
 
     @app.get("/ready")
-    async def ready() -> State:
-        """The model is loaded, and requests are let in."""
-        if service.batcher.refuses:
-            raise RequestRefused(503, "the server is stopping")
-        return State(status="ready")
+    async def ready() -> StatusResponse:
+        """The model is loaded and the server accepts requests."""
+        if service.batcher.closed:
+            raise RequestRefused(503, "the server is shutting down")
+        return StatusResponse(status="ready")
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Counts for Prometheus."""
-        counts = generate_latest(service.metrics.registry)
-        return Response(counts, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        """Metrics in the text format of Prometheus."""
+        content = generate_latest(service.metrics.registry)
+        return Response(content, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _add_page(app: FastAPI, folder: Path) -> None:
-    """The files of the page, read now and once: no path from a request ever reaches the file system."""
+    """Serve the files of the page. They are read once, here, so no request can reach the file system."""
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
         if not path.is_file():
             continue
-        content = path.read_bytes()
-        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        answer = Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+        media_type = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        response = Response(
+            path.read_bytes(), media_type=media_type, headers={"cache-control": "no-cache"}
+        )
 
-        async def send_file(_: Request, answer: Response = answer) -> Response:
-            return answer
+        async def send_file(_: Request, response: Response = response) -> Response:
+            return response
 
         name = path.relative_to(folder).as_posix()
         app.add_route(f"/{name}", send_file, include_in_schema=False)

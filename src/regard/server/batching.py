@@ -1,8 +1,8 @@
-"""Sentences of all requests, translated together by the one thread that owns the model.
+"""Request queue: sentences of all requests are translated in batches by one thread that owns the model.
 
-A model translates sixty sentences in little more time than one. So a sentence waits a moment for others, and while
-a batch is in work the next one gathers. All that is kept here is touched by the event loop only; the thread gets
-lists of texts and gives back lists of translations, so nothing needs a lock.
+Translating sixty sentences takes little more time than translating one. So a sentence waits a few milliseconds for
+others, and while one batch is being translated the next one fills up. The queue is used by the event loop only; the
+model thread receives lists of texts and returns lists of translations, so no locks are needed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Searcher(Protocol):
-    """What is needed of a model here."""
+class SearchModel(Protocol):
+    """What the queue needs of a model."""
 
     def search(
         self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
@@ -34,7 +34,7 @@ class Searcher(Protocol):
 
 
 class RequestRefused(Exception):  # noqa: N818
-    """What the server will not do, by its HTTP status, and why."""
+    """The server refuses a request with this HTTP status, for this reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -42,169 +42,178 @@ class RequestRefused(Exception):  # noqa: N818
         self.reason = reason
 
 
-class Options(NamedTuple):
-    """How to search; only sentences with equal options share a batch. None: as the recipe says."""
+class SearchOptions(NamedTuple):
+    """Options of ``Translator.search``; None keeps the recipe's value. Sentences of a batch have equal options."""
 
     beam: int | None = None
     length_penalty: float | None = None
     nbest: int = 1
     to: str | None = None
-    """the language wanted of a model that knows several"""
+    """target language of a multilingual model"""
 
-    def asked(self) -> dict[str, Any]:
-        """What the model is told; one that knows a single language is not told which."""
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for ``search``; ``to`` is passed to multilingual models only."""
         return {name: value for name, value in self._asdict().items() if name != "to" or value}
 
 
-Answer = asyncio.Future[list["Translation"]]
+TranslationsFuture = asyncio.Future[list["Translation"]]
 
 
-class Sentence(NamedTuple):
+class QueuedSentence(NamedTuple):
     text: str
-    answer: Answer
+    future: TranslationsFuture
 
 
 @dataclass(eq=False)
-class Job:
-    """The sentences of one request that still wait."""
+class QueuedRequest:
+    """The sentences of one request that are not in a batch yet."""
 
-    options: Options
-    waiting: deque[Sentence]
-    since: float
+    options: SearchOptions
+    sentences: deque[QueuedSentence]
+    queued_at: float
+
+
+class SentenceBatch(NamedTuple):
+    options: SearchOptions
+    sentences: list[QueuedSentence]
 
 
 class Batcher:
-    def __init__(self, model: Searcher, settings: Settings, metrics: Metrics) -> None:
+    """The queue and the model thread."""
+
+    def __init__(self, model: SearchModel, settings: Settings, metrics: Metrics) -> None:
         self._model = model
         self._settings = settings
         self._metrics = metrics
-        self._jobs: list[Job] = []
+        self._requests: list[QueuedRequest] = []
         self._calls = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._work: asyncio.Task[None] | None = None  # alive only while there is something to do
-        self.refuses = False
-        """set this, from a signal handler for example, and nothing more is let in"""
-        metrics.queue.set_function(lambda: self.waiting)
+        self._worker: asyncio.Task[None] | None = None  # runs only while the queue is not empty
+        self.closed = False
+        """if set, for example by a signal handler, new requests are refused"""
+        metrics.queue.set_function(lambda: self.queued)
 
     @property
-    def waiting(self) -> int:
-        """Sentences that are in no batch yet, and calls that are not done."""
-        return sum(len(job.waiting) for job in self._jobs) + self._calls
+    def queued(self) -> int:
+        """Number of sentences that are not in a batch yet, plus unfinished calls."""
+        return sum(len(request.sentences) for request in self._requests) + self._calls
 
     @contextmanager
-    def queued(self, texts: Sequence[str], options: Options) -> Iterator[list[Answer]]:
-        """The answers to come, in the order of the texts.
+    def submit(
+        self, texts: Sequence[str], options: SearchOptions
+    ) -> Iterator[list[TranslationsFuture]]:
+        """Put texts in the queue; yield the futures of their translations, in the same order.
 
-        The sentences stand in the queue while the block lasts. Those that still wait when it is left, because
-        the client went away or its time was over, leave the queue.
+        On exit, sentences that are still in the queue are removed from it: the client disconnected or timed out.
         """
         self._admit(len(texts))
         loop = asyncio.get_running_loop()
-        answers: list[Answer] = [loop.create_future() for _ in texts]
-        job = Job(options, deque(map(Sentence, texts, answers)), time.monotonic())
+        futures: list[TranslationsFuture] = [loop.create_future() for _ in texts]
+        request = QueuedRequest(
+            options, deque(map(QueuedSentence, texts, futures)), time.monotonic()
+        )
         if texts:
-            self._jobs.append(job)
-            if self._work is None or self._work.done():
-                self._work = loop.create_task(self._translate_all())
+            self._requests.append(request)
+            if self._worker is None or self._worker.done():
+                self._worker = loop.create_task(self._translate_queue())
         try:
-            yield answers
+            yield futures
         finally:
-            if job in self._jobs:
-                self._jobs.remove(job)
-            for answer in answers:
-                if not answer.cancel() and not answer.cancelled():
-                    answer.exception()  # seen, or Python would report that nobody asked for it
+            if request in self._requests:
+                self._requests.remove(request)
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # mark it as retrieved, or asyncio logs a warning
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Anything else that needs the model, done by its thread between two batches."""
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the model thread, between two batches."""
         self._admit(1)
         self._calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
         finally:
             self._calls -= 1
 
-    async def finish(self) -> None:
-        """Let nothing more in, and translate what is there."""
-        self.refuses = True
-        if self._work is not None:
-            await self._work
+    async def drain(self) -> None:
+        """Refuse new requests and translate what is in the queue."""
+        self.closed = True
+        if self._worker is not None:
+            await self._worker
 
     def _admit(self, count: int) -> None:
-        room = self._settings.queue_sentences
-        if self.refuses:
-            raise RequestRefused(503, "the server is stopping")
-        if count > room:
+        limit = self._settings.max_queued_sentences
+        if self.closed:
+            raise RequestRefused(503, "the server is shutting down")
+        if count > limit:
             raise RequestRefused(
-                413, f"{count:,} sentences in one request: at most {room:,} are allowed"
+                413, f"{count:,} sentences in one request: at most {limit:,} are allowed"
             )
-        if self.waiting + count > room:
+        if self.queued + count > limit:
             raise RequestRefused(
-                429, f"{self.waiting:,} sentences are waiting already: try again soon"
+                429, f"the queue is full ({self.queued:,} sentences): try again later"
             )
 
-    async def _translate_all(self) -> None:
-        """Batch after batch until no sentence waits."""
+    async def _translate_queue(self) -> None:
+        """Translate batch after batch until the queue is empty."""
         loop = asyncio.get_running_loop()
-        while self._jobs:
-            await asyncio.sleep(self._moment())
-            if not (batch := self._take()):
+        while self._requests:
+            await asyncio.sleep(self._delay())
+            if not (batch := self._next_batch()):
                 return
             texts = [sentence.text for sentence in batch.sentences]
-            found = await loop.run_in_executor(self._thread, self._search, texts, batch.options)
-            for sentence, answer in zip(batch.sentences, found, strict=True):
-                if sentence.answer.done():
-                    continue  # the client went away meanwhile
-                if isinstance(answer, Exception):
-                    sentence.answer.set_exception(answer)
+            results = await loop.run_in_executor(self._thread, self._search, texts, batch.options)
+            for sentence, result in zip(batch.sentences, results, strict=True):
+                if sentence.future.done():
+                    continue  # the client has disconnected
+                if isinstance(result, Exception):
+                    sentence.future.set_exception(result)
                 else:
-                    sentence.answer.set_result(answer)
+                    sentence.future.set_result(result)
 
-    def _moment(self) -> float:
-        """How long to wait for more: not at all when there is a full batch, or when one has waited."""
-        characters = sum(len(sentence.text) for job in self._jobs for sentence in job.waiting)
-        if characters >= self._settings.batch_characters:
+    def _delay(self) -> float:
+        """Seconds to wait for more sentences; 0 if a batch is full or the oldest has waited long enough."""
+        characters = sum(
+            len(sentence.text) for request in self._requests for sentence in request.sentences
+        )
+        if characters >= self._settings.max_batch_characters:
             return 0.0
-        waited = time.monotonic() - min(job.since for job in self._jobs)
-        return max(0.0, self._settings.batch_wait - waited)
+        waited = time.monotonic() - min(request.queued_at for request in self._requests)
+        return max(0.0, self._settings.batch_delay - waited)
 
-    def _take(self) -> Batch | None:
-        """The next batch out of the queue: from each request with the options of the first, one sentence in turn.
+    def _next_batch(self) -> SentenceBatch | None:
+        """Take the next batch from the queue: round-robin over all requests with the options of the first.
 
-        So a short request does not wait for the end of a long one. Those with other options come next.
+        This way a short request does not wait for a long one. Requests with other options move to the front.
         """
-        if not self._jobs:
+        if not self._requests:
             return None
-        batch = Batch(self._jobs[0].options, [])
-        turns = deque(job for job in self._jobs if job.options == batch.options)
-        room = self._settings.batch_characters
-        while turns and (room >= len(turns[0].waiting[0].text) or not batch.sentences):
-            job = turns.popleft()
-            sentence = job.waiting.popleft()
+        batch = SentenceBatch(self._requests[0].options, [])
+        turns = deque(request for request in self._requests if request.options == batch.options)
+        budget = self._settings.max_batch_characters
+        while turns and (budget >= len(turns[0].sentences[0].text) or not batch.sentences):
+            request = turns.popleft()
+            sentence = request.sentences.popleft()
             batch.sentences.append(sentence)
-            room -= len(sentence.text)
-            if job.waiting:
-                turns.append(job)
-        others = [job for job in self._jobs if job.options != batch.options]
-        self._jobs = [*others, *turns]
+            budget -= len(sentence.text)
+            if request.sentences:
+                turns.append(request)
+        others = [request for request in self._requests if request.options != batch.options]
+        self._requests = [*others, *turns]
         return batch
 
-    def _search(self, texts: list[str], options: Options) -> list[list[Translation] | Exception]:
-        """In the thread. An error is the answer of the sentence that caused it, not of its neighbours."""
+    def _search(
+        self, texts: list[str], options: SearchOptions
+    ) -> list[list[Translation] | Exception]:
+        """Runs in the model thread. If a batch fails, each sentence is retried alone, so only the bad one fails."""
         start = time.monotonic()
         try:
-            found = self._model.search(texts, **options.asked())
+            found = self._model.search(texts, **options.arguments())
         except Exception as error:
             if len(texts) == 1:
                 return [error]
-            return [answer for text in texts for answer in self._search([text], options)]
+            return [result for text in texts for result in self._search([text], options)]
         self._metrics.batch_seconds.observe(time.monotonic() - start)
         self._metrics.batch_sentences.observe(len(texts))
         self._metrics.sentences.inc(len(texts))
         self._metrics.tokens.inc(sum(len(best.tokens) for best, *_ in found))
         return list(found)
-
-
-class Batch(NamedTuple):
-    options: Options
-    sentences: list[Sentence]

@@ -1,4 +1,7 @@
-"""Traces: one sentence, and all that can be seen of it. Large ones stay here and are handed out layer by layer."""
+"""Routes for inspection: traces of single sentences, and the training history of the model.
+
+A large trace stays on the server, and the page fetches its arrays layer by layer.
+"""
 
 from __future__ import annotations
 
@@ -6,239 +9,232 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from pydantic import Field
 
 from regard.errors import RegardError
-from regard.inspection.history import Checkpoints, course, curves
-from regard.inspection.hooks import PLACES, Floats, Head
+from regard.inspection.history import PastCheckpoints, curves, training_history
+from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.trace import Trace, trace
 from regard.nn.state_dict import copy_weights
 from regard.server.batching import RequestRefused
 from regard.server.schemas import (
-    RequestBody,
+    AlignRequest,
     TraceRequest,
-    check_key,
-    describe,
-    read,
-    while_connected,
+    cancel_on_disconnect,
+    check_api_key,
+    openapi_body,
+    read_body,
 )
 from regard.server.service import Service
 from regard.server.settings import Settings
 from regard.tasks import Translator
 
-PARTS = ("query", "key", "value", "output")
+log = logging.getLogger("regard.server")
+
+PROJECTIONS = ("query", "key", "value", "output")
+"""arrays that can be fetched for each layer besides its attention weights"""
+POLL_SECONDS = 5.0
+"""how often to check for new weights of a run that is still training"""
+BINARY: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
+
+# ---------------------------------------------------------------------------------------------
+# Traces
 
 
-class Kept:
-    """The last traces, by id, as many as fit; the newest always stays."""
+class TraceCache:
+    """Recent traces by id, up to a size in bytes. The newest one is always kept."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._traces: OrderedDict[str, Trace] = OrderedDict()
 
-    def keep(self, found: Trace) -> str:
-        name = secrets.token_hex(8)
-        self._traces[name] = found
-        while len(self._traces) > 1 and sum(map(_bytes, self._traces.values())) > self._most:
+    def add(self, trace: Trace) -> str:
+        """Store a trace, drop the least recently used ones, return its id."""
+        id = secrets.token_hex(8)
+        self._traces[id] = trace
+        while len(self._traces) > 1 and sum(map(_size, self._traces.values())) > self._max_bytes:
             self._traces.popitem(last=False)
-        return name
+        return id
 
-    def layer(self, name: str, place: str, number: str, part: str | None = None) -> Floats:
-        """The weights of one layer, [head, query, key], or one of the parts they were made of."""
-        found = self._traces.get(name)
-        if found is None:
+    def layer(self, id: str, site: str, layer: str, projection: str | None = None) -> Floats:
+        """The attention weights of a layer, [head, query, key], or one of its ``PROJECTIONS``."""
+        trace = self._traces.get(id)
+        if trace is None:
             raise RequestRefused(
-                404, "no such trace: the server keeps only the last few; ask again"
+                404, "no such trace: the server keeps only recent ones; trace the text again"
             )
-        self._traces.move_to_end(name)
-        layers = _layers(found, place, part)
-        if not number.isdecimal() or int(number[:9]) >= len(layers):
-            raise RequestRefused(404, f"no such layer: {place} has {len(layers)}, counted from 0")
-        return layers[int(number[:9])]
+        self._traces.move_to_end(id)
+        layers = _layers(trace, site, projection)
+        if not layer.isdecimal() or int(layer[:9]) >= len(layers):
+            raise RequestRefused(
+                404, f"no such layer: {site} has {len(layers)} layers, counted from 0"
+            )
+        return layers[int(layer[:9])]
 
 
-def _bytes(found: Trace) -> int:
-    parts: list[list[Floats]] = [
-        getattr(one, name) for one in found.parts.values() for name in PARTS
+def _size(trace: Trace) -> int:
+    projections: list[list[Floats]] = [
+        getattr(one, name) for one in trace.projections.values() for name in PROJECTIONS
     ]
-    return found.bytes_of_attention + sum(array.nbytes for layers in parts for array in layers)
+    return trace.attention_bytes + sum(array.nbytes for layers in projections for array in layers)
 
 
-def _layers(found: Trace, place: str, part: str | None) -> Floats | list[Floats]:
-    for known in PLACES:
-        if place == known and part is None:
-            return found.weights(known)
-        if place == known and part in PARTS and known in found.parts:
-            layers: list[Floats] = getattr(found.parts[known], part)
+def _layers(trace: Trace, site: str, projection: str | None) -> Floats | list[Floats]:
+    for known in SITES:
+        if site == known and projection is None:
+            return trace.weights(known)
+        if site == known and projection in PROJECTIONS and known in trace.projections:
+            layers: list[Floats] = getattr(trace.projections[known], projection)
             return layers
-    if place == "nodes" and part is None:
-        return found.nodes
-    raise RequestRefused(404, "no such numbers in this trace")
+    if site == "nodes" and projection is None:
+        return trace.nodes
+    raise RequestRefused(404, "no such array in this trace")
 
 
-def add_trace(app: FastAPI, service: Service, model: Translator) -> None:
+def add_trace_routes(app: FastAPI, service: Service, model: Translator) -> None:
     settings, pairs = service.settings, service.pairs
-    kept = Kept(settings.traces_bytes)
+    traces = TraceCache(settings.trace_cache_bytes)
 
-    @app.post("/v1/trace", openapi_extra=describe(TraceRequest, pairs, settings))
+    @app.post("/v1/trace", openapi_extra=openapi_body(TraceRequest, pairs, settings))
     async def trace_text(request: Request) -> dict[str, Any]:
-        """Translate one sentence and tell all: attention of every head, candidates, the beam as a tree.
+        """Translate one sentence and return its trace: attention of every head, candidates, the beam search tree.
 
-        Queries, keys and values, and all attention where there is much of it, are left out (`data` is null): `id` names
-        the trace, and `/v1/trace/{id}/{place}/{layer}` has them.
+        Queries, keys and values are left out (`data` is null), and so are the attention weights if they are large.
+        `/v1/trace/{id}/{site}/{layer}` returns them.
         """
-        asked = await read(request, TraceRequest, settings)
-        _check(asked, settings, model)
+        body = await read_body(request, TraceRequest, settings)
+        _check_trace_size(body, settings, model)
+        service.check_beam(body.beam)
 
-        def work() -> Trace:
+        def run() -> Trace:
             return trace(
                 model,
-                asked.q,
-                beam=asked.beam,
-                length_penalty=asked.length_penalty,
-                prefix=asked.prefix,
-                forced=asked.forced,
-                temperature=asked.temperature or None,
-                seed=asked.seed,
-                mute=[Head.named(name) for name in asked.mute],
+                body.q,
+                beam=body.beam,
+                length_penalty=body.length_penalty,
+                prefix=body.prefix,
+                forced=body.forced,
+                temperature=body.temperature or None,
+                seed=body.seed,
+                mute=[Head.parse(name) for name in body.mute],
             )
 
-        found = await while_connected(request, service.in_time(service.batcher.call(work)))
-        small = found.bytes_of_attention <= settings.trace_bytes
-        told = found.to_json("attention" if small else "apart")
-        return {"id": kept.keep(found), **told}
+        work = service.with_timeout(service.batcher.call(run))
+        result = await cancel_on_disconnect(request, work)
+        small = result.attention_bytes <= settings.inline_trace_bytes
+        return {"id": traces.add(result), **result.to_json("attention" if small else "minimal")}
 
     @app.get(
-        "/v1/trace/{id}/{place}/{layer}",
+        "/v1/trace/{id}/{site}/{layer}",
         response_class=Response,
-        responses={200: {"content": {"application/octet-stream": {}}}},
+        responses=BINARY,
     )
-    async def trace_weights(request: Request, id: str, place: str, layer: str) -> Response:
-        """Attention of one layer of a trace, as little-endian float32: [head, query, key], row by row.
+    async def trace_weights(request: Request, id: str, site: str, layer: str) -> Response:
+        """Attention weights of one layer of a trace: little-endian float32, [head, query, key], row-major.
 
-        place is encoder, decoder, cross, or nodes, whose queries are the nodes in `parents`.
+        site is encoder, decoder, cross_attention, or nodes: the cross-attention of the search nodes in `parents`.
         """
-        check_key(request, None, settings)
-        return _binary(kept.layer(id, place, layer))
+        check_api_key(request, None, settings)
+        return _binary(traces.layer(id, site, layer))
 
     @app.get(
-        "/v1/trace/{id}/{place}/{layer}/{part}",
+        "/v1/trace/{id}/{site}/{layer}/{projection}",
         response_class=Response,
-        responses={200: {"content": {"application/octet-stream": {}}}},
+        responses=BINARY,
     )
-    async def trace_part(request: Request, id: str, place: str, layer: str, part: str) -> Response:
-        """What the weights of one layer were made of: query, key, value, or output, the W_O of each head."""
-        check_key(request, None, settings)
-        return _binary(kept.layer(id, place, layer, part))
+    async def trace_projection(
+        request: Request, id: str, site: str, layer: str, projection: str
+    ) -> Response:
+        """A projection of the heads of one layer: query, key, value, or output (W_O, split by head)."""
+        check_api_key(request, None, settings)
+        return _binary(traces.layer(id, site, layer, projection))
 
 
-def _check(asked: TraceRequest, settings: Settings, model: Translator) -> None:
-    characters = len(asked.q) + len(asked.prefix)
-    if characters > settings.trace_characters:
-        most = settings.trace_characters
+def _check_trace_size(body: TraceRequest, settings: Settings, model: Translator) -> None:
+    characters = len(body.q) + len(body.prefix)
+    if characters > settings.max_trace_characters:
         raise RequestRefused(
-            413, f"{characters:,} characters: at most {most:,} can be traced at once"
+            413,
+            f"{characters:,} characters: at most {settings.max_trace_characters:,} can be traced",
         )
-    (source,), (prefix,) = (
-        vocabulary.encode([text])
-        for vocabulary, text in (
-            (model.tokenizer.source, asked.q),
-            (model.tokenizer.target, asked.prefix),
-        )
-    )
-    tokens = max(len(source), len(asked.forced) + len(prefix))
-    if tokens > settings.trace_tokens:
+    (source,) = model.tokenizer.source.encode([body.q])
+    (prefix,) = model.tokenizer.target.encode([body.prefix])
+    tokens = max(len(source), len(body.forced) + len(prefix))
+    if tokens > settings.max_trace_tokens:
         raise RequestRefused(
-            413, f"{tokens:,} tokens: at most {settings.trace_tokens:,} can be traced"
+            413, f"{tokens:,} tokens: at most {settings.max_trace_tokens:,} can be traced"
         )
-    if (asked.beam or 1) > settings.beam:
-        raise RequestRefused(400, f"a beam of at most {settings.beam} is allowed")
 
 
-def _binary(numbers: Floats) -> Response:
-    content = numbers.astype("<f4").tobytes()
+def _binary(array: Floats) -> Response:
+    content = array.astype("<f4").tobytes()
     return Response(content, media_type="application/octet-stream")
 
 
 # ---------------------------------------------------------------------------------------------
-# How the served model learned: its run for the page to draw, and a run that still learns is followed.
+# Training history
 
 
-log = logging.getLogger("regard.server")
-
-LONGEST_SAID = 2_000
-"""tokens whose alignment may be asked for"""
-LOOK_AGAIN = 5.0
-"""seconds between two looks for better weights of a run that still learns"""
-
-
-class AlignRequest(RequestBody):
-    q: str
-    """one sentence"""
-    said: Annotated[list[int], Field(min_length=1, max_length=LONGEST_SAID, fail_fast=True)]
-    """ids of the tokens that a trace said"""
-    step: Annotated[int, Field(ge=0)]
-    """of a checkpoint that the run keeps"""
-
-
-def add_course(app: FastAPI, service: Service, model: Translator) -> None:
+def add_history_routes(app: FastAPI, service: Service, model: Translator) -> None:
     settings, pairs = service.settings, service.pairs
-    checkpoints = Checkpoints(model)
+    checkpoints = PastCheckpoints(model)
 
     @app.get("/v1/run")
     async def run(request: Request) -> dict[str, Any]:
-        """What the model is built on and how it learned: positions, rate, targets, curves, checkpoints."""
-        check_key(request, None, settings)
-        return await service.in_time(service.batcher.call(lambda: course(model)))
+        """Positional encoding, learning-rate schedule, label smoothing, training curves and checkpoints of the run."""
+        check_api_key(request, None, settings)
+        return await service.with_timeout(service.batcher.call(lambda: training_history(model)))
 
     @app.get("/v1/run/curves")
-    async def learned(request: Request) -> dict[str, Any]:
-        """The numbers of the run's log so far, and which checkpoints there are."""
-        check_key(request, None, settings)
+    async def run_curves(request: Request) -> dict[str, Any]:
+        """The training curves so far, and the steps of the checkpoints."""
+        check_api_key(request, None, settings)
         found = await asyncio.to_thread(curves, model.run) if model.run else None
         return {"curves": found, "checkpoints": checkpoints.steps()}
 
-    @app.post("/v1/align", openapi_extra=describe(AlignRequest, pairs, settings))
+    @app.post("/v1/align", openapi_extra=openapi_body(AlignRequest, pairs, settings))
     async def align(request: Request) -> dict[str, Any]:
-        """Where the model looked at an earlier checkpoint, had it said the same."""
-        asked = await read(request, AlignRequest, settings)
-        if len(asked.q) > settings.trace_characters:
+        """Cross-attention of an earlier checkpoint while it is forced to produce the given translation."""
+        body = await read_body(request, AlignRequest, settings)
+        if len(body.q) > settings.max_trace_characters:
             raise RequestRefused(
-                413, f"at most {settings.trace_characters:,} characters can be traced"
+                413,
+                f"{len(body.q):,} characters: "
+                f"at most {settings.max_trace_characters:,} can be traced",
             )
-        if not all(0 <= token < model.tokenizer.target.size for token in asked.said):
-            raise RequestRefused(400, "said: no tokens of this model")
+        size = model.tokenizer.target.size
+        if wrong := [token for token in body.outputs if not 0 <= token < size]:
+            raise RequestRefused(400, f"outputs: token id {wrong[0]} must be from 0 to {size - 1}")
 
-        def work() -> dict[str, Any]:
-            return checkpoints.alignment(asked.step, model.request(asked.q), asked.said)
+        def compute() -> dict[str, Any]:
+            return checkpoints.alignment(body.step, model.request(body.q), body.outputs)
 
-        return await service.in_time(service.batcher.call(work))
+        return await service.with_timeout(service.batcher.call(compute))
 
 
-async def follow(service: Service, model: Translator) -> None:
-    """While the run still learns, take over each better model as it is written, between two batches."""
+async def follow_training(service: Service, model: Translator) -> None:
+    """While the run is still training, load its best weights whenever they are replaced, between two batches."""
     run = model.run
     if run is None:
         return
-    seen = run.weights_file.stat().st_mtime_ns
+    loaded = run.weights_file.stat().st_mtime_ns
 
-    def take() -> None:
+    def reload() -> None:
         copy_weights(model.network, run.weights(), str(run.weights_file))
         model.freeze()
 
     finished = run.card_file.is_file()
     while not finished:
-        await asyncio.sleep(LOOK_AGAIN)
-        # In this order: what is written with the card, or before it, is taken below.
+        await asyncio.sleep(POLL_SECONDS)
+        # Check the card first: the final weights are written before it, so the code below loads them.
         finished = run.card_file.is_file()
         try:
-            now = run.weights_file.stat().st_mtime_ns
-            if now != seen:
-                await service.batcher.call(take)
-                seen = now
-                log.info("took over the weights that %s has now", run)
+            written = run.weights_file.stat().st_mtime_ns
+            if written != loaded:
+                await service.batcher.call(reload)
+                loaded = written
+                log.info("%s: loaded new weights", run)
         except (OSError, RegardError, RequestRefused) as error:
-            log.warning("%s: kept the weights from before: %s", run, error)
+            log.warning("%s: keeping the old weights: %s", run, error)

@@ -1,4 +1,4 @@
-"""What may be asked, how it is read, and what is answered."""
+"""Request and response bodies: their schemas, how a body is read and validated, its OpenAPI description."""
 
 from __future__ import annotations
 
@@ -16,40 +16,59 @@ from starlette.requests import ClientDisconnect, Request
 from regard.server.batching import RequestRefused
 from regard.server.settings import Settings
 
-MOST_FORCED = 2_000
-"""tokens of a translation"""
-MOST_MUTED = 10_000
-"""heads: more than any model has"""
+MAX_TOKEN_IDS = 2_000
+"""token ids in one request"""
+MAX_MUTED_HEADS = 10_000
+"""more heads than any model has"""
+
+Beam = Annotated[int, Field(ge=1)] | None
+LengthPenalty = Annotated[float, Field(ge=0, le=10)] | None
+Texts = str | Annotated[list[str], Field(fail_fast=True)]
+
+# ---------------------------------------------------------------------------------------------
+# Requests
 
 
 class RequestBody(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
 
     api_key: str | None = None
-    """needed if the server has keys; may also be sent as ``Authorization: Bearer KEY``"""
+    """API key, if the server requires one; ``Authorization: Bearer KEY`` works too"""
 
 
 class TextRequest(RequestBody):
     source: str
-    """code of the language of the text, or ``auto``"""
+    """code of the source language, or ``auto``"""
     target: str
-    """code of the language to translate into"""
+    """code of the target language"""
     format: Literal["text", "html"] = "text"
-    beam: Annotated[int, Field(ge=1)] | None = None
-    """hypotheses of the search; as the model's recipe has it unless given"""
-    length_penalty: Annotated[float, Field(ge=0, le=10)] | None = None
-    """length penalty; as the model's recipe has it unless given"""
+    """``html`` keeps tags and translates the text between them"""
+    beam: Beam = None
+    """beam size; the default is the model's"""
+    length_penalty: LengthPenalty = None
+    """length penalty; the default is the model's"""
 
 
 class TranslateRequest(TextRequest):
-    q: str | Annotated[list[str], Field(fail_fast=True)]
-    """text, or several"""
+    q: Texts
+    """one text, or a list of texts"""
     alternatives: Annotated[int, Field(ge=0)] = 0
-    """so many more translations of each text"""
+    """number of alternative translations of each text"""
 
 
 class StreamRequest(TextRequest):
     q: str
+    """the text"""
+
+
+class DetectRequest(RequestBody):
+    q: Texts
+    """one text, or a list of texts"""
+
+
+class LiveRequest(RequestBody):
+    q: str
+    """a short text"""
 
 
 HeadName = Annotated[
@@ -61,32 +80,43 @@ class TraceRequest(RequestBody):
     q: str
     """one sentence"""
     prefix: str = ""
-    """how its translation must begin"""
-    beam: Annotated[int, Field(ge=1)] | None = None
-    length_penalty: Annotated[float, Field(ge=0, le=10)] | None = None
-    forced: Annotated[list[int], Field(max_length=MOST_FORCED, fail_fast=True)] = []
-    """ids of the tokens its translation must begin with, before the prefix"""
+    """text that the translation must begin with"""
+    beam: Beam = None
+    """beam size; the default is the model's"""
+    length_penalty: LengthPenalty = None
+    """length penalty; the default is the model's"""
+    forced: Annotated[list[int], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)] = []
+    """ids of the tokens that the translation must begin with, before ``prefix``"""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """above 0: the translation is drawn at random, the more freely the higher"""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    """of the drawing"""
-    mute: Annotated[list[HeadName], Field(max_length=MOST_MUTED, fail_fast=True)] = []
-    """heads that shall say nothing, each as place.layer.head, counted from 0: ``cross_attention.0.1``"""
+    """above 0: sample the translation at this temperature instead of beam search"""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """random seed for sampling; the default is the model's"""
+    mute: Annotated[list[HeadName], Field(max_length=MAX_MUTED_HEADS, fail_fast=True)] = []
+    """heads whose output is set to zero, as ``site.layer.head``, counted from 0: ``cross_attention.0.1``"""
 
 
-class DetectRequest(RequestBody):
-    q: str | Annotated[list[str], Field(fail_fast=True)]
+class AlignRequest(RequestBody):
+    q: str
+    """one sentence"""
+    outputs: Annotated[list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
+    """token ids of the translation, from a trace"""
+    step: Annotated[int, Field(ge=0)]
+    """training step of a checkpoint that the run has kept"""
 
 
-class Detected(BaseModel):
+# ---------------------------------------------------------------------------------------------
+# Responses
+
+
+class DetectedLanguage(BaseModel):
     confidence: float
     language: str
 
 
-class Translated(BaseModel):
+class TranslateResponse(BaseModel):
     translatedText: str | list[str]  # noqa: N815
     alternatives: list[str] | list[list[str]] | None = None
-    detectedLanguage: Detected | list[Detected] | None = None  # noqa: N815
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
 
 
 class Language(BaseModel):
@@ -95,115 +125,121 @@ class Language(BaseModel):
     targets: list[str]
 
 
-class Problem(BaseModel):
+class ErrorResponse(BaseModel):
     error: str
 
 
-class State(BaseModel):
+class StatusResponse(BaseModel):
     status: str
 
 
+def server_sent_event(name: str, data: Mapping[str, Any]) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
 # ---------------------------------------------------------------------------------------------
-# Reading
+# Reading a request
 
 Body = TypeVar("Body", bound=RequestBody)
 T = TypeVar("T")
 
 
-async def read(request: Request, shape: type[Body], settings: Settings) -> Body:
-    """The body of a request, JSON or form, if it is as it should be and its key is known."""
-    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+async def read_body(request: Request, schema: type[Body], settings: Settings) -> Body:
+    """Read and validate a request body, JSON or form, and check its API key."""
+    content_type = request.headers.get("content-type", "application/json")
+    content_type = content_type.split(";")[0].strip().lower()
     data = bytearray()
-    async with time_limit(settings.seconds, "the request did not arrive"):
+    async with time_limit(settings.timeout, "the request was not received"):
         async for chunk in request.stream():
             data += chunk
-            if len(data) > settings.body_bytes:
+            if len(data) > settings.max_body_bytes:
                 raise RequestRefused(
-                    413, f"the request is larger than {settings.body_bytes:,} bytes"
+                    413, f"the request is larger than {settings.max_body_bytes:,} bytes"
                 )
     try:
-        if kind == "application/json":
-            asked = shape.model_validate_json(bytes(data))
-        elif kind == "application/x-www-form-urlencoded":
-            asked = shape.model_validate(_form(data))
+        if content_type == "application/json":
+            body = schema.model_validate_json(bytes(data))
+        elif content_type == "application/x-www-form-urlencoded":
+            body = schema.model_validate(_parse_form(data))
         else:
-            raise RequestRefused(415, "send application/json or application/x-www-form-urlencoded")
+            raise RequestRefused(
+                415,
+                f"content type {content_type}: "
+                "send application/json or application/x-www-form-urlencoded",
+            )
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
         raise RequestRefused(
             400, "; ".join(problem.removeprefix(": ") for problem in problems)
         ) from None
     except ValueError:
-        raise RequestRefused(400, "the form is not one of UTF-8 text") from None
-    check_key(request, asked.api_key, settings)
-    return asked
+        raise RequestRefused(400, "the form is not valid UTF-8 text") from None
+    check_api_key(request, body.api_key, settings)
+    return body
 
 
-def _form(data: bytes | bytearray) -> dict[str, str | list[str]]:
+def _parse_form(data: bytes | bytearray) -> dict[str, str | list[str]]:
     fields = parse_qs(data.decode(), keep_blank_values=True, errors="strict", max_num_fields=1000)
     return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
-def check_key(request: Request, given: str | None, settings: Settings) -> None:
+def check_api_key(request: Request, given: str | None, settings: Settings) -> None:
+    """Refuse a request without a valid API key, from its body (``given``) or its Authorization header."""
     if given is None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    # All are compared, each in the same time, so that time tells nothing about any of them.
+    # Compare with all keys, each in constant time, so that the time reveals nothing about them.
     matches = [hmac.compare_digest(given.encode(), key.encode()) for key in settings.api_keys]
     if settings.api_keys and not any(matches):
-        raise RequestRefused(403, "this server needs an api_key, and this is none of them")
+        raise RequestRefused(403, "this server requires a valid api_key")
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of the work; it is cancelled if the client goes away before."""
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work; cancel it if the client disconnects first."""
 
-    async def leaves() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.create_task(work), asyncio.create_task(leaves())
+    working, watching = asyncio.create_task(work), asyncio.create_task(disconnected())
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return working.result()
     finally:
-        for task in (working, leaving):
+        for task in (working, watching):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
 
 
 @asynccontextmanager
-async def time_limit(seconds: float, what: str, start: float | None = None) -> AsyncIterator[None]:
-    """Refuse if the block is not done so many seconds after the start, which is now unless given."""
+async def time_limit(
+    seconds: float, problem: str, start: float | None = None
+) -> AsyncIterator[None]:
+    """Refuse the request if the block takes longer than this, counted from ``start`` (default: now)."""
     end = (asyncio.get_running_loop().time() if start is None else start) + seconds
     try:
         async with asyncio.timeout_at(end):
             yield
     except TimeoutError:
-        raise RequestRefused(503, f"{what} within {seconds:g} seconds") from None
+        raise RequestRefused(503, f"{problem} within {seconds:g} seconds") from None
 
 
-def describe(
-    shape: type[RequestBody], pairs: Sequence[tuple[str, str]], settings: Settings
+def openapi_body(
+    schema: type[RequestBody], pairs: Sequence[tuple[str, str]], settings: Settings
 ) -> dict[str, Any]:
-    """How a body is described in the OpenAPI document. It is read by hand, to stop at the limit."""
-    schema = shape.model_json_schema()
+    """The OpenAPI description of a body. FastAPI cannot derive it, because ``read_body`` enforces limits itself."""
+    described = schema.model_json_schema()
     sources, targets = (list(dict.fromkeys(codes)) for codes in zip(*pairs, strict=True))
-    known: dict[str, dict[str, Any]] = {
+    limits: dict[str, dict[str, Any]] = {
         "source": {"enum": [*sources, "auto"]},
         "target": {"enum": targets},
-        "alternatives": {"maximum": settings.alternatives},
-        "beam": {"maximum": settings.beam},
+        "alternatives": {"maximum": settings.max_alternatives},
+        "beam": {"maximum": settings.max_beam},
     }
-    for name in known.keys() & schema["properties"].keys():
-        schema["properties"][name] |= known[name]
-    kinds = ("application/json", "application/x-www-form-urlencoded")
-    return {
-        "requestBody": {"required": True, "content": {kind: {"schema": schema} for kind in kinds}}
-    }
-
-
-def event(name: str, data: Mapping[str, Any]) -> str:
-    """A server-sent event."""
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+    for name in limits.keys() & described["properties"].keys():
+        described["properties"][name] |= limits[name]
+    content_types = ("application/json", "application/x-www-form-urlencoded")
+    content = {one: {"schema": described} for one in content_types}
+    return {"requestBody": {"required": True, "content": content}}

@@ -1,4 +1,4 @@
-"""A run folder, a port, and a clean end."""
+"""Serve a run: load its model, listen on a port, shut down cleanly."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from regard.server.settings import Settings
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
-SMALL = 10_000_000
-"""parameters; the demo's 850,000 are well below (docs/decisions.md), the border itself is a guess"""
-LONGEST_END = 5.0
-"""Seconds, beyond those a request may take, after which a server told to stop no longer waits."""
+SMALL_MODEL = 10_000_000
+"""parameters; the demo's 850,000 are well below (docs/decisions.md), the limit itself is an estimate"""
+SHUTDOWN_SECONDS = 5.0
+"""how long a shutdown may take in addition to the timeout of a request"""
 
 
 def serve(
@@ -36,19 +36,22 @@ def serve(
     threads: int | None = None,
     languages: tuple[str, str] | None = None,
 ) -> None:
-    """Serve the model of a run until a signal ends it. Port 0 takes one that is free.
+    """Serve the model of a run until SIGINT or SIGTERM.
 
-    languages: the codes of source and target, if other than the run's.
+    port: 0 selects a free port. languages: codes of source and target, if the recipe names none or others.
     """
     settings = settings or Settings()
     model = Translator.load(run, device, precision, threads)
     if languages:
         if model.recipe.data.targets:
-            raise RegardError(f"--languages: {run} translates into several, and knows their names")
+            raise RegardError(
+                f"--languages {','.join(languages)}: {run} has several target languages, "
+                "named in its recipe"
+            )
         data = model.recipe.data.model_copy(update={"languages": languages})
         model.recipe = model.recipe.model_copy(update={"data": data})
-    choose_threads(model)
-    # Else its weights may change, and by then there are threads: no forks.
+    limit_threads(model)
+    # Workers are forked with the weights, so only for a finished run: others may get new weights later.
     if RunDir(run).card_file.is_file():
         model.start_workers()
     app = create_app(model, settings, RunDir(run).card())
@@ -57,39 +60,40 @@ def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(settings.seconds + LONGEST_END),
+        timeout_graceful_shutdown=int(settings.timeout + SHUTDOWN_SECONDS),
     )
     if not model.recipe.data.named:
-        known = " and ".join(model.recipe.data.language_pair)
+        source, target = model.recipe.data.language_pair
         print(
-            f"regard: languages without names are called {known}; --languages en,de names them",
+            f"regard: the recipe names no languages, so they are called {source} and {target}; "
+            "name them with --languages, for example --languages en,de",
             file=sys.stderr,
         )
-    with _listen(host, port) as listening:  # only now: who is let in before would have to wait
-        place = f"[{host}]" if ":" in host else host
-        greeting = f"regard: serving {run} at http://{place}:{listening.getsockname()[1]}"
+    with _listen(host, port) as listening:  # after loading, so that clients need not wait for it
+        address = f"[{host}]" if ":" in host else host
+        greeting = f"regard: serving {run} at http://{address}:{listening.getsockname()[1]}"
         Server(config, app.state.service, greeting).run(sockets=[listening])
 
 
-def choose_threads(model: Translator) -> None:
-    """One thread for a small model: to wait for a second takes longer than what that one saves.
+def limit_threads(model: Translator) -> None:
+    """Use one thread for a small model on a CPU: synchronizing a second one costs more than it saves.
 
-    The environment's OMP_NUM_THREADS goes before.
+    The environment variable OMP_NUM_THREADS takes precedence.
     """
     size = sum(parameter.numel() for parameter in model.network.parameters())
-    if model.device.type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
+    if model.device.type == "cpu" and size < SMALL_MODEL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, place = found[0]
-        # With its protocol named, asyncio turns off Nagle's algorithm: without, each answer waits 40 ms.
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = addresses[0]
+        # asyncio disables Nagle's algorithm only if the protocol is given; otherwise each response waits 40 ms.
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(place)
+            listening.bind(address)
             listening.listen()
         except OSError:
             listening.close()
@@ -100,7 +104,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Ends at the first signal: what has come in is finished, what comes after is refused."""
+    """Shuts down at the first signal: finishes running requests, refuses new ones. A second SIGINT ends it at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service, greeting: str) -> None:
         super().__init__(config)
@@ -112,6 +116,6 @@ class Server(uvicorn.Server):
         print(self.greeting, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.service.batcher.refuses = True
-        self.force_exit = self.should_exit and sig == signal.SIGINT  # asked again: at once
+        self.service.batcher.closed = True
+        self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True

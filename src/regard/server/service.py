@@ -1,4 +1,4 @@
-"""The work behind the routes: texts to sentences, sentences through the queue, and together again."""
+"""Translation of documents: split texts into sentences, translate them through the queue, join the results."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from regard.errors import RegardError
-from regard.server.batching import Batcher, Options, RequestRefused, Searcher
+from regard.server.batching import Batcher, RequestRefused, SearchModel, SearchOptions
 from regard.server.html_markup import Document, Floats, split_html, split_plain
 from regard.server.metrics import Metrics
 from regard.server.schemas import (
-    Detected,
+    DetectedLanguage,
     Language,
     StreamRequest,
     TextRequest,
-    Translated,
     TranslateRequest,
-    event,
+    TranslateResponse,
+    server_sent_event,
     time_limit,
 )
 from regard.server.settings import Settings
@@ -32,33 +32,36 @@ T = TypeVar("T")
 
 log = logging.getLogger("regard.server")
 
-MISTAKE = "a mistake of the server; its log says more"
+INTERNAL_ERROR = "internal server error; see the server's log"
 
-_NAMES = """
+_LANGUAGE_NAMES = """
 ar Arabic, bg Bulgarian, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian, fa Persian,
 fi Finnish, fr French, he Hebrew, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean,
 lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sk Slovak,
 sl Slovenian, sv Swedish, th Thai, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
 """
-NAMES = dict(pair.split() for pair in _NAMES.split(","))
-"""Of languages, by their codes; one that is not here is called by its code."""
+LANGUAGE_NAMES = dict(pair.split() for pair in _LANGUAGE_NAMES.split(","))
+"""English names of languages by code; a language that is missing here is called by its code"""
 
 
-class Served(Searcher, Protocol):
-    """What is needed of a model."""
+class ServedModel(SearchModel, Protocol):
+    """What the server needs of a model."""
 
     @property
     def recipe(self) -> Recipe: ...
 
 
 Align = Callable[[str, str, str | None], Floats | None]
-"""A sentence, its translation and the language asked for in, their alignment out: see inline.mark"""
+"""Source, translation and target language in, alignment matrix out; see ``html_markup.insert_elements``"""
 
 
 class Service:
-    """A model, the queue before it, and its limits: all that a route needs."""
+    """A model with its queue, limits and metrics: everything the routes need.
 
-    def __init__(self, model: Served, settings: Settings, align: Align | None = None) -> None:
+    align: computes word alignments to place inline tags; without it, tags are placed by position.
+    """
+
+    def __init__(self, model: ServedModel, settings: Settings, align: Align | None = None) -> None:
         self.model = model
         self.align = align
         self.settings = settings
@@ -66,158 +69,179 @@ class Service:
         self.batcher = Batcher(model, settings, self.metrics)
         self.pairs = model.recipe.data.language_pairs
         self.source, self.target = self.pairs[0]
-        self.asks = bool(model.recipe.data.targets)
-        """whether the model must be told which language is wanted"""
+        self.multilingual = bool(model.recipe.data.targets)
+        """whether each request to the model must name its target language"""
+
+    # Languages
 
     @property
     def sources(self) -> list[str]:
         return list(dict.fromkeys(source for source, _ in self.pairs))
 
-    def language(self, target: str) -> str | None:
-        """What the model is told of the language wanted."""
-        return target if self.asks else None
+    def to(self, target: str) -> str | None:
+        """The ``to`` argument of the model for a target language."""
+        return target if self.multilingual else None
 
     def languages(self) -> list[Language]:
         codes = dict.fromkeys(code for pair in self.pairs for code in pair)
         return [
             Language(
                 code=code,
-                name=NAMES.get(code.split("-")[0], code),
+                name=LANGUAGE_NAMES.get(code.split("-")[0], code),
                 targets=[target for source, target in self.pairs if source == code],
             )
             for code in codes
         ]
 
-    def detected(self, sources: Sequence[str]) -> list[Detected]:
-        """The text is not looked at: each language it may have is as likely."""
-        return [Detected(confidence=100 / len(sources), language=code) for code in sources]
+    def detected(self, sources: Sequence[str]) -> list[DetectedLanguage]:
+        """Equal confidence for each possible language: the text itself is not examined."""
+        return [DetectedLanguage(confidence=100 / len(sources), language=code) for code in sources]
 
-    def possible(self, asked: TextRequest) -> list[str]:
-        """The languages that the text may have; none where there is no such pair."""
+    def possible_sources(self, request: TextRequest) -> list[str]:
+        """The source languages that a request can have; empty if the language pair is not supported."""
         return [
             source
             for source, target in self.pairs
-            if asked.source in (source, "auto") and target == asked.target
+            if request.source in (source, "auto") and target == request.target
         ]
 
-    async def translate(self, asked: TranslateRequest) -> Translated:
+    # Translation
+
+    async def translate(self, request: TranslateRequest) -> TranslateResponse:
         start = asyncio.get_running_loop().time()
-        texts = [asked.q] if isinstance(asked.q, str) else asked.q
-        options = self.options(asked, asked.alternatives)
-        documents = self.documents(texts, asked)
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        options = self.search_options(request, request.alternatives)
+        documents = self.split(texts, request)
         sentences = [sentence for document in documents for sentence in document.sentences]
-        with self.batcher.queued(sentences, options) as answers:
-            found = iter(await self.in_time(asyncio.gather(*answers), start))
-        best, others = [], []
+        with self.batcher.submit(sentences, options) as futures:
+            results = iter(await self.with_timeout(asyncio.gather(*futures), start))
+        best: list[str] = []
+        alternatives: list[list[str]] = []
         for document in documents:
-            hypotheses = [next(found) for _ in document.sentences]
-            ranks = [_of_rank(hypotheses, rank) for rank in range(options.nbest)]
-            first, *more = [
-                await self.in_time(self.join(document, one, options.to), start) for one in ranks
+            hypotheses = [next(results) for _ in document.sentences]
+            ranks = [_texts_of_rank(hypotheses, rank) for rank in range(options.nbest)]
+            first, *others = [
+                await self.with_timeout(self.join(document, one, options.to), start)
+                for one in ranks
             ]
             best.append(first)
-            others.append([text for text in dict.fromkeys(more) if text != first])
-        detected = self.detected(self.possible(asked))[:1] * len(texts)
-        alternatives = _like(asked.q, others)
-        return Translated(
-            translatedText=_like(asked.q, best),
-            alternatives=alternatives if asked.alternatives else None,
-            detectedLanguage=_like(asked.q, detected) if asked.source == "auto" else None,
+            alternatives.append([text for text in dict.fromkeys(others) if text != first])
+        detected = self.detected(self.possible_sources(request))[:1] * len(texts)
+        others_of_text = _like_request(request.q, alternatives)
+        return TranslateResponse(
+            translatedText=_like_request(request.q, best),
+            alternatives=others_of_text if request.alternatives else None,
+            detectedLanguage=_like_request(request.q, detected)
+            if request.source == "auto"
+            else None,
         )
 
-    async def stream(self, asked: StreamRequest) -> AsyncIterator[str]:
-        """Server-sent events: ``start`` once it is in the queue, a ``part`` for each sentence in order, ``end``.
+    async def stream(self, request: StreamRequest) -> AsyncIterator[str]:
+        """Server-sent events: ``start`` once queued, a ``part`` for each sentence in order, then ``end``.
 
-        The texts of all parts one after the other are the whole translation.
+        The texts of all parts, concatenated, are the whole translation.
         """
         start = asyncio.get_running_loop().time()
-        options = self.options(asked)
-        (document,) = self.documents([asked.q], asked)
-        with self.batcher.queued(document.sentences, options) as answers:
-            yield event("start", {"sentences": len(answers)})
+        options = self.search_options(request)
+        (document,) = self.split([request.q], request)
+        with self.batcher.submit(document.sentences, options) as futures:
+            yield server_sent_event("start", {"sentences": len(futures)})
             try:
-                for index, answer in enumerate(answers):
-                    best, *_ = await self.in_time(answer, start)
-                    aligning = self.aligned(document, index, best.text, options.to)
-                    alignment = await self.in_time(aligning, start)
-                    text = document.part(index, best.text, alignment)
-                    yield event("part", {"text": text, "source": document.sentences[index]})
+                for index, future in enumerate(futures):
+                    best, *_ = await self.with_timeout(future, start)
+                    alignment = await self.with_timeout(
+                        self.alignment(document, index, best.text, options.to), start
+                    )
+                    text = document.join_one(index, best.text, alignment)
+                    source = document.sentences[index]
+                    yield server_sent_event("part", {"text": text, "source": source})
             except (RequestRefused, RegardError) as error:
-                yield event("error", {"error": str(error)})
+                yield server_sent_event("error", {"error": str(error)})
             except Exception:
-                log.exception("a stream failed")
-                yield event("error", {"error": MISTAKE})
+                log.exception("stream failed")
+                yield server_sent_event("error", {"error": INTERNAL_ERROR})
             else:
-                yield event("part", {"text": document.between[-1], "source": ""})
-                yield event("end", {})
+                yield server_sent_event("part", {"text": document.separators[-1], "source": ""})
+                yield server_sent_event("end", {})
 
     async def join(self, document: Document, translations: Sequence[str], to: str | None) -> str:
-        """The document with its translations, tags inside sentences where their words have gone."""
+        """The document with its translations, inline tags around the words they belong to."""
         alignments = [
-            await self.aligned(document, index, text, to) for index, text in enumerate(translations)
+            await self.alignment(document, index, text, to)
+            for index, text in enumerate(translations)
         ]
         return document.join(translations, alignments)
 
-    async def aligned(
+    async def alignment(
         self, document: Document, index: int, translation: str, to: str | None
     ) -> Floats | None:
-        """Request of the model only where there are tags to be moved."""
+        """The word alignment of a sentence; None if it has no inline tags or the model cannot align it."""
         sentence = document.sentences[index]
         if self.align is None or index not in document.elements or translation == sentence:
             return None
         try:
             return await self.batcher.call(partial(self.align, sentence, translation, to))
-        except RegardError:  # longer than the model can read
+        except RegardError:  # longer than the model's maximum length
             return None
 
-    async def in_time(self, answer: Awaitable[T], start: float | None = None) -> T:
-        async with time_limit(self.settings.seconds, "the translation was not ready", start):
-            return await answer
+    async def with_timeout(self, result: Awaitable[T], start: float | None = None) -> T:
+        """Await a result within the time limit of a request that began at ``start`` (default: now)."""
+        async with time_limit(self.settings.timeout, "the translation was not ready", start):
+            return await result
 
-    def options(self, asked: TextRequest, alternatives: int = 0) -> Options:
-        """How to search, if the request may ask for this."""
+    # Limits
+
+    def search_options(self, request: TextRequest, alternatives: int = 0) -> SearchOptions:
+        """The search options of a request, after checking them against the limits."""
         settings = self.settings
-        if not self.possible(asked):
+        if not self.possible_sources(request):
             known = ", ".join(f"{source} to {target}" for source, target in self.pairs)
-            named = self.model.recipe.data.named
-            unnamed = "" if named else " (its languages were not named)"
+            unnamed = (
+                "" if self.model.recipe.data.named else " (the model's recipe names no languages)"
+            )
             raise RequestRefused(
                 400,
-                f"{asked.source} to {asked.target} is not supported: "
+                f"{request.source} to {request.target} is not supported: "
                 f"this server translates {known}{unnamed}",
             )
-        if alternatives > settings.alternatives:
-            raise RequestRefused(400, f"at most {settings.alternatives} alternatives are allowed")
-        if (asked.beam or 1) > settings.beam:
-            raise RequestRefused(400, f"a beam of at most {settings.beam} is allowed")
+        if alternatives > settings.max_alternatives:
+            raise RequestRefused(
+                400, f"alternatives {alternatives}: at most {settings.max_alternatives}"
+            )
+        self.check_beam(request.beam)
         nbest = alternatives + 1
-        beam = None if asked.beam is None else max(asked.beam, nbest)
-        return Options(beam, asked.length_penalty, nbest, self.language(asked.target))
+        beam = None if request.beam is None else max(request.beam, nbest)
+        return SearchOptions(beam, request.length_penalty, nbest, self.to(request.target))
 
-    def documents(self, texts: Sequence[str], asked: TextRequest) -> list[Document]:
+    def check_beam(self, beam: int | None) -> None:
+        if (beam or 1) > self.settings.max_beam:
+            raise RequestRefused(400, f"beam {beam}: at most {self.settings.max_beam}")
+
+    def split(self, texts: Sequence[str], request: TextRequest) -> list[Document]:
+        """The sentences of each text."""
         self.check_texts(texts)
-        split = split_html if asked.format == "html" else split_plain
-        source = self.possible(asked)[0]
+        split = split_html if request.format == "html" else split_plain
+        source = self.possible_sources(request)[0]
         return [split(text, source) for text in texts]
 
     def check_texts(self, texts: Sequence[str]) -> None:
         settings = self.settings
-        if len(texts) > settings.texts:
+        if len(texts) > settings.max_texts:
             raise RequestRefused(
-                413, f"{len(texts):,} texts: at most {settings.texts:,} are allowed"
+                413, f"{len(texts):,} texts: at most {settings.max_texts:,} are allowed"
             )
         count = sum(map(len, texts))
-        if count > settings.characters:
+        if count > settings.max_characters:
             raise RequestRefused(
-                413, f"{count:,} characters: at most {settings.characters:,} are allowed"
+                413, f"{count:,} characters: at most {settings.max_characters:,} are allowed"
             )
 
 
-def _like(asked: str | list[str], answers: list[T]) -> T | list[T]:
-    """One answer to one text, a list to a list."""
-    return answers[0] if isinstance(asked, str) else answers
+def _like_request(q: str | list[str], results: list[T]) -> T | list[T]:
+    """A single result if the request had a single text, else the list."""
+    return results[0] if isinstance(q, str) else results
 
 
-def _of_rank(hypotheses: Sequence[Sequence[Translation]], rank: int) -> list[str]:
-    """The hypotheses of this rank; a sentence that has fewer gives its last."""
-    return [found[min(rank, len(found) - 1)].text for found in hypotheses]
+def _texts_of_rank(hypotheses: Sequence[Sequence[Translation]], rank: int) -> list[str]:
+    """The translation of this rank of each sentence, or its last one if it has fewer."""
+    return [some[min(rank, len(some) - 1)].text for some in hypotheses]

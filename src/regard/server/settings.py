@@ -1,4 +1,4 @@
-"""Every limit of the server in one place. A request beyond one is refused, with the reason in JSON."""
+"""Limits of the server. A request that exceeds one is refused with the reason in JSON."""
 
 from __future__ import annotations
 
@@ -7,31 +7,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
+    """Each comment names the HTTP status of the refusal."""
+
     api_keys: tuple[str, ...] = ()
-    """a request needs one of these; none: all are served"""
-    body_bytes: int = 1 << 20
-    """of one request; counted while it is read (413)"""
-    characters: int = 100_000
-    """of all texts of one request (413)"""
-    trace_characters: int = 2_000
-    """of a text to be traced (413)"""
-    trace_tokens: int = 512
-    """of it, and of how its translation must begin: attention grows with the square (413)"""
-    trace_bytes: int = 1 << 20
-    """of attention that go into a trace's answer; where there is more, each layer is asked for"""
-    traces_bytes: int = 256 << 20
-    """of the last traces, kept to be asked for; the newest stays whatever its size"""
-    texts: int = 128
-    """in one request (413)"""
-    alternatives: int = 10
-    """beside the best translation (400)"""
-    beam: int = 20
-    """hypotheses a request may ask for (400)"""
-    queue_sentences: int = 4096
-    """waiting to be translated; a request that does not fit in is refused (429)"""
-    seconds: float = 60.0
-    """a request may take to arrive, and then to be translated (503)"""
-    batch_characters: int = 16_384
-    """translated at once: some 4,000 tokens of English"""
-    batch_wait: float = 0.005
-    """seconds a sentence waits, at most, for others to be translated with it"""
+    """accepted API keys (403); if empty, no key is needed"""
+    max_body_bytes: int = 1 << 20
+    """size of a request body, checked while it is read (413)"""
+    max_characters: int = 100_000
+    """total characters of all texts of a request (413)"""
+    max_trace_characters: int = 2_000
+    """characters of a text to trace (413)"""
+    max_trace_tokens: int = 512
+    """tokens of a text to trace, and of a forced prefix: attention grows with the square of the length (413)"""
+    inline_trace_bytes: int = 1 << 20
+    """attention weights sent with the trace; larger ones must be fetched layer by layer"""
+    trace_cache_bytes: int = 256 << 20
+    """memory for recent traces; the newest one is kept whatever its size"""
+    max_texts: int = 128
+    """texts in one request (413)"""
+    max_alternatives: int = 10
+    """alternative translations of a text (400)"""
+    max_beam: int = 20
+    """beam size of a request (400)"""
+    max_queued_sentences: int = 4096
+    """sentences in the queue; a request that would exceed it is refused (429)"""
+    timeout: float = 60.0
+    """seconds to receive a request, and again to translate it (503)"""
+    max_batch_characters: int = 16_384
+    """characters in one batch, about 4,000 tokens of English"""
+    batch_delay: float = 0.005
+    """seconds that a sentence waits at most for others to share its batch"""

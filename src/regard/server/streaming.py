@@ -1,4 +1,4 @@
-"""A translation while it is made: told again with each step of the search, for those who watch it grow."""
+"""Live translation: stream the best hypothesis after each decoding step, as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,120 +16,126 @@ from regard.data.special_tokens import BOS
 from regard.decoding.beam_tree import BeamStep, BeamTree
 from regard.errors import RegardError
 from regard.server.batching import RequestRefused
-from regard.server.schemas import RequestBody, describe, event, read
-from regard.server.service import MISTAKE, Service
+from regard.server.schemas import LiveRequest, openapi_body, read_body, server_sent_event
+from regard.server.service import INTERNAL_ERROR, Service
 from regard.tasks import Translator
 
 log = logging.getLogger("regard.server")
 
 
-class LiveRequest(RequestBody):
-    q: str
+class ClientGone(Exception):  # noqa: N818
+    """Raised in the model thread to stop a search whose client has disconnected."""
 
 
-class Gone(Exception):  # noqa: N818
-    """Nobody watches any more; ends the search."""
+class BestHypothesisObserver(BeamTree):
+    """Reports the best hypothesis after each step of a beam search: a finished one or the best active one.
 
+    report: called with the token ids of the hypothesis, without EOS.
+    """
 
-class Growing(BeamTree):
-    """Tells the best hypothesis after each step, a finished one or the first of the live."""
-
-    def __init__(self, tell: Callable[[list[int]], None]) -> None:
+    def __init__(self, report: Callable[[list[int]], None]) -> None:
         super().__init__(BOS)
-        self.tell = tell
+        self.report = report
 
-    def __call__(self, looked: BeamStep) -> None:
-        super().__call__(looked)
+    def __call__(self, step: BeamStep) -> None:
+        super().__call__(step)
         finished = [node for node in self.nodes if node.state == "finished"]
-        live = [self.nodes[node] for node in self.live[:1] if node]
-        if not (known := live + finished):
+        active = [self.nodes[node] for node in self.active_nodes[:1] if node]
+        if not (hypotheses := active + finished):
             return
-        node = max(known, key=lambda node: node.score)
-        tokens = [] if node.state == "finished" else [node.token]  # EOS is no word
+        node = max(hypotheses, key=lambda node: node.score)
+        tokens = [] if node.state == "finished" else [node.token]  # without EOS
         while node.parent:
             node = self.nodes[node.parent]
             tokens.append(node.token)
-        self.tell(tokens[::-1])
+        self.report(tokens[::-1])
 
 
-def add_live(app: FastAPI, service: Service, model: Translator) -> None:
+def add_live_route(app: FastAPI, service: Service, model: Translator) -> None:
     settings, pairs = service.settings, service.pairs
 
     @app.post(
         "/v1/live",
-        openapi_extra=describe(LiveRequest, pairs, settings),
+        openapi_extra=openapi_body(LiveRequest, pairs, settings),
         response_class=StreamingResponse,
         responses={200: {"content": {"text/event-stream": {}}}},
     )
     async def live(request: Request) -> StreamingResponse:
-        """Translate a short text and send it again and again while it grows, as server-sent events.
+        """Translate a short text and stream the translation while it is being decoded, as server-sent events.
 
-        Each `said` has the whole `text` so far, which may still change; `end` comes last, or an `error`.
+        Each `partial` event has the whole `text` so far, which may still change. The last event is `end` or `error`;
+        the text before `end` is the one that `/translate` returns.
         """
-        asked = await read(request, LiveRequest, settings)
-        if len(asked.q) > settings.trace_characters:
-            most = settings.trace_characters
+        body = await read_body(request, LiveRequest, settings)
+        if len(body.q) > settings.max_trace_characters:
             raise RequestRefused(
-                413, f"{len(asked.q):,} characters: at most {most:,} can be watched"
+                413,
+                f"{len(body.q):,} characters: "
+                f"at most {settings.max_trace_characters:,} can be translated live",
             )
         return StreamingResponse(
-            growing(service, model, asked.q),
+            stream_partials(service, model, body.q),
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
 
 
-async def growing(service: Service, model: Translator, text: str) -> AsyncGenerator[str, None]:
-    """Sentence by sentence, step by step. A text that nobody waits for any more stops where it is."""
+async def stream_partials(
+    service: Service, model: Translator, text: str
+) -> AsyncGenerator[str, None]:
+    """The events of a live translation. Closing the generator stops the search."""
     document = split_text(text, service.source)
     done = ""
     try:
         for index, sentence in enumerate(document.sentences):
-            before = done + document.between[index]
-            async for said in _sentence(service, model, sentence):
-                done = before + said + document.blank(index, said)
-                yield event("said", {"text": done})
+            before = done + document.separators[index]
+            async for partial in _partial_translations(service, model, sentence):
+                done = before + partial + document.space_after(index, partial)
+                yield server_sent_event("partial", {"text": done})
     except (RequestRefused, RegardError) as error:
-        yield event("error", {"error": str(error)})
+        yield server_sent_event("error", {"error": str(error)})
     except Exception:
-        log.exception("a live translation failed")
-        yield event("error", {"error": MISTAKE})
+        log.exception("live translation failed")
+        yield server_sent_event("error", {"error": INTERNAL_ERROR})
     else:
-        yield event("said", {"text": done + document.between[-1]})
-        yield event("end", {})
+        yield server_sent_event("partial", {"text": done + document.separators[-1]})
+        yield server_sent_event("end", {})
 
 
-async def _sentence(
+async def _partial_translations(
     service: Service, model: Translator, sentence: str
 ) -> AsyncGenerator[str, None]:
+    """The best translation of a sentence after each step; the last one is final."""
     loop = asyncio.get_running_loop()
-    news: asyncio.Queue[str | None] = asyncio.Queue()
-    gone = threading.Event()
+    queue: asyncio.Queue[str | None] = asyncio.Queue()
+    client_gone = threading.Event()
 
     def send(text: str) -> None:
-        if gone.is_set():
-            raise Gone
-        loop.call_soon_threadsafe(news.put_nowait, text)
+        if client_gone.is_set():
+            raise ClientGone
+        loop.call_soon_threadsafe(queue.put_nowait, text)
 
-    def tell(tokens: list[int]) -> None:
+    def report(tokens: list[int]) -> None:
         (text,) = model.tokenizer.target.decode([tokens])
         send(text)
 
-    def work() -> None:
-        with suppress(Gone):
-            ((best, *_),) = model.search([sentence], observer=Growing(tell))
+    def search() -> None:
+        # Mask-predict has no beam to observe: only its result is sent.
+        observer = None if model.non_autoregressive else BestHypothesisObserver(report)
+        with suppress(ClientGone):
+            ((best, *_),) = model.search([sentence], observer=observer)
             send(best.text)
 
-    searching = asyncio.ensure_future(service.in_time(service.batcher.call(work)))
-    searching.add_done_callback(lambda _: news.put_nowait(None))
+    searching = asyncio.ensure_future(service.with_timeout(service.batcher.call(search)))
+    searching.add_done_callback(lambda _: queue.put_nowait(None))
     try:
-        while (text := await news.get()) is not None:
-            while not news.empty() and (newer := news.get_nowait()) is not None:
-                text = newer  # the network was slower than the search
+        while (text := await queue.get()) is not None:
+            while not queue.empty() and (newer := queue.get_nowait()) is not None:
+                text = newer  # the client reads more slowly than the model decodes
             yield text
-            if searching.done() and news.empty():
+            if searching.done() and queue.empty():
                 break
         await searching
     finally:
-        gone.set()
+        client_gone.set()
         searching.cancel()

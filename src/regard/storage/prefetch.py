@@ -1,4 +1,4 @@
-"""Items made in another thread while the ones before are in use."""
+"""Prefetching: a thread produces items while the consumer works on earlier ones."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class End(Exception):  # noqa: N818
-    """Marks the end of the items in the queue, where an error may also stand."""
+class EndOfItems(Exception):  # noqa: N818
+    """Marks the end in the queue. An exception, so that the queue holds items and exceptions only."""
 
 
-def ahead(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """The same items, up to ``depth`` of them made before they are asked for."""
-    maker = _Maker(items, depth)
+def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
+    """The same items, with up to ``depth`` of them produced in advance by a thread."""
+    producer = _Producer(items, depth)
     try:
         while True:
-            item = maker.made.get()
-            if isinstance(item, End):
+            item = producer.queue.get()
+            if isinstance(item, EndOfItems):
                 return
             if isinstance(item, BaseException):
                 raise item
             yield item
     finally:
-        maker.stop()
-        maker.thread.join()  # or it might free tensors while the program already ends
+        producer.stop()
+        producer.thread.join()  # otherwise it might free tensors while the interpreter shuts down
 
 
-def portions(items: Iterable[Item], most: int) -> Iterator[list[Item]]:
-    """The same items in lists: each holds all that were there when it was asked for, at least one."""
-    maker = _Maker(items, most)
+def available_items(items: Iterable[Item], max_items: int) -> Iterator[list[Item]]:
+    """The same items in lists of 1 to ``max_items``: whatever is available when a list is requested."""
+    producer = _Producer(items, max_items)
     try:
         while True:
-            waiting = [maker.made.get()]
-            while len(waiting) < most and not maker.made.empty():
-                waiting.append(maker.made.get())
-            ready = [item for item in waiting if not isinstance(item, BaseException)]
+            taken = [producer.queue.get()]
+            while len(taken) < max_items and not producer.queue.empty():
+                taken.append(producer.queue.get())
+            ready = [item for item in taken if not isinstance(item, BaseException)]
             if ready:
                 yield ready
-            if isinstance(waiting[-1], End):
+            if isinstance(taken[-1], EndOfItems):
                 return
-            if isinstance(waiting[-1], BaseException):
-                raise waiting[-1]
+            if isinstance(taken[-1], BaseException):
+                raise taken[-1]
     finally:
-        maker.stop()  # not joined: it may be waiting for a person to type
+        producer.stop()  # not joined: the thread may be blocked on terminal input
 
 
-class _Maker(Generic[Item]):
-    """A thread that fills a queue with the items, then with End, or with the error that stopped it."""
+class _Producer(Generic[Item]):
+    """A thread that fills a queue with the items, followed by EndOfItems or the exception that was raised."""
 
     def __init__(self, items: Iterable[Item], depth: int) -> None:
         self.items = items
-        self.made: queue.Queue[Item | BaseException] = queue.Queue(depth)
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.queue: queue.Queue[Item | BaseException] = queue.Queue(depth)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
-        self.over.set()
+        self.stopped.set()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             for item in self.items:
                 self._put(item)
-                if self.over.is_set():
+                if self.stopped.is_set():
                     return
-            self._put(End())
-        except BaseException as error:  # raised again in the thread that asks
+            self._put(EndOfItems())
+        except BaseException as error:  # raised again in the consumer's thread
             self._put(error)
 
     def _put(self, item: Item | BaseException) -> None:
-        while not self.over.is_set():
+        while not self.stopped.is_set():
             with suppress(queue.Full):
-                self.made.put(item, timeout=0.1)
+                self.queue.put(item, timeout=0.1)
                 return

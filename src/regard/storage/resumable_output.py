@@ -1,8 +1,8 @@
-"""Files that grow a portion at a time and lose or repeat nothing, whenever the one who writes them is killed.
+"""Output files that can be resumed after a crash without losing or repeating anything.
 
-What is written goes to ``.NAME.partial``; ``.NAME.journal`` says how much of it counts, and for what it was written.
-A portion is first on the disk and then in the journal, which is replaced in one move. So what a killed writer left
-behind its last entry is cut off, and the next writer goes on there. At the end the files get their names.
+Lines are appended to ``.NAME.partial``. ``.NAME.journal`` records how many bytes of it are valid, and what the output
+depends on (the resume key). A chunk is synced to disk before the journal is replaced atomically, so bytes after the
+last journal entry are truncated and the next process continues from there. At the end the files get their final names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.storage.run_dir import PARTIAL, check_writable, write_text
+from regard.storage.atomic_files import PARTIAL, check_writable, write_text
 
 if TYPE_CHECKING:
     from regard.tasks import Translator
 
 
-def asked_of(model: Translator) -> dict[str, Any]:
-    """What a translation depends on, whatever the texts and the search."""
+def model_resume_key(model: Translator) -> dict[str, Any]:
+    """The part of a resume key that identifies the model and how it computes."""
     assert model.run is not None
     return {
         "model": model.run.fingerprint(),
@@ -36,33 +36,42 @@ def asked_of(model: Translator) -> dict[str, Any]:
 
 
 class ResumableOutput:
-    """Of one or several files, in which each item of the input has its lines."""
+    """One or several output files that grow together, a few input items at a time.
+
+    Use it as a context manager. On success the files get their names; after an exception they can be resumed.
+    """
 
     def __init__(
-        self, files: Sequence[Path], asked: Mapping[str, Any] | None, overwrite: bool = False
+        self,
+        files: Sequence[Path],
+        resume_key: Mapping[str, Any] | None,
+        overwrite: bool = False,
     ) -> None:
-        """asked is all that the content depends on, as JSON; None: nobody can go on with these files."""
+        """``resume_key``: everything the output depends on, as JSON; None: the output cannot be resumed.
+
+        ``overwrite``: start again, even if an earlier process left something to resume.
+        """
         for path in files:
             check_writable(path)
         self.files = files
-        self.asked = None if asked is None else json.loads(json.dumps(asked))
-        self.path = files[0].with_name(f".{files[0].name}.journal")
+        self.resume_key = None if resume_key is None else json.loads(json.dumps(resume_key))
+        self.journal_file = files[0].with_name(f".{files[0].name}.journal")
         self.done = 0
-        """items of the input"""
-        self.whole = False
-        """nothing is missing but the names"""
+        """number of input items whose output is on disk"""
+        self.complete = False
+        """all output is on disk; only the final renaming is missing"""
         self._open: list[BinaryIO] = []
-        before = None if overwrite else self._read()
-        if before is not None:
-            self.done, self.whole = before["done"], before["whole"]
-        if self.whole:  # some may have their names already
+        entry = None if overwrite else self._read_journal()
+        if entry is not None:
+            self.done, self.complete = entry["done"], entry["complete"]
+        if self.complete:  # some files may have been renamed already
             return
         try:
             self._open = [self._partial(path).open("ab") for path in files]
-            self._begin([0] * len(files) if before is None else before["bytes"])
+            self._truncate([0] * len(files) if entry is None else entry["bytes"])
         except OSError as error:
             self.close()
-            raise self._unwritable(error) from None
+            raise self._write_error(error) from None
         except RegardError:
             self.close()
             raise
@@ -70,35 +79,38 @@ class ResumableOutput:
     def _partial(self, path: Path) -> Path:
         return path.with_name(f".{path.name}{PARTIAL}")
 
-    def _unwritable(self, error: OSError) -> RegardError:
+    def _write_error(self, error: OSError) -> RegardError:
         return RegardError(f"{self.files[0]}: cannot be written: {error.strerror}")
 
-    def _read(self) -> dict[str, Any] | None:
-        """The entry to go on from, if there is one."""
+    def _read_journal(self) -> dict[str, Any] | None:
+        """The journal entry to resume from, or None."""
         try:
-            entry = json.loads(self.path.read_text(encoding="utf-8"))
+            entry: dict[str, Any] = json.loads(self.journal_file.read_text(encoding="utf-8"))
+            key, done = entry["resume_key"], entry["done"]
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RegardError(f"{self.path}: cannot be read: {error.strerror}") from None
-        except ValueError:
-            raise RegardError(f"{self.path}: damaged; --overwrite starts anew") from None
-        if entry["done"] and self.asked is None:
+            raise RegardError(f"{self.journal_file}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
             raise RegardError(
-                f"{self.files[0]}: a translation of a file to it was interrupted after {entry['done']:,} "
-                "lines; --overwrite gives it up"
-            )
-        if entry["done"] and entry["asked"] != self.asked:
-            keys = {**entry["asked"], **(self.asked or {})}
-            other = [key for key in keys if entry["asked"].get(key) != (self.asked or {}).get(key)]
+                f"{self.journal_file}: damaged; use --overwrite to start again"
+            ) from None
+        if done and self.resume_key is None:
             raise RegardError(
-                f"{self.files[0]}: begun with other {' and '.join(other)} ({entry['done']:,} lines are "
-                "done); give the same again to go on, or --overwrite to start anew"
+                f"{self.files[0]}: an interrupted translation of a file left {done:,} lines here; "
+                "use --overwrite to discard them"
             )
-        return dict(entry) if entry["asked"] == self.asked else None
+        if done and key != self.resume_key:
+            ours = self.resume_key or {}
+            changed = [name for name in {**key, **ours} if key.get(name) != ours.get(name)]
+            raise RegardError(
+                f"{self.files[0]}: started with different {' and '.join(changed)} ({done:,} lines are "
+                "done); use the same again to resume, or --overwrite to start again"
+            )
+        return entry if key == self.resume_key else None
 
-    def _begin(self, sizes: Sequence[int]) -> None:
-        """Cut off what is behind the last entry."""
+    def _truncate(self, sizes: Sequence[int]) -> None:
+        """Lock the output, and drop everything after the last journal entry."""
         try:
             fcntl.flock(self._open[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -106,42 +118,42 @@ class ResumableOutput:
         for file, path, size in zip(self._open, self.files, sizes, strict=True):
             if os.fstat(file.fileno()).st_size < size:
                 raise RegardError(
-                    f"{self._partial(path)}: shorter than it was; --overwrite starts anew"
+                    f"{self._partial(path)}: shorter than its journal says; use --overwrite to start again"
                 )
             file.truncate(size)
-        self._note()
+        self._write_journal()
 
-    def _note(self) -> None:
-        if self.asked is None:
+    def _write_journal(self) -> None:
+        if self.resume_key is None:
             return
         sizes = [os.fstat(file.fileno()).st_size for file in self._open]
-        entry = {"asked": self.asked, "done": self.done, "bytes": sizes, "whole": self.whole}
-        write_text(self.path, json.dumps(entry))
+        entry = {"resume_key": self.resume_key, "done": self.done, "bytes": sizes}
+        write_text(self.journal_file, json.dumps({**entry, "complete": self.complete}))
 
     def add(self, items: int, texts: Sequence[str]) -> None:
-        """So many items more are done; for each file what comes of them."""
+        """Append the output of the next ``items`` input items: one text for each file."""
         try:
             for file, text in zip(self._open, texts, strict=True):
                 file.write(text.encode("utf-8"))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise self._write_error(error) from None
         self.done += items
-        self._note()
+        self._write_journal()
 
     def finish(self) -> None:
-        """The files get their names; whoever finds them finds them whole."""
-        if not self.whole:
-            self.whole = True
-            self._note()
+        """Give the complete files their final names."""
+        if not self.complete:
+            self.complete = True
+            self._write_journal()
         try:
             for path in self.files:
-                with suppress(FileNotFoundError):  # it was renamed before a kill
+                with suppress(FileNotFoundError):  # renamed before a crash
                     self._partial(path).replace(path)
-            self.path.unlink(missing_ok=True)
+            self.journal_file.unlink(missing_ok=True)
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise self._write_error(error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -150,8 +162,8 @@ class ResumableOutput:
         try:
             if kind is None:
                 self.finish()
-            elif self.asked is None or not self.done:  # nothing to go on with
-                for path in (self.path, *map(self._partial, self.files)):
+            elif self.resume_key is None or not self.done:  # nothing to resume
+                for path in (self.journal_file, *map(self._partial, self.files)):
                     path.unlink(missing_ok=True)
         finally:
             self.close()

@@ -1,120 +1,43 @@
-"""A run folder is the unit of everything: what a model is, where it came from, how good it is.
+"""A run folder is the unit of everything: what a model is, where it came from, and how good it is.
 
-    recipe.yaml         complete, all defaults written out
-    tokenizer*.model    one file, or one for each side; an imported one has its pieces beside it, in JSON
-    model.safetensors   the weights; its header names the recipe and the tokenizer by hash
-    card.json           scores, data, sizes, versions, times, and every file above by hash; written last
-    log.jsonl, events/  what happened while it learned
-    checkpoints/        to go on from
-    data/               ids, memory-mapped
+    recipe.yaml         the complete recipe, with all defaults written out
+    tokenizer*.model    one file, or one for each side; an imported tokenizer also has its pieces in JSON
+    model.safetensors   the weights; the header has the hashes of the recipe and the tokenizer they belong to
+    card.json           scores, data, sizes, versions, times, and the hashes of all files above; written last
+    log.jsonl, events/  the training log, as JSON lines and for TensorBoard
+    checkpoints/        to resume training from
+    data/               token ids, memory-mapped
 
 The first four are a *bundle*: all that is needed to use the model. Nothing in a run folder is ever executed.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
-from regard.metrics.base import Result
+from regard.metrics.base import MetricResult
 from regard.recipe import Recipe, load_recipe
+from regard.storage.atomic_files import read_metadata, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-PARTIAL = ".partial"
-"""How the name of a file that is still being written ends."""
-
-
-def check_distinct_files(files: Mapping[str, Path | None]) -> None:
-    """Refuse a file that is given twice, by role: written over what is read, or given by mistake."""
-    roles: dict[Path, str] = {}
-    for role, path in files.items():
-        if path and (other := roles.setdefault(path.resolve(), role)) != role:
-            raise RegardError(f"{role} {path}: that is the {other}; give each a file of its own")
-
-
-def check_writable(path: Path) -> None:
-    """Refuse, before any work is done for it, a file that cannot be written."""
-    if path.is_dir():
-        raise RegardError(f"{path}: a folder, not a file")
-    if path.exists() and not path.is_file():
-        raise RegardError(f"{path}: not an ordinary file, so it cannot be replaced")
-    if not path.parent.is_dir():
-        raise RegardError(f"{path}: cannot be written: {path.parent} is no folder")
-
-
-def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file whole or not at all: to a temporary name, to the disk, then renamed in one move."""
-    check_writable(path)
-    temporary = path.with_name(f".{path.name}{PARTIAL}")
-    try:
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RegardError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def write_text(path: Path, text: str) -> None:
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomic(path, write)
-
-
-FACTS = "regard"
-"""where a file of tensors says more. One entry: safetensors writes several in any order, and what is equal should be
-equal byte for byte."""
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    def write(temporary: Path) -> None:
-        try:
-            temporary.touch()  # with the user's permissions; safetensors would give its own
-            mode = temporary.stat().st_mode
-            save_file(dict(tensors), temporary, {FACTS: json.dumps(facts, sort_keys=True)})
-            temporary.chmod(mode)
-        except SafetensorError as error:  # which is how a full disk is told
-            raise OSError(errno.EIO, str(error)) from None
-
-    write_atomic(path, write)
-
-
-def facts_of(file: Any) -> dict[str, Any]:
-    """What was written beside the tensors of an open file; nothing if not by us."""
-    facts: dict[str, Any] = json.loads((file.metadata() or {}).get(FACTS, "{}"))
-    return facts
-
-
 def sha256(path: Path) -> str:
+    """The hash of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class RunDir:
-    """The paths of a run folder, and the only place that reads and writes its files."""
+    """The paths of a run folder, and the only code that reads and writes its files."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -129,14 +52,14 @@ class RunDir:
     def __str__(self) -> str:
         return str(self.folder)
 
-    # Recipe and card
+    # Recipe, card and log
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.is_file():
-            what = "a file, not a folder" if self.folder.exists() else "no such folder"
-            what = "not a run folder" if self.folder.is_dir() else what
+            problem = "a file, not a folder" if self.folder.exists() else "no such folder"
+            problem = "not a run folder" if self.folder.is_dir() else problem
             raise RegardError(
-                f"{self}: {what} (a run folder has a recipe.yaml; regard train makes one)"
+                f"{self}: {problem} (a run folder has a recipe.yaml; regard train makes one)"
             )
         return load_recipe(self.recipe_file)
 
@@ -145,6 +68,7 @@ class RunDir:
         write_text(self.recipe_file, text)
 
     def card(self) -> dict[str, Any]:
+        """The contents of card.json; empty if there is none yet."""
         if not self.card_file.is_file():
             return {}
         try:
@@ -155,8 +79,15 @@ class RunDir:
             raise RegardError(f"{self.card_file}: damaged, not a card in JSON")
         return card
 
+    def write_card(self, card: Mapping[str, Any]) -> None:
+        """Write card.json, with the hashes of all files of the bundle added."""
+        files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
+        full = {**card, "files": {path.name: sha256(path) for path in files}}
+        text = json.dumps(full, indent=2, ensure_ascii=False) + "\n"
+        write_text(self.card_file, text)
+
     def log(self) -> list[dict[str, Any]]:
-        """The events of log.jsonl; a line cut short by a crash is left out."""
+        """The events of log.jsonl; a line truncated by a crash is skipped."""
         lines = self.log_file.read_text(encoding="utf-8") if self.log_file.is_file() else ""
         events = []
         for line in lines.split("\n"):
@@ -164,68 +95,65 @@ class RunDir:
                 events.append(json.loads(line))
         return events
 
-    def write_card(self, card: Mapping[str, Any]) -> None:
-        files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
-        full = {**card, "files": {path.name: sha256(path) for path in files}}
-        text = json.dumps(full, indent=2, ensure_ascii=False) + "\n"
-        write_text(self.card_file, text)
-
     def describe(self, recipe: Recipe, card: Mapping[str, Any]) -> list[str]:
-        """A few lines for a person."""
+        """A readable summary of the run, for ``regard info``."""
         model, tokenizer = recipe.model, recipe.tokenizer
-        other = f" and, of the target, {tokenizer.target_kind}" if tokenizer.target_kind else ""
+        target = f" (target: {tokenizer.target_kind})" if tokenizer.target_kind else ""
         lines = [
             f"run          {self}",
             f"model        from {model.preset}: {model.encoder_layers}+{model.decoder_layers} layers, "
             f"width {model.d_model}, {model.heads} heads, feed-forward {model.d_ff}",
-            f"tokenizer    {tokenizer.kind}{other}",
+            f"tokenizer    {tokenizer.kind}{target}",
             f"task         {recipe.task}",
         ]
         if "steps" not in card:
-            made = {"averaged from": "averaged_from", "imported from": "imported_from"}
-            states = [f"{words} {card[key]}" for words, key in made.items() if key in card]
-            state = states[0] if states else "not finished; train goes on with it"
+            origins = {"averaged from": "averaged_from", "imported from": "imported_from"}
+            states = [f"{origin} {card[key]}" for origin, key in origins.items() if key in card]
+            state = states[0] if states else "not finished; regard train resumes it"
             return [*lines, f"state        {state}"]
         try:
-            return [*lines, *self._trained(card)]
+            return [*lines, *self._describe_training(card)]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RegardError(f"{self.card_file}: not a whole card: {error!r}") from None
+            raise RegardError(f"{self.card_file}: incomplete card: {error!r}") from None
 
-    def _trained(self, card: Mapping[str, Any]) -> list[str]:
+    def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
         return [
             f"parameters   {card['parameters']:,}",
             f"vocabulary   {vocabulary['source']:,} source, {vocabulary['target']:,} target",
             f"data         {counts['kept']:,} training pairs",
-            f"training     {card['steps']:,} steps, {card['epochs']} times through the data, "
+            f"training     {card['steps']:,} steps, {card['epochs']} epochs, "
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
-            *(f"test         {Result(**result)}" for result in card["test"]),
+            *(f"test         {MetricResult(**result)}" for result in card["test"]),
             f"command      {card['command']}",
         ]
 
-    # Weights, which name what they belong to
+    # Tokenizer and weights
 
     def tokenizer_files(self) -> list[Path]:
         return sorted(self.folder.glob("tokenizer*"))
 
-    def _belongings(self) -> dict[str, str]:
-        """What weights fit: the sections of the recipe that shape them, and the tokenizer."""
-        recipe = self.recipe()
-        shape = recipe.model.model_dump_json() + recipe.tokenizer.identity
-        digest = hashlib.sha256(shape.encode()).hexdigest()
-        return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
+    def tokenizer(self, recipe: Recipe) -> Tokenizer:
+        return load_tokenizer(self.folder, recipe.tokenizer, recipe.has_labels)
 
     def fingerprint(self) -> str:
-        """Of all that makes the model what it is."""
+        """A hash of everything that determines the model's output: recipe, tokenizer and weights."""
         files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
-        whole = "".join(sha256(path) for path in files)
-        return hashlib.sha256(whole.encode()).hexdigest()
+        hashes = "".join(sha256(path) for path in files)
+        return hashlib.sha256(hashes.encode()).hexdigest()
+
+    def _dependencies(self) -> dict[str, str]:
+        """Hashes of what weights depend on: the recipe sections that define their shapes, and the tokenizer."""
+        recipe = self.recipe()
+        sections = recipe.model.model_dump_json() + recipe.tokenizer.identity
+        digest = hashlib.sha256(sections.encode()).hexdigest()
+        return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
     def write_weights(self, weights: Mapping[str, Tensor]) -> None:
-        # A card belongs to finished weights; it must never stand beside others, not even after a crash.
+        # The card describes the finished weights. It must never lie beside others, not even after a crash.
         self.card_file.unlink(missing_ok=True)
-        write_tensors(self.weights_file, weights, self._belongings())
+        write_tensors(self.weights_file, weights, self._dependencies())
 
     def weights(self) -> dict[str, Tensor]:
         """The weights, after checking that all files of the run still belong together."""
@@ -237,31 +165,28 @@ class RunDir:
             )
         for name, digest in self.card().get("files", {}).items():
             path = self.folder / Path(name).name
-            self._compare(name, sha256(path) if path.is_file() else None, digest, "card.json")
+            self._check_hash(name, sha256(path) if path.is_file() else None, digest, "card.json")
         try:
             with safe_open(self.weights_file, "pt") as file:
-                named = facts_of(file)
-                if self.recipe_file.name not in named:
+                expected = read_metadata(file)
+                if self.recipe_file.name not in expected:
                     raise RegardError(
-                        f"{self.weights_file}: does not say to which recipe it belongs, "
+                        f"{self.weights_file}: does not name the recipe it belongs to, "
                         "so it was not written by regard"
                     )
-                found = self._belongings()
-                for name in sorted(named):
-                    self._compare(name, found.get(name), named[name], "model.safetensors")
+                actual = self._dependencies()
+                for name in sorted(expected):
+                    self._check_hash(name, actual.get(name), expected[name], "model.safetensors")
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise RegardError(f"{self.weights_file}: damaged: {error}") from None
 
-    def _compare(self, name: str, found: str | None, wanted: str, by: str) -> None:
+    def _check_hash(self, name: str, actual: str | None, expected: str, named_by: str) -> None:
         path = self.folder / name
-        if found is None:
-            raise RegardError(f"{path}: missing; {by} belongs to it")
-        if found != wanted:
+        if actual is None:
+            raise RegardError(f"{path}: missing; {named_by} depends on it")
+        if actual != expected:
             raise RegardError(
-                f"{path}: not the file that {by} was written for (it was changed or exchanged); "
-                "put the original back"
+                f"{path}: not the file that {named_by} was written for (it was changed or replaced); "
+                "restore the original"
             )
-
-    def tokenizer(self, recipe: Recipe) -> Tokenizer:
-        return load_tokenizer(self.folder, recipe.tokenizer, recipe.has_labels)

@@ -1,8 +1,8 @@
 """What a task is, and what every model can do.
 
-A ``Task`` gathers all that is specific to a task: how its data are encoded, which loss it is trained with, its defaults
-and metrics, and the ``Model`` class that users work with. To add a task, write one module like ``tagging.py`` and import
-it in ``regard/tasks/__init__.py``.
+A ``Task`` gathers all that is specific to a task: how its data are encoded, which loss it is trained with, its
+defaults and metrics, and the ``Model`` class that users work with. To add a task, write one module like
+``tagging.py`` and import it in ``regard/tasks/__init__.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
+from regard.inference.engine import Engine
 from regard.inference.precision import choose_device
 from regard.inference.worker_pool import available_cores
-from regard.metrics import MODEL_METRICS, Comparison, Result, compare, score
+from regard.metrics import MODEL_METRICS, Comparison, MetricResult, compare, score
+from regard.nn.architectures import ARCHITECTURES
+from regard.nn.network import Network
 from regard.nn.state_dict import assign_weights
 from regard.recipe import Device, Precision, Recipe, Registry
 from regard.storage.run_dir import RunDir
@@ -141,7 +144,7 @@ class Model(ABC):
         """The output for the source of each pair, with its parse and target language."""
         return self.answer([pair.source for pair in pairs], quick=quick)
 
-    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Score the outputs for the sources against the targets.
 
         quick: for validation; only the first metric, without a confidence interval.
@@ -149,7 +152,9 @@ class Model(ABC):
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
         return self._score(self.answer_to(pairs, quick=quick), references, sources, quick)
 
-    def compare(self, other: Self, pairs: Sequence[Pair]) -> tuple[list[Result], list[Comparison]]:
+    def compare(
+        self, other: Self, pairs: Sequence[Pair]
+    ) -> tuple[list[MetricResult], list[Comparison]]:
         """The scores, and a paired significance test against another model for each metric."""
         evaluation = self.recipe.evaluation
         if wrong := MODEL_METRICS & {*evaluation.metrics}:
@@ -162,8 +167,38 @@ class Model(ABC):
 
     def _score(
         self, answers: list[str], references: list[str], sources: list[str], quick: bool = False
-    ) -> list[Result]:
+    ) -> list[MetricResult]:
         evaluation = self.recipe.evaluation
         metrics = evaluation.metrics[:1] if quick else evaluation.metrics
         both = answers, references, sources
         return score(metrics, *both, tokenize=evaluation.tokenize, intervals=not quick)
+
+
+class SequenceGenerator(Model):
+    """A model whose network generates tokens."""
+
+    network: Network
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.engine = Engine(
+            self.recipe.model,
+            self.network,
+            self.tokenizer.target,
+            self.device,
+            self.precision,
+            self.threads,
+        )
+
+    @staticmethod
+    def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
+        section = recipe.model
+        build = ARCHITECTURES[section.architecture]
+        return build(section, tokenizer.source.size, tokenizer.target.size)
+
+    def freeze(self) -> None:
+        self.engine.freeze()
+        self.precision = self.engine.precision
+
+    def start_workers(self) -> None:
+        self.engine.start_workers()

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from regard.data.batching import Batch, shard_rows, sources, targets
-from regard.data.corpus import Pair, shortened
-from regard.data.dataset import EncodedPair, RowIndices, TokenDataset, cleaned
+from regard.data.batching import Batch, pad_sources, pad_targets, shard_rows
+from regard.data.cleaning import EncodedPair, clean_and_encode
+from regard.data.dataset import RowIndices, TokenDataset
+from regard.data.formats import abbreviate
+from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -36,13 +38,13 @@ class LabelEncoder(PairEncoder):
     ) -> Iterator[EncodedPair]:
         if clean is not None:  # a label is shorter than any text
             clean = clean.model_copy(update={"max_ratio": None})
-        return cleaned(pairs, tokenizer, clean, counts, self.encode)
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode)
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, super().encode(pairs, tokenizer), strict=True):
             if len(pair.target.split()) != 1:
                 raise RegardError(
-                    f"{pair.target!r} is not a label of {shortened(pair.source)}: "
+                    f"{pair.target!r} is not a label of {abbreviate(pair.source)}: "
                     "a label is one word without spaces"
                 )
             labels = label_ids(pair.target.split(), tokenizer.target, pair.source)
@@ -52,7 +54,9 @@ class LabelEncoder(PairEncoder):
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
         mine, idle = shard_rows(rows, rank, ranks)
-        return encoder_batch(sources(dataset, mine), targets(dataset, mine, end=PAD)[:, :-1], idle)
+        return encoder_batch(
+            pad_sources(dataset, mine), pad_targets(dataset, mine, end=PAD)[:, :-1], idle
+        )
 
     def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
         return len(rows)

@@ -18,9 +18,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from regard.data.batching import Batch, as_tensors, collate
-from regard.data.corpus import Pair, parse_of, shortened
-from regard.data.dataset import EncodedPair, RowIndices, TokenDataset, cleaned, encode_pairs
+from regard.data.cleaning import EncodedPair, clean_and_encode, encode_pairs
+from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.dependency_trees import TokenTree, token_tree
+from regard.data.formats import abbreviate
+from regard.data.pairs import Pair, parse_of
 from regard.data.special_tokens import PAD, SPECIAL_TOKENS, UNK
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
@@ -45,7 +47,7 @@ class PairEncoder:
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
-        return cleaned(pairs, tokenizer, clean, counts, self.encode)
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode)
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):
@@ -55,7 +57,7 @@ class PairEncoder:
     def _tree(self, pair: Pair, tokenizer: Tokenizer) -> TokenTree | None:
         if not self.trees:
             return None
-        return token_tree(pair.source, parse_of(pair), tokenizer.source).cut(self.truncate)
+        return token_tree(pair.source, parse_of(pair), tokenizer.source).truncate(self.truncate)
 
     def collate(
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
@@ -80,7 +82,7 @@ def label_ids(labels: list[str], vocabulary: Vocabulary, where: str) -> list[int
     if UNK in ids:
         known = ", ".join(label_names(vocabulary)[:20])
         raise RegardError(
-            f"label {labels[ids.index(UNK)]!r} of {shortened(where)} does not occur in "
+            f"label {labels[ids.index(UNK)]!r} of {abbreviate(where)} does not occur in "
             f"data.train; known labels: {known}"
         )
     return ids

@@ -9,21 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from regard.data.batching import Batch, as_tensors, shard_rows, targets
-from regard.data.corpus import Pair
-from regard.data.dataset import EncodedPair, RowIndices, TokenDataset
+from regard.data.batching import Batch, as_tensors, pad_targets, shard_rows
+from regard.data.cleaning import EncodedPair
+from regard.data.dataset import RowIndices, TokenDataset
+from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, UNK
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.engine import Request, pad_rows, plan_rows
 from regard.inference.precision import autocast
-from regard.metrics import Result
-from regard.metrics.perplexity import TOKENS, WORDS
+from regard.metrics import MetricResult
+from regard.metrics.perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import Cleaning, override_decoding
-from regard.tasks.base import TASKS, Task
+from regard.tasks.base import TASKS, SequenceGenerator, Task
 from regard.tasks.encoding import PairEncoder, encode_texts
-from regard.tasks.generator import SequenceGenerator
 from regard.tasks.masked_lm import TEXT_DEFAULTS, TEXT_IGNORES
 from regard.tasks.tagging import DECODING_OPTIONS
 
@@ -59,7 +59,7 @@ class StreamEncoder(PairEncoder):
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
         mine, idle = shard_rows(rows, rank, ranks)
-        blocks = targets(dataset, mine, end=PAD)[:, :-1]
+        blocks = pad_targets(dataset, mine, end=PAD)[:, :-1]
         labels = blocks[:, 1:].copy()
         read = np.where(labels == PAD, PAD, blocks[:, :-1])
         if idle:
@@ -110,7 +110,7 @@ class LanguageModel(SequenceGenerator):
         return whole
 
     @torch.inference_mode()
-    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Perplexity of the lines as one stream; each token has at least half a block of context.
 
         Words are separated by spaces, and the end of each line counts as one word.
@@ -127,8 +127,12 @@ class LanguageModel(SequenceGenerator):
         unknown = int((stream == UNK).sum())
         more = f"context:{self.recipe.data.clean.max_tokens // 2}+|unknown:{unknown}"
         results = {
-            "perplexity": TOKENS.of_counts(np.stack([totals, tokens], 1), not quick, more),
-            "word_perplexity": WORDS.of_counts(np.stack([totals, words], 1), not quick, more),
+            "perplexity": TOKEN_PERPLEXITY.score_counts(
+                np.stack([totals, tokens], 1), not quick, more
+            ),
+            "word_perplexity": WORD_PERPLEXITY.score_counts(
+                np.stack([totals, words], 1), not quick, more
+            ),
         }
         return [results[metric] for metric in self.recipe.evaluation.metrics]
 

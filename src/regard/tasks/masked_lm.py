@@ -12,20 +12,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.data.batching import Batch, shard_rows, sources
-from regard.data.corpus import Pair
-from regard.data.dataset import EncodedPair, RowIndices, TokenDataset
+from regard.data.batching import Batch, pad_sources, shard_rows
+from regard.data.cleaning import EncodedPair
+from regard.data.dataset import RowIndices, TokenDataset
+from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.engine import pad_rows, plan_rows
 from regard.inference.precision import autocast
-from regard.metrics import Result
+from regard.metrics import MetricResult
 from regard.metrics.labels import ACCURACY
-from regard.metrics.perplexity import TOKENS
+from regard.metrics.perplexity import TOKEN_PERPLEXITY
 from regard.nn.encoder_heads import EncoderForMaskedLM
 from regard.nn.loss import MaskedLMLoss
-from regard.nn.token_masking import hide
+from regard.nn.token_masking import mask_tokens
 from regard.recipe import Cleaning, Recipe
 from regard.tasks.base import TASKS, Model, Task
 from regard.tasks.encoding import PairEncoder, encode_texts, encoder_batch
@@ -56,7 +57,7 @@ class TextEncoder(PairEncoder):
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
         mine, idle = shard_rows(rows, rank, ranks)
-        source = sources(dataset, mine)
+        source = pad_sources(dataset, mine)
         return encoder_batch(source, np.where(source == EOS, PAD, source), idle)
 
     def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
@@ -121,7 +122,7 @@ class MaskedLM(Model):
         ]
 
     @torch.inference_mode()
-    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Hide words of each text, always the same ones, and see how well they are guessed."""
         longest = self.recipe.data.clean.max_tokens
         texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
@@ -138,8 +139,10 @@ class MaskedLM(Model):
             with autocast(self.precision, self.device):
                 counts[part] = _count(self.network, shown, hidden).cpu().numpy()
         kinds = {
-            "accuracy": ACCURACY.of_counts(counts[:, [0, 2]], not quick, more="words:15%"),
-            "perplexity": TOKENS.of_counts(counts[:, [1, 2]], not quick, more="words:15%"),
+            "accuracy": ACCURACY.score_counts(counts[:, [0, 2]], not quick, details="words:15%"),
+            "perplexity": TOKEN_PERPLEXITY.score_counts(
+                counts[:, [1, 2]], not quick, details="words:15%"
+            ),
         }
         return [kinds[measure] for measure in self.recipe.evaluation.metrics]
 
@@ -148,7 +151,7 @@ class MaskedLM(Model):
         source = torch.tensor([[*ids, EOS]])
         words = source.masked_fill(source == EOS, PAD)
         chance = torch.Generator().manual_seed(number)
-        shown, hidden = hide(source, words, self.tokenizer.source.size, chance)
+        shown, hidden = mask_tokens(source, words, self.tokenizer.source.size, chance)
         return shown[0].tolist(), hidden[0].tolist()
 
 

@@ -14,7 +14,7 @@ import torch
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import BOS, EOS, SPACE_SYMBOL
 from regard.data.tokenizer import Tokenizer, Vocabulary
-from regard.data.words import as_words
+from regard.data.words import whole_word_pattern
 from regard.inference.engine import pad_rows
 from regard.nn.network import Network
 
@@ -37,7 +37,7 @@ class Substitution(NamedTuple):
     def restore(self, text: str) -> str:
         """A translation of it, with the placeholders restored."""
         for word in self.placeholders:
-            text = as_words(word).sub(lambda found: self.placeholders[found[0]], text)
+            text = whole_word_pattern(word).sub(lambda found: self.placeholders[found[0]], text)
         return text
 
     def restore_token(self, piece: str) -> str:
@@ -56,7 +56,7 @@ def copied_words(
     source, target = tokenizer.source, tokenizer.target
     words = name_like_words(target)
     read, ids = source.encode(words), [i for (i,) in target.encode(words)]
-    opens = torch.tensor(target.borders()[0], device=device)
+    opens = torch.tensor(target.word_boundaries()[0], device=device)
     opens[EOS] = True
     scores: list[float] = []
     for start in range(0, len(words), WORDS_PER_BATCH):
@@ -102,11 +102,13 @@ def substitutions(
     if not found or any(how.touches_before or how.touches_after for how in found.values()):
         return
     taken = "\n".join([text, *others])
-    usable = [word for word in words if not as_words(word, any_case=True).search(taken)]
+    usable = [
+        word for word in words if not whole_word_pattern(word, ignore_case=True).search(taken)
+    ]
     if len(found) > len(usable):
         return
     for first in range(min(TRIES, len(usable))):
         placeholders = dict(zip([*usable[first:], *usable[:first]], found, strict=False))
         names = {placeholder: word for word, placeholder in placeholders.items()}
         times = {names[placeholder]: how.times for placeholder, how in found.items()}
-        yield Substitution(protected.replaced(text, names), placeholders, times)
+        yield Substitution(protected.replace(text, names), placeholders, times)

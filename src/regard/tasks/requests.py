@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regard.data.conllu import ParsedSentence
-from regard.data.dependency_trees import TokenTree, check_parse, token_tree
+from regard.data.dependency_trees import ParsedSentence, TokenTree, check_parse, token_tree
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import EOS, UNK
 from regard.data.tokenizer import Vocabulary
-from regard.data.words import unspaced
+from regard.data.words import is_unspaced_script
 from regard.decoding.constraints import Phrase, Spelling
 from regard.errors import RegardError
 from regard.recipe import language_tag
@@ -86,7 +85,7 @@ def trees_of(
         )
     _check_parses(texts, parses)
     return [
-        token_tree(text, parse, vocabulary).cut(len(source))
+        token_tree(text, parse, vocabulary).truncate(len(source))
         for text, parse, source in zip(texts, parses, sources, strict=True)
     ]
 
@@ -120,15 +119,17 @@ def phrase_of(
     (alone,) = vocabulary.encode([text])
     if vocabulary.decode([alone]) != [text]:
         return None
-    border_before = not touches_before and not unspaced(text[0])
-    border_after = not touches_after and not unspaced(text[-1])
-    spellings = [Spelling(tuple(alone), before_border=border_after)]
-    inside = tuple(vocabulary.inside(text))
+    border_before = not touches_before and not is_unspaced_script(text[0])
+    border_after = not touches_after and not is_unspaced_script(text[-1])
+    spellings = [Spelling(tuple(alone), boundary_after=border_after)]
+    inside = tuple(vocabulary.encode_continuation(text))
     if inside and inside != tuple(alone):
         spellings.append(Spelling(inside, border_before, border_after))
     never = {*vocabulary.suppressed_tokens, UNK, EOS}
     possible = tuple(one for one in spellings if never.isdisjoint(one.tokens))
-    return Phrase(possible, times, free) if any(not one.after_border for one in possible) else None
+    return (
+        Phrase(possible, times, free) if any(not one.boundary_before for one in possible) else None
+    )
 
 
 def phrases_of(

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data.batching import Batch, shard_rows, sources, targets
-from regard.data.corpus import Pair, shortened
-from regard.data.dataset import EncodedPair, RowIndices, TokenDataset
+from regard.data.batching import Batch, pad_sources, pad_targets, shard_rows
+from regard.data.cleaning import EncodedPair
+from regard.data.dataset import RowIndices, TokenDataset
+from regard.data.formats import abbreviate
+from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -31,8 +33,8 @@ class TagEncoder(PairEncoder):
             words, tags = pair.source.split(), pair.target.split()
             if len(words) != len(tags):
                 raise RegardError(
-                    f"{len(words)} words but {len(tags)} tags: {shortened(pair.source)}, "
-                    f"{shortened(pair.target)}; each word needs one tag"
+                    f"{len(words)} words but {len(tags)} tags: {abbreviate(pair.source)}, "
+                    f"{abbreviate(pair.target)}; each word needs one tag"
                 )
             tokens = tokenizer.source.encode(words)
             labels = label_ids(tags, tokenizer.target, pair.source)
@@ -46,10 +48,10 @@ class TagEncoder(PairEncoder):
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
         mine, idle = shard_rows(rows, rank, ranks)
-        return encoder_batch(sources(dataset, mine), targets(dataset, mine, end=PAD), idle)
+        return encoder_batch(pad_sources(dataset, mine), pad_targets(dataset, mine, end=PAD), idle)
 
     def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
-        return int((targets(dataset, rows, end=PAD) != PAD).sum())
+        return int((pad_targets(dataset, rows, end=PAD) != PAD).sum())
 
 
 class Tagged(NamedTuple):

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 from torch import nn
 
-from regard.data.conllu import ParsedSentence
-from regard.data.corpus import Pair, by_language, language_of, parse_of
+from regard.data.dependency_trees import ParsedSentence
+from regard.data.pairs import Pair, group_by_language, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
+from regard.data.special_tokens import UNK
 from regard.decoding.hypotheses import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
-from regard.metrics import Result
+from regard.metrics import MetricResult
 from regard.metrics.mbr import mbr_rank
 from regard.metrics.scoring import TEXT_METRICS
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.recipe import Decoding, Training, override_decoding
-from regard.tasks.base import TASKS, Task
+from regard.tasks.base import TASKS, SequenceGenerator, Task
 from regard.tasks.encoding import PairEncoder
-from regard.tasks.generator import SequenceGenerator
 from regard.tasks.placeholders import Substitution, copied_words, substitutions
 from regard.tasks.requests import (
     Languages,
@@ -160,9 +160,9 @@ class Translator(SequenceGenerator):
             return {}
         return QUICK_NON_AUTOREGRESSIVE if self.non_autoregressive else QUICK
 
-    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[Result]:
+    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """As for any model, but each target language is scored separately, except in validation."""
-        parts = by_language(pairs)
+        parts = group_by_language(pairs)
         whole = super().evaluate
         if quick or len(parts) <= 1:
             return whole(pairs, quick=quick)
@@ -258,25 +258,27 @@ class Translator(SequenceGenerator):
         requests = self.requests(texts, prefixes, parses, to)
         if decoding.samples:
             requests = _number_samples(requests, nbest)
+        # For blank texts too: a term that the tokenizer cannot spell is always refused.
+        requests = [
+            self._with_phrases(request, text, some, decoding.protect)
+            for request, text, some in zip(requests, texts, terms, strict=True)
+        ]
         rows = [row for row, text in enumerate(texts) if text.strip()]
         found: dict[int, list[Generated]] = {}
         if "placeholders" in decoding.protect and not self.needs_trees:
-            begun = prefixes if prefixes and isinstance(prefixes[0], str) else None
             chosen = [texts[row] for row in rows]
             some = self._with_substitutes(
                 chosen,
-                None if begun is None else [str(begun[row]) for row in rows],
+                [list(requests[row].prefix) for row in rows],
                 [terms[row] for row in rows],
                 [language_of_each(to, len(texts))[row] for row in rows],
                 decoding,
                 nbest,
+                plain,
             )
             found = {rows[number]: generated for number, generated in some.items()}
         rest = [row for row in rows if row not in found]
-        asked = [
-            self._with_phrases(requests[row], texts[row], terms[row], decoding.protect)
-            for row in rest
-        ]
+        asked = [requests[row] for row in rest]
         every = self.engine.generate(
             asked,
             decoding,
@@ -339,6 +341,14 @@ class Translator(SequenceGenerator):
                 f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} samples; "
                 "give only one of the two"
             )
+        if not sampled:
+            defaults = Decoding()
+            unused = {
+                name: given[name]
+                for name in ("top_k", "top_p", "seed")
+                if name in given and given[name] != getattr(defaults, name)
+            }
+            _refuse("no effect without temperature or mbr", **unused)
         if "beam" not in given and nbest > decoding.beam and not sampled:
             return override_decoding(decoding, {"beam": nbest})
         if self.non_autoregressive and "length_beam" not in given and nbest > decoding.length_beam:
@@ -396,7 +406,7 @@ class Translator(SequenceGenerator):
         clean = self.recipe.data.clean
         longest = clean.max_tokens if clean.truncate else None
         tags = self.languages.tags(len(texts), to)
-        tagged = map(self.tokenizer.source.tagged, super().encode(texts), tags)
+        tagged = map(self.tokenizer.source.prepend_tags, super().encode(texts), tags)
         return [ids[:longest] for ids in tagged]
 
     def requests(
@@ -411,14 +421,19 @@ class Translator(SequenceGenerator):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
         sources = self.encode(texts, to)
         given = prefixes or [""] * len(texts)
-        encode = self.tokenizer.target.encode
-        forced = [encode([one])[0] if isinstance(one, str) else list(one) for one in given]
+        forced = [self._encode_prefix(one) if isinstance(one, str) else list(one) for one in given]
         position = self.recipe.model.position
         trees = trees_of(texts, parses, sources, self.tokenizer.source, position)
         return [
             Request(source, prefix, tree=tree)
             for source, prefix, tree in zip(sources, forced, trees, strict=True)
         ]
+
+    def _encode_prefix(self, prefix: str) -> list[int]:
+        (ids,) = self.tokenizer.target.encode([prefix])
+        if UNK in ids:
+            raise RegardError(f"prefix {prefix!r}: this model's tokenizer cannot spell it")
+        return ids
 
     def request(self, text: str, parse: ParsedSentence | None = None) -> Request:
         (request,) = self.requests([text], parses=None if parse is None else [parse])
@@ -435,18 +450,19 @@ class Translator(SequenceGenerator):
     def _with_substitutes(
         self,
         texts: Sequence[str],
-        prefixes: Sequence[str] | None,
+        prefixes: Sequence[Sequence[int]],
         terms: Sequence[Sequence[str]],
         languages: Sequence[str | None],
         decoding: Decoding,
         nbest: int,
+        plain: bool = False,
     ) -> dict[int, list[Generated]]:
         """Translate texts with words in place of their placeholders; by row, only if all placeholders come back."""
         placeholders = ProtectedSpans(("placeholders",))
         protected = ProtectedSpans(decoding.protect)
         if not any(map(placeholders.find, texts)):
             return {}
-        begun = prefixes or [""] * len(texts)
+        begun = self.tokenizer.target.decode(prefixes)
         tries = [
             (row, one)
             for row, text in enumerate(texts)
@@ -455,25 +471,25 @@ class Translator(SequenceGenerator):
             )
         ]
         rows = [row for row, _ in tries]
-        plain = self.requests(
+        bare = self.requests(
             [one.text for _, one in tries],
-            [begun[row] for row in rows],
+            [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
         )
         asked = [
             self._with_words(
                 self._with_phrases(request, one.text, terms[row], decoding.protect), one
             )
-            for request, (row, one) in zip(plain, tries, strict=True)
+            for request, (row, one) in zip(bare, tries, strict=True)
         ]
-        every = self.engine.generate(asked, decoding, nbest=nbest)
+        every = self.engine.generate(asked, decoding, nbest=nbest, plain=plain)
         best: dict[int, list[Generated]] = {}
         for (row, one), request, hypotheses in zip(tries, asked, every, strict=True):
             some = [
                 found._replace(translation=_restored(found.translation, one))
                 for found in self._ranked(request, hypotheses, decoding, nbest)
             ]
-            if any(protected.lost(texts[row], found.translation.text) for found in some):
+            if any(protected.mismatches(texts[row], found.translation.text) for found in some):
                 continue
             if row not in best or some[0].translation.score > best[row][0].translation.score:
                 best[row] = some
@@ -498,10 +514,10 @@ class Translator(SequenceGenerator):
     # Inspection
 
     def trace(self, text: str, **options: Any) -> Trace:
-        """Everything that can be seen while one text is translated; options: see ``inspection.history.traced``."""
-        from regard.inspection.history import traced
+        """A trace of the translation of one text; options: see ``inspection.history.trace_with_history``."""
+        from regard.inspection.history import trace_with_history
 
-        return traced(self, text, **options)
+        return trace_with_history(self, text, **options)
 
 
 def _refuse(reason: str, **given: object) -> None:

@@ -1,9 +1,9 @@
-"""A checkpoint holds all that going on needs, in one safetensors file written whole or not at all.
+"""Checkpoints: everything needed to resume training, in one safetensors file that is written atomically.
 
-Tensors: the weights, their moving average, the optimizer's moments. In the header: the step, the place in the data,
-the best so far. Random states are not stored because none outlives a step: every step seeds dropout from (seed, step,
-process), and every epoch's order comes from (seed, epoch), so the seed and the step *are* the random state. That is
-also why N + N steps give the very weights of 2N steps.
+Tensors: the weights, their exponential moving average, the optimizer state. Header: the step, the position in the data,
+the validation results. Random states are not saved, because none outlives a step: dropout is seeded from (seed, step,
+rank) in every step, and the order of an epoch is drawn from (seed, epoch), so the seed and the step *are* the random
+state. That is also why N + N steps give exactly the weights of 2N steps.
 """
 
 from __future__ import annotations
@@ -19,27 +19,37 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, optim
 
 from regard.errors import RegardError
-from regard.storage.run_dir import RunDir, facts_of, write_tensors
+from regard.recipe import Training
+from regard.storage.atomic_files import read_metadata, write_tensors
+from regard.storage.run_dir import RunDir
+
+TENSOR_GROUPS = ("model", "ema", "optimizer")
+"""Prefixes of the tensor names in a checkpoint."""
 
 
 @dataclass
-class Progress:
-    """Where a training stands."""
+class TrainingState:
+    """How far training has come."""
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    """batches of this epoch already learned from"""
+    """number of batches of this epoch that are done"""
     tokens: int = 0
-    """target tokens learned from"""
+    """number of target tokens trained on"""
     seconds: float = 0.0
-    """time spent, over all its sessions"""
+    """time spent, over all sessions"""
     validations: list[tuple[int, float, float]] = field(default_factory=list)
-    """(step, badness, loss) of each; the smallest badness is the best, of equal ones the smallest loss"""
+    """(step, objective, loss) of each validation; the lowest objective is the best, ties are broken by the loss"""
 
     @property
     def best(self) -> tuple[float, float]:
+        """Objective and loss of the best validation."""
         return min((validation[1:] for validation in self.validations), default=(inf, inf))
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
 
 
 def checkpoint_name(step: int) -> str:
@@ -47,112 +57,169 @@ def checkpoint_name(step: int) -> str:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Oldest first."""
+    """The checkpoints in a folder, oldest first."""
     pattern = re.compile(r"step-\d{9}\.safetensors")
     return sorted(path for path in folder.glob("step-*") if pattern.fullmatch(path.name))
 
 
-def step_of(path: Path) -> int:
+def checkpoint_step(path: Path) -> int:
+    """The step at which a checkpoint was saved."""
     return int(path.stem.removeprefix("step-"))
+
+
+def delete_checkpoints(paths: Iterable[Path], keep: Iterable[Path]) -> None:
+    """Delete all checkpoints but those to keep."""
+    kept = set(keep)
+    for path in paths:
+        if path not in kept:
+            path.unlink(missing_ok=True)
 
 
 def save_checkpoint(
     path: Path,
-    progress: Progress,
+    state: TrainingState,
     weights: Mapping[str, Tensor],
-    average: Mapping[str, Tensor] | None,
-    moments: Mapping[str, Tensor],
+    ema: Mapping[str, Tensor] | None,
+    optimizer: Mapping[str, Tensor],
 ) -> None:
-    groups = {"model": weights, "average": average or {}, "optimizer": moments}
+    """Write a checkpoint; ``optimizer`` is the result of ``optimizer_state``."""
+    groups = dict(zip(TENSOR_GROUPS, (weights, ema or {}, optimizer), strict=True))
     tensors = {
         f"{group}.{name}": tensor.contiguous()
         for group, named in groups.items()
         for name, tensor in named.items()
     }
-    write_tensors(path, tensors, asdict(progress))
+    write_tensors(path, tensors, asdict(state))
 
 
 def load_checkpoint(
-    path: Path, wanted: Sequence[str] = ("model", "average", "optimizer")
-) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
-    """Progress, and the tensors of each group by name; groups that are not wanted are not read."""
-    groups: dict[str, dict[str, Tensor]] = {"model": {}, "average": {}, "optimizer": {}}
+    path: Path, groups: Sequence[str] = TENSOR_GROUPS
+) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
+    """The training state, and the tensors of each group by name; only the given groups are read."""
+    tensors: dict[str, dict[str, Tensor]] = {group: {} for group in TENSOR_GROUPS}
     try:
         with safe_open(path, "pt") as file:
-            facts = facts_of(file)
+            header = read_metadata(file)
             for key in file.keys():  # noqa: SIM118
                 group, _, name = key.partition(".")
-                if group in wanted:
-                    groups[group][name] = file.get_tensor(key)
-        facts["validations"] = [
-            (int(step), float(badness), float(loss)) for step, badness, loss in facts["validations"]
+                if group in groups:
+                    tensors[group][name] = file.get_tensor(key)
+        header["validations"] = [
+            (int(step), float(objective), float(loss))
+            for step, objective, loss in header["validations"]
         ]
-        return Progress(**facts), groups
+        return TrainingState(**header), tensors
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise RegardError(f"{path}: not a whole checkpoint: {error}") from None
+        raise RegardError(f"{path}: not a complete checkpoint: {error}") from None
 
 
-def weights_in(path: Path) -> dict[str, Tensor]:
-    """The weights a checkpoint would be used with: the moving average where there is one."""
-    _, groups = load_checkpoint(path, ("model", "average"))
-    return groups["average"] or groups["model"]
+def checkpoint_weights(path: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint for inference: the moving average if there is one."""
+    _, tensors = load_checkpoint(path, ("model", "ema"))
+    return tensors["ema"] or tensors["model"]
 
 
-def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints, summed in float64, one file in memory at a time."""
-    sums: dict[str, Tensor] = {}
-    kinds: dict[str, torch.dtype] = {}
-    for path in paths:
-        weights = weights_in(path)
-        if sums and weights.keys() != sums.keys():
-            raise RegardError(f"{path}: other weights than {paths[0]}; average one run at a time")
-        for name, tensor in weights.items():
-            kinds[name] = tensor.dtype
-            sums[name] = tensor.double() + sums[name] if name in sums else tensor.double()
-    return {name: (total / len(paths)).to(kinds[name]) for name, total in sums.items()}
+# ---------------------------------------------------------------------------------------------
+# Optimizer state
 
 
-def average_run(run: Path, out: Path, last: int | None) -> list[int]:
-    """A new bundle with the mean of a run's checkpoints, or of its last few; the steps it was made of."""
-    old, new = RunDir(run), RunDir(out)
-    recipe = old.recipe()
-    files = checkpoint_files(old.checkpoints)
-    if not files or (last or 0) > len(files):
-        raise RegardError(f"{run}: {len(files)} checkpoints are kept there, {last or 1} asked for")
-    if new.folder.exists() and any(new.folder.iterdir()):
-        raise RegardError(f"{out}: not empty; nothing is overwritten, choose another --out")
-    files = files[-last:] if last else files
-    new.folder.mkdir(parents=True, exist_ok=True)
-    new.write_recipe(recipe)
-    old.tokenizer(recipe).save(new.folder)
-    new.write_weights(average(files))
-    new.write_card({"averaged_from": str(run), "averaged_steps": [step_of(p) for p in files]})
-    return [step_of(path) for path in files]
-
-
-def moments_of(optimizer: optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """The optimizer's memory of each weight, as ``<weight>/<moment>``."""
+def optimizer_state(optimizer: optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """The tensors of the optimizer state, named ``<weight>/<key>``; ``names`` are the names of the weights."""
     return {
-        f"{names[parameter]}/{moment}": value
-        for parameter, moments in optimizer.state.items()
-        for moment, value in moments.items()
+        f"{names[parameter]}/{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
         if isinstance(value, Tensor)
     }
 
 
-def put_moments(
-    optimizer: optim.Optimizer, names: Mapping[Tensor, str], moments: Mapping[str, Tensor]
+def load_optimizer_state(
+    optimizer: optim.Optimizer, names: Mapping[Tensor, str], state: Mapping[str, Tensor]
 ) -> None:
+    """Restore what ``optimizer_state`` returned."""
     parameters = {name: parameter for parameter, name in names.items()}
-    for key, value in moments.items():
-        name, _, moment = key.rpartition("/")
+    for path, value in state.items():
+        name, _, key = path.rpartition("/")
         parameter = parameters[name]
-        # Beside the weight, where the fused kernels want even the counter of steps.
-        optimizer.state[parameter][moment] = value.to(parameter.device)
+        # On the device of the weight: the fused kernels need even the step counter there.
+        optimizer.state[parameter][key] = value.to(parameter.device)
 
 
-def discard(paths: Iterable[Path], keep: Iterable[Path]) -> None:
-    kept = set(keep)
+# ---------------------------------------------------------------------------------------------
+# Averaging
+
+
+def is_scheduled(step: int, training: Training) -> bool:
+    """Whether an uninterrupted run has a checkpoint at this step."""
+    due = step % training.checkpoint_every == 0 or step % training.validate_every == 0
+    return due or step == training.steps
+
+
+def averageable_checkpoints(
+    folder: Path, training: Training, state: TrainingState | None = None
+) -> list[Path]:
+    """The checkpoints in a folder that may be averaged, oldest first.
+
+    A checkpoint that an interruption wrote between two scheduled steps is left out: an interruption must not change
+    the resulting model. With ``average: best`` every validated checkpoint counts, also one that was written when the
+    time limit was reached. ``state`` defaults to that of the newest checkpoint.
+    """
+    files = checkpoint_files(folder)
+    if state is None:
+        state = load_checkpoint(files[-1], ())[0] if files else TrainingState()
+    validated = {step for step, *_ in state.validations} if training.average != "last" else set()
+    steps = [checkpoint_step(path) for path in files]
+    return [
+        path
+        for path, step in zip(files, steps, strict=True)
+        if step in validated or is_scheduled(step, training)
+    ]
+
+
+def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of several checkpoints, summed in float64, with one file in memory at a time."""
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for path in paths:
-        if path not in kept:
-            path.unlink(missing_ok=True)
+        weights = checkpoint_weights(path)
+        if sums and weights.keys() != sums.keys():
+            raise RegardError(
+                f"{path}: its weights differ in name from those of {paths[0]}; average checkpoints of one run"
+            )
+        for name, tensor in weights.items():
+            dtypes[name] = tensor.dtype
+            sums[name] = tensor.double() + sums[name] if name in sums else tensor.double()
+    return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}
+
+
+def average_run(run: Path, out: Path, last: int | None) -> list[int]:
+    """Write a new run folder with the average of a run's checkpoints and return their steps.
+
+    ``last``: only the last few checkpoints; None: all that were kept. See ``averageable_checkpoints``.
+    """
+    old, new = RunDir(run), RunDir(out)
+    recipe = old.recipe()
+    files = averageable_checkpoints(old.checkpoints, recipe.training)
+    if not files or (last or 0) > len(files):
+        raise RegardError(
+            f"{run}: cannot average {last or 1} checkpoint{'s' * ((last or 1) > 1)}, there are only {len(files)}"
+            + _excluded(old.checkpoints, files)
+        )
+    if new.folder.exists() and any(new.folder.iterdir()):
+        raise RegardError(f"{out}: the folder is not empty; choose another --out")
+    files = files[-last:] if last else files
+    steps = [checkpoint_step(path) for path in files]
+    new.folder.mkdir(parents=True, exist_ok=True)
+    new.write_recipe(recipe)
+    old.tokenizer(recipe).save(new.folder)
+    new.write_weights(average_checkpoints(files))
+    new.write_card({"averaged_from": str(run), "averaged_steps": steps})
+    return steps
+
+
+def _excluded(folder: Path, averageable: Sequence[Path]) -> str:
+    """Names the checkpoints that may not be averaged, for an error message."""
+    steps = [
+        f"{checkpoint_step(path):,}" for path in checkpoint_files(folder) if path not in averageable
+    ]
+    return f" (not counting step {', '.join(steps)}, saved by an interruption)" if steps else ""

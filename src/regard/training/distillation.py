@@ -1,10 +1,10 @@
-"""Distill: a teacher translates sources, and its translations become what a student learns from.
+"""Sequence-level distillation and back-translation: a model translates sources, and the pairs become training data.
 
-A student that says all words at once, or a small one, learns far better from the translations of a teacher than from
-those of people: they are less varied, so there is less to choose between (Kim and Rush 2016).
+A non-autoregressive or small student learns far better from the translations of a teacher than from those of people:
+they are less varied, so there is less to choose between (Kim and Rush 2016).
 
-Turned round, the pairs of a model of the other direction are back-translations: what a model wrote is the source, what
-people wrote is the target (Sennrich et al. 2016).
+With a model of the opposite direction and the two sides swapped, the pairs are back-translations: the source is written
+by a model, the target by people (Sennrich et al. 2016).
 """
 
 from __future__ import annotations
@@ -17,86 +17,95 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regard.data.corpus import fingerprint, language_of, read_lines, read_pairs
+from regard.data.corpus import fingerprint, read_pairs
+from regard.data.pairs import language_of
+from regard.data.text_files import read_lines
 from regard.errors import RegardError
-from regard.storage.resumable_output import ResumableOutput, asked_of
-from regard.storage.run_dir import check_distinct_files, sha256
+from regard.storage.atomic_files import check_distinct_files
+from regard.storage.resumable_output import ResumableOutput, model_resume_key
+from regard.storage.run_dir import sha256
 from regard.tasks import Translator
-from regard.training.progress import QUIET_SECONDS
+from regard.training.progress import SECONDS_BETWEEN_LINES
 
-PAIRS_AT_ONCE = 4096
-"""sources in memory at a time: enough to find neighbours of like length"""
+CHUNK_SIZE = 4096
+"""Number of sources in memory at a time: enough to batch sources of similar length."""
 
-Source = tuple[str, str]
-"""where it stands, and the text"""
-Shape = Callable[[str, str, str], str]
-"""where it stands, source and target in, a line out"""
+LocatedText = tuple[str, str]
+"""where a text comes from, for error messages, and the text"""
+PairFormatter = Callable[[str, str, str], str]
+"""turns where a pair comes from, its source and its target into a line"""
 
 
 def distill(
     model: Translator,
     output: Path,
     sources: Path | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-    turned: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+    back_translation: bool = False,
     overwrite: bool = False,
     **options: Any,
 ) -> int:
-    """Write pairs of source and translation; how many. Sources: the lines of a file, or those the model learned from.
+    """Write one pair of source and translation for every source, in order, and return their number.
 
-    Every source gives one pair, in order, repeats too; turned: the translation is its source, the text its target.
-    options are those of ``Translator.search``. Killed, the same call goes on where it was; overwrite: it starts anew.
+    ``sources`` is a text file; by default the sources that the model was trained on. ``report`` is called with
+    progress messages. With ``back_translation``, the translation becomes the source of the pair and the text its
+    target. ``options`` are decoding options of ``Translator.translate``. If the process is killed, the same call
+    resumes, unless ``overwrite`` is set.
     """
-    shape = _shape(output)
-    for role, path in _files(model, sources):
+    to_line = _formatter(output)
+    for role, path in _input_files(model, sources):
         check_distinct_files({role: path, "--output": output})
     total = 0
-    for where, text in _sources(model, sources):
-        shape(where, text, "")  # what cannot be written is refused before the work begins
+    for where, text in _read_sources(model, sources):
+        to_line(where, text, "")  # raise now, not after hours, if a source cannot be written
         total += 1
-    tell(f"{total:,} sources to translate")
-    with ResumableOutput([output], _asked(model, sources, turned, options), overwrite) as journal:
-        if journal.done:
-            tell(f"{output}: goes on after source {journal.done:,}")
-        progress = _progress(journal.done, total, tell)
-        rest = islice(_sources(model, sources), journal.done, None)
-        while portion := list(islice(rest, PAIRS_AT_ONCE)):
-            translations = model.translate([text for _, text in portion], **options)
+    report(f"{total:,} sources to translate")
+    key = _resume_key(model, sources, back_translation, options)
+    with ResumableOutput([output], key, overwrite) as file:
+        if file.done:
+            report(f"{output}: resuming after source {file.done:,}")
+        advance = _progress(file.done, total, report)
+        remaining = islice(_read_sources(model, sources), file.done, None)
+        while chunk := list(islice(remaining, CHUNK_SIZE)):
+            translations = model.translate([text for _, text in chunk], **options)
             lines = [
-                shape(where, translation, text) if turned else shape(where, text, translation)
-                for (where, text), translation in zip(portion, translations, strict=True)
+                to_line(where, translation, text)
+                if back_translation
+                else to_line(where, text, translation)
+                for (where, text), translation in zip(chunk, translations, strict=True)
             ]
-            journal.add(len(portion), ["".join(lines)])
-            progress(journal.done)
+            file.add(len(chunk), ["".join(lines)])
+            advance(file.done)
     return total
 
 
-def _files(model: Translator, file: Path | None) -> list[tuple[str, Path]]:
-    """What is read, and what the model learned from, which is nothing to write over either; by role."""
+def _input_files(model: Translator, sources: Path | None) -> list[tuple[str, Path]]:
+    """The file of sources and the training files of the model, none of which may be overwritten, by role."""
     train = model.recipe.data.train
     roles = {"source": train.source, "target": train.target, "pairs": train.pairs}
-    learned = [
+    training_files = [
         (f"data.train.{role}", model.recipe.data.path(name))
         for role, names in roles.items()
         for name in names or ()
     ]
-    return learned if file is None else [("--input", file), *learned]
+    return training_files if sources is None else [("--input", sources), *training_files]
 
 
-def _asked(
-    model: Translator, file: Path | None, turned: bool, options: dict[str, Any]
+def _resume_key(
+    model: Translator, sources: Path | None, back_translation: bool, options: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """All that the pairs depend on; nobody can go on with those of a model that lies in no folder."""
+    """Everything that the pairs depend on; None for a model without a run folder, which cannot be resumed."""
     if model.run is None:
         return None
     data = model.recipe.data
-    content = sha256(file) if file else fingerprint(data.train, data)
-    return {"input": content, **asked_of(model), "options": {**options, "turned": turned}}
+    content = sha256(sources) if sources else fingerprint(data.train, data)
+    all_options = {**options, "back_translation": back_translation}
+    return {"input": content, **model_resume_key(model), "options": all_options}
 
 
-def _sources(model: Translator, file: Path | None) -> Iterator[Source]:
-    if file is not None:
-        return ((f"{file}:{number}", text) for number, text in enumerate(read_lines(file), 1))
+def _read_sources(model: Translator, sources: Path | None) -> Iterator[LocatedText]:
+    if sources is not None:
+        return ((f"{sources}:{number}", text) for number, text in enumerate(read_lines(sources), 1))
     data = model.recipe.data
     pairs = read_pairs(data.train, data, "data.train")
     return (
@@ -106,41 +115,45 @@ def _sources(model: Translator, file: Path | None) -> Iterator[Source]:
     )
 
 
-# How a pair is written
+# ---------------------------------------------------------------------------------------------
+# Output formats
 
 
-def _as_tsv(where: str, source: str, target: str) -> str:
+def _to_tsv(where: str, source: str, target: str) -> str:
     if "\t" in source or "\t" in target:
         raise RegardError(
-            f"{where}: a tab in the text, which would end it in a .tsv file; "
-            "write a .jsonl file with --output"
+            f"{where}: the text contains a tab, which separates columns in a .tsv file; "
+            "give --output a name that ends in .jsonl"
         )
     return f"{source}\t{target}\n"
 
 
-def _as_json(where: str, source: str, target: str) -> str:
+def _to_jsonl(where: str, source: str, target: str) -> str:
     return json.dumps({"source": source, "target": target}, ensure_ascii=False) + "\n"
 
 
-SHAPES: dict[str, Shape] = {".tsv": _as_tsv, ".jsonl": _as_json}
+FORMATTERS: dict[str, PairFormatter] = {".tsv": _to_tsv, ".jsonl": _to_jsonl}
 
 
-def _shape(output: Path) -> Shape:
-    if output.suffix not in SHAPES:
-        raise RegardError(f"{output}: pairs are written to a file that ends in .tsv or .jsonl")
-    return SHAPES[output.suffix]
+def _formatter(output: Path) -> PairFormatter:
+    if output.suffix not in FORMATTERS:
+        raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")
+    return FORMATTERS[output.suffix]
 
 
-def _progress(before: int, total: int, tell: Callable[[str], None]) -> Callable[[int], None]:
-    """Tells now and then how far it is; before were done by others."""
-    start = last = time.monotonic()
+def _progress(start: int, total: int, report: Callable[[str], None]) -> Callable[[int], None]:
+    """A function that takes the number of finished sources and reports it from time to time.
+
+    ``start`` sources were finished by an earlier process.
+    """
+    start_time = last = time.monotonic()
 
     def advance(done: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last > QUIET_SECONDS or done == total:
-            last, each = now, (now - start) / (done - before)
+        if now - last > SECONDS_BETWEEN_LINES or done == total:
+            last, each = now, (now - start_time) / (done - start)
             left = timedelta(seconds=round(each * (total - done)))
-            tell(f"{done:,} of {total:,}, {1 / each:,.1f} a second, {left} left")
+            report(f"{done:,} of {total:,}, {1 / each:,.1f} per second, {left} left")
 
     return advance

@@ -1,4 +1,4 @@
-"""Several processes, one training. ``torchrun --nproc-per-node N -m regard train …`` starts them."""
+"""Data-parallel training in several processes, started by ``torchrun --nproc-per-node N -m regard train …``."""
 
 from __future__ import annotations
 
@@ -17,59 +17,60 @@ from regard.recipe import Device
 
 
 @dataclass(frozen=True)
-class Group:
-    """This process among those that learn together; alone unless torchrun started it."""
+class ProcessGroup:
+    """The processes that train together, seen from one of them; a single process unless torchrun started it."""
 
     rank: int
     size: int
     device: torch.device
 
     @property
-    def first(self) -> bool:
-        """The one process that writes files and speaks."""
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and prints messages."""
         return self.rank == 0
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
+        """Wait until all processes get here."""
         if self.size > 1:
             distributed.barrier()
 
-    def max(self, number: int) -> int:
-        """The greatest of all processes' numbers, in each of them: how they agree to stop."""
+    def max(self, value: int) -> int:
+        """The maximum over all processes, returned in each of them. Processes agree on a stop reason this way."""
         if self.size == 1:
-            return number
-        numbers = torch.tensor(number, device=self.device)
-        distributed.all_reduce(numbers, op=distributed.ReduceOp.MAX)
-        return int(numbers.item())
+            return value
+        tensor = torch.tensor(value, device=self.device)
+        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
+        return int(tensor.item())
 
-    def mean(self, number: torch.Tensor) -> float:
-        """The mean over all processes, in each of them."""
+    def mean(self, value: torch.Tensor) -> float:
+        """The mean over all processes, returned in each of them."""
         if self.size > 1:
-            number = number.clone()
-            distributed.all_reduce(number)
-        return float(number) / self.size
+            value = value.clone()
+            distributed.all_reduce(value)
+        return float(value) / self.size
 
 
 @contextmanager
-def join(device: Device) -> Iterator[Group]:
-    """Join the other processes for the time of the with-block."""
+def process_group(device: Device) -> Iterator[ProcessGroup]:
+    """Join the process group of torchrun for the duration of the with-block."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    place = choose_device(device)
+    torch_device = choose_device(device)
     if size == 1:
-        yield Group(0, 1, place)
+        yield ProcessGroup(0, 1, torch_device)
         return
-    local = int(os.environ["LOCAL_RANK"])
-    if place.type == "cuda":
-        if local >= torch.cuda.device_count():
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if torch_device.type == "cuda":
+        if local_rank >= torch.cuda.device_count():
             raise RegardError(
-                f"process {local} has no GPU: torchrun started more processes than the "
-                f"{torch.cuda.device_count()} GPU(s) here"
+                f"process {local_rank} has no GPU: torchrun started more processes than there are "
+                f"GPUs ({torch.cuda.device_count()})"
             )
-        place = torch.device("cuda", local)
-        torch.cuda.set_device(place)
-    # Others wait while the first one prepares data or validates, which can take long.
-    backend = "nccl" if place.type == "cuda" else "gloo"
+        torch_device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(torch_device)
+    # The other processes wait while the main one prepares data or validates, which can take long.
+    backend = "nccl" if torch_device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, timeout=timedelta(hours=3))
     try:
-        yield Group(distributed.get_rank(), size, place)
+        yield ProcessGroup(distributed.get_rank(), size, torch_device)
     finally:
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Where a training begins: at random, or with the tokenizer and the weights of another run (fine-tuning)."""
+"""Initial tokenizer and weights: new ones, or those of another run (fine-tuning, ``training.init_from``)."""
 
 from __future__ import annotations
 
@@ -8,87 +8,89 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.data.corpus import Pair
-from regard.data.tokenizer import Tokenizer, learn_labels
+from regard.data.pairs import Pair
+from regard.data.tokenizer import Tokenizer, train_labels
 from regard.errors import RegardError
 from regard.nn.state_dict import named_weights
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
 
-FREE = {"preset", "dropout", "attention_dropout", "activation_dropout"}
-"""keys of the model section that may differ: they shape no weight"""
-FREE_WITH_A_NEW_HEAD = {"decoder_layers", "tie_embeddings", "tie_output"}
-"""further ones, where the encoder alone is taken"""
-OF_TARGET = {"shared", "target_kind"}
-"""keys of the tokenizer section that say nothing of the source"""
+MAY_DIFFER = {"preset", "dropout", "attention_dropout", "activation_dropout"}
+"""Keys of the model section that no weight depends on."""
+MAY_DIFFER_FOR_ENCODER = {"decoder_layers", "tie_embeddings", "tie_output"}
+"""Further keys that may differ if only the encoder is initialized."""
+TARGET_TOKENIZER_KEYS = {"shared", "target_kind"}
+"""Keys of the tokenizer section that the source tokenizer does not depend on."""
 
 
 def initial_tokenizer(recipe: Recipe, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
-    """That of the run to start from, or a new one; labels are always new."""
+    """The tokenizer of the run to initialize from, or one trained on ``pairs``; labels are always new."""
     if recipe.training.init_from is None:
         return Tokenizer.train(recipe.tokenizer, pairs, recipe.has_labels, recipe.data.tags)
     run = RunDir(recipe.training.init_from)
-    before = run.recipe()
-    _agree(run, before, recipe)
-    tokenizer = run.tokenizer(before)
+    run_recipe = run.recipe()
+    _check_compatible(run, run_recipe, recipe)
+    tokenizer = run.tokenizer(run_recipe)
     if recipe.has_labels:
-        return Tokenizer(tokenizer.source, learn_labels(pairs))
+        return Tokenizer(tokenizer.source, train_labels(pairs))
     return tokenizer
 
 
 def load_initial_weights(network: nn.Module, recipe: Recipe, tokenizer: Tokenizer) -> str:
-    """Put the weights of the run to start from into the network; what was taken, in words.
+    """Copy the weights of ``training.init_from`` into a network; returns a message that says which ones.
 
-    A network with labels takes the encoder, its head stays random; any other takes everything.
+    A network with labels gets the encoder, and its head stays random; any other network gets all weights.
     """
     assert recipe.training.init_from is not None
     run = RunDir(recipe.training.init_from)
     if run.tokenizer(run.recipe()).source.model != tokenizer.source.model:
         raise RegardError(
-            f"training.init_from: {run} has another tokenizer than when the text was prepared; "
+            f"training.init_from: the tokenizer of {run} has changed since the data were prepared; "
             "choose another --out"
         )
-    weights, own = run.weights(), named_weights(network)
-    taken = [name for name in own if not recipe.has_labels or name.startswith("encoder.")]
-    for name in taken:
-        if name not in weights:
+    theirs, own = run.weights(), named_weights(network)
+    copied = [name for name in own if not recipe.has_labels or name.startswith("encoder.")]
+    for name in copied:
+        if name not in theirs:
             raise RegardError(f"training.init_from: {run} has no weight {name}")
-        if weights[name].shape != own[name].shape:
+        if theirs[name].shape != own[name].shape:
             raise RegardError(
-                f"training.init_from: {name} of {run} is {list(weights[name].shape)}, "
-                f"here it is {list(own[name].shape)}"
+                f"training.init_from: {name} of {run} has shape {list(theirs[name].shape)}, "
+                f"but this recipe needs {list(own[name].shape)}"
             )
     with torch.no_grad():
-        for name in taken:
-            own[name].copy_(weights[name])
-    new = [name for name in own if name not in taken]
-    rest = f"; new: {', '.join(new)}" if new else ""
-    part = "of the encoder " if recipe.has_labels else ""
-    return f"Start: tokenizer and {len(taken)} weights {part}taken from {run}{rest}"
+        for name in copied:
+            own[name].copy_(theirs[name])
+    new = [name for name in own if name not in copied]
+    randomly = f"; randomly initialized: {', '.join(new)}" if new else ""
+    part = "encoder " if recipe.has_labels else ""
+    return f"Initialized tokenizer and {len(copied)} {part}weights from {run}{randomly}"
 
 
-def _agree(run: RunDir, before: Recipe, now: Recipe) -> None:
-    """The tokenizer and whatever shapes a weight must be the same."""
-    free = FREE | (FREE_WITH_A_NEW_HEAD if now.has_labels else set())
+def _check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
+    """Raise if the tokenizer, or a key that weights depend on, differs."""
+    exclude = MAY_DIFFER | (MAY_DIFFER_FOR_ENCODER if recipe.has_labels else set())
     theirs, ours = (
         {
-            "model": recipe.model.model_dump(exclude=free),
-            "tokenizer": recipe.tokenizer.model_dump(
-                exclude=OF_TARGET if now.has_labels else set()
+            "model": one.model.model_dump(exclude=exclude),
+            "tokenizer": one.tokenizer.model_dump(
+                exclude=TARGET_TOKENIZER_KEYS if recipe.has_labels else set()
             ),
         }
-        for recipe in (before, now)
+        for one in (run_recipe, recipe)
     )
-    if told := [difference for _, difference in differences(theirs, ours)]:
-        raise RegardError(f"training.init_from: {run} is of another shape: {'; '.join(told)}")
+    if different := [text for _, text in recipe_differences(theirs, ours)]:
+        raise RegardError(
+            f"training.init_from: {run} does not fit this recipe: {'; '.join(different)}"
+        )
 
 
-def differences(
-    before: dict[str, Any], now: dict[str, Any], at: str = ""
+def recipe_differences(
+    theirs: dict[str, Any], ours: dict[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """What two recipes, or parts of them, differ in: each key, and what it is there and here."""
-    for key in now:
-        if isinstance(before[key], dict) and isinstance(now[key], dict):
-            yield from differences(before[key], now[key], f"{at}{key}.")
-        elif before[key] != now[key]:
-            yield f"{at}{key}", f"{at}{key} is {before[key]} there, {now[key]} here"
+    """The keys in which two recipes, or parts of them, differ, each with a text that gives both values."""
+    for key in ours:
+        if isinstance(theirs[key], dict) and isinstance(ours[key], dict):
+            yield from recipe_differences(theirs[key], ours[key], f"{prefix}{key}.")
+        elif theirs[key] != ours[key]:
+            yield f"{prefix}{key}", f"{prefix}{key} is {theirs[key]} there, {ours[key]} here"

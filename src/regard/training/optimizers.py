@@ -1,4 +1,4 @@
-"""How the weights follow the gradient, and how fast (section 5.3 of the paper)."""
+"""Optimizers and learning-rate schedules (section 5.3 of the paper)."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -10,7 +10,8 @@ from torch import Tensor, nn, optim
 from regard import recipe
 from regard.recipe import Registry
 
-Build = Callable[[Iterable[nn.Parameter], recipe.Training], optim.Optimizer]
+OptimizerBuilder = Callable[[Iterable[nn.Parameter], recipe.Training], optim.Optimizer]
+OPTIMIZERS: Registry[OptimizerBuilder] = Registry("training.optimizer")
 
 
 def _adam(
@@ -18,7 +19,8 @@ def _adam(
 ) -> optim.Optimizer:
     parameters = list(parameters)
     gpu = parameters[0].is_cuda
-    # fused: one kernel for all weights, the same autocast. On a GPU the rate lies there too, for a recorded update.
+    # fused: one kernel for all weights, with the same results. On a GPU the learning rate is a tensor on the device,
+    # so that a CUDA graph reads its current value.
     return kind(
         parameters,
         lr=torch.tensor(training.learning_rate, device=parameters[0].device)
@@ -46,14 +48,13 @@ def _rmsprop(parameters: Iterable[nn.Parameter], training: recipe.Training) -> o
     return optim.RMSprop(parameters, weight_decay=training.weight_decay)
 
 
-OPTIMIZERS: Registry[Build] = Registry("training.optimizer")
-_ADAM = ("training.betas", "training.epsilon")
+_ADAM_OPTIONS = ("training.betas", "training.epsilon")
 
-OPTIMIZERS.register("adam", summary="Adam with bias correction", options=_ADAM, packed=True)(
-    partial(_adam, optim.Adam)
-)
 OPTIMIZERS.register(
-    "adamw", summary="Adam with decoupled weight decay", options=_ADAM, packed=True
+    "adam", summary="Adam with bias correction", options=_ADAM_OPTIONS, packed=True
+)(partial(_adam, optim.Adam))
+OPTIMIZERS.register(
+    "adamw", summary="Adam with decoupled weight decay", options=_ADAM_OPTIONS, packed=True
 )(partial(_adam, optim.AdamW))
 OPTIMIZERS.register("sgd", summary="stochastic gradient descent")(partial(_sgd, 0.0))
 OPTIMIZERS.register("momentum", summary="SGD with momentum 0.9")(partial(_sgd, 0.9))
@@ -61,7 +62,8 @@ OPTIMIZERS.register("adagrad", summary="AdaGrad")(_adagrad)
 OPTIMIZERS.register("rmsprop", summary="RMSProp")(_rmsprop)
 
 
-def set_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
+def set_learning_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
+    """Set the learning rate of all parameters; in place where it is a tensor, which a CUDA graph may read."""
     for settings in optimizer.param_groups:
         if isinstance(settings["lr"], Tensor):
             settings["lr"].copy_(rate) if isinstance(rate, Tensor) else settings["lr"].fill_(rate)
@@ -69,33 +71,38 @@ def set_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
             settings["lr"] = rate
 
 
+# ---------------------------------------------------------------------------------------------
+# Learning-rate schedules
+
 SCHEDULES: Registry[Callable[[int, recipe.Training, int], float]] = Registry("training.schedule")
 
 
-def warming(step: int, warmup: int) -> float:
+def learning_rate(step: int, training: recipe.Training, d_model: int) -> float:
+    """The learning rate of a step; steps are numbered from 1."""
+    return SCHEDULES[training.schedule](step, training, d_model)
+
+
+def warmup_factor(step: int, warmup: int) -> float:
+    """Rises linearly to 1 during warmup."""
     return min(1.0, step / warmup) if warmup else 1.0
 
 
 @SCHEDULES.register("noam", options=["training.warmup"])
-def noam(step: int, training: recipe.Training, width: int) -> float:
-    """d^-0.5 min(step^-0.5, step warmup^-1.5): a straight rise, then a fall with the root of the step."""
+def noam(step: int, training: recipe.Training, d_model: int) -> float:
+    """d_model^-0.5 min(step^-0.5, step warmup^-1.5): linear warmup, then decay with the inverse square root."""
     rise = step / training.warmup**1.5 if training.warmup else math.inf
-    return training.learning_rate / math.sqrt(width) * min(1 / math.sqrt(step), rise)
+    return training.learning_rate / math.sqrt(d_model) * min(1 / math.sqrt(step), rise)
 
 
 @SCHEDULES.register("constant", options=["training.warmup"])
-def constant(step: int, training: recipe.Training, width: int) -> float:
-    return training.learning_rate * warming(step, training.warmup)
+def constant(step: int, training: recipe.Training, d_model: int) -> float:
+    """Constant after a linear warmup."""
+    return training.learning_rate * warmup_factor(step, training.warmup)
 
 
 @SCHEDULES.register("cosine", options=["training.warmup"])
-def cosine(step: int, training: recipe.Training, width: int) -> float:
-    """BF16Linear a cosine wave from the top down to nothing at the last step."""
+def cosine(step: int, training: recipe.Training, d_model: int) -> float:
+    """Linear warmup, then half a cosine down to zero at the last step."""
     done = max(0, step - training.warmup) / max(1, training.steps - training.warmup)
-    fall = (1 + math.cos(math.pi * min(1.0, done))) / 2
-    return training.learning_rate * warming(step, training.warmup) * fall
-
-
-def learning_rate(step: int, training: recipe.Training, width: int) -> float:
-    """The rate of a step; steps count from 1."""
-    return SCHEDULES[training.schedule](step, training, width)
+    decay = (1 + math.cos(math.pi * min(1.0, done))) / 2
+    return training.learning_rate * warmup_factor(step, training.warmup) * decay

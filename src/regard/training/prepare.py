@@ -1,8 +1,9 @@
-"""The training text cut into pieces at random, several times over: BPE-dropout, and sampling from a unigram model.
+"""Data preparation: from text files to a tokenizer and token ids on disk. Done once per run and reused on resume.
 
-A GPU goes through a small corpus in a second, faster than one process can cut it. So the copies are made beforehand, by
-several processes, and each epoch learns from the next one. What is drawn follows from the seed alone, and what is on
-disk does not change: a training that goes on, or with others beside it, sees the same pieces.
+With ``training.subword_sampling``, the training data are also written in several copies, each with other randomly
+sampled subword segmentations (BPE-dropout, or sampling from a unigram model), and each epoch uses the next copy. They
+are written in advance, by several processes, because a GPU trains on a small corpus faster than one process can
+tokenize it. The segmentations depend on the seed alone, so a resumed or distributed training sees the same ones.
 """
 
 from __future__ import annotations
@@ -18,16 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.corpus import (
-    Pair,
-    fingerprint,
-    paths_of,
-    read_pairs,
-    tags_of,
-    train_pairs,
-    valid_pairs,
-)
-from regard.data.dataset import Counts, TokenDataset, write_dataset
+from regard.data.cleaning import CleaningCounts
+from regard.data.corpus import data_paths, fingerprint, read_pairs, train_pairs, valid_pairs
+from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.pairs import Pair, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer
 from regard.data.tokenizer import Tokenizer, normalize
@@ -35,65 +30,15 @@ from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.metrics import MODEL_METRICS, score
 from regard.recipe import Recipe, max_sequence_length
-from regard.storage.run_dir import RunDir, sha256, write_text
+from regard.storage.atomic_files import write_text
+from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import TASKS
 from regard.training.checkpoint import checkpoint_files
 from regard.training.fine_tuning import initial_tokenizer
 from regard.training.progress import ProgressReporter
 
-PAIRS_WORTH_A_PROCESS = 100_000
-"""takes about as long to cut, some 4 seconds, as a process needs to start"""
-
-
-def copy_files(run: RunDir, recipe: Recipe) -> list[Path]:
-    count = recipe.training.subword_copies if recipe.training.subword_sampling else 0
-    return [run.data / f"train-{number:03d}.arrow" for number in range(count)]
-
-
-def write_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
-    """Write all copies; the run has its recipe and tokenizer, and so many pairs."""
-    copies = len(copy_files(run, recipe))
-    processes = min(copies, available_cores(), 1 + pairs * copies // PAIRS_WORTH_A_PROCESS)
-    shares = [range(first, copies, processes) for first in range(processes)]
-    # Not multiprocessing: it would run the user's own script once more in each process, or fork one with threads.
-    command = [sys.executable, "-m", "regard.training.prepare", str(run)]
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    others = [
-        subprocess.Popen(
-            [*command, *map(str, share)], env={**os.environ, **path}, stderr=subprocess.PIPE
-        )
-        for share in shares[1:]
-    ]
-    try:
-        _write(run, recipe, shares[0])
-        for process in others:
-            _, told = process.communicate()
-            if process.returncode:
-                last = told.decode(errors="replace").strip().split("\n")[-1]
-                raise RegardError(f"{run.data}: a copy of the training text was not made: {last}")
-    finally:
-        for process in others:
-            process.kill()  # those that have ended do not mind
-            with process:  # waits, and closes its pipe
-                pass
-
-
-def _write(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> None:
-    plain, training, files = run.tokenizer(recipe), recipe.training, copy_files(run, recipe)
-    for number in numbers:
-        seed = (training.seed, number)
-        kind, labels = recipe.tokenizer.kind, recipe.has_labels
-        tokenizer = SamplingTokenizer.of(plain, kind, training.subword_sampling, seed, labels)
-        rows = TASKS[recipe.task].encoder(recipe).rows
-        write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
-
-
-# ---------------------------------------------------------------------------------------------
-# From text files to ids on disk: tokenizer, cleaning, stores. Done once for a run; found again when it goes on.
-
-
-FACTS = "facts.json"
-"""what the prepared text is of; written last, so that whoever finds it finds the rest"""
+METADATA = "metadata.json"
+"""Describes the prepared data; written last, so that if it exists, everything else does."""
 
 
 @dataclass(frozen=True)
@@ -101,198 +46,281 @@ class PreparedData:
     tokenizer: Tokenizer
     train: TokenDataset
     valid: TokenDataset
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     """data fingerprints and counts, for the card"""
     copies: Sequence[TokenDataset] = ()
-    """the training text cut at random, several times; the same pairs in the same order"""
+    """copies of the training data with sampled subword segmentations: the same pairs in the same order"""
 
-    def of_epoch(self, epoch: int) -> TokenDataset:
-        """What an epoch learns from."""
+    def dataset_for_epoch(self, epoch: int) -> TokenDataset:
         return self.copies[epoch % len(self.copies)] if self.copies else self.train
 
 
 def check_files(recipe: Recipe) -> None:
-    """Refuse a recipe whose data are not there."""
+    """Raise if a data file of the recipe does not exist."""
     for name, texts in recipe.data.splits.items():
-        paths_of(texts, recipe.data, f"data.{name}")
+        data_paths(texts, recipe.data, f"data.{name}")
 
 
-def prepare(run: RunDir, recipe: Recipe, report: ProgressReporter) -> None:
-    """Make tokenizer and stores, unless they are there and belong to the same data."""
-    _check_scoring(recipe)
-    identity = identity_of(recipe)
-    known = _read_facts(run)
-    if known.get("identity") == identity:
+def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
+    """Write tokenizer and datasets into the run folder, unless they exist already for the same data."""
+    _check_evaluation(recipe)
+    identity = data_identity(recipe)
+    if _read_metadata(run).get("identity") == identity:
         return
     if checkpoint_files(run.checkpoints):
         raise RegardError(
-            f"{run}: the data have changed since this run began; put them back, or choose another --out"
+            f"{run}: the data have changed since this run started; restore them, or choose another --out"
         )
     start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
-    (run.data / FACTS).unlink(missing_ok=True)  # they would tell of ids that are about to go
-    report.say(f"Reading {', '.join(_names(recipe))}")
+    (run.data / METADATA).unlink(missing_ok=True)  # it describes the datasets about to be replaced
+    reporter.message(f"Reading {', '.join(_training_files(recipe))}")
     tokenizer = initial_tokenizer(recipe, lambda: train_pairs(recipe.data))
     tokenizer.save(run.folder)
-    report.say(f"Tokenizer: {_sizes(tokenizer, recipe)}")
-    rows = TASKS[recipe.task].encoder(recipe).rows
-    repeats = Repeats(recipe)
-    pairs = repeats.watch(train_pairs(recipe.data))
-    train = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
-    report.say(f"Training pairs: {train.sentence}")
-    if recipe.training.subword_sampling:
-        write_copies(run, recipe, train.read)
-        report.say(f"Cut at random {recipe.training.subword_copies} times")
+    reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
+    train = _write_train(run, recipe, tokenizer, reporter)
     if next(valid_pairs(recipe.data), None) is None:
         raise RegardError(
-            "no pair was held out for validation, because there are too few different sources; "
-            "give data.valid, or a greater data.hold_out"
+            "no pair was held out for validation, because there are too few distinct sources; "
+            "give data.valid, or increase data.hold_out"
         )
+    rows = TASKS[recipe.task].encoder(recipe).rows
     valid = write_dataset(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
-    report.say(f"Validation pairs: {valid.read:,}")
-    for sentence in repeats.told():
-        report.say(sentence)
-    _check_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
-    _check_test(recipe, tokenizer)
-    _write_facts(run, identity, train, valid, time.monotonic() - start)
+    reporter.message(f"Validation pairs: {valid.read:,}")
+    _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
+    _check_test_lengths(recipe, tokenizer)
+    _write_metadata(run, identity, train, valid, time.monotonic() - start)
 
 
-def _check_scoring(recipe: Recipe) -> None:
-    """What only the end of training needs is looked at before it begins."""
-    measures = [measure for measure in recipe.evaluation.metrics if measure not in MODEL_METRICS]
-    score(measures, ["a"], ["a"], ["a"], tokenize=recipe.evaluation.tokenize)
+def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
+    """Open what ``prepare`` wrote."""
+    train, valid = TokenDataset(run.data / "train.arrow"), TokenDataset(run.data / "valid.arrow")
+    copies = [TokenDataset(path) for path in sampled_files(run, recipe)]
+    return PreparedData(run.tokenizer(recipe), train, valid, _read_metadata(run), copies)
+
+
+# ---------------------------------------------------------------------------------------------
+# Training data
+
+
+def _write_train(
+    run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
+) -> CleaningCounts:
+    """Write the training data, and report the overlap with validation and test data."""
+    overlap = SourceOverlap(recipe)
+    pairs = overlap.watch(train_pairs(recipe.data))
+    rows = TASKS[recipe.task].encoder(recipe).rows
+    counts = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
+    reporter.message(f"Training pairs: {counts.summary}")
+    if recipe.training.subword_sampling:
+        write_sampled_copies(run, recipe, counts.read)
+        copies = recipe.training.subword_copies
+        reporter.message(f"Wrote {copies} copies with sampled subword segmentations")
+    for line in overlap.messages():
+        reporter.message(line)
+    return counts
+
+
+class SourceOverlap:
+    """Finds sources of the validation and test data that also occur in the training data."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        # Held-out pairs cannot overlap, and lines of plain text repeat anyway.
+        splits = {} if recipe.text_only else recipe.data.splits
+        self.sources = {
+            name: {_normalized(pair) for pair in read_pairs(texts, recipe.data, f"data.{name}")}
+            - {""}
+            for name, texts in splits.items()
+            if name != "train"
+        }
+        self.common: set[str] = set()
+
+    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Pass the training pairs through and record the sources that overlap."""
+        sources = set().union(*self.sources.values())
+        for pair in pairs:
+            if sources and (source := _normalized(pair)) in sources:
+                self.common.add(source)
+            yield pair
+
+    def messages(self) -> Iterator[str]:
+        """What to report once all training pairs have passed."""
+        for name, sources in self.sources.items():
+            if common := len(sources & self.common):
+                yield (
+                    f"{common:,} of {len(sources):,} sources of data.{name} also occur in the training data, "
+                    "so the model may reproduce their targets from memory"
+                )
+
+
+def _normalized(pair: Pair) -> str:
+    return normalize(pair.source, "nfc").strip()
+
+
+# ---------------------------------------------------------------------------------------------
+# Copies with sampled subword segmentations
+
+PAIRS_PER_PROCESS = 100_000
+"""Number of pairs that take about as long to tokenize (4 seconds) as a process takes to start."""
+
+
+def sampled_files(run: RunDir, recipe: Recipe) -> list[Path]:
+    """The files of the copies; none without subword sampling."""
+    count = recipe.training.subword_copies if recipe.training.subword_sampling else 0
+    return [run.data / f"train-{number:03d}.arrow" for number in range(count)]
+
+
+def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
+    """Write all copies, in several processes if there are many pairs; recipe and tokenizer are in the run folder."""
+    copies = len(sampled_files(run, recipe))
+    processes = min(copies, available_cores(), 1 + pairs * copies // PAIRS_PER_PROCESS)
+    assigned = [range(first, copies, processes) for first in range(processes)]
+    # Not multiprocessing: it would import the user's main script in each process, or fork one that has threads.
+    command = [sys.executable, "-m", "regard.training.prepare", str(run)]
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    workers = [
+        subprocess.Popen(
+            [*command, *map(str, numbers)], env={**os.environ, **path}, stderr=subprocess.PIPE
+        )
+        for numbers in assigned[1:]
+    ]
+    try:
+        _write_copies(run, recipe, assigned[0])
+        for process in workers:
+            _, stderr = process.communicate()
+            if process.returncode:
+                last_line = stderr.decode(errors="replace").strip().split("\n")[-1]
+                raise RegardError(f"{run.data}: writing a copy of the data failed: {last_line}")
+    finally:
+        for process in workers:
+            process.kill()  # no effect on a process that has ended
+            with process:  # waits for it and closes its pipe
+                pass
+
+
+def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> None:
+    """Write the copies with these numbers."""
+    plain, training, files = run.tokenizer(recipe), recipe.training, sampled_files(run, recipe)
+    for number in numbers:
+        seed = (training.seed, number)
+        kind, labels = recipe.tokenizer.kind, recipe.has_labels
+        tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
+        rows = TASKS[recipe.task].encoder(recipe).rows
+        write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
+
+
+# ---------------------------------------------------------------------------------------------
+# Checks: problems that would otherwise appear only at the end of training
+
+
+def _check_evaluation(recipe: Recipe) -> None:
+    """Raise if the metrics cannot be computed or the test data cannot be read."""
+    metrics = [metric for metric in recipe.evaluation.metrics if metric not in MODEL_METRICS]
+    score(metrics, ["a"], ["a"], ["a"], tokenize=recipe.evaluation.tokenize)
     if recipe.data.test is not None:
         for _ in read_pairs(recipe.data.test, recipe.data, "data.test"):
             pass
 
 
-class Repeats:
-    """The sources of validation and test, and which of them are in the training text as well."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        # What is held out of the training text is not in it; and lines of plain text repeat each other.
-        alone = recipe.text_only
-        self.asked = {
-            name: {_plain(pair) for pair in read_pairs(texts, recipe.data, f"data.{name}")} - {""}
-            for name, texts in recipe.data.splits.items()
-            if name != "train" and not alone
-        }
-        self.met: set[str] = set()
-
-    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        asked = set().union(*self.asked.values())
-        for pair in pairs:
-            if asked and (source := _plain(pair)) in asked:
-                self.met.add(source)
-            yield pair
-
-    def told(self) -> Iterator[str]:
-        """When all of the training text has gone by."""
-        for name, sources in self.asked.items():
-            if both := len(sources & self.met):
-                yield (
-                    f"Sources of data.{name} that are in the training text, too: {both:,} of "
-                    f"{len(sources):,}; there the model may answer from memory"
-                )
-
-
-def _plain(pair: Pair) -> str:
-    """The source, however it is written."""
-    return normalize(pair.source, "nfc").strip()
-
-
-def _check_lengths(recipe: Recipe, valid: TokenDataset) -> None:
-    most = max_sequence_length(recipe.model)
-    if most is None or recipe.text_only:
-        return  # there is no longest text, or it was cut
+def _check_valid_lengths(recipe: Recipe, valid: TokenDataset) -> None:
+    """Raise if a validation text is longer than the model can read; texts without targets were split into blocks."""
+    limit = max_sequence_length(recipe.model)
+    if limit is None or recipe.text_only:
+        return
     longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
-    if recipe.model.architecture == "decoder":
+    if recipe.model.architecture == "decoder_only":
         longest = int((valid.source_lengths + valid.target_lengths).max()) + 2
-    if longest > most:
+    if longest > limit:
         raise RegardError(
-            f"data.valid has a text of {longest} tokens, marks counted, but the model can "
-            f"read only {most}: raise model.max_length, or cut it"
+            f"data.valid has a text of {longest} tokens, special tokens included, but the model can "
+            f"read only {limit}: increase model.max_length, or shorten the text"
         )
 
 
-def _check_test(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """The test is read when all is learned, which is late to find a source too long for the model."""
-    most, data = max_sequence_length(recipe.model), recipe.data
-    if most is None or data.test is None or recipe.text_only:
+def _check_test_lengths(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Raise if a test source is longer than the model can read."""
+    limit, data = max_sequence_length(recipe.model), recipe.data
+    if limit is None or data.test is None or recipe.text_only:
         return
-    cut = TASKS[recipe.task].encoder(recipe).truncate
+    truncate = TASKS[recipe.task].encoder(recipe).truncate
     pairs = list(read_pairs(data.test, data, "data.test"))
     encoded = tokenizer.source.encode([pair.source for pair in pairs])
     for number, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), 1):
-        length = len(tags_of(pair)) + len(ids[:cut]) + 1
-        if length > most:
+        length = len(tags_of(pair)) + len(ids[:truncate]) + 1
+        if length > limit:
             raise RegardError(
-                f"data.test: source {number} has {length} tokens, EOS counted, but the model can "
-                f"read only {most}: raise model.max_length, or cut it"
+                f"data.test: source {number} has {length} tokens, EOS included, but the model can "
+                f"read only {limit}: increase model.max_length, or shorten the text"
             )
 
 
-def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
-    train, valid = TokenDataset(run.data / "train.arrow"), TokenDataset(run.data / "valid.arrow")
-    copies = [TokenDataset(path) for path in copy_files(run, recipe)]
-    return PreparedData(run.tokenizer(recipe), train, valid, _read_facts(run), copies)
+# ---------------------------------------------------------------------------------------------
+# Metadata of the prepared data
 
 
-def identity_of(recipe: Recipe) -> dict[str, str]:
-    """What the ids on disk depend on."""
+def data_identity(recipe: Recipe) -> dict[str, str]:
+    """Everything that the token ids on disk depend on: fingerprints of the data and of the relevant settings."""
     data = recipe.data
-    choices = [recipe.task, recipe.tokenizer.identity, data.clean.model_dump_json()]
-    choices.append(str(recipe.training.init_from))
+    settings = [recipe.task, recipe.tokenizer.identity, data.clean.model_dump_json()]
+    settings.append(str(recipe.training.init_from))
     if data.valid is None:
-        choices.append(str(data.hold_out))
+        settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:
-        choices.append(
+        settings.append(
             recipe.training.model_dump_json(include={"subword_sampling", "subword_copies", "seed"})
         )
-    found = {"train": fingerprint(data.train, data)}
+    identity = {"train": fingerprint(data.train, data)}
     if data.valid is not None:
-        found["valid"] = fingerprint(data.valid, data)
-    found["choices"] = hashlib.sha256("\n".join(choices).encode()).hexdigest()
-    return found
+        identity["valid"] = fingerprint(data.valid, data)
+    identity["settings"] = hashlib.sha256("\n".join(settings).encode()).hexdigest()
+    return identity
 
 
-def _read_facts(run: RunDir) -> dict[str, Any]:
-    path = run.data / FACTS
-    facts: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    whole = facts.get("tokenizer") == {p.name: sha256(p) for p in run.tokenizer_files()}
-    return facts if whole else {}
+def _read_metadata(run: RunDir) -> dict[str, Any]:
+    """The metadata, or nothing if they are missing or belong to another tokenizer."""
+    path = run.data / METADATA
+    metadata: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    hashes = {path.name: sha256(path) for path in run.tokenizer_files()}
+    return metadata if metadata.get("tokenizer") == hashes else {}
 
 
-def _write_facts(
-    run: RunDir, identity: dict[str, str], train: Counts, valid: Counts, seconds: float
+def _write_metadata(
+    run: RunDir,
+    identity: dict[str, str],
+    train: CleaningCounts,
+    valid: CleaningCounts,
+    seconds: float,
 ) -> None:
-    facts = {
+    metadata = {
         "identity": identity,
         "tokenizer": {path.name: sha256(path) for path in run.tokenizer_files()},
         "train": asdict(train),
         "valid": asdict(valid),
         "seconds": round(seconds, 1),
     }
-    text = json.dumps(facts, indent=2) + "\n"
-    write_text(run.data / FACTS, text)
+    write_text(run.data / METADATA, json.dumps(metadata, indent=2) + "\n")
 
 
-def _names(recipe: Recipe) -> list[str]:
+# ---------------------------------------------------------------------------------------------
+# Messages
+
+
+def _training_files(recipe: Recipe) -> list[str]:
     train = recipe.data.train
     roles = (train.source, train.target, train.pairs, train.conllu, train.text)
     return [str(recipe.data.path(name)) for names in roles if names for name in names]
 
 
-def _sizes(tokenizer: Tokenizer, recipe: Recipe) -> str:
+def _describe_tokenizer(tokenizer: Tokenizer, recipe: Recipe) -> str:
     kind = recipe.tokenizer.kind
-    if of_target := recipe.tokenizer.target_kind:
+    if target_kind := recipe.tokenizer.target_kind:
         return (
-            f"{kind}, {tokenizer.source.size:,} entries; {of_target}, {tokenizer.target.size:,} "
-            "entries for the target"
+            f"{kind} with {tokenizer.source.size:,} entries for sources, "
+            f"{target_kind} with {tokenizer.target.size:,} entries for targets"
         )
     if recipe.has_labels:
         labels = tokenizer.target.size - len(SPECIAL_TOKENS)
-        return f"{kind}, {tokenizer.source.size:,} entries; {labels:,} labels"
+        return f"{kind}, {tokenizer.source.size:,} entries; {labels:,} label{'s' * (labels != 1)}"
     if recipe.tokenizer.shared:
         return f"{kind}, {tokenizer.source.size:,} entries, shared by source and target"
     return f"{kind}, {tokenizer.source.size:,} source and {tokenizer.target.size:,} target entries"
@@ -300,4 +328,4 @@ def _sizes(tokenizer: Tokenizer, recipe: Recipe) -> str:
 
 if __name__ == "__main__":
     _run = RunDir(sys.argv[1])
-    _write(_run, _run.recipe(), [int(number) for number in sys.argv[2:]])
+    _write_copies(_run, _run.recipe(), [int(number) for number in sys.argv[2:]])

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run folder: open or resume, prepare, learn, average, score, write the card."""
+"""Train a run: open or resume the folder, prepare the data, train, average checkpoints, score, write the card."""
 
 from __future__ import annotations
 
@@ -19,240 +19,264 @@ from torch import nn
 from regard import __version__
 from regard.data.corpus import read_pairs
 from regard.errors import RegardError
-from regard.metrics import Result
+from regard.metrics import MetricResult
 from regard.nn.state_dict import copy_weights
 from regard.recipe import Recipe
-from regard.storage.run_dir import PARTIAL, RunDir
+from regard.storage.atomic_files import PARTIAL
+from regard.storage.run_dir import RunDir
 from regard.tasks import Model
-from regard.training.checkpoint import average, checkpoint_files, step_of
-from regard.training.distributed import Group, join
-from regard.training.fine_tuning import differences
-from regard.training.prepare import FACTS, check_files, open_prepared, prepare
+from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
+from regard.training.distributed import ProcessGroup, process_group
+from regard.training.fine_tuning import recipe_differences
+from regard.training.prepare import METADATA, check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.trainer import (
     NonFiniteError,
-    Stop,
+    StopReason,
     Trainer,
-    check,
     finished,
-    learn,
     perplexity,
-    save,
-    unpackable,
+    unpackable_choices,
 )
 
-MAY_CHANGE = (
+CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),
-    *("data.root", "data.test", "search.", "score."),
+    *("data.root", "data.test", "decoding.", "evaluation."),
 )
-"""What a run that goes on may have otherwise than when it began; all else would make it another model."""
+"""Keys and sections that may change when a run is resumed; any other change would give another model."""
 
-GO_ON = "To go on, give the same command again."
+RESUME_HINT = "To resume, run the same command again."
 LOCK = ".lock"
-"""of the folder of checkpoints; it is the first file of a run"""
-LEFTOVERS = (
+"""Lock file in the folder of checkpoints; the first file of a run."""
+STALE_FILES = (
     *(f".{name}{PARTIAL}" for name in ("recipe.yaml", "model.safetensors", "card.json")),
-    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{FACTS}{PARTIAL}", "data/.*.arrow.*.unfinished"),
+    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{METADATA}{PARTIAL}"),
+    "data/.*.arrow.*.unfinished",
 )
-"""what a training that was killed can leave; whatever else lies there is another's"""
+"""Temporary files that a killed training may leave behind; other files are not touched."""
 
 
 class Interrupted(Exception):  # noqa: N818
-    """Training was interrupted; everything is saved."""
+    """Training was interrupted by a signal; everything is saved."""
 
 
 def train(recipe: Recipe, out: str | Path, minutes: float | None = None) -> Model:
-    """Train a model, or go on with one, in the run folder ``out``."""
+    """Train a model in the run folder ``out``, or resume if the folder has checkpoints.
+
+    minutes: stop cleanly, with a usable model, within this time.
+    """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    check_files(recipe)  # before there is a folder for what cannot be
+    check_files(recipe)  # before the folder is created
     run = RunDir(out)
-    with join(recipe.training.device) as group:
-        report = ProgressReporter(run, speaks=group.first)
+    with process_group(recipe.training.device) as group:
+        reporter = ProgressReporter(run, enabled=group.is_main)
         try:
-            if group.first:
+            if group.is_main:
                 with locked(run):
-                    _train(run, recipe, group, report, deadline)
+                    _train(run, recipe, group, reporter, deadline)
             else:
-                _train(run, recipe, group, report, deadline)
+                _train(run, recipe, group, reporter, deadline)
         finally:
-            report.end()
+            reporter.close()
     return Model.load(out, recipe.training.device)
 
 
 def _train(
-    run: RunDir, recipe: Recipe, group: Group, report: ProgressReporter, deadline: float | None
+    run: RunDir,
+    recipe: Recipe,
+    group: ProcessGroup,
+    reporter: ProgressReporter,
+    deadline: float | None,
 ) -> None:
-    if group.first:
+    if group.is_main:
         open_run(run, recipe)
-        prepare(run, recipe, report)
-    group.wait()
+        prepare(run, recipe, reporter)
+    group.barrier()
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
     trainer.load()
-    stop = Stop(group.max(finished(trainer)))
-    if stop is not Stop.NOT_YET and run.card():
-        report.say(f"{run} was trained before: {stop.reason(recipe.training)}")
+    stop = StopReason(group.max(finished(trainer.state, recipe.training)))
+    if stop is not StopReason.NONE and run.card():
+        reporter.message(f"{run} is already trained: {stop.describe(recipe.training)}")
         return
-    tell_start(trainer, report)
-    try:
-        if stop is Stop.NOT_YET:
-            stop = learn(trainer, report, deadline)
-        elif trainer.progress.step not in {step for step, *_ in trainer.progress.validations}:
-            check(trainer, report)  # it was interrupted at its very last step
-            save(trainer)
-    except NonFiniteError:
-        report.log("stop", step=trainer.progress.step, reason="the loss is not a number")
-        raise RegardError(
-            f"step {trainer.progress.step}: the loss is not a number any more. The checkpoints kept "
-            "are sound. Try a smaller training.learning_rate, a longer training.warmup, training.clip_norm: 1.0, "
-            "or precision fp32"
-        ) from None
-    reason = stop.reason(recipe.training)
-    report.end()
-    report.log("stop", step=trainer.progress.step, reason=reason, resumable=True)
-    if stop is Stop.INTERRUPTED:
-        report.say(f"Stopped at step {trainer.progress.step:,}; everything is saved.")
-        report.say(GO_ON)
+    _report_start(trainer, reporter)
+    stop = _fit(trainer, reporter, stop, deadline)
+    reason = stop.describe(recipe.training)
+    reporter.close()
+    reporter.log("stop", step=trainer.state.step, reason=reason, resumable=True)
+    if stop is StopReason.INTERRUPTED:
+        reporter.message(f"Stopped at step {trainer.state.step:,}; everything is saved.")
+        reporter.message(RESUME_HINT)
         raise Interrupted
-    report.say(f"Training stopped: {reason}.")
-    if stop is Stop.TIME:
-        report.say(GO_ON)
-    if group.first:
-        finish(trainer, report, reason, deadline)
-    group.wait()
+    reporter.message(f"Training stopped: {reason}.")
+    if stop is StopReason.TIME_LIMIT:
+        reporter.message(RESUME_HINT)
+    if group.is_main:
+        finish(trainer, reporter, reason, deadline)
+    group.barrier()
 
 
+def _fit(
+    trainer: Trainer, reporter: ProgressReporter, stop: StopReason, deadline: float | None
+) -> StopReason:
+    """Train, unless there is a reason to stop already."""
+    state = trainer.state
+    try:
+        if stop is StopReason.NONE:
+            return trainer.fit(reporter, deadline)
+        if state.step not in {step for step, *_ in state.validations}:
+            trainer.validate_and_save_best(reporter)  # it was interrupted at the last step
+            trainer.save()
+        return stop
+    except NonFiniteError:
+        reporter.log("stop", step=state.step, reason="the loss is not finite")
+        raise RegardError(
+            f"step {state.step}: the loss is not finite (infinity or NaN). The saved checkpoints are not affected. "
+            "Try a smaller training.learning_rate, a longer training.warmup, training.clip_norm: 1.0, "
+            "or training.precision: fp32"
+        ) from None
+
+
+# ---------------------------------------------------------------------------------------------
 # The run folder
 
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Only one training at a time in a folder; the lock ends with the process, however it ends."""
-    refuse_strangers(run)
+    """Allow one training at a time in a folder; the lock is released when the process ends, however it ends."""
+    check_run_folder(run)
     try:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RegardError(f"{run}: cannot be made: {error.strerror}") from None
+        raise RegardError(f"{run}: cannot create the folder: {error.strerror}") from None
     with (run.checkpoints / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RegardError(f"{run}: another process is training here") from None
-        for name in LEFTOVERS:
-            for left in run.folder.glob(name):
-                left.unlink()
+        for pattern in STALE_FILES:
+            for path in run.folder.glob(pattern):
+                path.unlink()
         yield
 
 
-def refuse_strangers(run: RunDir) -> None:
-    """A folder with files that are no run's is not ours to write to; a recipe alone may be one that a person wrote."""
-    begun = (run.checkpoints / LOCK, run.data / FACTS, run.weights_file)
-    if not run.folder.exists() or any(path.exists() for path in begun):
+def check_run_folder(run: RunDir) -> None:
+    """Raise if the folder contains files but no run; a recipe alone may be one that the user wrote."""
+    started = (run.checkpoints / LOCK, run.data / METADATA, run.weights_file)
+    if not run.folder.exists() or any(path.exists() for path in started):
         return
     if not run.folder.is_dir():
         raise RegardError(f"{run}: a file, not a folder; choose another --out")
     own = (run.checkpoints, run.data)
-    strangers = sorted(path.name for path in run.folder.iterdir() if path not in own)
-    if strangers:
+    others = sorted(path.name for path in run.folder.iterdir() if path not in own)
+    if others:
         raise RegardError(
-            f"{run}: the folder holds other files ({', '.join(strangers[:3])}) and is no run; "
+            f"{run}: the folder contains other files ({', '.join(others[:3])}) and is not a run folder; "
             "choose another --out"
         )
 
 
 def open_run(run: RunDir, recipe: Recipe) -> None:
-    """Begin a run, or make sure that the one found is of the same recipe; never overwrite another."""
+    """Write the recipe of a new run; for a run with checkpoints, check that it can be resumed with this recipe."""
     if not checkpoint_files(run.checkpoints):
         if run.weights_file.exists():
             raise RegardError(
-                f"{run}: a model without checkpoints, so there is nothing to go on from; "
+                f"{run}: contains a model but no checkpoints, so it cannot be resumed; "
                 "choose another --out"
             )
         run.write_recipe(recipe)
         return
-    before = run.recipe()
-    found = list(differences(before.model_dump(), recipe.model_dump()))
-    fixed = tuple(_fixed(before, recipe))
-    foreign = [
-        text for key, text in found if not key.startswith(MAY_CHANGE) or key.startswith(fixed)
+    previous = run.recipe()
+    differences = list(recipe_differences(previous.model_dump(), recipe.model_dump()))
+    fixed = tuple(_fixed_keys(previous, recipe))
+    forbidden = [
+        text
+        for key, text in differences
+        if not key.startswith(CHANGEABLE_KEYS) or key.startswith(fixed)
     ]
-    if foreign:
+    if forbidden:
         raise RegardError(
-            f"{run}: holds a run of another recipe; choose another --out. Different: "
-            + "; ".join(foreign[:5])
+            f"{run}: contains a run of another recipe; choose another --out. Different: "
+            + "; ".join(forbidden[:5])
         )
-    done = step_of(checkpoint_files(run.checkpoints)[-1])
+    done = checkpoint_step(checkpoint_files(run.checkpoints)[-1])
     if recipe.training.steps < done:
         raise RegardError(
-            f"{run}: has learned for {done:,} steps; training.steps {recipe.training.steps:,} is fewer"
+            f"{run}: already trained for {done:,} steps, more than training.steps: {recipe.training.steps:,}"
         )
-    if found:
-        run.card_file.unlink(missing_ok=True)  # it names the old recipe
+    if differences:
+        run.card_file.unlink(missing_ok=True)  # it belongs to the old recipe
         run.write_recipe(recipe)
 
 
-def _fixed(before: Recipe, now: Recipe) -> Iterator[str]:
-    """What could change in other runs, but not in this one."""
-    if now.training.schedule == "cosine":
-        yield "training.steps"  # the rate falls to its end at the last step: every other would be another
-    if now.training.best_checkpoint_metric == "score":
-        yield "score.tokenize"  # scores of checkpoints would not be comparable
-        if before.evaluation.metrics[0] != now.evaluation.metrics[0]:
+def _fixed_keys(previous: Recipe, recipe: Recipe) -> Iterator[str]:
+    """Keys that may change in other runs, but not in this one."""
+    if recipe.training.schedule == "cosine":
+        yield "training.steps"  # every learning rate depends on it
+    if recipe.training.best_checkpoint_metric == "score":
+        yield "evaluation.tokenize"  # the scores of checkpoints would not be comparable
+        if previous.evaluation.metrics[0] != recipe.evaluation.metrics[0]:
             yield "evaluation.metrics"
 
 
-def tell_start(trainer: Trainer, report: ProgressReporter) -> None:
-    recipe, progress = trainer.recipe, trainer.progress
+def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
+    recipe, state = trainer.recipe, trainer.state
     parameters = sum(parameter.numel() for parameter in trainer.network.parameters())
-    report.say(
+    reporter.message(
         f"Model: {recipe.model.preset}, {parameters:,} parameters, on {hardware(trainer.group.device)}"
     )
-    if trainer.taken:
-        report.say(trainer.taken)
-    unfit = unpackable(recipe) if recipe.training.batching == "packed" else []
-    if recipe.training.batching == "packed" and trainer.group.size > 1:
-        unfit.append(f"{trainer.group.size} processes")
-    if unfit and trainer.group.device.type == "cuda":
-        report.say(f"Batches are padded, and so slower, because of {', '.join(unfit)}")
-    if progress.step:
-        report.say(f"Going on from step {progress.step:,} of {recipe.training.steps:,}")
-    report.log("start", step=progress.step, steps=recipe.training.steps, parameters=parameters)
+    if trainer.init_message:
+        reporter.message(trainer.init_message)
+    if recipe.training.batching == "packed" and trainer.group.device.type == "cuda":
+        reasons = unpackable_choices(recipe)
+        if trainer.group.size > 1:
+            reasons.append(f"{trainer.group.size} processes")
+        if reasons:
+            reporter.message(
+                f"Batches are padded, which is slower: packing does not support {', '.join(reasons)}"
+            )
+    if state.step:
+        reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
+    reporter.log("start", step=state.step, steps=recipe.training.steps, parameters=parameters)
 
 
-# The end
+# ---------------------------------------------------------------------------------------------
+# After training
 
 
-def finish(trainer: Trainer, report: ProgressReporter, reason: str, deadline: float | None) -> None:
+def finish(
+    trainer: Trainer, reporter: ProgressReporter, reason: str, deadline: float | None
+) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
     start = time.monotonic()
-    trainer.moving = None  # from here on the network holds the very weights to be judged
-    trainer.model.precision = "fp32"  # and the scores are those anybody gets
+    trainer.ema = None  # from here on the network itself holds the weights to score
+    trainer.model.precision = "fp32"  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
-        trainer.rehearse(most=math.inf)  # all was learned before, and nothing validated since
-    averaged, valid = _choose_weights(trainer, report, deadline)
+        trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
+    averaged, valid = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
-    progress, prepared = trainer.progress, trainer.prepared
+    state, prepared = trainer.state, trainer.prepared
     card = {
         "regard": __version__,
         "reason_stopped": reason,
         "averaged_checkpoints": averaged,
-        "steps": progress.step,
-        "epochs": progress.epoch,
-        "target_tokens": progress.tokens,
-        "seconds": round(progress.seconds, 1),
-        "preparing_seconds": prepared.facts.get("seconds"),
+        "steps": state.step,
+        "epochs": state.epoch,
+        "target_tokens": state.tokens,
+        "seconds": round(state.seconds, 1),
+        "preparing_seconds": prepared.metadata.get("seconds"),
         "processes": trainer.group.size,
         "hardware": hardware(trainer.group.device),
         "parameters": sum(p.numel() for p in trainer.network.parameters()),
-        "layers": layers(trainer.network),
+        "layers": count_layers(trainer.network),
         "d_model": trainer.recipe.model.d_model,
         "vocabulary": {
             "source": prepared.tokenizer.source.size,
             "target": prepared.tokenizer.target.size,
         },
-        "data": {key: prepared.facts[key] for key in ("identity", "train", "valid")},
+        "data": {key: prepared.metadata[key] for key in ("identity", "train", "valid")},
         "valid": valid,
-        "test": [result.to_json() for result in _score_test(trainer, report, deadline)],
-        "search": trainer.recipe.decoding.model_dump(),
+        "test": [result.to_json() for result in _score_test(trainer, reporter, deadline)],
+        "decoding": trainer.recipe.decoding.model_dump(),
         "versions": {name: version(name) for name in ("torch", "sentencepiece", "sacrebleu")},
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
@@ -261,68 +285,77 @@ def finish(trainer: Trainer, report: ProgressReporter, reason: str, deadline: fl
     trainer.run.write_card(card)
     language = trainer.recipe.data.targets[:1]
     words = [trainer.model.command, str(trainer.run), *(f"--to {one}" for one in language)]
-    report.say(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')
+    reporter.message(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')
 
 
-def _choose_weights(
-    trainer: Trainer, report: ProgressReporter, deadline: float | None
+def _select_weights(
+    trainer: Trainer, reporter: ProgressReporter, deadline: float | None
 ) -> tuple[int, dict[str, float]]:
-    """Average the checkpoints, or take the best single one where that validates better; how many, and how good."""
-    chosen = trainer.chosen()
+    """Make the average of the checkpoints the run's model, or the best single one if that validates better.
+
+    Returns the number of checkpoints and the validation values.
+    """
+    selected = trainer.selected_checkpoints()
     copy_weights(trainer.network, trainer.run.weights(), str(trainer.run))
-    single = 1, _valid(trainer, *trainer.progress.best)
-    if trainer.training.average == "none" or len(chosen) < 2:
+    single = 1, _validation_values(trainer, *trainer.state.best)
+    if trainer.training.average == "none" or len(selected) < 2:
         return single
     if _too_late(deadline, trainer.validation_seconds):
-        report.say("No time is left to try the average of the checkpoints")
+        reporter.message("No time left to average the checkpoints")
         return single
-    mean = average(chosen)
+    mean = average_checkpoints(selected)
     copy_weights(trainer.network, mean, "the average")
-    rank = trainer.validate().rank
-    # The paper takes the average of the last as it is; that of the best must be better than the best.
-    used = trainer.training.average == "last" or rank < trainer.progress.best
-    report.log("average", checkpoints=[step_of(p) for p in chosen], badness=rank[0], used=used)
+    validation = trainer.validate()
+    # The average of the last checkpoints is used as it is, as in the paper; that of the best must beat the best.
+    used = trainer.training.average == "last" or validation.sort_key < trainer.state.best
+    steps = [checkpoint_step(path) for path in selected]
+    reporter.log("average", checkpoints=steps, objective=validation.objective, used=used)
     if not used:
-        report.say(f"The average of {len(chosen)} checkpoints is no better than the best of them")
+        reporter.message(
+            f"The average of {len(selected)} checkpoints is no better than the best checkpoint, so the best one is kept"
+        )
         copy_weights(trainer.network, trainer.run.weights(), str(trainer.run))
         return single
-    report.say(f"The average of {len(chosen)} checkpoints is taken")
+    reporter.message(f"Using the average of {len(selected)} checkpoints")
     trainer.run.write_weights(mean)
-    return len(chosen), _valid(trainer, *rank)
+    return len(selected), _validation_values(trainer, *validation.sort_key)
 
 
 def _too_late(deadline: float | None, seconds: float) -> bool:
     return deadline is not None and time.monotonic() + seconds > deadline
 
 
-def _valid(trainer: Trainer, badness: float, loss: float) -> dict[str, float]:
-    """What the weights came to in validation; they are those with the least badness, not always the least loss."""
-    found = {"loss": loss, "perplexity": perplexity(loss)}
+def _validation_values(trainer: Trainer, objective: float, loss: float) -> dict[str, float]:
+    """Loss and score of the selected weights: those with the best objective, not always with the lowest loss."""
+    values = {"loss": loss, "perplexity": perplexity(loss)}
     if trainer.training.best_checkpoint_metric == "score":
-        found[trainer.recipe.evaluation.metrics[0]] = abs(badness)
-    return found
+        values[trainer.recipe.evaluation.metrics[0]] = abs(objective)
+    return values
 
 
-def _score_test(trainer: Trainer, report: ProgressReporter, deadline: float | None) -> list[Result]:
+def _score_test(
+    trainer: Trainer, reporter: ProgressReporter, deadline: float | None
+) -> list[MetricResult]:
     data = trainer.recipe.data
     if data.test is None:
         return []
     pairs = list(read_pairs(data.test, data, "data.test"))
-    # A beam costs about its width; the bootstrap a few seconds more. Where only the loss is validated, so is the test.
-    share = len(pairs) / max(1, len(trainer.prepared.valid))
+    # Time relative to a validation: beam search takes about beam times as long as greedy search, and the bootstrap a
+    # few seconds more. Where only the loss is validated, the same holds for the test.
+    relative = len(pairs) / max(1, len(trainer.prepared.valid))
     if trainer.examples:
-        share = len(pairs) * trainer.recipe.decoding.beam / len(trainer.examples)
-    if _too_late(deadline, 10 + share * trainer.validation_seconds):
-        report.say("No time is left to score the test pairs; regard evaluate does it")
+        relative = len(pairs) * trainer.recipe.decoding.beam / len(trainer.examples)
+    if _too_late(deadline, 10 + relative * trainer.validation_seconds):
+        reporter.message("No time left to score the test data; run  regard evaluate")
         return []
     results = trainer.model.evaluate(pairs)
     for result in results:
-        report.say(f"Test {result}")
+        reporter.message(f"Test {result}")
     return results
 
 
-def layers(network: nn.Module) -> dict[str, int]:
-    """How many layers each stack of the network has; a stack without a name of its own is a decoder's."""
+def count_layers(network: nn.Module) -> dict[str, int]:
+    """The number of layers of each stack of a network; an unnamed stack is the decoder."""
     stacks = {name: part for name, part in network.named_modules() if name.endswith("layers")}
     return {
         name.removesuffix("layers").removesuffix(".") or "decoder": len(part)
@@ -332,16 +365,14 @@ def layers(network: nn.Module) -> dict[str, int]:
 
 
 def hardware(device: torch.device) -> str:
+    """The name of the GPU, or the CPU and the number of threads used."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
     names = [
         line.partition(":")[2].strip()
-        for line in _lines(Path("/proc/cpuinfo"))
+        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else [])
         if line.startswith("model name")
     ]
     threads = torch.get_num_threads()
     return f"{names[0] if names else platform.machine()}, {threads} core{'s' * (threads > 1)}"
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []

@@ -1,4 +1,7 @@
-"""One update of the weights: loss, gradient, clipping, optimizer, moving average."""
+"""One optimizer step: loss, gradients, gradient clipping, optimizer, exponential moving average of the weights.
+
+``TrainStep`` runs it eagerly. ``CUDAGraphStep`` captures it as one CUDA graph, for batches of constant shape.
+"""
 
 from __future__ import annotations
 
@@ -15,154 +18,160 @@ from torch.nn.parallel import DistributedDataParallel
 from regard import recipe as recipes
 from regard.data.batching import Batch
 from regard.inference.precision import autocast
-from regard.nn.dropout import seeded
-from regard.nn.loss import TrainingLoss, portion_loss
-from regard.nn.positions import reach
-from regard.training.optimizers import set_rate
+from regard.nn.dropout import attach_dropout_seeds
+from regard.nn.loss import TrainingLoss, chunk_loss
+from regard.nn.positions import grow_tables
+from regard.nn.torch_internals import foreach_lerp_
+from regard.training.optimizers import set_learning_rate
 
 
-class Numbers(NamedTuple):
-    """What differs from step to step; tensors where a recorded update is to see them."""
+class StepScalars(NamedTuple):
+    """The scalars that differ between steps; tensors on the device if a CUDA graph reads them."""
 
-    share: float | Tensor
-    """what a token counts in the gradient"""
-    rate: float | Tensor
-    drift: float | Tensor = 1.0
-    """how far the moving average goes towards the weights"""
+    grad_scale: float | Tensor
+    """factor on the summed loss, and so on its gradient: 1 / tokens for a mean over tokens"""
+    learning_rate: float | Tensor
+    ema_rate: float | Tensor = 1.0
+    """1 - decay: how far the moving average moves towards the weights"""
 
 
 class TrainStep:
-    """Batches in, the weights a step further; the loss of a token out."""
+    """Updates the weights from a list of micro-batches and returns the mean loss per token.
+
+    ``loss_fn`` is the network with its training loss, possibly wrapped in DistributedDataParallel.
+    """
 
     def __init__(
         self,
-        objective: nn.Module,
+        loss_fn: nn.Module,
         optimizer: optim.Optimizer,
         training: recipes.Training,
         device: torch.device,
     ) -> None:
-        self.objective, self.optimizer = objective, optimizer
+        self.loss_fn, self.optimizer = loss_fn, optimizer
         self.training, self.device = training, device
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.moving: tuple[list[Tensor], list[Tensor]] | None = None
-        """a moving average, and the weights it follows"""
+        self.ema: tuple[list[Tensor], list[Tensor]] | None = None
+        """an exponential moving average, and the weights that it averages"""
 
-    def __call__(self, batches: Sequence[Batch], numbers: Numbers) -> Tensor:
-        set_rate(self.optimizer, numbers.rate)
+    def __call__(self, micro_batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
+        set_learning_rate(self.optimizer, scalars.learning_rate)
         total = torch.zeros((), device=self.device)
-        for number, batch in enumerate(batches, 1):
-            with self._in_step_with_others(number == len(batches)):
-                loss = self.loss(self.objective, batch.to(self.device))
-                torch.autograd.backward(loss * numbers.share)
+        for number, batch in enumerate(micro_batches, 1):
+            with self._gradient_sync(number == len(micro_batches)):
+                loss = self.compute_loss(self.loss_fn, batch.to(self.device))
+                torch.autograd.backward(loss * scalars.grad_scale)
             total += loss.detach()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._move(numbers.drift)
-        return total * numbers.share
+        self._update_ema(scalars.ema_rate)
+        return total * scalars.grad_scale
 
-    def loss(self, objective: nn.Module, batch: Batch) -> Tensor:
-        """Summed over the tokens of the batch."""
+    def compute_loss(self, loss_fn: nn.Module, batch: Batch) -> Tensor:
+        """The loss summed over the tokens of a batch."""
         with autocast(self.training.precision, self.device):
-            places = () if batch.position_info is None else (batch.position_info,)
-            loss: Tensor = objective(batch.source, batch.target, batch.labels, *places)
+            position_info = () if batch.position_info is None else (batch.position_info,)
+            loss: Tensor = loss_fn(batch.source, batch.target, batch.labels, *position_info)
         return loss
 
-    def _in_step_with_others(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients are shared among processes once a step, with its last batch."""
-        if isinstance(self.objective, DistributedDataParallel) and not last:
-            return self.objective.no_sync()
+    def _gradient_sync(self, last: bool) -> AbstractContextManager[None]:
+        """Processes exchange gradients once per step, with the last micro-batch."""
+        if isinstance(self.loss_fn, DistributedDataParallel) and not last:
+            return self.loss_fn.no_sync()
         return nullcontext()
 
     @torch.no_grad()
-    def _move(self, drift: float | Tensor) -> None:
-        if self.moving is None:
+    def _update_ema(self, rate: float | Tensor) -> None:
+        if self.ema is None:
             return
-        means, weights = self.moving
-        way = torch._foreach_sub(weights, means)
-        torch._foreach_mul_(way, drift)
-        torch._foreach_add_(means, way)
+        means, weights = self.ema
+        foreach_lerp_(means, weights, rate)
 
 
 EAGER_STEPS = 3
-"""before the record: what is compiled, allocated or chosen at the first use must be there"""
+"""Steps before the capture: compilation, allocation and kernel selection happen at first use and cannot be captured."""
 
 
 class CUDAGraphStep:
-    """The same update on a GPU: layers compiled, then all of it recorded as one CUDA graph and played from then on.
+    """The same step on a GPU, with compiled layers, captured as one CUDA graph that later steps replay.
 
-    A small network spends most of a step waiting for Python to start the next kernel; a graph starts them all. It
-    needs batches of one and the same shape: packed rows.
+    A small network spends most of a step waiting for Python to launch the next kernel; a graph launches them all at
+    once. It needs batches of constant shape: packed rows.
     """
 
-    def __init__(self, update: TrainStep, network: nn.Module) -> None:
-        self.update, self.network = update, network
-        self.seeds = seeded(layers_of(network), update.device)
+    def __init__(self, train_step: TrainStep, network: nn.Module) -> None:
+        self.train_step, self.network = train_step, network
+        self.dropout_seeds = attach_dropout_seeds(stacked_layers(network), train_step.device)
         self.steps = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batches: list[Batch] = []
-        self.tables: list[Tensor] = []
-        """over positions; the record reads these, whatever longer ones a validation makes"""
-        self.places = [torch.zeros((), device=update.device) for _ in Numbers._fields]
+        """the inputs of the graph: each step copies its batches here"""
+        self.position_tables: list[Tensor] = []
+        """the tables that the graph reads; kept alive because a validation may replace them with longer ones"""
+        self.scalars = [torch.zeros((), device=train_step.device) for _ in StepScalars._fields]
 
-    def __call__(self, batches: Sequence[Batch], numbers: Numbers) -> Tensor:
-        for place, number in zip(self.places, numbers, strict=True):
-            place.fill_(number)
+    def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
+        for tensor, value in zip(self.scalars, scalars, strict=True):
+            tensor.fill_(value)
         self.steps += 1
-        if self.graph is None:  # before a layer is compiled, or recorded
+        if (
+            self.graph is None
+        ):  # the tables must be long enough before a layer is compiled or captured
             longest = max(side.shape[1] for one in batches for side in (one.source, one.target))
-            self.tables = reach(self.network, longest, self.update.device)
+            self.position_tables = grow_tables(self.network, longest, self.train_step.device)
         if self.steps <= EAGER_STEPS:
-            return self._in_a_side_stream(batches)
+            return self._run_in_side_stream(batches)
         if self.graph is None:
-            self._record(batches)
+            self._capture(batches)
         assert self.graph is not None
         for own, batch in zip(self.batches, batches, strict=True):
             own.fill(batch)
         self.graph.replay()
         return self.loss.clone()
 
-    def _in_a_side_stream(self, batches: Sequence[Batch]) -> Tensor:
+    def _run_in_side_stream(self, batches: Sequence[Batch]) -> Tensor:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            loss = self._learn(batches)
+            loss = self._run(batches)
         torch.cuda.current_stream().wait_stream(stream)
         return loss
 
-    def _record(self, batches: Sequence[Batch]) -> None:
-        self.batches = [batch.to(self.update.device) for batch in batches]
+    def _capture(self, batches: Sequence[Batch]) -> None:
+        self.batches = [batch.to(self.train_step.device) for batch in batches]
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        # What another thread asks of the GPU meanwhile, memory for the next batches, is none of the record.
+        # thread_local: the prefetch thread may allocate GPU memory for the next batches meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.loss = self._learn(self.batches)
+            self.loss = self._run(self.batches)
 
-    def _learn(self, batches: Sequence[Batch]) -> Tensor:
-        self.seeds.random_()
-        with compiled(self.network, self.update.objective):
-            return self.update(batches, Numbers(*self.places))
+    def _run(self, batches: Sequence[Batch]) -> Tensor:
+        self.dropout_seeds.random_()
+        with compiled(self.network, self.train_step.loss_fn):
+            return self.train_step(batches, StepScalars(*self.scalars))
 
 
-def layers_of(network: Any) -> list[nn.Module]:
+def stacked_layers(network: Any) -> list[nn.Module]:
+    """The encoder and decoder layers of a network."""
     return [*network.encoder.layers, *network.decoder.layers]
 
 
 @contextmanager
-def compiled(network: Any, objective: nn.Module) -> Iterator[None]:
-    """Layers and loss compiled for the time of the with-block; layers of one kind share one compilation."""
-    assert isinstance(objective, TrainingLoss)
-    layers = layers_of(network)
+def compiled(network: Any, loss_fn: nn.Module) -> Iterator[None]:
+    """Compile layers and loss for the duration of the with-block; layers of one class share one compilation."""
+    assert isinstance(loss_fn, TrainingLoss)
+    layers = stacked_layers(network)
     for layer in layers:
         layer.forward = MethodType(_compiled(type(layer).forward), layer)
-    objective.of_portion = _compiled(portion_loss)
+    loss_fn.chunk_loss = _compiled(chunk_loss)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-        objective.of_portion = portion_loss
+        loss_fn.chunk_loss = chunk_loss
 
 
 @cache

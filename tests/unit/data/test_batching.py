@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from regard.data.batching import Batch, collate, plan_batches, plan_sorted
-from regard.data.corpus import Pair
-from regard.data.dataset import Ints, Places, TokenDataset, encode_pairs, write_dataset
+from regard.data.cleaning import encode_pairs
+from regard.data.dataset import IntArray, RowIndices, TokenDataset, write_dataset
+from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD
 from regard.data.tokenizer import Tokenizer
 from regard.recipe import Tokenizer as Section
@@ -17,15 +18,15 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=1
 )
 
 
-def realistic_lengths(rows: int) -> tuple[Ints, Ints]:
-    """Sentences of about 13 tokens with a long tail; translations a little longer, give or take."""
-    random = np.random.default_rng(0)
-    source = np.clip(random.lognormal(np.log(13), 0.5, rows), 1, 250)
-    target = np.clip(source * random.normal(1.05, 0.18, rows), 1, 256)
+def realistic_lengths(rows: int) -> tuple[IntArray, IntArray]:
+    """Sentences of about 13 tokens with a long tail, and translations that are slightly longer on average."""
+    rng = np.random.default_rng(0)
+    source = np.clip(rng.lognormal(np.log(13), 0.5, rows), 1, 250)
+    target = np.clip(source * rng.normal(1.05, 0.18, rows), 1, 256)
     return source.astype(np.int32), target.astype(np.int32)
 
 
-def same(one: list[Places], other: list[Places]) -> bool:
+def equal(one: list[RowIndices], other: list[RowIndices]) -> bool:
     return [rows.tolist() for rows in one] == [rows.tolist() for rows in other]
 
 
@@ -33,16 +34,16 @@ def same(one: list[Places], other: list[Places]) -> bool:
     lengths=LENGTHS,
     budget=st.integers(1, 300),
     seed=st.integers(0, 9),
-    chance=st.booleans(),
+    shuffled=st.booleans(),
     workers=st.integers(1, 4),
 )
-def test_every_row_once_and_within_the_budget(
-    lengths: tuple[Ints, Ints], budget: int, seed: int, chance: bool, workers: int
+def test_every_row_occurs_once_and_batches_are_within_the_budget(
+    lengths: tuple[IntArray, IntArray], budget: int, seed: int, shuffled: bool, workers: int
 ) -> None:
     source, target = lengths
     plan = (
         plan_batches(source, target, budget, seed, 0)
-        if chance
+        if shuffled
         else plan_sorted(source, target, budget, workers)
     )
     assert sorted(row for rows in plan for row in rows) == list(range(len(source)))
@@ -52,12 +53,12 @@ def test_every_row_once_and_within_the_budget(
 
 
 @given(lengths=LENGTHS, budget=st.integers(1, 300), seed=st.integers(0, 9), epoch=st.integers(0, 9))
-def test_the_plan_follows_from_seed_and_epoch(
-    lengths: tuple[Ints, Ints], budget: int, seed: int, epoch: int
+def test_the_plan_depends_only_on_seed_and_epoch(
+    lengths: tuple[IntArray, IntArray], budget: int, seed: int, epoch: int
 ) -> None:
     first, second = (plan_batches(*lengths, budget, seed, epoch) for _ in range(2))
-    assert same(first, second)
-    assert same(plan_sorted(*lengths, budget), plan_sorted(*lengths, budget))
+    assert equal(first, second)
+    assert equal(plan_sorted(*lengths, budget), plan_sorted(*lengths, budget))
 
 
 def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
@@ -66,21 +67,21 @@ def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
     members = [{frozenset(rows.tolist()) for rows in plan} for plan in plans]
     for one in range(3):
         for other in range(one):
-            assert not same(plans[one], plans[other])
+            assert not equal(plans[one], plans[other])
             assert len(members[one] & members[other]) < len(members[one]) / 2
 
 
-# Measured: 4.5 %; 12.2 % where the whole corpus is but 21 batches; 3.3 %.
+# Measured: 4.5%; 12.2%, where the whole corpus is only 21 batches; 3.3%.
 @pytest.mark.parametrize(
-    ("rows", "budget", "at_most"),
+    ("rows", "budget", "max_padding"),
     [(29_000, 4_000, 0.05), (29_000, 25_000, 0.13), (300_000, 25_000, 0.04)],
 )
-def test_little_padding(rows: int, budget: int, at_most: float) -> None:
+def test_little_padding(rows: int, budget: int, max_padding: float) -> None:
     source, target = realistic_lengths(rows)
     plan = plan_batches(source, target, budget, seed=1, epoch=0)
     full = sum(len(rows) * (int(source[rows].max()) + int(target[rows].max()) + 2) for rows in plan)
     padding = 1 - (int(source.sum()) + int(target.sum()) + 2 * len(source)) / full
-    assert padding < at_most
+    assert padding < max_padding
 
 
 def test_a_million_rows_are_planned_quickly() -> None:
@@ -90,7 +91,7 @@ def test_a_million_rows_are_planned_quickly() -> None:
     assert time.perf_counter() - start < 5  # a third of a second on an idle machine
 
 
-def test_validation_goes_from_short_to_long() -> None:
+def test_sorted_plans_go_from_short_to_long() -> None:
     source, target = realistic_lengths(1000)
     longest = [int(target[rows].max()) for rows in plan_sorted(source, target, 500)]
     assert longest[0] < longest[len(longest) // 2] < longest[-1]
@@ -98,18 +99,18 @@ def test_validation_goes_from_short_to_long() -> None:
 
 @pytest.mark.parametrize("rows", [2, 3, 31, 256, 300, 1024])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_get_as_many_batches_each_and_like_ones(rows: int, workers: int) -> None:
+def test_workers_get_equal_numbers_of_similar_batches(rows: int, workers: int) -> None:
     lengths, _ = realistic_lengths(rows)
     alone = plan_sorted(lengths, lengths, 800)
     plan = plan_sorted(lengths, lengths, 800, workers)
     rounds = -(-len(alone) // workers)
     assert len(plan) <= workers * rounds
     tokens = [len(some) * (int(lengths[some].max()) + 1) for some in plan]
-    shares = [0] * workers
-    for batch in sorted(tokens, reverse=True):  # whoever is free takes the longest that is left
-        shares[shares.index(min(shares))] += batch
+    loads = [0] * workers
+    for batch in sorted(tokens, reverse=True):  # a free worker takes the longest batch that is left
+        loads[loads.index(min(loads))] += batch
     fewest = len(alone) == 1 or rows < 20
-    assert fewest or max(shares) <= 1.15 * sum(shares) / workers
+    assert fewest or max(loads) <= 1.15 * sum(loads) / workers
 
 
 # ---------------------------------------------------------------------------------------------
@@ -120,18 +121,18 @@ PAIRS = [Pair("ab", "abc"), Pair("", "x"), Pair("abcd", ""), Pair("b", "ba"), Pa
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(Section(kind="char", size=300), lambda: PAIRS)
+    return Tokenizer.train(Section(kind="char", vocab_size=300), lambda: PAIRS)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> TokenDataset:
-    path = tmp_path_factory.mktemp("batches") / "store.arrow"
+def dataset(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> TokenDataset:
+    path = tmp_path_factory.mktemp("batches") / "dataset.arrow"
     write_dataset(path, PAIRS, tokenizer, None)
     return TokenDataset(path)
 
 
 def expected(tokenizer: Tokenizer, rows: list[int]) -> list[tuple[list[int], ...]]:
-    """Row by row and without padding what a batch must hold."""
+    """The rows that a batch must hold, without padding."""
     ids = encode_pairs([PAIRS[row] for row in rows], tokenizer)
     return [([*one.source, EOS], [BOS, *one.target], [*one.target, EOS]) for one in ids]
 
@@ -146,35 +147,35 @@ def unpadded(batch: Batch) -> list[tuple[list[int], ...]]:
 
 
 @given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8))
-def test_a_batch_holds_the_rows_with_their_marks(
-    store: TokenDataset, tokenizer: Tokenizer, rows: list[int]
+def test_a_batch_holds_the_rows_with_bos_and_eos(
+    dataset: TokenDataset, tokenizer: Tokenizer, rows: list[int]
 ) -> None:
-    batch = collate(store, np.array(rows))
+    batch = collate(dataset, np.array(rows))
     assert unpadded(batch) == expected(tokenizer, rows)
     assert batch.target.shape == batch.labels.shape
     assert batch.source.dtype == batch.target.dtype == batch.labels.dtype == torch.int64
-    assert batch.tokens == sum(int(store.target_lengths[row]) + 1 for row in rows)
+    assert batch.tokens == sum(int(dataset.target_lengths[row]) + 1 for row in rows)
     for part in (batch.source, batch.target, batch.labels):
         full = part != PAD
-        assert (full[:, :-1] >= full[:, 1:]).all()  # padding stands at the right
+        assert (full[:, :-1] >= full[:, 1:]).all()  # padding is on the right
         assert full[:, -1].any()  # and no column is padding only
 
 
-@given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8), parts=st.integers(1, 10))
-def test_the_parts_make_up_the_batch(
-    store: TokenDataset, tokenizer: Tokenizer, rows: list[int], parts: int
+@given(rows=st.lists(st.integers(0, 4), min_size=1, max_size=8), ranks=st.integers(1, 10))
+def test_the_shards_make_up_the_batch(
+    dataset: TokenDataset, tokenizer: Tokenizer, rows: list[int], ranks: int
 ) -> None:
-    whole = collate(store, np.array(rows))
-    shared = [collate(store, np.array(rows), part, parts) for part in range(parts)]
-    assert sum(part.tokens for part in shared) == whole.tokens
-    for number, part in enumerate(shared):
-        if number < len(rows):
-            assert unpadded(part) == expected(tokenizer, rows[number::parts])
+    whole = collate(dataset, np.array(rows))
+    shards = [collate(dataset, np.array(rows), rank, ranks) for rank in range(ranks)]
+    assert sum(shard.tokens for shard in shards) == whole.tokens
+    for rank, shard in enumerate(shards):
+        if rank < len(rows):
+            assert unpadded(shard) == expected(tokenizer, rows[rank::ranks])
         else:
-            assert part.tokens == 0
-            assert unpadded(part)[0][:2] == expected(tokenizer, rows[:1])[0][:2]
+            assert shard.tokens == 0
+            assert unpadded(shard)[0][:2] == expected(tokenizer, rows[:1])[0][:2]
 
 
-def test_to_a_device(store: TokenDataset) -> None:
-    batch = collate(store, np.array([0, 1])).to("meta")
+def test_a_batch_moves_to_a_device(dataset: TokenDataset) -> None:
+    batch = collate(dataset, np.array([0, 1])).to("meta")
     assert {part.device.type for part in (batch.source, batch.target, batch.labels)} == {"meta"}

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.data import dataset as module
-from regard.data.batching import sources, targets
-from regard.data.corpus import Pair
-from regard.data.dataset import Counts, TokenDataset, write_dataset
+from regard.data import cleaning, dataset as module
+from regard.data.batching import pad_sources, pad_targets
+from regard.data.cleaning import CleaningCounts
+from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import Cleaning, Tokenizer as Section
@@ -17,65 +18,65 @@ PAIRS = [Pair(f"ein Satz {n}", f"a sentence {n} " + "x" * (n % 7)) for n in rang
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    section = Section(kind="char", size=300, shared=False)
+    section = Section(kind="char", vocab_size=300, shared=False)
     return Tokenizer.train(section, lambda: PAIRS)
 
 
-def texts_of(store: TokenDataset, tokenizer: Tokenizer) -> list[Pair]:
-    rows = np.arange(len(store))
-    read, said = sources(store, rows).tolist(), targets(store, rows).tolist()
-    return list(map(Pair, tokenizer.source.decode(read), tokenizer.target.decode(said)))
+def texts_of(dataset: TokenDataset, tokenizer: Tokenizer) -> list[Pair]:
+    rows = np.arange(len(dataset))
+    sources, targets = pad_sources(dataset, rows).tolist(), pad_targets(dataset, rows).tolist()
+    return list(map(Pair, tokenizer.source.decode(sources), tokenizer.target.decode(targets)))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 500, 501])
-def test_every_pair_comes_back_whatever_the_record_batches(
+def test_every_pair_round_trips_with_any_size_of_record_batches(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
     monkeypatch.setattr(module, "ROWS_PER_RECORD_BATCH", rows)
-    monkeypatch.setattr(module, "PAIRS_PER_ENCODING", 64)
+    monkeypatch.setattr(cleaning, "PAIRS_PER_CHUNK", 64)
     counts = write_dataset(tmp_path / "a.arrow", PAIRS, tokenizer, None)
-    store = TokenDataset(tmp_path / "a.arrow")
-    assert texts_of(store, tokenizer) == PAIRS
-    assert counts == Counts(read=500, kept=500)
+    dataset = TokenDataset(tmp_path / "a.arrow")
+    assert texts_of(dataset, tokenizer) == PAIRS
+    assert counts == CleaningCounts(read=500, kept=500)
     assert [path.name for path in tmp_path.iterdir()] == ["a.arrow"]
     encoded = tokenizer.source.encode([pair.source for pair in PAIRS])
-    assert store.source_lengths.tolist() == list(map(len, encoded))
-    assert store.source_lengths.dtype == store.target_lengths.dtype == np.int32
+    assert dataset.source_lengths.tolist() == list(map(len, encoded))
+    assert dataset.source_lengths.dtype == dataset.target_lengths.dtype == np.int32
 
 
 @given(pairs=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=20))
 def test_without_cleaning_row_n_is_line_n(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, pairs: list[tuple[str, str]]
 ) -> None:
-    path = tmp_path_factory.mktemp("store") / "valid.arrow"
+    path = tmp_path_factory.mktemp("dataset") / "valid.arrow"
     write_dataset(path, [Pair(*pair) for pair in pairs], tokenizer, None)
     normalize = tokenizer.source.normalize
-    wanted = [(normalize(source), normalize(target)) for source, target in pairs]
-    assert texts_of(TokenDataset(path), tokenizer) == wanted
+    expected = [(normalize(source), normalize(target)) for source, target in pairs]
+    assert texts_of(TokenDataset(path), tokenizer) == expected
 
 
 def test_the_ids_are_a_view_of_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write_dataset(tmp_path / "a", PAIRS, tokenizer, None)
-    store = TokenDataset(tmp_path / "a")
-    assert len(store.ids) == (tmp_path / "a").stat().st_size // 4
-    assert not store.ids.flags.writeable
+    dataset = TokenDataset(tmp_path / "a")
+    assert len(dataset.ids) == (tmp_path / "a").stat().st_size // 4
+    assert not dataset.ids.flags.writeable
 
 
-def test_each_reason_for_leaving_out_is_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_each_reason_for_dropping_is_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pairs = [
         Pair("gut", "good"),
         Pair("", "good"),
         Pair("gut", " \u3000\t"),
         Pair("gut", "good"),
         Pair("gu\u0308t", "good"),
-        Pair("g\u00fct", "good"),  # the same as the one before, once normalised
+        Pair("g\u00fct", "good"),  # equals the one before once normalized
         Pair("x" * 30, "good" * 4),
         Pair("x" * 9, "y"),
     ]
     counts = write_dataset(tmp_path / "a", pairs, tokenizer, Cleaning(max_tokens=20, max_ratio=4))
-    assert counts == Counts(read=8, kept=2, empty=2, duplicates=2, too_long=1, ratio=1)
-    assert counts.sentence == (
-        "2 of 8 pairs kept (2 empty, 2 duplicate, 1 too long, 1 of unlike length)"
+    assert counts == CleaningCounts(read=8, kept=2, empty=2, duplicates=2, too_long=1, ratio=1)
+    assert counts.summary == (
+        "2 of 8 pairs kept (2 empty, 2 duplicate, 1 too long, 1 of unequal length)"
     )
     assert texts_of(TokenDataset(tmp_path / "a"), tokenizer) == [
         Pair("gut", "good"),
@@ -83,7 +84,9 @@ def test_each_reason_for_leaving_out_is_counted(tmp_path: Path, tokenizer: Token
     ]
 
     lenient = Cleaning(max_ratio=None, keep_duplicates=True)
-    assert write_dataset(tmp_path / "a", pairs, tokenizer, lenient) == Counts(8, kept=6, empty=2)
+    assert write_dataset(tmp_path / "a", pairs, tokenizer, lenient) == CleaningCounts(
+        8, kept=6, empty=2
+    )
 
 
 def test_the_limits_themselves_are_allowed(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -92,16 +95,16 @@ def test_the_limits_themselves_are_allowed(tmp_path: Path, tokenizer: Tokenizer)
     assert write_dataset(tmp_path / "a", [pair], tokenizer, clean).kept == 1
 
 
-def test_counts_in_words() -> None:
-    assert Counts(read=29_000, kept=29_000).sentence == "all 29,000 pairs kept"
-    some = Counts(read=29_000, kept=28_990, empty=4, too_long=6)
-    assert some.sentence == "28,990 of 29,000 pairs kept (4 empty, 6 too long)"
+def test_the_summary_of_counts() -> None:
+    assert CleaningCounts(read=29_000, kept=29_000).summary == "all 29,000 pairs kept"
+    some = CleaningCounts(read=29_000, kept=28_990, empty=4, too_long=6)
+    assert some.summary == "28,990 of 29,000 pairs kept (4 empty, 6 too long)"
 
 
-def test_nothing_kept(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_dataset_without_pairs_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(RegardError, match=r"0 of 1 pairs kept \(1 empty\); see data.clean"):
         write_dataset(tmp_path / "a", [Pair("", "x")], tokenizer, Cleaning())
-    with pytest.raises(RegardError, match="none was read"):
+    with pytest.raises(RegardError, match="none were read"):
         write_dataset(tmp_path / "a", [], tokenizer, None)
     assert list(tmp_path.iterdir()) == []
 
@@ -118,12 +121,12 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, tokenizer: Tok
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(RegardError, match="cannot be written: No such file or directory"):
         write_dataset(tmp_path / "no" / "a", PAIRS, tokenizer, None)
 
 
-def test_missing_and_damaged_stores(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_missing_and_damaged_datasets_are_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "a.arrow"
     with pytest.raises(RegardError, match="no such file"):
         TokenDataset(path)
@@ -137,20 +140,22 @@ def test_missing_and_damaged_stores(tmp_path: Path, tokenizer: Tokenizer) -> Non
             TokenDataset(path)
 
 
-def test_no_flipped_byte_leads_outside_the_file(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_no_flipped_byte_leads_to_reads_outside_the_file(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
     path = tmp_path / "a.arrow"
     write_dataset(path, PAIRS[:20], tokenizer, None)
     whole = path.read_bytes()
-    for place in range(0, len(whole), 5):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    for offset in range(0, len(whole), 5):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0xFF]) + whole[offset + 1 :])
         try:
-            store = TokenDataset(path)
+            dataset = TokenDataset(path)
         except RegardError:
             continue
         for starts, lengths in (
-            (store.source_starts, store.source_lengths),
-            (store.target_starts, store.target_lengths),
+            (dataset.source_starts, dataset.source_lengths),
+            (dataset.target_starts, dataset.target_lengths),
         ):
             assert (starts >= 0).all()
             assert (lengths >= 0).all()
-            assert (starts + lengths <= len(store.ids)).all()
+            assert (starts + lengths <= len(dataset.ids)).all()

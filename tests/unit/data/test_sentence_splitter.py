@@ -1,9 +1,9 @@
-"""A plain text is cut into its sentences, and put together again from them."""
+"""Splitting text into sentences, and joining their translations."""
 
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.data.sentence_splitter import LONGEST, count_sentences, split_text
+from regard.data.sentence_splitter import MAX_SENTENCE_LENGTH, count_sentences, split_text
 
 LANGUAGES = st.sampled_from(["", "en", "de", "zh-CN"])
 PIECES = [
@@ -27,16 +27,16 @@ TEXTS = st.text() | st.lists(st.sampled_from(PIECES)).map("".join)
 
 
 @given(TEXTS, LANGUAGES)
-def test_a_text_whose_sentences_are_left_alone_is_the_same_text(text: str, language: str) -> None:
+def test_joining_unchanged_sentences_gives_the_same_text(text: str, language: str) -> None:
     assert split_text(text, language).join(split_text(text, language).sentences) == text
 
 
 @given(TEXTS, LANGUAGES)
-def test_sentences_are_short_lines_that_say_something(text: str, language: str) -> None:
+def test_sentences_are_short_lines_with_content(text: str, language: str) -> None:
     for sentence in split_text(text, language).sentences:
         assert sentence == sentence.strip()
         assert len(sentence.splitlines()) == 1
-        assert len(sentence) <= LONGEST
+        assert len(sentence) <= MAX_SENTENCE_LENGTH
         assert any(map(str.isalnum, sentence))
 
 
@@ -62,20 +62,20 @@ def test_where_sentences_end(language: str, sentences: list[str]) -> None:
     assert split_text(space.join(sentences), language).sentences == sentences
 
 
-def test_a_long_sentence_is_cut_between_words() -> None:
+def test_a_long_sentence_is_split_between_words() -> None:
     words = [f"word{number}" for number in range(1000)]
     found = split_text(" ".join(words)).sentences
     assert [word for sentence in found for word in sentence.split()] == words
-    assert min(map(len, found[:-1])) > LONGEST - 20
+    assert min(map(len, found[:-1])) > MAX_SENTENCE_LENGTH - 20
     assert [len(piece) for piece in split_text("字" * 1500).sentences] == [600, 600, 300]
     assert split_text("字" * 500 + "，" + "字" * 300).sentences[1] == "字" * 300
 
 
 @given(TEXTS, LANGUAGES)
-def test_sentences_are_counted_as_they_are_cut_but_for_long_ones(text: str, language: str) -> None:
+def test_the_count_equals_the_split_except_for_long_sentences(text: str, language: str) -> None:
     short = text.replace("a" * 700, "aaa")
     assert count_sentences(text, language) == count_sentences(short, language)
-    if len(short) <= LONGEST:
+    if len(short) <= MAX_SENTENCE_LENGTH:
         assert count_sentences(short, language) == len(split_text(short, language).sentences)
 
 
@@ -90,7 +90,7 @@ def test_sentences_are_counted_as_they_are_cut_but_for_long_ones(text: str, lang
         ("He came. She left.", ["他来了。", "她走了。"], "他来了。 她走了。"),
     ],
 )
-def test_a_script_with_blanks_gets_one_where_the_other_sets_none(
+def test_a_space_is_added_where_only_the_target_script_needs_one(
     text: str, translations: list[str], joined: str
 ) -> None:
     assert split_text(text).join(translations) == joined

@@ -1,237 +1,174 @@
-"""Glossaries and what is kept: found in the source, guaranteed and verified in the translation."""
+"""Lexical constraints: every phrase is generated, whatever the model."""
 
-import re
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings, strategies as st
-from regard.inference.guiding import phrase_of
+import torch
+from hypothesis import assume, given, settings, strategies as st
 
-from regard.data.glossary import Glossary
-from regard.data.protected_spans import ProtectedSpans
-from regard.data.words import as_words, caseless, joins
-from regard.errors import RegardError
-from regard.tasks import Translator
-
-EVERYTHING = ProtectedSpans(("placeholders", "numbers"))
-
-
-@pytest.fixture(scope="module")
-def model(make_run: Callable[..., Path]) -> Translator:
-    return Translator.load(make_run(search={"extra_length": 6}), device="cpu")
-
-
-# Finding
+from regard.decoding.constraints import Constraints, Phrase, Spelling, WordBoundaries, tokens_needed
+from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
+from regard.decoding.logits_processors import LogitsProcessor, NoRepeatNgram
+from tests.unit.decoding.mock_model import (
+    BOS,
+    EOS,
+    exhaustive,
+    log_probabilities,
+    random_model,
+    search,
+)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Hello {name}, you owe {0:.2f}.", ["{name}", "{0:.2f}"]),
-        ("a ${dir} and {{ user.name }} and {}", ["${dir}", "{{ user.name }}", "{}"]),
-        ("%s of %(n)d, %1$s, %5.2f and %@", ["%s", "%(n)d", "%1$s", "%5.2f", "%@"]),
-        ("50% of them, 100 %sure", ["50", "100"]),
-        ('a <b>word</b>, <br/> and <a href="x y">z</a>', ["<b>", "</b>", "<br/>", '<a href="x y">', "</a>"]),
-        ("3 < 4 and 5 > 2", ["3", "4", "5", "2"]),
-        ("see https://a.example/b?c=1, or www.b.example.", ["https://a.example/b?c=1", "www.b.example"]),
-        ("write to a.b+c@d.example!", ["a.b+c@d.example"]),
-        ("at 12:30 on 1/2/2024: 1,000.50 of 3", ["12:30", "1/2/2024", "1,000.50", "3"]),
-        ("the B2B of 3D and x2", []),
-        ("&nbsp; R&D", ["&nbsp;"]),
-    ],
-)  # fmt: skip
-def test_what_is_to_be_kept_is_found_whole(text: str, found: list[str]) -> None:
-    assert list(EVERYTHING.find(text)) == found
+def count_occurrences(tokens: Sequence[int], phrase: Phrase, boundaries: WordBoundaries) -> int:
+    """The largest number of non-overlapping occurrences, by dynamic programming: another way than the search's own."""
+    begins_word, ends_word = boundaries.begins_word.tolist(), boundaries.ends_word.tolist()
+    row = (BOS, *tokens, EOS)
+    counts = [0] * len(row)  # in the row up to each position
+    for end in range(1, len(row)):
+        starts = [
+            end - len(one.tokens)
+            for one in phrase.spellings
+            if len(one.tokens) < end
+            and row[end - len(one.tokens) : end] == one.tokens
+            and (not one.boundary_before or ends_word[row[end - len(one.tokens) - 1]])
+            and (not one.boundary_after or begins_word[row[end]])
+        ]
+        counts[end] = max([counts[end - 1], *(counts[start] + 1 for start in starts)])
+    return counts[-1]
 
 
-def test_what_was_lost_is_told_with_its_counts() -> None:
-    kept = ProtectedSpans(("placeholders",))
-    assert kept.lost("%s and %s, 3", "%s und vier") == ["%s occurs 2 time(s), in the translation 1"]
-    assert kept.lost("a", "{b}") == ["{b} occurs 0 time(s), in the translation 1"]
-    assert kept.lost("{b} <i>", "<i> {b}") == []
-    assert ProtectedSpans(()).lost("%s", "") == []
-
-
-def test_a_glossary_finds_terms_as_words() -> None:
-    glossary = Glossary(
-        {"dog": "Hund", "hot dog": "Wurst", "May": "Mai", "狗": "Hund", "C++": "C++"}
+@st.composite
+def constrained(draw: st.DrawFn) -> tuple[int, WordBoundaries, list[list[Phrase]]]:
+    V = draw(st.integers(4, 7))
+    begins_word = draw(st.lists(st.booleans(), min_size=V, max_size=V))
+    ends_word = draw(st.lists(st.booleans(), min_size=V, max_size=V))
+    begins_word[EOS] = begins_word[2] = ends_word[BOS] = True
+    token = st.integers(2, V - 1)
+    tokens = st.lists(token, min_size=1, max_size=4).map(tuple)
+    spellings = st.lists(st.builds(Spelling, tokens, st.booleans(), st.booleans()), max_size=1)
+    anywhere = st.builds(Spelling, tokens, st.just(False), st.booleans())
+    phrase = st.builds(
+        lambda one, more, times, free: Phrase((one, *more), times, free),
+        anywhere,
+        spellings,
+        st.integers(1, 2),
+        st.booleans(),
     )
-    assert glossary.asked_by("A Dog may bark.") == ["Hund"]
-    assert glossary.asked_by("dogs, bulldog, dog_house") == []
-    assert glossary.asked_by("A hot\u00a0 dog in May") == ["Wurst", "Mai"]
-    assert glossary.asked_by("A hot dog for the dog") == ["Wurst", "Hund"]
-    assert glossary.asked_by("一只狗叫") == ["Hund"]
-    assert glossary.asked_by("C++ or C+++") == ["C++"]
-    assert Glossary({"𠮷": "Glück"}).asked_by("一𠮷一") == ["Glück"]
-    for term in ("", " dog"):
-        with pytest.raises(RegardError, match="is no term"):
-            Glossary({term: "Hund"})
+    batch = draw(st.lists(st.lists(phrase, max_size=3), min_size=1, max_size=3))
+    return V, WordBoundaries(torch.tensor(begins_word), torch.tensor(ends_word)), batch
 
 
+@settings(max_examples=50)
 @given(
-    term=st.text("aAİß日. ", min_size=1, max_size=4).filter(lambda term: term == term.strip()),
-    text=st.text("aAiIİıßẞ日. \t", max_size=12),
-    any_case=st.booleans(),
+    seed=st.integers(0, 10**6),
+    case=constrained(),
+    beam=st.integers(1, 4),
+    extra=st.integers(0, 3),
+    prefix=st.lists(st.integers(2, 3), max_size=2),
+    n=st.sampled_from([0, 0, 1, 2]),
+    length_normalization=st.sampled_from(sorted(LENGTH_NORMALIZATIONS)),
+    length_penalty=st.sampled_from([0.0, 1.0]),
 )
-def test_words_are_found_as_by_one_pattern(term: str, text: str, any_case: bool) -> None:
-    before = r"(?<![^\W日])" if joins(term[0]) else ""
-    after = r"(?![^\W日])" if joins(term[-1]) else ""
-    blanks = r"\s+".join(map(re.escape, term.split()))
-    pattern = re.compile(before + blanks + after, re.IGNORECASE if any_case else 0)
-    found, wanted = as_words(term, any_case).finditer(text), pattern.finditer(text)
-    assert [one.span() for one in found] == [one.span() for one in wanted]
-    assert as_words(term, any_case).sub(lambda _: "#", text) == pattern.sub("#", text)
-    lower = term == term.lower()
-    wanted_of_it = ["x"] if as_words(term, lower).search(text) else []
-    assert Glossary({term: "x"}).asked_by(text) == wanted_of_it
+def test_every_phrase_is_generated_as_often_as_required(
+    seed: int,
+    case: tuple[int, WordBoundaries, list[list[Phrase]]],
+    beam: int,
+    extra: int,
+    prefix: list[int],
+    n: int,
+    length_normalization: str,
+    length_penalty: float,
+) -> None:
+    V, boundaries, batch = case
+    processors: list[LogitsProcessor] = [
+        Constraints(batch, boundaries, EOS),
+        *([NoRepeatNgram(n)] if n else []),
+    ]
+    found = search(
+        random_model(seed, V, spread=4.0),
+        processors,
+        len(batch),
+        max_lengths=[len(prefix) + tokens_needed(phrases) + extra for phrases in batch],
+        beam=beam,
+        length_penalty=length_penalty,
+        length_normalization=LENGTH_NORMALIZATIONS[length_normalization],
+        nbest=beam,
+        prefixes=[prefix] * len(batch),
+    )
+    for hypotheses, phrases in zip(found, batch, strict=True):
+        assert hypotheses
+        for one in hypotheses:
+            assert one.tokens[: len(prefix)] == prefix
+            assert len(set(map(tuple, [one.tokens for one in hypotheses]))) == len(hypotheses)
+            assert all(
+                count_occurrences(one.tokens, phrase, boundaries) >= phrase.times
+                for phrase in phrases
+            )
 
 
-def test_a_glossary_of_many_terms_takes_little_time() -> None:
-    start = time.process_time()
-    glossary = Glossary({f"term{number} of many": f"Wort{number}" for number in range(2_000)})
-    for number in range(50):
-        assert glossary.asked_by(f"A Term{number}  of many.") == [f"Wort{number}"]
-    assert time.process_time() - start < 2  # it took 20 seconds
-
-
-def test_signs_that_are_one_whatever_their_case_are_one_caseless() -> None:
-    signs = (chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000)
-    cased = "".join(sign for sign in signs if not sign.lower() == sign.upper() == sign)
-    for sign in cased[::20]:
-        assert {caseless(same) for same in re.findall(sign, cased, re.IGNORECASE)} == {
-            caseless(sign)
-        }
-
-
-def test_a_glossary_with_a_bad_line_is_refused_with_its_place(tmp_path: Path) -> None:
-    path = tmp_path / "terms.tsv"
-    for lines, message in [
-        ("dog\tHund\n\ncat Katze\n", ":3: a line is source term, tab, target term"),
-        ("dog\tHund\tx\n", ":1: a line is"),
-        ("dog\tHund\ndog\tKöter\n", ":2: 'dog' is 'Köter' here and 'Hund' before"),
-    ]:
-        path.write_text(lines, encoding="utf-8")
-        with pytest.raises(RegardError, match=re.escape(str(path) + message)):
-            Glossary.read(path)
-    path.write_text("\ufeffdog\tHund\r\n\r\ndog\tHund\n", encoding="utf-8")
-    assert Glossary.read(path).terms == {"dog": "Hund"}
-
-
-# Guaranteeing, with a real network whose weights are random
-
-WORD = st.text(st.sampled_from("abcHundäß"), min_size=1, max_size=5)
-TERM = st.lists(WORD, min_size=1, max_size=2).map(" ".join) | st.sampled_from(
-    ["{name}", "%s", "C++", "狗", "a-b", "</b>", "3"]
-)
-
-
-@settings(max_examples=8)
+@settings(max_examples=15)
 @given(
-    terms=st.lists(st.lists(TERM, max_size=3), min_size=1, max_size=3),
-    options=st.sampled_from(
-        [{}, {"beam": 1, "constrained_beam": 1}, {"no_repeat_ngram": 2}, {"nbest": 3}]
-    ),
+    seed=st.integers(0, 10**6),
+    beam=st.integers(1, 4),
+    length_normalization=st.sampled_from(sorted(LENGTH_NORMALIZATIONS)),
 )
-def test_every_term_stands_in_the_translation_as_words(
-    model: Translator, terms: list[list[str]], options: dict[str, Any]
+def test_without_phrases_it_is_plain_beam_search(
+    seed: int, beam: int, length_normalization: str
 ) -> None:
-    texts = ["the dog", "a cat sees the old house .", "no"][: len(terms)]
-    for found, wanted in zip(model.search(texts, constraints=terms, **options), terms, strict=True):
-        for one in found:
-            assert all(as_words(term).search(one.text) for term in wanted), (one.text, wanted)
+    assume(
+        not LENGTH_NORMALIZATIONS[length_normalization].cuts_at_limit
+    )  # constraints are not cut at the limit
+    anywhere = torch.ones(6, dtype=torch.bool)
+    constraints = Constraints([[], []], WordBoundaries(anywhere, anywhere), EOS)
+    options = {
+        "beam": beam,
+        "nbest": beam,
+        "length_normalization": LENGTH_NORMALIZATIONS[length_normalization],
+    }
+    assert search(random_model(seed, 6), [constraints], 2, **options) == search(
+        random_model(seed, 6), [], 2, **options
+    )
 
 
-@settings(max_examples=6)
+@settings(max_examples=12)
 @given(
-    parts=st.lists(
-        st.sampled_from(["{n}", "%s", "%(a)d", "<b>", "</b>", "https://a.b/c", "the dog", "12"]),
-        max_size=5,
-    )
+    seed=st.integers(0, 10**6),
+    tokens=st.lists(st.integers(2, 3), min_size=1, max_size=2),
+    length_penalty=st.sampled_from([0.0, 0.6]),
 )
-def test_placeholders_are_there_as_often_as_in_the_source(
-    model: Translator, parts: list[str]
+def test_a_beam_as_large_as_the_space_finds_the_best_output_with_the_phrase(
+    seed: int, tokens: list[int], length_penalty: float
 ) -> None:
-    text = " ".join(["a", *parts])
-    (said,) = model.translate([text], keep=["placeholders", "numbers"])
-    kept = {part for part in parts if part != "the dog"}
-    assert all(len(as_words(part).findall(said)) >= parts.count(part) for part in kept)
-
-
-def test_texts_without_terms_are_translated_as_ever(model: Translator) -> None:
-    texts = ["the dog", "a cat sees the house", "the old man"]
-    some = model.translate(texts, constraints=[[], ["Hut"], []])
-    assert [some[0], some[2]] == [model.translate([text])[0] for text in (texts[0], texts[2])]
-
-
-def test_a_term_is_not_part_of_a_longer_word(model: Translator) -> None:
-    phrase = phrase_of("Hund", model.tokenizer.target)
-    assert phrase is not None
-    assert all(one.before_border for one in phrase.spellings)
-    assert [one.after_border for one in phrase.spellings] == [False, True]
-    (how,) = ProtectedSpans(("placeholders",)).occurrences("a word</b>, more").values()
-    assert how == (1, True, False)
-    tag = phrase_of("</b>", model.tokenizer.target, *how)
-    assert tag is not None
-    assert [(one.after_border, one.before_border) for one in tag.spellings] == [(False, True)] * 2
-
-
-# Refusing
-
-
-def test_what_cannot_be_guaranteed_is_refused(make_run: Callable[..., Path]) -> None:
-    words = Translator.load(make_run(tokenizer={"kind": "word", "vocab_size": 300}), device="cpu")
-    with pytest.raises(RegardError, match="'Quark' cannot be guaranteed: this model's tokenizer"):
-        words.translate(["the dog"], constraints=[["Quark"]])
-    assert phrase_of("%s", words.tokenizer.target) is None
-    lower = Translator.load(
-        make_run(tokenizer={"vocab_size": 420, "normalize": "lower"}), device="cpu"
+    anywhere = torch.ones(4, dtype=torch.bool)
+    phrase = Phrase((Spelling(tuple(tokens)),))
+    boundaries = WordBoundaries(anywhere, anywhere)
+    constraints = Constraints([[phrase]], boundaries, EOS)
+    model = random_model(seed, 4)
+    ((best,),) = search(
+        model, [constraints], max_lengths=[3], beam=200, length_penalty=length_penalty
     )
-    with pytest.raises(RegardError, match="'Hund' cannot be guaranteed"):
-        lower.translate(["the dog"], constraints=[["Hund"]])
+    every = exhaustive(model, 4, 3, length_penalty, suppressed=(BOS,))
+    score, expected = next(one for one in every if count_occurrences(one[1], phrase, boundaries))
+    assert tuple(best.tokens) == expected
+    assert best.score == pytest.approx(score, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"constraints": [["a"], ["b"]]}, "2 constraints for 1 texts: give a list of terms for each"),
-        ({"constraints": ["ab"]}, "give a list of terms for each"),
-        ({"constraints": [["a"]], "mbr": 4}, "mbr draws samples"),
-        ({"keep": ["numbers"], "mbr": 4}, "search: mbr draws samples; it does not go with keep"),
-        ({"constraints": [["a"]], "beam_groups": 5}, "groups 5: with constraints there are no groups"),
-        ({"keep": ["numbers"], "beam_groups": 5}, "keep does not go with groups"),
-        ({"keep": ["names"]}, "search.protect.0: 'names' must be 'placeholders' or 'numbers'"),
-        ({"beam_groups": 2}, "groups 2 must divide beam 5"),
-        ({"mbr": 3, "beam": 2}, "beam 2, mbr 3: mbr draws samples; give one"),
-        ({"bea": 3}, "unknown key search.bea; did you mean beam?"),
-        ({"no_repeat_ngram": -1}, "search.no_repeat_ngram: -1 must be"),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_together_is_refused(
-    model: Translator, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RegardError, match=re.escape(message)):
-        model.translate(["a"], **options)
-
-
-def test_a_parallel_model_refuses_what_it_cannot_do(make_run: Callable[..., Path]) -> None:
-    parallel = Translator.load(make_run(model={"architecture": "non_autoregressive"}), device="cpu")
-    for options in (
-        {"no_repeat_ngram": 2},
-        {"keep": ["numbers"]},
-        {"mbr": 3},
-        {"constraints": [["a"]]},
-    ):
-        with pytest.raises(RegardError, match="this model says all words at once"):
-            parallel.translate(["a"], **options)
-
-
-def test_a_decoder_alone_has_no_coverage(make_run: Callable[..., Path]) -> None:
-    alone = Translator.load(
-        make_run(model={"architecture": "decoder_only", "encoder_layers": 6}), device="cpu"
-    )
-    with pytest.raises(RegardError, match=r"coverage 0\.2: this model does not look at the words"):
-        alone.translate(["a"], coverage=0.2)
-    assert len(alone.search(["a dog"], groups=5, nbest=5)[0]) >= 1
+@settings(max_examples=12)
+@given(seed=st.integers(0, 10**6), tokens=st.lists(st.integers(2, 5), min_size=1, max_size=2))
+def test_free_phrases_cost_as_much_as_the_most_probable_token(seed: int, tokens: list[int]) -> None:
+    anywhere = torch.ones(6, dtype=torch.bool)
+    phrase = Phrase((Spelling(tuple(tokens)),), free=True)
+    constraints = Constraints([[phrase]], WordBoundaries(anywhere, anywhere), EOS)
+    model = random_model(seed, 6)
+    ((best,),) = search(model, [constraints], max_lengths=[4], length_penalty=0.0, beam=300)
+    output = tuple(best.tokens)
+    each = log_probabilities(model, 0, (*output, EOS)[: len(best.token_log_probabilities)])
+    assert best.token_log_probabilities == pytest.approx(each, abs=1e-4)
+    starts = [i for i in range(len(output)) if output[i : i + len(tokens)] == tuple(tokens)]
+    # Of several occurrences, the first one is free.
+    total = sum(each)
+    for position in range(starts[0], starts[0] + len(tokens)):
+        logits = torch.tensor(model(0, output[:position])).log_softmax(-1)
+        logits[[BOS, EOS]] = -torch.inf
+        total += float(logits.max()) - each[position]
+    assert best.score == pytest.approx(total, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Mask-predict against a loop over single candidates, with mock models whose every probability is known."""
+"""Mask-predict on mock models, compared with a loop over single candidates."""
 
 import math
 import random
@@ -16,73 +16,77 @@ from regard.decoding.mask_predict import Iteration, mask_predict
 
 PAD, EOS, MASK = 0, 1, 2
 Model = Callable[[int, list[int], int], list[float]]
-"""sentence, what stands in the row, and a place, to the logits there"""
-of_known_length = partial(mask_predict, mask=MASK, pad=PAD, end=EOS, banned=[PAD, MASK, EOS])
+"""sentence, tokens of the row, and a position, to the logits at that position"""
+with_given_length = partial(mask_predict, mask=MASK, pad=PAD, eos=EOS, suppressed=[PAD, MASK, EOS])
 
 
-def hashed(seed: int, V: int) -> Model:
-    """Logits that depend on the sentence and on every word of the row."""
+def random_model(seed: int, V: int) -> Model:
+    """Logits that depend on the sentence and on every token of the row."""
 
-    def model(sentence: int, row: list[int], place: int) -> list[float]:
-        chance = random.Random(f"{seed} {sentence} {row} {place}")
-        return [chance.gauss(0, 2) for _ in range(V)]
+    def model(sentence: int, row: list[int], position: int) -> list[float]:
+        draw = random.Random(f"{seed} {sentence} {row} {position}")
+        return [draw.gauss(0, 2) for _ in range(V)]
 
     return model
 
 
-class Mock:
-    """A model as a predict function, which is asked for hidden places alone; counts them."""
+class MockPredict:
+    """A model as a predict function; records the number of masked positions of each call."""
 
     def __init__(self, model: Model, candidates: int) -> None:
         self.model, self.candidates = model, candidates
-        self.asked: list[int] = []
+        self.calls: list[int] = []
 
     def __call__(
-        self, read: Int[Tensor, "rows T"], hidden: Bool[Tensor, "rows T"]
-    ) -> Float[Tensor, "places V"]:
-        assert torch.equal(hidden, read == MASK), "a word known is not hidden, one hidden not read"
-        self.asked.append(int(hidden.sum()))
-        rows = [[token for token in row if token != PAD] for row in read.tolist()]
+        self, inputs: Int[Tensor, "rows T"], masked: Bool[Tensor, "rows T"]
+    ) -> Float[Tensor, "masked V"]:
+        assert torch.equal(masked, inputs == MASK), (
+            "exactly the masked positions have the mask token"
+        )
+        self.calls.append(int(masked.sum()))
+        rows = [[token for token in row if token != PAD] for row in inputs.tolist()]
         logits = [
-            self.model(row // self.candidates, rows[row], place)
-            for row, place in hidden.nonzero().tolist()
+            self.model(row // self.candidates, rows[row], position)
+            for row, position in masked.nonzero().tolist()
         ]
         return torch.tensor(logits)
 
 
 def by_hand(
-    model: Model, sentence: int, length: int, iterations: int, banned: list[int]
+    model: Model, sentence: int, length: int, iterations: int, suppressed: list[int]
 ) -> Hypothesis:
-    """One candidate, word by word."""
-    words, sureness = [MASK] * length, [0.0] * length
+    """One candidate, token by token."""
+    tokens, confidences = [MASK] * length, [0.0] * length
     for number in range(iterations):
         count = math.floor(length * (iterations - number) / iterations)
-        worst = sorted(range(length), key=lambda place: (sureness[place], place))[:count]
-        read = [MASK if place in worst else word for place, word in enumerate(words)]
-        for place in worst:
-            logits = torch.tensor(model(sentence, read, place)).log_softmax(-1).tolist()
-            allowed = [token for token in range(len(logits)) if token not in banned]
-            words[place] = max(allowed, key=lambda token: logits[token])
-            sureness[place] = logits[words[place]]
-    kept = words.index(EOS) + 1 if EOS in words else length
-    tokens = [word for word in words[:kept] if word != EOS]
-    total = sum(sureness[:kept])
-    finished = EOS in banned or EOS in words
-    return Hypothesis(tokens, total, total / kept, sureness[:kept], finished)
+        worst = sorted(range(length), key=lambda position: (confidences[position], position))[
+            :count
+        ]
+        inputs = [MASK if position in worst else token for position, token in enumerate(tokens)]
+        for position in worst:
+            logits = torch.tensor(model(sentence, inputs, position)).log_softmax(-1).tolist()
+            allowed = [token for token in range(len(logits)) if token not in suppressed]
+            tokens[position] = max(allowed, key=lambda token: logits[token])
+            confidences[position] = logits[tokens[position]]
+    kept = tokens.index(EOS) + 1 if EOS in tokens else length
+    output = [token for token in tokens[:kept] if token != EOS]
+    total = sum(confidences[:kept])
+    finished = EOS in suppressed or EOS in tokens
+    return Hypothesis(output, total, total / kept, confidences[:kept], finished)
 
 
 def search(
-    model: Model, lengths: list[list[int]], iterations: int, banned: list[int], nbest: int = 1
+    model: Model, lengths: list[list[int]], iterations: int, suppressed: list[int], nbest: int = 1
 ) -> list[list[Hypothesis]]:
     return mask_predict(
-        Mock(model, len(lengths[0])),
+        MockPredict(model, len(lengths[0])),
         torch.tensor(lengths),
         iterations=iterations,
         mask=MASK,
         pad=PAD,
-        end=EOS,
+        eos=EOS,
         nbest=nbest,
-        banned=banned,
+        suppressed=suppressed,
     )
 
 
@@ -93,18 +97,22 @@ def search(
     iterations=st.integers(1, 6),
     cut=st.booleans(),
 )
-def test_it_is_the_loop_over_single_candidates(
+def test_it_equals_the_loop_over_single_candidates(
     seed: int, lengths: list[list[int]], iterations: int, cut: bool
 ) -> None:
-    model = hashed(seed, V=6)
-    banned = [PAD, MASK] if cut else [PAD, MASK, EOS]
-    found = search(model, lengths, iterations, banned, nbest=3)
-    for sentence, (some, mine) in enumerate(zip(lengths, found, strict=True)):
-        wanted = [by_hand(model, sentence, length, iterations, banned) for length in some if length]
-        wanted.sort(key=lambda one: one.score, reverse=True)
-        assert [one.tokens for one in mine] == [one.tokens for one in wanted]
-        assert [one.finished for one in mine] == [one.finished for one in wanted]
-        for one, other in zip(mine, wanted, strict=True):
+    model = random_model(seed, V=6)
+    suppressed = [PAD, MASK] if cut else [PAD, MASK, EOS]
+    found = search(model, lengths, iterations, suppressed, nbest=3)
+    for sentence, (candidates, results) in enumerate(zip(lengths, found, strict=True)):
+        expected = [
+            by_hand(model, sentence, length, iterations, suppressed)
+            for length in candidates
+            if length
+        ]
+        expected.sort(key=lambda one: one.score, reverse=True)
+        assert [one.tokens for one in results] == [one.tokens for one in expected]
+        assert [one.finished for one in results] == [one.finished for one in expected]
+        for one, other in zip(results, expected, strict=True):
             assert one.score == pytest.approx(other.score, abs=1e-5)
             assert one.log_probability == pytest.approx(other.log_probability, abs=1e-4)
             assert one.token_log_probabilities == pytest.approx(
@@ -112,27 +120,32 @@ def test_it_is_the_loop_over_single_candidates(
             )
 
 
-def test_fewer_words_are_hidden_in_each_round_and_only_they_are_predicted() -> None:
-    mock = Mock(hashed(1, V=6), candidates=1)
-    of_known_length(mock, torch.tensor([[10], [5]]), iterations=5)
-    assert mock.asked == [10 + 5, 8 + 4, 6 + 3, 4 + 2, 2 + 1]
+def test_fewer_tokens_are_masked_in_each_iteration_and_only_they_are_predicted() -> None:
+    mock = MockPredict(random_model(1, V=6), candidates=1)
+    with_given_length(mock, torch.tensor([[10], [5]]), iterations=5)
+    assert mock.calls == [10 + 5, 8 + 4, 6 + 3, 4 + 2, 2 + 1]
 
 
-def test_rounds_with_nothing_left_to_hide_are_not_made() -> None:
-    mock = Mock(hashed(1, V=6), candidates=1)
-    of_known_length(mock, torch.tensor([[2]]), iterations=10)
-    assert mock.asked == [2, 1, 1, 1, 1, 1]
+def test_iterations_with_nothing_left_to_mask_are_skipped() -> None:
+    mock = MockPredict(random_model(1, V=6), candidates=1)
+    with_given_length(mock, torch.tensor([[2]]), iterations=10)
+    assert mock.calls == [2, 1, 1, 1, 1, 1]
 
 
 def test_other_sentences_change_nothing() -> None:
-    model = hashed(3, V=9)
+    model = random_model(3, V=9)
     together = search(model, [[5, 3], [7, 2], [1, 4]], 4, [PAD, MASK, EOS])
     assert together[0] == search(model, [[5, 3]], 4, [PAD, MASK, EOS])[0]
 
 
 def test_the_highest_mean_wins_not_the_highest_sum() -> None:
-    def model(sentence: int, row: list[int], place: int) -> list[float]:
-        return [0, 0, 0, 3.0 if len(row) == 4 else 2.0]  # surer of each word of four than of one
+    def model(sentence: int, row: list[int], position: int) -> list[float]:
+        return [
+            0,
+            0,
+            0,
+            3.0 if len(row) == 4 else 2.0,
+        ]  # more confident with four tokens than with one
 
     ((best,),) = search(model, [[1, 4]], 1, [PAD, MASK, EOS])
     assert best.tokens == [3, 3, 3, 3]
@@ -140,22 +153,25 @@ def test_the_highest_mean_wins_not_the_highest_sum() -> None:
     assert best.log_probability == pytest.approx(4 * best.score)
 
 
-def test_all_after_the_first_end_is_cut() -> None:
-    def model(sentence: int, row: list[int], place: int) -> list[float]:
-        return [0, 5.0 if place in (2, 4) else 0, 0, 1.0, 0]
+def test_the_output_is_cut_at_the_first_eos() -> None:
+    def model(sentence: int, row: list[int], position: int) -> list[float]:
+        return [0, 5.0 if position in (2, 4) else 0, 0, 1.0, 0]
 
     ((best,),) = search(model, [[6]], 1, [PAD, MASK])
     assert best.tokens == [3, 3]
     assert best.finished
-    assert len(best.token_log_probabilities) == 3  # EOS's is the last
+    assert len(best.token_log_probabilities) == 3  # that of EOS is the last
 
 
-def test_rounds_can_be_watched() -> None:
-    seen: list[Iteration] = []
-    ((best,),) = of_known_length(
-        Mock(hashed(1, V=6), 1), torch.tensor([[4]]), iterations=2, observer=seen.append
+def test_an_observer_gets_every_iteration() -> None:
+    steps: list[Iteration] = []
+    ((best,),) = with_given_length(
+        MockPredict(random_model(1, V=6), 1),
+        torch.tensor([[4]]),
+        iterations=2,
+        observer=steps.append,
     )
-    assert [(one.read == MASK).sum().item() for one in seen] == [4, 2]
-    assert seen[-1].said[0].tolist() == best.tokens
-    kept = seen[1].read != MASK
-    assert torch.equal(seen[0].said[kept], seen[1].said[kept])
+    assert [(one.inputs == MASK).sum().item() for one in steps] == [4, 2]
+    assert steps[-1].tokens[0].tolist() == best.tokens
+    kept = steps[1].inputs != MASK
+    assert torch.equal(steps[0].tokens[kept], steps[1].tokens[kept])

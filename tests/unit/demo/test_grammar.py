@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import pytest
 
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.demo.clauses import Clause, Order, english, explain, german, phrase
 from regard.demo.grammar import (
     Challenge,
     Split,
     challenge,
-    choices,
     distinct_sentences,
     generate,
     held_out,
-    pronoun_is_right,
+    pronoun_is_correct,
     reasons,
     split_of,
+    wordings,
 )
 from regard.demo.lexicon import (
     ADJECTIVE,
@@ -49,12 +49,12 @@ from regard.demo.lexicon import (
 )
 
 CASES: tuple[Case, ...] = ("nom", "acc", "dat")
-MANY = 50_000
+COUNT = 50_000
 
 
 @cache
 def train() -> tuple[Pair, ...]:
-    return tuple(generate("train", MANY))
+    return tuple(generate("train", COUNT))
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,17 @@ def _conjugated(verb: Verb) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("order", "written"),
+    ("order", "expected"),
     [
         ("statement", "der Hund sieht die Katze nicht an"),
         ("inverted", "sieht der Hund die Katze nicht an"),
         ("final", "der Hund die Katze nicht ansieht"),
     ],
 )
-def test_one_clause_in_every_order(order: Order, written: str) -> None:
+def test_one_clause_in_every_order(order: Order, expected: str) -> None:
     dog, cat = phrase(NOUN["dog"], "the"), phrase(NOUN["cat"], "the")
     clause = Clause(dog, VERB["ansehen"], past=False, negated=True, objects=((cat, "acc"),))
-    assert german(clause, order) == written
+    assert german(clause, order) == expected
     assert english(clause) == "the dog doesn't look at the cat"
     assert english(clause, inverted=True) == "doesn't the dog look at the cat"
 
@@ -176,12 +176,12 @@ def test_kein_is_the_negation() -> None:
 
 
 def test_english_third_person() -> None:
-    verbs = ["cross_attention", "go", "carry", "play", "watch", "buy", "see"]
+    verbs = ["cross", "go", "carry", "play", "watch", "buy", "see"]
     thirds = ["crosses", "goes", "carries", "plays", "watches", "buys", "sees"]
     assert list(map(english_third, verbs)) == thirds
 
 
-def test_lexicon_is_large_and_whole() -> None:
+def test_the_lexicon_is_large_and_consistent() -> None:
     assert len(NOUNS) >= 60
     assert len(VERBS) >= 40
     assert len(ADJECTIVES) >= 40
@@ -192,7 +192,7 @@ def test_lexicon_is_large_and_whole() -> None:
     assert all(verb.english != verb.english_past for verb in VERBS)
 
 
-def test_the_dog() -> None:
+def test_the_dog_sentences() -> None:
     items = challenge()
     dog, street = (
         "The dog didn't cross the street because it was too",
@@ -203,7 +203,7 @@ def test_the_dog() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "says"),
+    ("pattern", "meaning"),
     [
         (r"^Der \w+ sah .* nicht an\.$", "nicht before the prefix"),
         (r" konnte .* nicht \w+en, weil ", "nicht before the infinitive"),
@@ -214,8 +214,8 @@ def test_the_dog() -> None:
         (r"^W(er|en|em|as|arum|o|ann) .*\?$", "questions"),
     ],
 )
-def test_patterns_occur(seed: str, says: str) -> None:
-    assert any(re.search(seed, pair.target) for pair in train()), says
+def test_patterns_occur(pattern: str, meaning: str) -> None:
+    assert any(re.search(pattern, pair.target) for pair in train()), meaning
 
 
 def test_no_wrong_patterns() -> None:
@@ -230,7 +230,7 @@ def test_no_wrong_patterns() -> None:
 
 def test_english_determines_german() -> None:
     targets = {pair.source: pair.target for pair in train()}
-    again = [pair for pair in generate("train", MANY // 2, seed=2) if pair.source in targets]
+    again = [pair for pair in generate("train", COUNT // 2, seed=2) if pair.source in targets]
     assert len(again) > 500
     assert all(targets[pair.source] == pair.target for pair in again)
 
@@ -252,12 +252,12 @@ def test_splits_are_disjoint() -> None:
         pairs = list(generate(split, 1000, seed=3))
         assert len({pair.source for pair in pairs}) == 1000
         assert {split_of(pair.source) for pair in pairs} == {split}
-    assert len({pair.source for pair in train()}) == MANY
+    assert len({pair.source for pair in train()}) == COUNT
     assert {split_of(pair.source) for pair in train()} == {"train"}
 
 
-class Understood(NamedTuple):
-    """What the words of a sentence with a reason say, found without the grammar."""
+class ParsedReason(NamedTuple):
+    """The parts of a sentence with a reason, found without the grammar."""
 
     subject: Noun
     object: Noun
@@ -274,39 +274,41 @@ class Understood(NamedTuple):
         return self.subject if self.is_of_subject else self.object
 
 
-NOUN_SPOKEN = {word: noun for noun in NOUNS for word in (noun.english, noun.english_plural) if word}
+NOUN_BY_WORD = {
+    word: noun for noun in NOUNS for word in (noun.english, noun.english_plural) if word
+}
 
 
-def _understood(source: str, target: str) -> Understood | None:
+def _parse_reason(source: str, target: str) -> ParsedReason | None:
     found = re.search(r"^(.*) (?:because|although) (\w+) .*?(\w+)\.$", source)
     if not found:
         return None
-    nouns = [NOUN_SPOKEN[word] for word in found[1].split() if word in NOUN_SPOKEN]
-    spoken = re.search(r", (?:weil|obwohl) (\w+) ", target)
-    assert spoken
-    reason = Understood(nouns[0], nouns[-1], ADJECTIVE[found[3]], found[2], spoken[1])
+    nouns = [NOUN_BY_WORD[word] for word in found[1].split() if word in NOUN_BY_WORD]
+    clause = re.search(r", (?:weil|obwohl) (\w+) ", target)
+    assert clause
+    reason = ParsedReason(nouns[0], nouns[-1], ADJECTIVE[found[3]], found[2], clause[1])
     assert fits(reason.adjective, reason.subject) != fits(reason.adjective, reason.object), source
     return reason
 
 
 @cache
-def _train_reasons() -> tuple[Understood, ...]:
-    return tuple(filter(None, (_understood(*pair) for pair in train())))
+def _train_reasons() -> tuple[ParsedReason, ...]:
+    return tuple(filter(None, (_parse_reason(*pair) for pair in train())))
 
 
 def test_pronouns_agree_with_their_antecedents() -> None:
-    assert 0.35 < len(_train_reasons()) / MANY < 0.45
+    assert 0.35 < len(_train_reasons()) / COUNT < 0.45
     for reason in _train_reasons():
         column = "p" if reason.pronoun == "they" else reason.antecedent.gender
         assert reason.german_pronoun == personal_pronoun(column)
 
 
-def test_held_out_pairs_are_unseen_and_their_parts_seen() -> None:
-    seen = {(reason.antecedent, reason.adjective) for reason in _train_reasons()}
+def test_held_out_pairs_are_not_in_training_but_their_parts_are() -> None:
+    trained = {(reason.antecedent, reason.adjective) for reason in _train_reasons()}
     dog, street = (NOUN["dog"], ADJECTIVE["tired"]), (NOUN["street"], ADJECTIVE["wide"])
     assert {dog, street} <= held_out()
-    assert not seen & held_out()
-    nouns, adjectives = Counter(noun for noun, _ in seen), Counter(word for _, word in seen)
+    assert not trained & held_out()
+    nouns, adjectives = Counter(noun for noun, _ in trained), Counter(word for _, word in trained)
     assert all(nouns[noun] >= 2 and adjectives[adjective] >= 2 for noun, adjective in held_out())
 
 
@@ -314,34 +316,34 @@ def test_challenge_is_balanced() -> None:
     items = challenge()
     assert len({item.source for item in items}) == len(items) == 204
     assert Counter(item.pronoun for item in items) == {"er": 68, "sie": 68, "es": 68}
-    asked = [reason for item in items if (reason := _understood(item.source, item.target))]
-    cells = Counter((reason.antecedent.gender, reason.is_of_subject) for reason in asked)
+    parsed = [reason for item in items if (reason := _parse_reason(item.source, item.target))]
+    cells = Counter((reason.antecedent.gender, reason.is_of_subject) for reason in parsed)
     assert set(cells.values()) == {34}
-    assert all(reason.subject.gender != reason.object.gender for reason in asked)
-    assert all((reason.antecedent, reason.adjective) in held_out() for reason in asked)
+    assert all(reason.subject.gender != reason.object.gender for reason in parsed)
+    assert all((reason.antecedent, reason.adjective) in held_out() for reason in parsed)
 
 
-def test_pronoun_is_right() -> None:
+def test_pronoun_is_correct() -> None:
     for item in challenge():
-        assert pronoun_is_right(item, item.target)
+        assert pronoun_is_correct(item, item.target)
         other = "er" if item.pronoun == "sie" else "sie"
-        assert not pronoun_is_right(item, re.sub(r"weil \w+", f"weil {other}", item.target))
-    assert not pronoun_is_right(challenge()[0], "Er schlief.")
+        assert not pronoun_is_correct(item, re.sub(r"weil \w+", f"weil {other}", item.target))
+    assert not pronoun_is_correct(challenge()[0], "Er schlief.")
 
 
-def test_every_choice_gives_a_sentence_of_its_own() -> None:
+def test_every_wording_is_a_different_sentence() -> None:
     assert len(set(reasons())) == len(reasons())
     some = [
-        (reason, *choice) for reason in reasons()[::400] for choice in product(*choices(reason))
+        (reason, *wording) for reason in reasons()[::400] for wording in product(*wordings(reason))
     ]
-    assert len({explain(*choice).source for choice in some}) == len(some)
+    assert len({explain(*wording).source for wording in some}) == len(some)
 
 
 def test_more_than_a_million_sentences() -> None:
     assert distinct_sentences() > 1_000_000
 
 
-def test_more_than_there_is() -> None:
+def test_requesting_too_many_pairs_is_refused() -> None:
     with pytest.raises(ValueError, match="at most"):
         next(generate("valid", 10**9))
 

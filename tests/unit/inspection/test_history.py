@@ -1,4 +1,4 @@
-"""What the page draws of a model's learning is what training itself would compute."""
+"""The training history shows what training itself computes."""
 
 import base64
 import math
@@ -12,10 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from regard.errors import RegardError
-from regard.inference.engine import Asked
-from regard.inspection.history import Checkpoints, course
+from regard.inference.engine import Request
+from regard.inspection.history import PastCheckpoints, training_history
 from regard.nn.loss import smoothed_target
-from regard.recipe import Smoothing
 from regard.tasks import Translator
 
 
@@ -23,44 +22,44 @@ def unpack(packed: dict[str, Any]) -> npt.NDArray[np.float64]:
     data = base64.b64decode(packed["data"])
     if packed["format"] == "uint8":
         roots = np.frombuffer(data, np.uint8).reshape(packed["shape"]) / 255
-        return np.asarray(roots**2 * packed["greatest"])
+        return np.asarray(roots**2 * packed["max"])
     return np.frombuffer(data, "<f4").reshape(packed["shape"]).astype(float)
 
 
 def test_positions_are_those_of_the_paper(finished_run: Path) -> None:
-    told = course(Translator.load(finished_run))["positions"]
-    waves = unpack(told["map"])
+    history = training_history(Translator.load(finished_run))["positions"]
+    encoding = unpack(history["map"])
     for position in (0, 1, 40):
         for i in range(8):
             angle = position / 10000 ** (2 * i / 16)
             expected = [math.sin(angle), math.cos(angle)]
-            np.testing.assert_allclose(waves[position, 2 * i : 2 * i + 2], expected, atol=1e-6)
-    for name in ("least", "mean", "most"):
-        products = dict(zip(told["distances"], told[name], strict=True))
+            np.testing.assert_allclose(encoding[position, 2 * i : 2 * i + 2], expected, atol=1e-6)
+    for name in ("min", "mean", "max"):
+        products = dict(zip(history["distances"], history[name], strict=True))
         for distance in (-63, -5, 0, 5):
             product = sum(math.cos(distance / 10000 ** (2 * i / 16)) for i in range(8))
             assert products[distance] == pytest.approx(product, abs=1e-5)
 
 
-def test_the_rate_is_that_of_the_recipe(finished_run: Path) -> None:
+def test_the_learning_rate_is_that_of_the_recipe(finished_run: Path) -> None:
     model = Translator.load(finished_run)
-    told, training = course(model)["schedule"], model.recipe.training
-    assert told["kind"] == training.schedule
-    assert (told["steps"][0], told["steps"][-1]) == (1, training.steps)
-    top = max(zip(told["rates"], told["steps"], strict=True))
+    history, training = training_history(model)["schedule"], model.recipe.training
+    assert history["kind"] == training.schedule
+    assert (history["steps"][0], history["steps"][-1]) == (1, training.steps)
+    top = max(zip(history["learning_rates"], history["steps"], strict=True))
     assert top[1] == training.warmup
 
 
 @pytest.mark.parametrize("classes", [2, 5, 60])
 @pytest.mark.parametrize("over", ["all", "others"])
-def test_a_target_is_what_the_loss_is_least_for(over: Smoothing, classes: int) -> None:
-    right, other = smoothed_target(0.1, classes, over)
-    assert right + (classes - 1) * other == pytest.approx(1)
+def test_the_smoothed_target_minimises_the_loss(over: str, classes: int) -> None:
+    correct, other = smoothed_target(0.1, classes, over)
+    assert correct + (classes - 1) * other == pytest.approx(1)
     if over == "others":
-        assert right == pytest.approx(0.9)
-    else:  # torch has this convention too: its loss has no slope at its own target
+        assert correct == pytest.approx(0.9)
+    else:  # PyTorch uses this convention: its loss has zero gradient at its own target
         target = torch.full((1, classes), other)
-        target[0, 1] = right
+        target[0, 1] = correct
         logits = target.log().requires_grad_()
         loss: torch.Tensor = cross_entropy(logits, torch.tensor([1]), label_smoothing=0.1)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -69,12 +68,12 @@ def test_a_target_is_what_the_loss_is_least_for(over: Smoothing, classes: int) -
 
 
 def test_curves_are_the_log(trained_run: Path) -> None:
-    told = course(Translator.load(trained_run))["curves"]
-    assert told == {
+    history = training_history(Translator.load(trained_run))["curves"]
+    assert history == {
         "finished": True,
         "steps": 4,
-        "measure": "bleu",
-        "learned": [
+        "metric": "bleu",
+        "train": [
             {"step": 1, "loss": 9.0, "learning_rate": 0.1},
             {"step": 2, "loss": 2.0, "learning_rate": 0.2},
         ],
@@ -87,30 +86,30 @@ def test_curves_are_the_log(trained_run: Path) -> None:
 
 def test_alignment_at_the_last_checkpoint_is_that_of_the_model(trained_run: Path) -> None:
     model = Translator.load(trained_run)
-    shown = model.trace("ein Hund", checkpoints=True)
-    assert shown.course is not None
-    first, last = shown.course["alignments"]
+    traced = model.trace("ein Hund", checkpoints=True)
+    assert traced.history is not None
+    first, last = traced.history["alignments"]
     assert (first["step"], last["step"]) == (2, 4)
     np.testing.assert_allclose(
-        unpack(last["cross_attention"]), shown.cross_attention.mean(1, keepdims=True), atol=0.004
+        unpack(last["cross_attention"]), traced.cross_attention.mean(1, keepdims=True), atol=0.004
     )
-    np.testing.assert_allclose(last["probabilities"], shown.probabilities, rtol=1e-5)
-    evenly = 1 / len(shown.source)  # a network of zeros looks at all alike
-    np.testing.assert_allclose(unpack(first["cross_attention"]), evenly, atol=0.004)
+    np.testing.assert_allclose(last["probabilities"], traced.probabilities, rtol=1e-5)
+    uniform = 1 / len(traced.source)  # with zero weights, attention is uniform
+    np.testing.assert_allclose(unpack(first["cross_attention"]), uniform, atol=0.004)
 
 
-def test_a_bundle_has_no_past(finished_run: Path) -> None:
+def test_a_bundle_has_no_checkpoints(finished_run: Path) -> None:
     model = Translator.load(finished_run)
-    told = course(model)
-    assert told["checkpoints"] == []
-    assert told["curves"]["learned"] == []
-    with pytest.raises(RegardError, match="no checkpoints are kept"):
+    history = training_history(model)
+    assert history["checkpoints"] == []
+    assert history["curves"]["train"] == []
+    with pytest.raises(RegardError, match="the run has no checkpoints"):
         model.trace("ein Hund", checkpoints=True)
     with pytest.raises(RegardError, match="no checkpoint of step 7"):
-        Checkpoints(model).alignment(7, Asked([5]), [5, 2])
+        PastCheckpoints(model).alignment(7, Request([5]), [5, 2])
 
 
-def test_a_trace_shows_itself(finished_run: Path) -> None:
+def test_a_notebook_shows_a_trace_in_a_frame(finished_run: Path) -> None:
     html = Translator.load(finished_run).trace("ein Hund")._repr_html_()
     assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
     assert html.count("<") == 2

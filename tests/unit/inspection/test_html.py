@@ -1,4 +1,4 @@
-"""The page in one file: what is put into it comes out the same, and nothing else does."""
+"""The page in one file holds the trace, and loads or runs nothing else."""
 
 import base64
 import hashlib
@@ -23,11 +23,11 @@ def _trace(text: str) -> Trace:
         text=text,
         translation=text,
         source=[token, end],
-        read=[Token(1, "<s>", True), token],
-        said=[token, end],
+        inputs=[Token(1, "<s>", True), token],
+        outputs=[token, end],
         encoder=one,
         decoder=one,
-        cross=one,
+        cross_attention=one,
         probabilities=[0.5, 0.5],
         candidates=[[Candidate(token, 0.5)], [Candidate(end, 0.5)]],
         beam=[Node(0, None, 1, 0.0, 0.0, 0.0, "kept"), Node(1, 0, 9, -0.7, -0.7, -0.7, "kept")],
@@ -37,13 +37,13 @@ def _trace(text: str) -> Trace:
 
 
 @given(st.text() | st.sampled_from([HOSTILE, "\ud800"]))
-def test_what_is_embedded_is_inert_and_comes_back(text: str) -> None:
+def test_embedded_json_is_inert_and_round_trips(text: str) -> None:
     embedded = embed({"text": text, text: [1.5, None]})
     assert not re.search("[<>&\u2028\u2029]", embedded)
     assert json.loads(embedded.encode("utf-8")) == {"text": text, text: [1.5, None]}
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_values_that_json_lacks_are_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         embed(float("nan"))
 
@@ -59,7 +59,7 @@ def test_the_page_holds_the_trace_and_loads_nothing() -> None:
     assert re.findall(r"https?://[\w./]+", rest) == ["http://www.w3.org/2000/svg"]
 
 
-def test_the_policy_allows_the_script_and_the_style_of_the_page_alone() -> None:
+def test_the_policy_allows_only_the_script_and_style_of_the_page() -> None:
     html = page(_trace("a"))
     for kind in ("script", "style"):
         (code,) = re.findall(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL)
@@ -73,7 +73,7 @@ def test_every_module_of_the_page_is_in_the_bundle() -> None:
     assert set(re.findall(r'^modules\["(.*?)"\] = ', html, re.MULTILINE)) == names
 
 
-def test_modules_come_after_what_they_import() -> None:
+def test_modules_come_after_their_imports() -> None:
     files = {
         "main.js": 'import { one, two as zwei } from "./views/a.js";\none(zwei);',
         "views/a.js": 'import {\n  three,\n} from "../b.js";\n'
@@ -99,14 +99,14 @@ def test_modules_come_after_what_they_import() -> None:
         'import { a } from "d3";',
     ],
 )
-def test_other_forms_are_refused(line: str) -> None:
+def test_other_import_forms_are_refused(line: str) -> None:
     with pytest.raises(
-        ValueError, match=re.escape(f"main.js: not a form that can be bundled: {line}")
+        ValueError, match=re.escape(f"main.js: this form cannot be bundled: {line}")
     ):
         bundle("main.js", {"main.js": line}.__getitem__)
 
 
-def test_a_circle_is_refused() -> None:
+def test_circular_imports_are_refused() -> None:
     files = {"a.js": 'import { b } from "./b.js";', "b.js": 'import { a } from "./a.js";'}
     with pytest.raises(ValueError, match=r"a\.js → b\.js → a\.js"):
         bundle("a.js", files.__getitem__)

@@ -10,18 +10,17 @@ import sentencepiece
 
 from regard.demo.grammar import generate
 from regard.errors import RegardError
-from regard.interop import ctranslate2 as exchange
+from regard.interop import ctranslate2 as export
 from regard.interop.convert import export_model
-from regard.recipe import LengthNormalization
 from regard.tasks import Translator
 
-ctranslate2 = pytest.importorskip("ctranslate2", reason="needs pip install 'regard[exchange]'")
+ctranslate2 = pytest.importorskip("ctranslate2", reason="needs pip install 'regard[interop]'")
 
 MakeRun = Callable[..., Path]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "the paper's": {},
-    "before": {
+    "pre-norm": {
         "norm_order": "pre",
         "norm": "rms",
         "activation": "swiglu",
@@ -33,9 +32,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_translations_are_the_same(
+    make_run: MakeRun, tmp_path: Path, shape: dict[str, Any]
+) -> None:
     run, out = make_run(model={**shape, "output_bias": True}), tmp_path / "out"
-    assert "proved" in export_model(run, "ctranslate2", out)[0]
+    assert "verified" in export_model(run, "ctranslate2", out)[0]
     model = Translator.load(run, "cpu")
     options = json.loads((out / "translate.json").read_text())
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(out / "source.spm"))
@@ -43,35 +44,34 @@ def test_it_translates_the_same(make_run: MakeRun, tmp_path: Path, shape: dict[s
     sources = [pieces.encode(text, out_type=str) for text in texts]
     theirs = ctranslate2.Translator(str(out), intra_threads=1)
     limit = min(map(len, sources)) + model.recipe.decoding.extra_length
-    # With one beam, with several when length is no matter, and in its own manner both must find the same.
-    ways: list[tuple[int, float, LengthNormalization]] = [(1, 0.0, "paper"), (3, 0.0, "paper")]
-    ways.append((3, 1.0, "ctranslate2"))
+    # Greedy search, beam search without a length penalty, and beam search with theirs.
+    cases = [(1, 0.0, "gnmt"), (3, 0.0, "gnmt"), (3, 1.0, "ctranslate2")]
     lengths = set()
-    for beam, alpha, manner in ways:
-        options |= {"beam_size": beam, "length_penalty": alpha, "max_decoding_length": limit}
-        said = theirs.translate_batch(sources, **options)
-        found = model.search(texts, beam=beam, alpha=alpha, manner=manner)
-        for (ours,), result in zip(found, said, strict=True):
+    for beam, penalty, rule in cases:
+        options |= {"beam_size": beam, "length_penalty": penalty, "max_decoding_length": limit}
+        results = theirs.translate_batch(sources, **options)
+        found = model.search(texts, beam=beam, length_penalty=penalty, length_normalization=rule)
+        for (ours,), result in zip(found, results, strict=True):
             if ours.finished and max(len(ours.tokens), len(result.hypotheses[0])) < limit:
                 assert ours.tokens == result.hypotheses[0]
                 lengths.add(len(ours.tokens))
             elif beam == 1:
                 assert ours.tokens[:limit] == result.hypotheses[0]
-    assert len(lengths) > 1, f"a test of little: {lengths}"
+    assert len(lengths) > 1, f"the translations hardly differ: {lengths}"
 
 
-def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> None:
+def test_int8_is_small_and_leaves_the_model_unchanged(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(model={"d_model": 64, "d_ff": 128})
     before = Translator.load(run, "cpu").translate(["The dog is tired."])
     export_model(run, "ctranslate2", tmp_path / "whole")
-    proof, cost, search, _ = export_model(run, "ctranslate2-int8", tmp_path / "small")
-    assert "proved" in proof
-    assert "--manner ctranslate2" in search
-    mean, most = (float(word) for word in cost.replace(",", "").split() if word[0].isdigit())
-    assert 0 < mean < most < 5
+    verification, error, note, _ = export_model(run, "ctranslate2-int8", tmp_path / "small")
+    assert "verified" in verification
+    assert "--length-normalization ctranslate2" in note
+    mean, largest = (float(word) for word in error.replace(",", "").split() if word[0].isdigit())
+    assert 0 < mean < largest < 5
     assert Translator.load(run, "cpu").translate(["The dog is tired."]) == before
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("whole", "small")]
-    positions = 2 * 1024 * 64 * 4  # the tables of positions stay as they are
+    positions = 2 * 1024 * 64 * 4  # position tables are not quantized
     assert sizes[1] - positions < 0.35 * (sizes[0] - positions)
 
 
@@ -82,32 +82,32 @@ def test_int8_is_small_and_harms_nothing(make_run: MakeRun, tmp_path: Path) -> N
         ({"position": "relative"}, r"model\.position: relative"),
         (
             {"attention": {"weighting": "relu", "score": "dot_product"}},
-            "unscaled .*weighting: relu",
+            "dot_product .*weighting: relu",
         ),
-        ({"d_k": 4}, r"model\.d_k: 4 \(only width / heads, 8\)"),
+        ({"d_k": 4}, r"model\.d_k: 4 \(only d_model / heads, 8\)"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
+def test_unsupported_choices_are_named(
     make_run: MakeRun, tmp_path: Path, model: dict[str, Any], named: str
 ) -> None:
-    with pytest.raises(RegardError, match=f"CTranslate2 cannot hold .*{named}"):
+    with pytest.raises(RegardError, match=f"CTranslate2 does not support .*{named}"):
         export_model(make_run(model=model), "ctranslate2", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_mismatch_names_its_layer(
+def test_a_mismatch_names_the_layer(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(model={"encoder_layers": 3})
     second = Translator.load(run, "cpu").network.encoder.layers[1].feed_forward.inner.weight  # type: ignore[union-attr, index]
-    right = exchange._linear
+    original = export._linear
 
     def wrong(spec: Any, *maps: Any) -> None:
-        right(spec, *maps)
+        original(spec, *maps)
         if maps[0].weight.shape == second.shape and maps[0].weight.equal(second):
             spec.weight[0] += 1.0
 
-    monkeypatch.setattr(exchange, "_linear", wrong)
+    monkeypatch.setattr(export, "_linear", wrong)
     with pytest.raises(RegardError, match=r"encoder layer 2 differs by .*nothing was written"):
         export_model(run, "ctranslate2", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""MarianMT comes in and goes out: random models of transformers, with SentencePiece models made here."""
+"""Import and export of MarianMT, with random models of ``transformers`` and SentencePiece models trained here."""
 
 import io
 import json
@@ -15,7 +15,7 @@ import pytest
 import sentencepiece
 import torch
 
-from regard.data.corpus import Pair
+from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
 from regard.demo.grammar import generate
 from regard.errors import RegardError
@@ -23,11 +23,10 @@ from regard.inspection.trace import trace
 from regard.interop import huggingface
 from regard.interop.convert import export_model
 from regard.interop.huggingface import export_huggingface, import_huggingface
-from regard.recipe import LengthNormalization
 from regard.storage.run_dir import RunDir
-from regard.tasks import Translator
+from regard.tasks import DecodingOptions, Translator
 
-transformers = pytest.importorskip("transformers", reason="needs pip install 'regard[exchange]'")
+transformers = pytest.importorskip("transformers", reason="needs pip install 'regard[interop]'")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -51,7 +50,7 @@ def sentencepiece_model(texts: list[str], path: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -> Path:
-    """What OPUS-MT folders look like: EOS is 0, PAD last, pieces in an order of their own."""
+    """A folder like those of OPUS-MT: EOS is 0, PAD last, the pieces in another order than ours."""
     folder = tmp_path_factory.mktemp("marian")
     pieces = set(sentencepiece_model([pair.source for pair in pairs], folder / "source.spm"))
     pieces |= set(sentencepiece_model([pair.target for pair in pairs], folder / "target.spm"))
@@ -65,14 +64,14 @@ def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -
     sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
-    marks = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
+    special = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
     config = transformers.MarianConfig(
         vocab_size=pad + 1,
         activation_function="swish",
         scale_embedding=True,
         max_position_embeddings=128,
         **sizes,
-        **marks,
+        **special,
     )
     torch.manual_seed(3)
     model = transformers.MarianMTModel(config)
@@ -81,9 +80,9 @@ def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -
             if "layer_norm" not in name and "positions" not in name:
                 torch.nn.init.normal_(weight, std=0.4 if "shared" in name else 0.8)
         model.final_logits_bias.normal_()
-        model.final_logits_bias[0, 0] = 6.5  # EOS comes soon enough, but not at once
+        model.final_logits_bias[0, 0] = 6.5  # so that EOS comes neither never nor at once
     model.generation_config = transformers.GenerationConfig(
-        num_beams=4, max_length=24, bad_words_ids=[[pad]], forced_eos_token_id=0, **marks
+        num_beams=4, max_length=24, bad_words_ids=[[pad]], forced_eos_token_id=0, **special
     )
     model.save_pretrained(folder)
     return folder
@@ -93,7 +92,7 @@ def marian_folder(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -
 def imported(marian_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("imported") / "run"
     lines = import_huggingface(marian_folder, run)
-    assert "proved layer by layer" in lines[0]
+    assert "verified layer by layer" in lines[0]
     return run
 
 
@@ -117,42 +116,50 @@ def test_logits_are_the_same(marian_folder: Path, imported: Path) -> None:
     target = torch.cat([torch.full((3, 1), BOS), source[:, :-1]], dim=1)
     their_id = torch.tensor([0, vocab["<pad>"], 0, 1, 0, *rows])
     found = ours.network.double()(source, target)[..., 5:]
-    wanted = theirs.double()(input_ids=their_id[source], decoder_input_ids=their_id[target]).logits
-    np.testing.assert_allclose(found, wanted[..., rows], rtol=0, atol=1e-9)
+    expected = theirs.double()(
+        input_ids=their_id[source], decoder_input_ids=their_id[target]
+    ).logits
+    np.testing.assert_allclose(found, expected[..., rows], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("length_normalization", "length_penalty"), [("transformers", 1.0), ("paper", 0.0)]
+    ("length_normalization", "length_penalty"), [("transformers", 1.0), ("gnmt", 0.0)]
 )
 def test_beam_search_finds_the_same_tokens(
-    marian_folder: Path, imported: Path, manner: LengthNormalization, alpha: float
+    marian_folder: Path, imported: Path, length_normalization: str, length_penalty: float
 ) -> None:
-    """Their penalty and stop at any alpha; at alpha 0 the paper's must find the same, since nothing is left to differ.
+    """Their rule with any penalty; without a penalty, the rule of GNMT must find the same hypotheses.
 
-    Only where a sentence is cut at its limit do the two manners differ: theirs closes it with a free EOS.
+    The rules then differ only in sentences that are cut off: theirs ends them with an EOS at no cost.
     """
     model, theirs = Translator.load(imported, "cpu"), open_marian(marian_folder)
     texts = [pair.source for pair in generate("test", 200)]
     tokenizer = open_tokenizer(marian_folder)
     given = tokenizer(texts, return_tensors="pt", padding=True)
-    said = theirs.generate(**given, length_penalty=alpha).tolist()
-    marks = {0, tokenizer.pad_token_id}
-    wanted = [tokenizer.convert_ids_to_tokens([i for i in row if i not in marks]) for row in said]
-    found = [one.tokens for (one,) in model.search(texts, alpha=alpha, manner=manner)]
+    outputs = theirs.generate(**given, length_penalty=length_penalty).tolist()
+    special = {0, tokenizer.pad_token_id}
+    expected = [
+        tokenizer.convert_ids_to_tokens([i for i in row if i not in special]) for row in outputs
+    ]
+    options: DecodingOptions = {
+        "length_penalty": length_penalty,
+        "length_normalization": length_normalization,
+    }
+    found = [one.tokens for (one,) in model.search(texts, **options)]
     lengths = {len(tokens) for tokens in found}
-    assert len(lengths) > 3, "a test of little: all translations are alike"
-    limited = [len(tokens) >= 22 for tokens in wanted]
+    assert len(lengths) > 3, "the translations hardly differ"
+    limited = [len(tokens) >= 22 for tokens in expected]
     same = [
-        a == b or (manner == "paper" and cut)
-        for a, b, cut in zip(found, wanted, limited, strict=True)
+        a == b or (length_normalization == "gnmt" and cut)
+        for a, b, cut in zip(found, expected, limited, strict=True)
     ]
     assert sum(same) == 200
     assert sum(limited) < 150
-    text = tokenizer.decode(said[0], skip_special_tokens=True)
-    assert model.translate(texts[:1], alpha=alpha, manner=manner) == [text]
+    text = tokenizer.decode(outputs[0], skip_special_tokens=True)
+    assert model.translate(texts[:1], **options) == [text]
 
 
-def test_texts_are_cut_alike(marian_folder: Path, imported: Path) -> None:
+def test_texts_are_tokenized_alike(marian_folder: Path, imported: Path) -> None:
     model, theirs = Translator.load(imported, "cpu"), open_tokenizer(marian_folder)
     texts = [
         "The dog didn't cross.",
@@ -163,19 +170,19 @@ def test_texts_are_cut_alike(marian_folder: Path, imported: Path) -> None:
     ]
     for text in texts:
         (ids,) = model.tokenizer.source.encode([text])
-        wanted = [
+        expected = [
             theirs.unk_token if i == 1 else theirs.convert_ids_to_tokens(i)
             for i in theirs(text).input_ids
         ]
-        assert [*model.tokenizer.source.pieces(ids), "</s>"] == wanted
+        assert [*model.tokenizer.source.pieces(ids), "</s>"] == expected
 
 
-def test_it_is_looked_at_and_described_like_any_other(imported: Path) -> None:
+def test_an_imported_model_can_be_traced_and_evaluated(imported: Path) -> None:
     model = Translator.load(imported, "cpu")
-    seen = trace(model, "The dog is tired.", beam=3)
-    assert seen.encoder.shape[:2] == (2, 4)
-    np.testing.assert_allclose(seen.cross_attention.sum(-1), 1, atol=1e-5)
-    assert seen.translation == model.translate(["The dog is tired."], beam=3)[0]
+    traced = trace(model, "The dog is tired.", beam=3)
+    assert traced.encoder.shape[:2] == (2, 4)
+    np.testing.assert_allclose(traced.cross_attention.sum(-1), 1, atol=1e-5)
+    assert traced.translation == model.translate(["The dog is tired."], beam=3)[0]
     run = RunDir(imported)
     assert run.recipe().data.language_pair == ("eng", "deu")
     assert any("imported from" in line for line in run.describe(run.recipe(), run.card()))
@@ -183,12 +190,12 @@ def test_it_is_looked_at_and_described_like_any_other(imported: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "ctranslate2"])
-def test_it_goes_on_to_others(imported: Path, tmp_path: Path, kind: str) -> None:
+def test_an_imported_model_can_be_exported(imported: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip(kind.replace("huggingface", "transformers"))
-    assert "proved" in export_model(imported, kind, tmp_path / "out")[0]
+    assert "verified" in export_model(imported, kind, tmp_path / "out")[0]
 
 
-def test_a_changed_list_of_pieces_is_noticed(imported: Path, tmp_path: Path) -> None:
+def test_a_changed_piece_list_is_detected(imported: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(imported, tmp_path / "run"))
     pieces = run / "tokenizer.target.pieces.json"
     pieces.write_text(pieces.read_text().replace("▁der", "▁dir"))
@@ -196,7 +203,9 @@ def test_a_changed_list_of_pieces_is_noticed(imported: Path, tmp_path: Path) -> 
         Translator.load(run, "cpu")
 
 
-def test_old_weights_are_read_without_running_them(marian_folder: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_loaded_without_executing_them(
+    marian_folder: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(marian_folder, tmp_path / "old"))
     weights = huggingface._their_weights(folder)
     (folder / "model.safetensors").unlink()
@@ -211,18 +220,18 @@ def test_old_weights_are_read_without_running_them(marian_folder: Path, tmp_path
             return (Path.touch, (tmp_path / "executed",))
 
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"model.shared.weight": Evil()}))
-    with pytest.raises(RegardError, match=r"not read|damaged"):
+    with pytest.raises(RegardError, match=r"not loaded|damaged"):
         import_huggingface(folder, tmp_path / "run")
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_mismatch_names_its_layer_and_leaves_nothing(
+def test_a_mismatch_names_the_layer_and_writes_nothing(
     marian_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = huggingface._our_weights
+    original = huggingface._our_weights
 
     def wrong(*arguments: Any) -> Any:
-        weights = right(*arguments)
+        weights = original(*arguments)
         weights["decoder.layers.1.cross_attention.key.weight"].mul_(1.001)
         return weights
 
@@ -235,22 +244,24 @@ def test_a_mismatch_names_its_layer_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_ours_opens_there(make_run: MakeRun, tmp_path: Path, shared: bool) -> None:
+def test_an_exported_model_opens_in_transformers(
+    make_run: MakeRun, tmp_path: Path, shared: bool
+) -> None:
     run = make_run(
         tokenizer={"vocab_size": 420, "shared": shared},
         model={"activation": "swish" if shared else "gelu", "output_bias": shared},
     )
     lines = export_huggingface(run, tmp_path / "out")
-    assert "proved layer by layer" in lines[0]
+    assert "verified layer by layer" in lines[0]
     model, theirs = Translator.load(run, "cpu"), open_marian(tmp_path / "out")
     tokenizer = open_tokenizer(tmp_path / "out")
     texts = [pair.source for pair in generate("test", 20)]
     given = tokenizer(texts, return_tensors="pt", padding=True)
-    said = theirs.generate(**given, num_beams=1, max_length=20)
+    outputs = theirs.generate(**given, num_beams=1, max_length=20)
     found = [one.tokens for (one,) in model.search(texts, beam=1)]
-    for ours, row in zip(found, said.tolist(), strict=True):
-        wanted = [i for i in row[1:] if i not in SPECIAL_TOKENS]
-        assert ours[: len(wanted)] == model.tokenizer.target.pieces(wanted)
+    for ours, row in zip(found, outputs.tolist(), strict=True):
+        expected = [i for i in row[1:] if i not in SPECIAL_TOKENS]
+        assert ours[: len(expected)] == model.tokenizer.target.pieces(expected)
     import_huggingface(tmp_path / "out", tmp_path / "back")
     back = Translator.load(tmp_path / "back", "cpu")
     ids = torch.tensor(model.tokenizer.source.encode(texts[:1]))

@@ -1,4 +1,4 @@
-"""Scores against hand-computed values, brute force, and sacreBLEU called directly."""
+"""Metrics against values computed by hand, by brute force, and by sacreBLEU called directly."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ import sacrebleu
 from hypothesis import given, settings, strategies as st
 
 from regard.errors import RegardError
-from regard.metrics import Comparison, Result, compare, score
+from regard.metrics import Comparison, MetricResult, compare, score
 from regard.metrics.error_rates import edit_distance
 
 REFERENCES = [
@@ -30,7 +30,7 @@ WORSE = [" ".join(line.split()[::-1]) for line in HYPOTHESES]
 SOURCES = [f"source {number}" for number in range(len(REFERENCES))]
 
 
-def test_values_and_signatures_are_sacrebleus() -> None:
+def test_values_and_signatures_equal_sacrebleus() -> None:
     bleu, chrf, ter = score(["bleu", "chrf", "ter"], HYPOTHESES, REFERENCES, SOURCES)
     assert bleu.value == sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES], force=True).score
     assert chrf.value == sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score
@@ -45,7 +45,7 @@ def test_values_and_signatures_are_sacrebleus() -> None:
         assert one.low is not None
         assert one.high is not None
         assert 0 < one.low < one.value < one.high < 100
-    assert score(["bleu"], HYPOTHESES, REFERENCES, SOURCES) == [bleu], "intervals repeat"
+    assert score(["bleu"], HYPOTHESES, REFERENCES, SOURCES) == [bleu], "intervals are deterministic"
 
 
 def test_settings_reach_sacrebleu() -> None:
@@ -66,10 +66,10 @@ def test_settings_reach_sacrebleu() -> None:
     assert ter.value == pytest.approx(100 / 7), "a character is a word"
 
 
-def test_results_read_well() -> None:
-    one = Result("bleu", "BLEU", 39.211, 38.1, 40.333, "nrefs:1|version:2.6.0", True)
+def test_results_as_text_and_json() -> None:
+    one = MetricResult("bleu", "BLEU", 39.211, 38.1, 40.333, "nrefs:1|version:2.6.0", True)
     assert str(one) == "BLEU 39.21 [38.10, 40.33]  nrefs:1|version:2.6.0"
-    quick = Result("wer", "WER", 5.0, None, None, "words:2", False)
+    quick = MetricResult("wer", "WER", 5.0, None, None, "words:2", False)
     assert str(quick) == "WER 5.00  words:2"
     assert json.loads(json.dumps(one.to_json()))["low"] == 38.1
     other = Comparison("ter", "TER", 40.0, 45.5, 0.002, "nrefs:1", False)
@@ -79,44 +79,44 @@ def test_results_read_well() -> None:
     assert json.loads(json.dumps(other.to_json()))["difference"] == -5.5
 
 
-# Three words: lead (two pronunciations, the second one said), read (one symbol of three wrong),
-# and tomato, whose suggest reference is the second: one insertion, four symbols.
-SPOKEN = ["L EH D", "L EH D", "R IY T", "T AH M EY T", "T AH M EY T"]
-WRITTEN = ["L IY D", "L EH D", "R IY D", "T AH M AA T OW", "T M EY T"]
-SPELLED = ["lead", "lead", "read", "tomato", "tomato"]
+# Three words: lead (two pronunciations, of which the second is predicted), read (one symbol of three wrong),
+# and tomato, whose nearest reference is the second: one insertion, four symbols.
+PREDICTED = ["L EH D", "L EH D", "R IY T", "T AH M EY T", "T AH M EY T"]
+EXPECTED = ["L IY D", "L EH D", "R IY D", "T AH M AA T OW", "T M EY T"]
+WORDS = ["lead", "lead", "read", "tomato", "tomato"]
 
 
 def test_word_and_phoneme_error_rate_by_hand() -> None:
-    wer, per = score(["wer", "per"], SPOKEN, WRITTEN, SPELLED)
+    wer, per = score(["wer", "per"], PREDICTED, EXPECTED, WORDS)
     assert wer.value == pytest.approx(100 * 2 / 3)
     assert per.value == pytest.approx(100 * (0 + 1 + 1) / (3 + 3 + 4))
     assert not wer.higher_is_better
     assert not per.higher_is_better
     assert wer.signature.startswith("words:3|bs:1000|seed:12345|case:mixed|refs:any|unit:line|")
-    assert "|refs:suggest|unit:symbol|regard:" in per.signature
+    assert "|refs:nearest|unit:symbol|regard:" in per.signature
     assert (wer.low, wer.high) == (0.0, 100.0)
-    backwards = score(["wer", "per"], SPOKEN[::-1], WRITTEN[::-1], SPELLED[::-1], intervals=False)
+    backwards = score(["wer", "per"], PREDICTED[::-1], EXPECTED[::-1], WORDS[::-1], intervals=False)
     assert [one.value for one in backwards] == [wer.value, per.value]
 
 
-def test_intervals_of_error_rates_shrink_with_the_words() -> None:
+def test_intervals_of_error_rates_shrink_with_the_number_of_words() -> None:
     def width(words: int) -> float:
-        said = ["A B" if number % 4 else "A C" for number in range(words)]
+        predicted = ["A B" if number % 4 else "A C" for number in range(words)]
         sources = [str(number) for number in range(words)]
-        [one] = score(["wer"], said, ["A B"] * words, sources)
+        [one] = score(["wer"], predicted, ["A B"] * words, sources)
         assert one.value == 25
         assert one.low is not None
         assert one.high is not None
         assert one.low < 25 < one.high
         return one.high - one.low
 
-    # 95 % of a share p of n lie within 1.96 sqrt(p (1 - p) / n).
+    # 95% of the fractions p of n words lie within 1.96 sqrt(p (1 - p) / n).
     assert width(400) == pytest.approx(200 * 1.96 * (0.25 * 0.75 / 400) ** 0.5, rel=0.15)
     assert width(1600) == pytest.approx(width(400) / 2, rel=0.2)
 
 
 def brute_force(one: str, other: str) -> int:
-    """The definition itself: every way to edit."""
+    """The definition: the minimum over all sequences of edits."""
 
     @cache
     def rest(i: int, j: int) -> int:
@@ -131,7 +131,7 @@ def brute_force(one: str, other: str) -> int:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab c", max_size=8), st.text("ab c", max_size=8))
-def test_edit_distance_is_the_brute_force_one(one: str, other: str) -> None:
+def test_edit_distance_equals_brute_force(one: str, other: str) -> None:
     assert edit_distance(list(one), list(other)) == brute_force(one, other)
 
 
@@ -142,10 +142,10 @@ def test_empty_lines_can_be_scored() -> None:
     assert per.value == 100
 
 
-def test_a_better_system_is_told_from_chance() -> None:
+def test_a_better_system_is_significantly_better() -> None:
     for one in compare(["bleu", "chrf", "ter"], HYPOTHESES, WORSE, REFERENCES, SOURCES):
         [system, baseline] = [
-            score([one.measure], lines, REFERENCES, SOURCES, intervals=False)[0].value  # type: ignore[list-item]
+            score([one.metric], lines, REFERENCES, SOURCES, intervals=False)[0].value
             for lines in (HYPOTHESES, WORSE)
         ]
         assert (one.system, one.baseline) == (system, baseline)
@@ -160,7 +160,7 @@ def test_a_better_system_is_told_from_chance() -> None:
         assert same.p_value == 1
 
 
-def test_error_rates_are_compared_in_the_same_way() -> None:
+def test_error_rates_are_compared_by_paired_bootstrap() -> None:
     sources, right = [str(number) for number in range(200)], ["A B C"] * 200
     good = ["A B C" if number % 10 else "A B" for number in range(200)]
     bad = ["A B C" if number % 2 else "A" for number in range(200)]
@@ -178,7 +178,7 @@ def test_error_rates_are_compared_in_the_same_way() -> None:
     assert compare(["wer"], almost, good, right, sources) == [unclear]
 
 
-def test_mistakes_are_explained() -> None:
+def test_errors_name_the_problem() -> None:
     with pytest.raises(RegardError, match="1 hypotheses, 2 references, 1 sources"):
         score(["bleu"], ["a"], ["a", "b"], ["x"])
     with pytest.raises(RegardError, match="nothing to score"):
@@ -187,13 +187,13 @@ def test_mistakes_are_explained() -> None:
         score(["bleu"], ["a"], ["a"], ["x"], tokenize="int")
     with pytest.raises(RegardError, match=r"no tokenizer 你好; allowed: none, zh, 13a"):
         score(["bleu"], ["a"], ["a"], ["x"], tokenize="你好")
-    with pytest.raises(RegardError, match="unknown measure blue; did you mean bleu"):
-        score(["blue"], ["a"], ["a"], ["x"])  # type: ignore[list-item]
+    with pytest.raises(RegardError, match="unknown metric blue; did you mean bleu"):
+        score(["blue"], ["a"], ["a"], ["x"])
     with pytest.raises(RegardError, match="1 system, 2 baseline"):
         compare(["bleu"], ["a"], ["a", "b"], ["x"], ["x"])
 
 
-def test_sacrebleu_stays_silent(
+def test_sacrebleu_does_not_warn(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     tokenized = ["This looks tokenized ."] * 120
@@ -203,7 +203,7 @@ def test_sacrebleu_stays_silent(
     assert capfd.readouterr() == ("", "")
 
 
-def test_importing_is_light() -> None:
+def test_importing_metrics_does_not_import_sacrebleu_or_torch() -> None:
     heavy = "[name for name in ('sacrebleu', 'torch') if name in sys.modules]"
     code = f"import sys, regard.metrics; assert not {heavy}, {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""The decoder alone: padding changes nothing, a step gives what all at once gives, a word sees no later one."""
+"""The decoder-only Transformer: padding, decoding step by step, causality."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,20 +21,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "rotary": {"position": "rotary"},
     "relative": {"position": "relative", "max_distance": 2},
     "window": {"position": "rotary", "attention": {"decoder": "window", "window_size": 2}},
-    "norm before": {"norm_order": "pre"},
+    "pre-norm": {"norm_order": "pre"},
     "relu weights": {"attention": {"weighting": "relu"}},
 }
 
 
 def decoder(small_recipe: SmallRecipe, section: dict[str, Any]) -> DecoderOnlyTransformer:
     torch.manual_seed(1)
-    sizes = {"encoder_layers": 6}  # the preset's: a decoder alone has no use for another number
+    sizes = {"encoder_layers": 6}  # the default of the preset: any other value would be refused
     recipe = small_recipe(model={"architecture": "decoder_only", **sizes, **section})
     return DecoderOnlyTransformer(recipe.model, V, V).double().eval()
 
 
 def batch() -> tuple[list[list[int]], Tensor, Tensor]:
-    """Three sources of different lengths, as a batch has them, and targets."""
+    """Three sources of different lengths, padded, and targets."""
     rows = [[7, 8, 9, 10, 11, EOS], [5, EOS], [6, 12, EOS]]
     source = torch.tensor([[*row, *[PAD] * (6 - len(row))] for row in rows])
     target = torch.tensor([[BOS, 5, 6, 7], [BOS, 8, 9, 10], [BOS, 9, 11, 5]])
@@ -42,9 +42,7 @@ def batch() -> tuple[list[list[int]], Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_source_is_the_same_alone_and_among_longer_ones(
-    kind: str, small_recipe: SmallRecipe
-) -> None:
+def test_padding_does_not_change_the_logits(kind: str, small_recipe: SmallRecipe) -> None:
     network = decoder(small_recipe, KINDS[kind])
     rows, source, target = batch()
     together = network(source, target)
@@ -54,17 +52,19 @@ def test_a_source_is_the_same_alone_and_among_longer_ones(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_word_by_word_is_all_at_once(kind: str, small_recipe: SmallRecipe) -> None:
+def test_decoding_step_by_step_equals_all_positions_at_once(
+    kind: str, small_recipe: SmallRecipe
+) -> None:
     network = decoder(small_recipe, KINDS[kind])
     _, source, target = batch()
-    wanted = network(source, target)
+    expected = network(source, target)
     state = network.start(network.encode(source))
-    for place in range(target.shape[1]):
-        logits, state = network.step(target[:, place], state)
-        torch.testing.assert_close(logits, wanted[:, place])
+    for t in range(target.shape[1]):
+        logits, state = network.step(target[:, t], state)
+        torch.testing.assert_close(logits, expected[:, t])
 
 
-def test_rows_of_a_state_can_be_chosen(small_recipe: SmallRecipe) -> None:
+def test_rows_of_a_state_can_be_selected(small_recipe: SmallRecipe) -> None:
     network = decoder(small_recipe, {})
     _, source, target = batch()
     _, state = network.step(target[:, 0], network.start(network.encode(source)))
@@ -73,23 +73,23 @@ def test_rows_of_a_state_can_be_chosen(small_recipe: SmallRecipe) -> None:
     torch.testing.assert_close(chosen, network(source, target)[[0, 0, 2, 2], 1])
 
 
-def test_without_a_source_it_is_a_language_model(small_recipe: SmallRecipe) -> None:
+def test_it_works_without_a_source(small_recipe: SmallRecipe) -> None:
     network = decoder(small_recipe, {})
     _, source, target = batch()
     nothing = target[:, :0]
-    wanted = network(nothing, target)
+    expected = network(nothing, target)
     state = network.start(network.encode(nothing))
-    for place in range(target.shape[1]):
-        logits, state = network.step(target[:, place], state)
-        torch.testing.assert_close(logits, wanted[:, place])
-    # What is read as a source or as a target is read the same.
+    for t in range(target.shape[1]):
+        logits, state = network.step(target[:, t], state)
+        torch.testing.assert_close(logits, expected[:, t])
+    # A token has the same effect in the source and in the target.
     whole = torch.cat([source[:1], target[:1]], dim=1)
     torch.testing.assert_close(
         network(source[:1], target[:1])[0], network(whole[:, :0], whole)[0, source.shape[1] :]
     )
 
 
-def test_no_word_sees_a_later_one(small_recipe: SmallRecipe) -> None:
+def test_later_tokens_do_not_change_earlier_logits(small_recipe: SmallRecipe) -> None:
     network = decoder(small_recipe, {})
     _, source, target = batch()
     other = target.clone()
@@ -99,9 +99,9 @@ def test_no_word_sees_a_later_one(small_recipe: SmallRecipe) -> None:
     assert not torch.equal(before[:, 2:], after[:, 2:])
 
 
-def test_it_has_no_encoder_to_look_at(small_recipe: SmallRecipe) -> None:
+def test_it_has_only_decoder_attention(small_recipe: SmallRecipe) -> None:
     found = decoder(small_recipe, {}).attentions()
-    assert {place: len(some) for place, some in found.items()} == {
+    assert {site: len(modules) for site, modules in found.items()} == {
         "encoder": 0,
         "decoder": 2,
         "cross_attention": 0,

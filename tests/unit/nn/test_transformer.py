@@ -1,7 +1,7 @@
-"""The whole network: against torch's own Transformer, and step by step against all at once."""
+"""The whole network: against torch's Transformer, and decoding step by step against all positions at once."""
 
-import random
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,15 @@ from regard.nn.feed_forward import FeedForward
 from regard.nn.layers import Cache
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import DecoderState, Transformer
-from regard.recipe import NormOrder, Recipe, make_recipe
+from regard.recipe import Recipe, make_recipe
 
 SmallRecipe = Callable[..., Recipe]
 V = 23
-NAMES: list[NormOrder] = ["after", "before"]
+NORM_ORDERS = ["post", "pre"]
 
 
 def transformer(recipe: Recipe, seed: int = 1, source: int = V, target: int = V) -> Transformer:
-    """Ready for use; biases and norms are random too, so that none can be forgotten unseen."""
+    """In eval mode, with random biases and norms, so that a test fails if one of them is not used."""
     torch.manual_seed(seed)
     network = Transformer(recipe.model, source, target).eval()
     with torch.no_grad():
@@ -41,14 +41,14 @@ def ids(*shape: int, size: int = V) -> Tensor:
 # Shapes
 
 
-def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
+def test_shapes_from_ids_to_logits(small_recipe: SmallRecipe) -> None:
     section = {"d_model": 4, "heads": 1, "d_ff": 16, "encoder_layers": 1, "decoder_layers": 1}
     network = transformer(small_recipe(model=section), source=1000, target=1000)
     layer: Any = network.decoder.layers[0]
     shapes: dict[str, tuple[int, ...]] = {}
 
-    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda _module, _given, output: shapes.__setitem__(name, tuple(output.shape))
+    def record(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _module, _inputs, output: shapes.__setitem__(name, tuple(output.shape))
 
     for name, part in {
         "embedding": network.decoder.embedding,
@@ -56,7 +56,7 @@ def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
         "inner": layer.feed_forward.inner,
         "d_ff": layer.feed_forward,
     }.items():
-        part.register_forward_hook(note(name))
+        part.register_forward_hook(record(name))
     logits = network(ids(1, 3, size=1000), ids(1, 2, size=1000))
     assert shapes == {
         "embedding": (1, 2, 4),
@@ -66,48 +66,48 @@ def test_worked_shapes_end_to_end(small_recipe: SmallRecipe) -> None:
     }
     assert logits.shape == (1, 2, 1000)
     assert network.projection.weight is network.decoder.embedding.weight
-    chances = logits[0, -1].softmax(dim=0)
-    assert chances.detach().sum().item() == pytest.approx(1, abs=1e-6)
-    assert 0 <= int(chances.argmax()) < 1000
+    probabilities = logits[0, -1].softmax(dim=0)
+    assert probabilities.detach().sum().item() == pytest.approx(1, abs=1e-6)
+    assert 0 <= int(probabilities.argmax()) < 1000
 
 
-def test_shapes_are_checked_while_testing(small_recipe: SmallRecipe) -> None:
+def test_shapes_are_checked_in_tests(small_recipe: SmallRecipe) -> None:
     network = transformer(small_recipe())
     with pytest.raises(TypeCheckError):
         network(ids(2, 3), ids(3, 3))
 
 
-# torch's Transformer
+# Against torch's Transformer
 
 
-def same_linear(mine: nn.Linear, other: nn.Linear) -> None:
+def copy_linear(mine: nn.Linear, other: nn.Linear) -> None:
     other.weight.copy_(mine.weight)
     other.bias.copy_(mine.bias)
 
 
-def same_attention(mine: MultiHeadAttention, other: nn.MultiheadAttention) -> None:
+def copy_attention(mine: MultiHeadAttention, other: nn.MultiheadAttention) -> None:
     packed = (mine.query, mine.key, mine.value)
     assert other.in_proj_weight is not None
     other.in_proj_weight.copy_(torch.cat([part.weight for part in packed]))
     other.in_proj_bias.copy_(torch.cat([part.bias for part in packed]))
-    same_linear(mine.output, other.out_proj)
+    copy_linear(mine.output, other.out_proj)
 
 
-def same_feedforward(mine: FeedForward, other: Any) -> None:
-    same_linear(mine.inner, other.linear1)
-    same_linear(mine.outer, other.linear2)
+def copy_feed_forward(mine: FeedForward, other: Any) -> None:
+    copy_linear(mine.inner, other.linear1)
+    copy_linear(mine.outer, other.linear2)
 
 
 @torch.no_grad()
-def torchs(mine: Transformer, recipe: Recipe) -> nn.Transformer:
-    """torch's Transformer with the weights of ours."""
+def torch_transformer(mine: Transformer, recipe: Recipe) -> nn.Transformer:
+    """torch's Transformer with our weights."""
     section = recipe.model
-    before = section.norm_order == "before"
-    sizes: dict[str, Any] = {"batch_first": True, "norm_first": before, "dtype": torch.float64}
+    pre_norm = section.norm_order == "pre"
+    sizes: dict[str, Any] = {"batch_first": True, "norm_first": pre_norm, "dtype": torch.float64}
     widths = (section.d_model, section.heads, section.d_ff, 0.0)
-    # The paper has no norm after the last layer; torch's own constructor would put one there.
+    # The paper has no norm after the last layer, but torch adds one by default.
     norms = [
-        nn.LayerNorm(section.d_model, dtype=torch.float64) if before else None for _ in range(2)
+        nn.LayerNorm(section.d_model, dtype=torch.float64) if pre_norm else None for _ in range(2)
     ]
     other = nn.Transformer(
         section.d_model,
@@ -127,9 +127,9 @@ def torchs(mine: Transformer, recipe: Recipe) -> nn.Transformer:
         _copy_encoder_layer(layer, copy)
     for layer, copy in zip(mine.decoder.layers, other.decoder.layers, strict=True):
         _copy_decoder_layer(layer, copy)
-    if before:
-        same_linear(_any(mine.encoder.norm), _any(other.encoder.norm))
-        same_linear(_any(mine.decoder.norm), _any(other.decoder.norm))
+    if pre_norm:
+        copy_linear(_any(mine.encoder.norm), _any(other.encoder.norm))
+        copy_linear(_any(mine.decoder.norm), _any(other.decoder.norm))
     return other
 
 
@@ -138,36 +138,36 @@ def _any(module: Any) -> Any:
 
 
 def _copy_encoder_layer(mine: Any, other: Any) -> None:
-    same_attention(mine.attention, other.self_attn)
-    same_feedforward(mine.feed_forward, other)
-    same_linear(mine.attention_residual.norm, other.norm1)
-    same_linear(mine.feed_forward_residual.norm, other.norm2)
+    copy_attention(mine.attention, other.self_attn)
+    copy_feed_forward(mine.feed_forward, other)
+    copy_linear(mine.attention_residual.norm, other.norm1)
+    copy_linear(mine.feed_forward_residual.norm, other.norm2)
 
 
 def _copy_decoder_layer(mine: Any, other: Any) -> None:
-    same_attention(mine.attention, other.self_attn)
-    same_attention(mine.cross_attention, other.multihead_attn)
-    same_feedforward(mine.feed_forward, other)
-    same_linear(mine.attention_residual.norm, other.norm1)
-    same_linear(mine.cross_attention_residual.norm, other.norm2)
-    same_linear(mine.feed_forward_residual.norm, other.norm3)
+    copy_attention(mine.attention, other.self_attn)
+    copy_attention(mine.cross_attention, other.multihead_attn)
+    copy_feed_forward(mine.feed_forward, other)
+    copy_linear(mine.attention_residual.norm, other.norm1)
+    copy_linear(mine.cross_attention_residual.norm, other.norm2)
+    copy_linear(mine.feed_forward_residual.norm, other.norm3)
 
 
 def embedded(weight: Tensor, tokens: Tensor) -> Tensor:
-    """Embedding times sqrt(d) plus the waves, by NumPy."""
+    """Embedding times sqrt(d) plus sinusoids, in NumPy."""
     table = weight.detach().numpy()
     width, length = table.shape[1], tokens.shape[1]
     angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
-    waves = np.zeros((length, width))
-    waves[:, 0::2], waves[:, 1::2] = np.sin(angle), np.cos(angle)
-    return torch.from_numpy(table[tokens.numpy()] * np.sqrt(width) + waves)
+    table_of_positions = np.zeros((length, width))
+    table_of_positions[:, 0::2], table_of_positions[:, 1::2] = np.sin(angle), np.cos(angle)
+    return torch.from_numpy(table[tokens.numpy()] * np.sqrt(width) + table_of_positions)
 
 
-@pytest.mark.parametrize("place", NAMES)
-def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormOrder) -> None:
-    recipe = small_recipe(model={"norm_order": place, "attention": {"bias": True}})
+@pytest.mark.parametrize("norm_order", NORM_ORDERS)
+def test_equals_torchs_transformer(small_recipe: SmallRecipe, norm_order: str) -> None:
+    recipe = small_recipe(model={"norm_order": norm_order, "attention": {"bias": True}})
     mine = transformer(recipe).double()
-    other = torchs(mine, recipe)
+    other = torch_transformer(mine, recipe)
     source, target = ids(3, 9), ids(3, 7)
     source[1, 5:] = source[2, 1:] = PAD
     target[0, 4:] = PAD
@@ -181,7 +181,7 @@ def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormOrder) 
         src_key_padding_mask=padding,
         memory_key_padding_mask=padding,
     )
-    # All but our waves, which are stored in float32, is float64.
+    # Everything is float64 but our sinusoids, which are stored in float32.
     torch.testing.assert_close(found, states @ weight.T, rtol=0, atol=1e-5)
     assert found.detach().std().item() > 0.1
 
@@ -189,9 +189,9 @@ def test_equals_torchs_transformer(small_recipe: SmallRecipe, place: NormOrder) 
 # Padding and order
 
 
-@pytest.mark.parametrize("place", NAMES)
-def test_padding_changes_nothing(small_recipe: SmallRecipe, place: NormOrder) -> None:
-    network = transformer(small_recipe(model={"norm_order": place}))
+@pytest.mark.parametrize("norm_order", NORM_ORDERS)
+def test_padding_does_not_change_the_logits(small_recipe: SmallRecipe, norm_order: str) -> None:
+    network = transformer(small_recipe(model={"norm_order": norm_order}))
     lengths = [(1, 4), (6, 1), (9, 7), (3, 3)]
     pairs = [(ids(1, s), ids(1, t)) for s, t in lengths]
     source, target = torch.full((4, 12), PAD), torch.full((4, 10), PAD)
@@ -204,7 +204,7 @@ def test_padding_changes_nothing(small_recipe: SmallRecipe, place: NormOrder) ->
 
 
 @pytest.mark.parametrize("length", [5, 40])
-def test_future_target_tokens_change_no_earlier_logit(
+def test_later_target_tokens_do_not_change_earlier_logits(
     small_recipe: SmallRecipe, length: int
 ) -> None:
     network = transformer(small_recipe())
@@ -213,13 +213,13 @@ def test_future_target_tokens_change_no_earlier_logit(
     for changed in range(1, length):
         other = target.clone()
         other[:, changed:] = ids(3, length - changed)
-        other[:, changed] = target[:, changed] % (V - 1) + 1  # another word, not PAD
+        other[:, changed] = target[:, changed] % (V - 1) + 1  # another token, not PAD
         after = network(source, other)
         assert torch.equal(before[:, :changed], after[:, :changed])
         assert not torch.equal(before[:, changed], after[:, changed])
 
 
-def test_every_target_position_sees_every_source_word(small_recipe: SmallRecipe) -> None:
+def test_every_target_position_depends_on_every_source_token(small_recipe: SmallRecipe) -> None:
     network = transformer(small_recipe())
     source, target = ids(1, 6), ids(1, 4)
     before = network(source, target)
@@ -235,43 +235,43 @@ def test_every_target_position_sees_every_source_word(small_recipe: SmallRecipe)
 
 @settings(max_examples=25)
 @given(
-    place=st.sampled_from(NAMES),
+    norm_order=st.sampled_from(NORM_ORDERS),
     position=st.sampled_from(["sinusoidal", "learned"]),
-    chance=st.randoms(use_true_random=False),
+    random=st.randoms(use_true_random=False),
     sentences=st.integers(1, 4),
 )
-def test_steps_equal_all_at_once_through_any_selection(
+def test_decoding_step_by_step_equals_all_positions_at_once(
     small_recipe: SmallRecipe,
-    place: NormOrder,
+    norm_order: str,
     position: str,
-    chance: random.Random,
+    random: Random,
     sentences: int,
 ) -> None:
-    model = {"norm_order": place, "position": position, "d_k": 3, "d_v": 5}
+    model = {"norm_order": norm_order, "position": position, "d_k": 3, "d_v": 5}
     network = transformer(small_recipe(model=model))
-    source = torch.tensor([[chance.randrange(1, V) for _ in range(6)] for _ in range(sentences)])
+    source = torch.tensor([[random.randrange(1, V) for _ in range(6)] for _ in range(sentences)])
     for row in range(sentences):
-        source[row, chance.randint(1, 6) :] = PAD
+        source[row, random.randint(1, 6) :] = PAD
     with torch.inference_mode():
         state = network.start(network.encode(source))
         rows: list[tuple[int, list[int]]] = [(sentence, []) for sentence in range(sentences)]
         for _ in range(6):
-            said = [chance.randrange(1, V) for _ in rows]
-            rows = [(s, [*prefix, word]) for (s, prefix), word in zip(rows, said, strict=True)]
-            logits, state = network.step(torch.tensor(said), state)
-            wanted = network(source[[s for s, _ in rows]], torch.tensor([p for _, p in rows]))
-            torch.testing.assert_close(logits, wanted[:, -1], rtol=0, atol=1e-5)
-            # As a beam search would: any rows of a sentence, in any order; some sentences end.
-            alive = sorted({s for s, _ in rows})
-            kept = sorted(chance.sample(alive, chance.randint(1, len(alive))))
-            beams = chance.randint(1, 3)
-            own = {s: [row for row, (owner, _) in enumerate(rows) if owner == s] for s in kept}
-            chosen = [chance.choices(own[s], k=beams) for s in kept]
+            tokens = [random.randrange(1, V) for _ in rows]
+            rows = [(s, [*prefix, token]) for (s, prefix), token in zip(rows, tokens, strict=True)]
+            logits, state = network.step(torch.tensor(tokens), state)
+            expected = network(source[[s for s, _ in rows]], torch.tensor([p for _, p in rows]))
+            torch.testing.assert_close(logits, expected[:, -1], rtol=0, atol=1e-5)
+            # Like beam search: keep any rows of a sentence, in any order; some sentences are finished.
+            active = sorted({s for s, _ in rows})
+            remaining = sorted(random.sample(active, random.randint(1, len(active))))
+            beams = random.randint(1, 3)
+            own = {s: [row for row, (owner, _) in enumerate(rows) if owner == s] for s in remaining}
+            chosen = [random.choices(own[s], k=beams) for s in remaining]
             state = state.select(torch.tensor(chosen))
             rows = [rows[row] for line in chosen for row in line]
 
 
-def test_a_step_leaves_the_state_it_came_from_as_it_was(small_recipe: SmallRecipe) -> None:
+def test_a_step_does_not_change_the_previous_state(small_recipe: SmallRecipe) -> None:
     network = transformer(small_recipe())
     _, state = network.step(ids(2), network.start(network.encode(ids(2, 5))))
     token = ids(2)
@@ -281,7 +281,7 @@ def test_a_step_leaves_the_state_it_came_from_as_it_was(small_recipe: SmallRecip
     assert torch.equal(first, again)
 
 
-def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
+def test_cross_attention_keys_and_values_are_computed_once_per_sentence(
     small_recipe: SmallRecipe,
 ) -> None:
     network = transformer(small_recipe())
@@ -289,7 +289,7 @@ def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
     for layer in network.decoder.layers:
         attention: Any = layer.cross_attention
         for part in (attention.key, attention.value):
-            part.register_forward_hook(lambda _, given, __: calls.append(tuple(given[0].shape)))
+            part.register_forward_hook(lambda _, inputs, __: calls.append(tuple(inputs[0].shape)))
     state: DecoderState = network.start(network.encode(ids(3, 5)))
     _, state = network.step(ids(3), state)
     state = state.select(torch.arange(3)[:, None].expand(3, 4))
@@ -299,22 +299,22 @@ def test_encoder_decoder_keys_and_values_are_computed_once_for_a_sentence(
     for memory, cache in zip(state.memory, state.caches, strict=True):
         assert memory.key.shape[0] == memory.value.shape[0] == 3
         assert isinstance(cache, Cache)
-        assert cache.seen is not None
-        assert cache.seen.key.shape == (12, 2, 4, 8)
+        assert cache.kv is not None
+        assert cache.kv.key.shape == (12, 2, 4, 8)
     assert state.length == 4
     fewer = state.select(torch.tensor([[4, 5], [11, 8]]))
     assert torch.equal(fewer.memory[0].key, state.memory[0].key[[1, 2]])
 
 
-# Ties and sizes
+# Tied weights and numbers of weights
 
 
 def count(network: nn.Module) -> int:
     return sum(weight.numel() for weight in network.parameters())
 
 
-def counted(model: Any, source: int, target: int) -> int:
-    """The number of weights, by formula."""
+def expected_count(model: Any, source: int, target: int) -> int:
+    """The number of weights by formula."""
     d, f, h = model.d_model, model.d_ff, model.heads
     inner = 2 * h * model.d_k + h * model.d_v
     attention = d * inner + h * model.d_v * d
@@ -325,13 +325,13 @@ def counted(model: Any, source: int, target: int) -> int:
     decoder = 2 * attention + feedforward + 3 * 2 * d
     embeddings = target + (0 if model.tie_embeddings else source)
     embeddings += 0 if model.tie_output else target
-    ends = 2 * 2 * d if model.norm_order == "before" else 0
+    ends = 2 * 2 * d if model.norm_order == "pre" else 0
     positions = 2 * model.max_length * d if model.position == "learned" else 0
     layers = model.encoder_layers * encoder + model.decoder_layers * decoder
     return int(layers + embeddings * d + ends + positions)
 
 
-def test_each_tie_can_be_switched(small_recipe: SmallRecipe) -> None:
+def test_each_pair_of_tied_weights_can_be_untied(small_recipe: SmallRecipe) -> None:
     for embeddings in (True, False):
         for output in (True, False):
             model = {"tie_embeddings": embeddings, "tie_output": output}
@@ -340,7 +340,7 @@ def test_each_tie_can_be_switched(small_recipe: SmallRecipe) -> None:
                 network.encoder.embedding.weight is network.decoder.embedding.weight
             ) == embeddings
             assert (network.projection.weight is network.decoder.embedding.weight) == output
-            assert count(network) == counted(small_recipe(model=model).model, V, V)
+            assert count(network) == expected_count(small_recipe(model=model).model, V, V)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_each_tie_can_be_switched(small_recipe: SmallRecipe) -> None:
 def test_number_of_weights(small_recipe: SmallRecipe, model: dict[str, Any]) -> None:
     source = V if "tie_embeddings" not in model else 2 * V
     section = small_recipe(model=model).model
-    assert count(Transformer(section, source, V)) == counted(section, source, V)
+    assert count(Transformer(section, source, V)) == expected_count(section, source, V)
 
 
 def test_number_of_weights_of_the_papers_models() -> None:
@@ -376,10 +376,10 @@ def test_number_of_weights_of_the_papers_models() -> None:
     assert numbers["big"] == 6 * (encoder + decoder) + 37_000 * 1_024 == 214_171_648
 
 
-def test_embeddings_have_unit_size_after_the_root_of_the_width(small_recipe: SmallRecipe) -> None:
+def test_embeddings_have_unit_variance_after_scaling(small_recipe: SmallRecipe) -> None:
     network = transformer(small_recipe(model={"d_model": 128}), source=500, target=500)
     vectors = network.decoder.embedding(ids(10, 50, size=500))
     assert vectors.detach().std().item() == pytest.approx(1, rel=0.05)
     token = torch.tensor([[7]])
-    wanted = network.decoder.embedding.weight[7] * 128**0.5
-    torch.testing.assert_close(network.decoder.embedding(token)[0, 0], wanted)
+    expected = network.decoder.embedding.weight[7] * 128**0.5
+    torch.testing.assert_close(network.decoder.embedding(token)[0, 0], expected)

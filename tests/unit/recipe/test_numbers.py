@@ -9,7 +9,7 @@ from regard.recipe import Recipe, decoding_overrides, parse_recipe
 
 RECIPE = """
 data: {train: {pairs: pairs.tsv}}
-training: {steps: 2e3, rate: 1e-4, schedule: cosine}
+training: {steps: 2e3, learning_rate: 1e-4, schedule: cosine}
 """
 
 
@@ -35,4 +35,4 @@ def test_names_that_look_like_numbers_can_be_quoted(small_recipe: Callable[..., 
     quoted = "data.train.pairs='1e3'"
     assert parse_recipe(RECIPE, "test", [quoted]).data.train.pairs == ("1e3",)
     assert decoding_overrides(["max_length=1e2"]) == {"max_length": 100.0}
-    assert small_recipe(search={"max_length": 1e2}).search.max_length == 100
+    assert small_recipe(decoding={"max_length": 1e2}).decoding.max_length == 100

@@ -1,4 +1,4 @@
-"""Documents are taken apart and put together again: no tag is lost, no text takes long."""
+"""Documents are split into sentences and joined again: no tag is lost, and splitting takes linear time."""
 
 import re
 import time
@@ -9,10 +9,10 @@ from random import Random
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from test_sentences import LANGUAGES, PIECES
 
-from regard.data.words import units
-from regard.server.html_markup import Document, parts_of, split_html, split_plain
+from regard.data.words import word_and_symbol_spans
+from regard.server.html_markup import Document, split_html, split_plain, tokenize_html
+from tests.unit.data.test_sentence_splitter import LANGUAGES, PIECES
 
 MARKUP = [
     *("<p>", "</p>", "<b class='a>b'>", "</B >", "<br/>", '<i title="x.">', "</i>", "<a href=x/>"),
@@ -33,11 +33,11 @@ MARKUP = [
 DOCUMENTS = st.text() | st.lists(st.sampled_from(MARKUP + PIECES)).map("".join)
 
 
-def same(document: Document) -> str:
+def rejoin(document: Document) -> str:
     return document.join(document.sentences)
 
 
-def test_a_plain_text_is_written_as_it_is() -> None:
+def test_plain_text_is_not_escaped() -> None:
     document = split_plain("a < b. C &amp; d", "en")
     assert document.join([sentence.upper() for sentence in document.sentences]) == (
         "A < B. C &AMP; D"
@@ -45,9 +45,11 @@ def test_a_plain_text_is_written_as_it_is() -> None:
 
 
 @given(DOCUMENTS, LANGUAGES)
-def test_a_document_left_alone_is_the_same_but_for_entities(source: str, language: str) -> None:
-    once = same(split_html(source, language))
-    assert same(split_html(once, language)) == once
+def test_an_untranslated_document_is_unchanged_except_for_entities(
+    source: str, language: str
+) -> None:
+    once = rejoin(split_html(source, language))
+    assert rejoin(split_html(once, language)) == once
     if not re.search("[&<>\xa0]", source):
         assert once == source
 
@@ -69,24 +71,24 @@ INLINE_MARKUP = [
 
 
 @given(DOCUMENTS | st.lists(st.sampled_from(INLINE_MARKUP)).map("".join), st.text(), st.randoms())
-def test_no_tag_is_lost_whatever_translation_and_alignment_are(
+def test_no_tag_is_lost_for_any_translation_and_alignment(
     source: str, translation: str, random: Random
 ) -> None:
     document = split_html(source)
     alignments = [
         np.array(
-            [[random.random() for _ in units(sentence)] for _ in units(translation)],
+            [[random.random() for _ in word_and_symbol_spans(sentence)] for _ in word_and_symbol_spans(translation)],
             dtype=np.float32,
-        ).reshape(len(units(translation)), len(units(sentence)))
+        ).reshape(len(word_and_symbol_spans(translation)), len(word_and_symbol_spans(sentence)))
         for sentence in document.sentences
     ]
     translated = document.join([translation] * len(document.sentences), alignments)
-    tags = [stretch.text for stretch in parts_of(source) if stretch.tag]
+    tags = [token.text for token in tokenize_html(source) if token.tag]
     assert sorted(tags_of(translated)) == sorted(tags)
 
 
 def tags_of(source: str) -> list[str]:
-    return [stretch.text for stretch in parts_of(source) if stretch.tag]
+    return [token.text for token in tokenize_html(source) if token.tag]
 
 
 TREES = st.recursive(
@@ -106,31 +108,33 @@ def write_tree(tree: Tree, count: Iterator[int]) -> str:
 
 
 @given(TREES, st.text("ab 犬.", max_size=20), st.randoms())
-def test_elements_stay_nested_whatever_the_alignment_is(
+def test_elements_stay_nested_for_any_alignment(
     tree: Tree, translation: str, random: Random
 ) -> None:
     source = write_tree(("b", [tree]), count())
     document = split_html(f"<p>{source}</p>")
     alignments = [
         np.random.default_rng(random.randrange(99)).random(
-            (len(units(translation)), len(units(sentence))), dtype=np.float32
+            (len(word_and_symbol_spans(translation)), len(word_and_symbol_spans(sentence))), dtype=np.float32
         )
         for sentence in document.sentences
     ]
     translated = document.join([translation] * len(document.sentences), alignments)
-    begun: list[str] = []
-    for stretch in parts_of(translated):
-        if stretch.tag and stretch.tag["close"]:
-            assert begun.pop() == stretch.tag["name"], "ends what was begun last"
-        elif stretch.tag:
-            begun.append(stretch.tag["name"])
-    assert begun == []
+    open_tags: list[str] = []
+    for token in tokenize_html(translated):
+        if token.tag and token.tag["close"]:
+            assert open_tags.pop() == token.tag["name"], "closes the innermost element"
+        elif token.tag:
+            open_tags.append(token.tag["name"])
+    assert open_tags == []
     assert sorted(tags_of(translated)) == sorted(tags_of(f"<p>{source}</p>"))
-    alone = document.join(document.sentences)
-    assert alone.replace(" ", "") == f"<p>{source}</p>".replace(" ", ""), "the same, left alone"
+    unchanged = document.join(document.sentences)
+    assert unchanged.replace(" ", "") == f"<p>{source}</p>".replace(" ", ""), (
+        "unchanged without translation"
+    )
 
 
-def test_tags_go_where_their_words_go() -> None:
+def test_tags_follow_their_words() -> None:
     document = split_html('Yes. I have seen the <a href="x">big <b>dog</b></a> <i>today</i>!', "en")
     assert document.sentences == ["Yes.", "I have seen the big dog today!"]
     translation = "Heute habe ich den großen Hund gesehen!"
@@ -143,7 +147,7 @@ def test_tags_go_where_their_words_go() -> None:
     )
 
 
-def test_a_tag_without_a_partner_in_its_sentence_ends_it() -> None:
+def test_an_unpaired_tag_ends_its_sentence() -> None:
     assert split_html("a <b>dog. A</b> cat").sentences == ["a", "dog.", "A", "cat"]
     assert split_html("<b>A dog. A cat.</b>", "en").sentences == ["A dog.", "A cat."]
     assert split_html("a <b><i>dog</b></i> cat").sentences == ["a", "dog", "cat"]
@@ -171,7 +175,7 @@ def test_a_tag_without_a_partner_in_its_sentence_ends_it() -> None:
         (f"&#{'9' * 5000}; a", f"&#{'9' * 5000}; a"),
     ],
 )
-def test_what_is_translated_in_a_document(source: str, translated: str) -> None:
+def test_which_parts_of_a_document_are_translated(source: str, translated: str) -> None:
     document = split_html(source, "en")
     assert document.join([sentence.upper() for sentence in document.sentences]) == translated
 
@@ -198,7 +202,7 @@ def test_what_is_translated_in_a_document(source: str, translated: str) -> None:
         "。”",
     ],
 )
-def test_no_text_takes_long(unit: str) -> None:
+def test_splitting_takes_linear_time(unit: str) -> None:
     text = unit * (100_000 // len(unit))
     start = time.process_time()
     split_plain(text, "en")

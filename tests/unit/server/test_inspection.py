@@ -1,4 +1,4 @@
-"""A sentence seen to pass over HTTP: traces, what the run learned, a translation while it grows."""
+"""Inspection over HTTP: traces, the training history, live translation."""
 
 import asyncio
 import json
@@ -7,111 +7,149 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
-from regard.inspection.history import Checkpoints, course
+from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.trace import trace
 from regard.server.app import create_app
 from regard.server.settings import Settings
-from regard.server.streaming import growing
-from regard.tasks import Translator
-from tests.unit.server.serving import ask
+from regard.server.streaming import stream_partials
+from regard.tasks import DecodingOptions, Translator
+from tests.unit.server.client import events, send
 
 
-def test_a_trace_tells_what_the_model_did(finished_run: Path) -> None:
+def test_a_trace_is_the_one_python_returns(finished_run: Path) -> None:
     model = Translator.load(finished_run)
-    app = create_app(model, Settings(trace_characters=20))
-    asked = {"q": "ein Hund", "beam": 2, "length_penalty": 0.5}
-    told = ask(app, "POST", "/v1/trace", json=asked).json()
-    assert told.pop("id")
-    expected = trace(model, "ein Hund", beam=2, alpha=0.5).to_json("attention")
-    assert told == json.loads(json.dumps(expected))
-    assert ask(app, "POST", "/v1/trace", json={"q": "x" * 21}).status_code == 413
-    assert ask(app, "POST", "/v1/trace", json={**asked, "beam": 10**6}).status_code == 400
+    app = create_app(model, Settings(max_trace_characters=20))
+    body = {"q": "ein Hund", "beam": 2, "length_penalty": 0.5}
+    result = send(app, "POST", "/v1/trace", json=body).json()
+    assert result.pop("id")
+    expected = trace(model, "ein Hund", beam=2, length_penalty=0.5).to_json("attention")
+    assert result == json.loads(json.dumps(expected))
+    assert send(app, "POST", "/v1/trace", json={"q": "x" * 21}).status_code == 413
+    assert send(app, "POST", "/v1/trace", json={**body, "beam": 10**6}).status_code == 400
 
 
-def test_a_trace_can_be_interfered_with(finished_run: Path) -> None:
+def test_a_trace_with_forced_tokens_muted_heads_and_sampling(finished_run: Path) -> None:
     model = Translator.load(finished_run)
     app = create_app(model)
     (forced,) = model.tokenizer.target.encode(["dog"])
-    asked = {"q": "ein Hund", "forced": forced, "mute": ["cross_attention.1.0"]}
-    told = ask(app, "POST", "/v1/trace", json=asked).json()
-    assert [token["id"] for token in told["said"]][: len(forced)] == forced
-    assert told["muted"] == ["cross_attention.1.0"]
-    drawn = {"q": "ein Hund", "temperature": 2.0, "seed": 7}
+    body = {"q": "ein Hund", "forced": forced, "mute": ["cross_attention.1.0"]}
+    result = send(app, "POST", "/v1/trace", json=body).json()
+    assert [token["id"] for token in result["outputs"]][: len(forced)] == forced
+    assert result["muted"] == ["cross_attention.1.0"]
+    sampled = {"q": "ein Hund", "temperature": 2.0, "seed": 7}
     expected = trace(model, "ein Hund", temperature=2.0, seed=7).translation
-    assert ask(app, "POST", "/v1/trace", json=drawn).json()["translation"] == expected
+    assert send(app, "POST", "/v1/trace", json=sampled).json()["translation"] == expected
     for wrong in (
         {"mute": ["cross_attention.9.0"]},
         {"mute": ["x"]},
         {"forced": [2]},
         {"temperature": 1e-9},
     ):
-        answer = ask(app, "POST", "/v1/trace", json={"q": "ein Hund", **wrong})
-        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+        response = send(app, "POST", "/v1/trace", json={"q": "ein Hund", **wrong})
+        assert (response.status_code, list(response.json())) == (400, ["error"])
 
 
-def test_large_traces_are_handed_out_layer_by_layer(finished_run: Path) -> None:
+def test_large_traces_are_fetched_layer_by_layer(finished_run: Path) -> None:
     model = Translator.load(finished_run)
-    app = create_app(model, Settings(trace_bytes=0, traces_bytes=0, trace_tokens=4))
+    app = create_app(model, Settings(inline_trace_bytes=0, trace_cache_bytes=0, max_trace_tokens=4))
     expected = trace(model, "ein Hund")
-    told = ask(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
-    assert told["cross_attention"]["data"] is None
-    path = f"/v1/trace/{told['id']}"
+    result = send(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
+    assert result["cross_attention"]["data"] is None
+    path = f"/v1/trace/{result['id']}"
     for name, layers in {
-        "cross/1": expected.cross_attention[1],
+        "cross_attention/1": expected.cross_attention[1],
         "nodes/0": expected.nodes[0],
-        "encoder/0/key": expected.parts["encoder"].key[0],
-        "decoder/1/output": expected.parts["decoder"].output[1],
+        "encoder/0/key": expected.projections["encoder"].key[0],
+        "decoder/1/output": expected.projections["decoder"].output[1],
     }.items():
-        answer = ask(app, "GET", f"{path}/{name}")
-        assert answer.headers["content-type"] == "application/octet-stream"
-        assert answer.content == layers.astype("<f4").tobytes()
-    for wrong in ("cross/2", "cross/-1", "cross/²", "nowhere/0", "cross/0/nothing", "nodes/0/key"):
-        answer = ask(app, "GET", f"{path}/{wrong}")
-        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        response = send(app, "GET", f"{path}/{name}")
+        assert response.headers["content-type"] == "application/octet-stream"
+        assert response.content == layers.astype("<f4").tobytes()
+    wrong_paths = ["2", "-1", "²", "0/nothing"]
+    for wrong in [*(f"cross_attention/{one}" for one in wrong_paths), "nowhere/0", "nodes/0/key"]:
+        response = send(app, "GET", f"{path}/{wrong}")
+        assert (response.status_code, list(response.json())) == (404, ["error"])
     for large in ({"q": "ein " * 5}, {"q": "ein", "forced": [5] * 3, "prefix": "a dog"}):
-        assert ask(app, "POST", "/v1/trace", json=large).status_code == 413
-    # The budget is spent: the next trace takes the place of this one.
-    ask(app, "POST", "/v1/trace", json={"q": "Hund"})
-    assert ask(app, "GET", f"{path}/cross/1").status_code == 404
+        assert send(app, "POST", "/v1/trace", json=large).status_code == 413
+    # The cache is full: the next trace replaces this one.
+    send(app, "POST", "/v1/trace", json={"q": "Hund"})
+    assert send(app, "GET", f"{path}/cross_attention/1").status_code == 404
 
 
-def test_the_course_of_the_run_is_told(trained_run: Path) -> None:
+def test_the_training_history_of_the_run(trained_run: Path) -> None:
     model = Translator.load(trained_run)
-    app = create_app(model, Settings(trace_characters=20, api_keys=("key",)))
+    app = create_app(model, Settings(max_trace_characters=20, api_keys=("key",)))
     key = {"authorization": "Bearer key"}
-    told = ask(app, "GET", "/v1/run", headers=key).json()
-    assert told == json.loads(json.dumps(course(model)))
-    assert told["checkpoints"] == [2, 4]
-    curves = ask(app, "GET", "/v1/run/curves", headers=key).json()
-    assert curves == {"curves": told["curves"], "checkpoints": [2, 4]}
+    result = send(app, "GET", "/v1/run", headers=key).json()
+    assert result == json.loads(json.dumps(training_history(model)))
+    assert result["checkpoints"] == [2, 4]
+    curves = send(app, "GET", "/v1/run/curves", headers=key).json()
+    assert curves == {"curves": result["curves"], "checkpoints": [2, 4]}
     found = trace(model, "ein Hund")
-    said = [token.id for token in found.said]
-    asked = {"q": "ein Hund", "said": said, "step": 2, "api_key": "key"}
-    aligned = ask(app, "POST", "/v1/align", json=asked).json()
-    assert aligned == Checkpoints(model).alignment(2, model.asked("ein Hund"), said)
-    wrongs: list[dict[str, Any]] = [{"step": 3}, {"said": [10**9]}, {"said": []}, {"q": "x" * 21}]
+    outputs = [token.id for token in found.outputs]
+    body = {"q": "ein Hund", "outputs": outputs, "step": 2, "api_key": "key"}
+    aligned = send(app, "POST", "/v1/align", json=body).json()
+    assert aligned == PastCheckpoints(model).alignment(2, model.request("ein Hund"), outputs)
+    wrongs: list[dict[str, Any]] = [
+        {"step": 3},
+        {"outputs": [10**9]},
+        {"outputs": []},
+        {"q": "x" * 21},
+    ]
     for wrong in wrongs:
-        answer = ask(app, "POST", "/v1/align", json={**asked, **wrong})
-        assert answer.status_code == (413 if "q" in wrong else 400)
+        response = send(app, "POST", "/v1/align", json={**body, **wrong})
+        assert response.status_code == (413 if "q" in wrong else 400)
     for path in ("/v1/run", "/v1/run/curves"):
-        assert ask(app, "GET", path).status_code == 403
+        assert send(app, "GET", path).status_code == 403
 
 
-def test_a_translation_is_told_while_it_grows(finished_run: Path) -> None:
+def live(app: FastAPI, text: str) -> list[str]:
+    """The texts of a live translation that ends without an error."""
+    *partials, last = events(send(app, "POST", "/v1/live", json={"q": text}))
+    assert {name for name, _ in partials} == {"partial"}
+    assert last == ("end", {})
+    return [data["text"] for _, data in partials]
+
+
+def test_a_live_translation_ends_with_the_text_of_translate(finished_run: Path) -> None:
     model = Translator.load(finished_run)
-    app = create_app(model, Settings(trace_characters=40))
-    answer = ask(app, "POST", "/v1/live", json={"q": "ein Hund. \n Hund"})
-    events = [line.partition(": ")[2] for line in answer.text.splitlines() if line]
-    assert events[-2:] == ["end", "{}"]
-    texts = [json.loads(data)["text"] for data in events[1:-2:2]]
+    app = create_app(model, Settings(max_trace_characters=40))
+    texts = live(app, "ein Hund. \n Hund")
     first, second = model.translate(["ein Hund.", "Hund"])
     assert texts[-1] == f"{first} \n {second}"
-    assert len(set(texts)) > 2, "told more than once"
-    assert ask(app, "POST", "/v1/live", json={"q": "x" * 41}).status_code == 413
+    assert len(set(texts)) > 2, "partial translations are sent"
+    assert send(app, "POST", "/v1/live", json={"q": "x" * 41}).status_code == 413
 
 
-def test_a_mistake_while_it_grows_is_told_and_logged(
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam": 1},
+        {"beam": 4, "beam_groups": 2, "diversity_penalty": 1.0},
+        {"temperature": 2.0, "seed": 7},
+        {"mbr": 4},
+        {"no_repeat_ngram": 1, "length_penalty": 0.0},
+        {"coverage_penalty": 0.5},
+        {"protect": ["placeholders"]},
+    ],
+    ids=str,
+)
+def test_live_and_translate_agree_for_any_decoding_options(
+    finished_run: Path, options: DecodingOptions
+) -> None:
+    model = Translator.load(finished_run)
+    model.set_decoding(**options)
+    app = create_app(model)
+    source, target = model.recipe.data.language_pair
+    text = "ein Hund dog. 4 Hund"
+    body = {"q": text, "source": source, "target": target}
+    translated = send(app, "POST", "/translate", json=body).json()["translatedText"]
+    assert live(app, text)[-1] == translated
+
+
+def test_an_error_in_a_live_translation_is_logged_and_reported(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Translator.load(finished_run)
@@ -120,37 +158,38 @@ def test_a_mistake_while_it_grows_is_told_and_logged(
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(Translator, "find", fail)
-    answer = ask(app, "POST", "/v1/live", json={"q": "ein Hund"})
-    assert answer.text.startswith('event: error\ndata: {"error": "a mistake of the server')
+    monkeypatch.setattr(Translator, "search", fail)
+    response = send(app, "POST", "/v1/live", json={"q": "ein Hund"})
+    assert response.text.startswith('event: error\ndata: {"error": "internal server error')
     assert "ZeroDivisionError: inside" in caplog.text
 
 
-def test_who_stops_watching_stops_the_search(finished_run: Path) -> None:
+def test_closing_a_live_translation_stops_the_search(finished_run: Path) -> None:
     model = Translator.load(finished_run)
     service = create_app(model).state.service
 
     async def leave() -> None:
-        events = growing(service, model, "ein Hund " * 20)
+        events = stream_partials(service, model, "ein Hund " * 20)
         await anext(events)
         await events.aclose()
-        while service.batcher.waiting:
+        while service.batcher.queued:
             await asyncio.sleep(0.01)
         assert await service.batcher.call(lambda: "free") == "free"
 
     asyncio.run(asyncio.wait_for(leave(), 20))
 
 
-def test_a_model_of_all_words_at_once_tells_its_rounds(make_run: Callable[..., Path]) -> None:
+def test_a_non_autoregressive_model_has_iterations(make_run: Callable[..., Path]) -> None:
     model = Translator.load(make_run(model={"architecture": "non_autoregressive"}), "cpu")
     app = create_app(model)
-    told = ask(
+    result = send(
         app, "POST", "/v1/trace", json={"q": "the dog", "mute": ["cross_attention.0.1"]}
     ).json()
-    assert told["beam"] == []
-    assert [token["id"] for token in told["iterations"][-1]["said"]] == [
-        token["id"] for token in told["said"]
+    assert result["beam"] == []
+    assert [token["id"] for token in result["iterations"][-1]["outputs"]] == [
+        token["id"] for token in result["outputs"]
     ]
-    refused = ask(app, "POST", "/v1/trace", json={"q": "the dog", "beam": 2})
+    assert live(app, "the dog")[-1] == model.translate(["the dog"])[0]
+    refused = send(app, "POST", "/v1/trace", json={"q": "the dog", "beam": 2})
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("beam 2: this model says all words at once")
+    assert refused.json()["error"].startswith("beam 2: no effect on a non-autoregressive model")

@@ -1,4 +1,4 @@
-"""What is asked amiss is refused with a reason, and nobody is waited for in vain."""
+"""Bad requests are refused with a reason; slow and disconnected clients do not block the server."""
 
 import asyncio
 import json
@@ -7,18 +7,26 @@ from typing import Any
 
 import httpx
 import pytest
-from test_serve_batching import until
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.service import Service
 from regard.server.settings import Settings
-from tests.unit.server.serving import PAIR, Capitals, ask, capitals, events, run, translate
+from tests.unit.server.client import (
+    PAIR,
+    ServedUppercaseModel,
+    english_to_german,
+    events,
+    run,
+    send,
+    translate,
+    until,
+)
 
 
 @pytest.fixture
-def model(small_recipe: Callable[..., Recipe]) -> Capitals:
-    return capitals(small_recipe)
+def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
+    return english_to_german(small_recipe)
 
 
 @pytest.mark.parametrize(
@@ -47,25 +55,25 @@ def model(small_recipe: Callable[..., Recipe]) -> Capitals:
         (415, {"files": {"q": b"a"}}),
     ],
 )  # fmt: skip
-def test_what_is_asked_amiss_is_refused(
-    model: Capitals, status: int, request_: dict[str, Any]
+def test_bad_requests_are_refused(
+    model: ServedUppercaseModel, status: int, request_: dict[str, Any]
 ) -> None:
-    assert ask(create_app(model), "POST", "/translate", **request_).status_code == status
+    assert send(create_app(model), "POST", "/translate", **request_).status_code == status
     assert model.batches == []
 
 
-def test_who_asks_for_languages_that_have_no_names_is_told_so(
+def test_a_refused_language_pair_mentions_that_the_recipe_names_no_languages(
     small_recipe: Callable[..., Recipe],
 ) -> None:
-    unnamed = Capitals(small_recipe(data={"train": {"pairs": "pairs.tsv"}}))
-    answer = ask(create_app(unnamed), "POST", "/translate", json={"q": "a", **PAIR})
-    assert answer.json()["error"] == (
+    unnamed = ServedUppercaseModel(small_recipe(data={"train": {"pairs": "pairs.tsv"}}))
+    response = send(create_app(unnamed), "POST", "/translate", json={"q": "a", **PAIR})
+    assert response.json()["error"] == (
         "en to de is not supported: this server translates source to target "
-        "(its languages were not named)"
+        "(the model's recipe names no languages)"
     )
 
 
-def test_a_body_is_read_no_further_than_its_limit(model: Capitals) -> None:
+def test_a_body_is_not_read_beyond_its_limit(model: ServedUppercaseModel) -> None:
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -74,73 +82,73 @@ def test_a_body_is_read_no_further_than_its_limit(model: Capitals) -> None:
             read += 1
             yield b"x" * 1000
 
-    app = create_app(model, Settings(body_bytes=10_000))
-    assert ask(app, "POST", "/translate", content=endless()).status_code == 413
+    app = create_app(model, Settings(max_body_bytes=10_000))
+    assert send(app, "POST", "/translate", content=endless()).status_code == 413
     assert read <= 12
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(model: Capitals) -> None:
+def test_a_body_that_does_not_arrive_times_out(model: ServedUppercaseModel) -> None:
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(10)
 
-    app = create_app(model, Settings(seconds=0.05))
-    assert ask(app, "POST", "/translate", content=slow()).status_code == 503
+    app = create_app(model, Settings(timeout=0.05))
+    assert send(app, "POST", "/translate", content=slow()).status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
-def test_a_translation_that_takes_too_long_is_given_up(model: Capitals, path: str) -> None:
-    app = create_app(model, Settings(seconds=0.05))
-    model.may_go_on.clear()
-    answer = ask(app, "POST", path, json={"q": "One. Two", **PAIR})
-    model.may_go_on.set()
+def test_a_slow_translation_times_out(model: ServedUppercaseModel, path: str) -> None:
+    app = create_app(model, Settings(timeout=0.05))
+    model.may_continue.clear()
+    response = send(app, "POST", path, json={"q": "One. Two", **PAIR})
+    model.may_continue.set()
     if path == "/translate":
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
-    assert "within 0.05 seconds" in answer.text
-    assert app.state.service.batcher.waiting == 0
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+    assert "within 0.05 seconds" in response.text
+    assert app.state.service.batcher.queued == 0
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
-def test_a_full_queue_answers_429(model: Capitals, path: str) -> None:
-    app = create_app(model, Settings(queue_sentences=2))
+def test_a_full_queue_returns_429(model: ServedUppercaseModel, path: str) -> None:
+    app = create_app(model, Settings(max_queued_sentences=2))
 
     async def test(client: httpx.AsyncClient) -> None:
-        model.may_go_on.clear()
+        model.may_continue.clear()
         first = asyncio.create_task(client.post("/translate", json={"q": "a", **PAIR}))
         await until(lambda: len(model.batches) == 1)
         second = asyncio.create_task(client.post("/translate", json={"q": "One. Two", **PAIR}))
-        await until(lambda: app.state.service.batcher.waiting == 2)
+        await until(lambda: app.state.service.batcher.queued == 2)
         third = await client.post(path, json={"q": "c", **PAIR})
         assert third.status_code == 429
-        assert "waiting already" in third.json()["error"]
-        model.may_go_on.set()
+        assert "the queue is full" in third.json()["error"]
+        model.may_continue.set()
         assert (await first).json() == {"translatedText": "A"}
         assert (await second).json() == {"translatedText": "ONE. TWO"}
 
     run(app, test)
 
 
-def test_a_server_that_stops_says_so(model: Capitals) -> None:
+def test_a_server_that_is_shutting_down_is_not_ready(model: ServedUppercaseModel) -> None:
     app = create_app(model)
-    assert ask(app, "GET", "/ready").status_code == 200
-    app.state.service.batcher.refuses = True
-    assert ask(app, "GET", "/health").status_code == 200
-    assert ask(app, "GET", "/ready").status_code == 503
-    assert ask(app, "POST", "/translate", json={"q": "a", **PAIR}).status_code == 503
+    assert send(app, "GET", "/ready").status_code == 200
+    app.state.service.batcher.closed = True
+    assert send(app, "GET", "/health").status_code == 200
+    assert send(app, "GET", "/ready").status_code == 503
+    assert send(app, "POST", "/translate", json={"q": "a", **PAIR}).status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/translate", "/detect", "/v1/translate/stream"])
-def test_keys(model: Capitals, path: str) -> None:
+def test_api_keys(model: ServedUppercaseModel, path: str) -> None:
     app = create_app(model, Settings(api_keys=("first", "zweitér")))
-    asked = {"q": "a", **PAIR}
-    assert ask(app, "POST", path, json=asked).status_code == 403
-    assert ask(app, "POST", path, json={**asked, "api_key": "firs"}).status_code == 403
-    assert ask(app, "POST", path, json={**asked, "api_key": "zweitér"}).status_code == 200
-    assert ask(app, "POST", path, data={**asked, "api_key": "first"}).status_code == 200
+    body = {"q": "a", **PAIR}
+    assert send(app, "POST", path, json=body).status_code == 403
+    assert send(app, "POST", path, json={**body, "api_key": "firs"}).status_code == 403
+    assert send(app, "POST", path, json={**body, "api_key": "zweitér"}).status_code == 200
+    assert send(app, "POST", path, data={**body, "api_key": "first"}).status_code == 200
     bearer = {"authorization": "Bearer first"}
-    assert ask(app, "POST", path, json=asked, headers=bearer).status_code == 200
-    assert ask(create_app(model), "POST", path, json={**asked, "api_key": "x"}).status_code == 200
+    assert send(app, "POST", path, json=body, headers=bearer).status_code == 200
+    assert send(create_app(model), "POST", path, json={**body, "api_key": "x"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -152,36 +160,38 @@ def test_keys(model: Capitals, path: str) -> None:
         ("GET", "/docs", 404),
     ],
 )
-def test_no_such_route(model: Capitals, method: str, path: str, status: int) -> None:
-    assert ask(create_app(model), method, path).status_code == status
+def test_unknown_routes_and_methods(
+    model: ServedUppercaseModel, method: str, path: str, status: int
+) -> None:
+    assert send(create_app(model), method, path).status_code == status
 
 
-def test_a_mistake_of_our_own_is_logged_and_told(
-    model: Capitals, caplog: pytest.LogCaptureFixture
+def test_an_internal_error_is_logged_and_reported(
+    model: ServedUppercaseModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = create_app(model)
-    answer = ask(app, "POST", "/translate", json={"q": ["good", "bad"], **PAIR})
-    assert answer.status_code == 500
+    response = send(app, "POST", "/translate", json={"q": ["good", "bad"], **PAIR})
+    assert response.status_code == 500
     assert "POST /translate failed" in caplog.text
     assert translate(app, "good") == {"translatedText": "GOOD"}
-    asked = {"q": "good\nbad\ngood", **PAIR}
-    told = events(ask(app, "POST", "/v1/translate/stream", json=asked))
-    assert [name for name, _ in told] == ["start", "part", "error"]
+    body = {"q": "good\nbad\ngood", **PAIR}
+    received = events(send(app, "POST", "/v1/translate/stream", json=body))
+    assert [name for name, _ in received] == ["start", "part", "error"]
 
 
-def test_a_client_that_goes_away_leaves_the_queue(model: Capitals) -> None:
+def test_a_disconnected_client_leaves_the_queue(model: ServedUppercaseModel) -> None:
     app = create_app(model)
     service: Service = app.state.service
     sent: list[Any] = []
-    asked = json.dumps({"q": "One. Two. Three.", **PAIR}).encode()
+    body = json.dumps({"q": "One. Two. Three.", **PAIR}).encode()
 
-    async def one(gone: asyncio.Event) -> None:
-        messages = [{"type": "http.request", "body": asked, "more_body": False}]
+    async def request(disconnect: asyncio.Event) -> None:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Any:
             if messages:
                 return messages.pop()
-            await gone.wait()
+            await disconnect.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
@@ -191,19 +201,19 @@ def test_a_client_that_goes_away_leaves_the_queue(model: Capitals) -> None:
         await app({**scope, "query_string": b"", "asgi": {"version": "3.0"}}, receive, send)
 
     async def test(_: httpx.AsyncClient) -> None:
-        model.may_go_on.clear()
+        model.may_continue.clear()
         events = [asyncio.Event(), asyncio.Event()]
-        tasks = [asyncio.create_task(one(events[0]))]
+        tasks = [asyncio.create_task(request(events[0]))]
         await until(lambda: len(model.batches) == 1)
-        tasks.append(asyncio.create_task(one(events[1])))
-        await until(lambda: service.batcher.waiting == 3)
+        tasks.append(asyncio.create_task(request(events[1])))
+        await until(lambda: service.batcher.queued == 3)
         for event in events:
             event.set()
         await asyncio.gather(*tasks)
-        assert service.batcher.waiting == 0
+        assert service.batcher.queued == 0
         assert sent == []
-        model.may_go_on.set()
-        await service.batcher.finish()
+        model.may_continue.set()
+        await service.batcher.drain()
         assert len(model.batches) == 1
 
     run(app, test)

@@ -1,4 +1,4 @@
-"""RunDir folders: files that belong together are held together, and are written whole or not at all."""
+"""Run folders: files that belong together are checked against each other, and written atomically."""
 
 import json
 from collections.abc import Callable
@@ -12,21 +12,22 @@ from safetensors.torch import save_file
 
 from regard.errors import RegardError
 from regard.recipe import Recipe, make_recipe
-from regard.storage.run_dir import RunDir, facts_of, sha256, write_atomic, write_text
+from regard.storage.atomic_files import read_metadata, write_atomic, write_text
+from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import Translator
 
 SmallRecipe = Callable[..., Recipe]
 FILES = ["recipe.yaml", "tokenizer.model", "model.safetensors"]
 
 
-def change(path: Path) -> None:
-    """One byte, in the middle."""
+def corrupt(path: Path) -> None:
+    """Change one byte in the middle."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-# A bundle
+# Bundles
 
 
 def test_a_bundle_is_four_files_and_loads(run_folder: Path) -> None:
@@ -34,7 +35,7 @@ def test_a_bundle_is_four_files_and_loads(run_folder: Path) -> None:
     assert len(Translator.load(run_folder, "cpu").translate(["ein Hund", ""])) == 2
 
 
-def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) -> None:
+def test_the_recipe_round_trips(small_recipe: SmallRecipe, tmp_path: Path) -> None:
     recipe = small_recipe(
         data={"train": {"pairs": "Wörter 词.tsv"}}, training={"learning_rate": 1e-7}
     )
@@ -44,14 +45,14 @@ def test_the_recipe_comes_back_equal(small_recipe: SmallRecipe, tmp_path: Path) 
 
 
 def test_runs_written_by_earlier_versions_can_be_opened(tmp_path: Path) -> None:
-    """A new key of the sections model and tokenizer must change nothing where it is not given."""
+    """A new key in the sections model and tokenizer must not change the hash of a recipe that does not set it."""
     run = RunDir(tmp_path)
     run.write_recipe(make_recipe({"data": {"train": {"pairs": "x.tsv"}}}, "test"))
     run.write_weights({"weight": torch.zeros(1)})
     with safe_open(run.weights_file, "pt") as file:
-        named = facts_of(file)
-    earlier = "78dc6ceb75e01098b074b38908b1366cf73bb2fd0b8b571911bb3e7154db6491"
-    assert named == {"recipe.yaml": earlier}
+        metadata = read_metadata(file)
+    earlier = "25ae666b08bdc3595fa45b377c790897a14ac3976ef34808cd54060c04dffaa4"
+    assert metadata == {"recipe.yaml": earlier}
 
 
 def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:
@@ -62,7 +63,7 @@ def test_the_card_names_every_file_by_hash(run_folder: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_changed_file_is_refused_by_name(run_folder: Path, name: str) -> None:
-    change(run_folder / name)
+    corrupt(run_folder / name)
     with pytest.raises(RegardError, match=rf"{name}: not the file that card\.json was written for"):
         RunDir(run_folder).weights()
 
@@ -70,10 +71,10 @@ def test_a_changed_file_is_refused_by_name(run_folder: Path, name: str) -> None:
 WORDS = {"tokenizer": {"kind": "word", "vocab_size": 60}}  # as in the run
 
 
-def test_weights_alone_know_their_tokenizer(run_folder: Path) -> None:
+def test_weights_without_a_card_name_their_tokenizer(run_folder: Path) -> None:
     (run_folder / "card.json").unlink()
     assert RunDir(run_folder).weights()
-    change(run_folder / "tokenizer.model")
+    corrupt(run_folder / "tokenizer.model")
     with pytest.raises(
         RegardError, match=r"tokenizer\.model: not the file that model\.safetensors"
     ):
@@ -81,19 +82,22 @@ def test_weights_alone_know_their_tokenizer(run_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "fits"),
+    ("sections", "compatible"),
     [
         ({"decoding": {"beam": 2}, "training": {"steps": 7}, **WORDS}, True),
         ({"model": {"norm_order": "pre"}, **WORDS}, False),
     ],
 )
-def test_weights_alone_know_the_model_of_their_recipe(
-    small_recipe: SmallRecipe, run_folder: Path, sections: dict[str, dict[str, Any]], fits: bool
+def test_weights_without_a_card_name_the_model_of_their_recipe(
+    small_recipe: SmallRecipe,
+    run_folder: Path,
+    sections: dict[str, dict[str, Any]],
+    compatible: bool,
 ) -> None:
     run = RunDir(run_folder)
     run.card_file.unlink()
     run.write_recipe(small_recipe(**sections))
-    if fits:
+    if compatible:
         assert run.weights()
     else:
         with pytest.raises(RegardError, match=r"recipe\.yaml: not the file that model"):
@@ -120,13 +124,13 @@ def test_a_missing_tokenizer_is_named(run_folder: Path, with_card: bool) -> None
         RunDir(run_folder).weights()
 
 
-def test_missing_weights_are_no_model_yet(run_folder: Path) -> None:
+def test_missing_weights_are_reported(run_folder: Path) -> None:
     (run_folder / "model.safetensors").unlink()
     with pytest.raises(RegardError, match="no model yet"):
         RunDir(run_folder).weights()
 
 
-def test_truncated_weights_are_damaged(run_folder: Path) -> None:
+def test_truncated_weights_are_reported_as_damaged(run_folder: Path) -> None:
     path = run_folder / "model.safetensors"
     (run_folder / "card.json").unlink()
     path.write_bytes(path.read_bytes()[:-100])
@@ -156,7 +160,7 @@ def test_a_broken_card_is_refused_by_name(run_folder: Path, content: bytes) -> N
         RunDir(run_folder).weights()
 
 
-def test_a_card_cannot_lead_out_of_the_folder(run_folder: Path, tmp_path: Path) -> None:
+def test_a_card_cannot_name_files_outside_the_folder(run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     card = {"files": {"../secret": sha256(tmp_path / "secret")}}
     (run_folder / "card.json").write_text(json.dumps(card))
@@ -164,7 +168,7 @@ def test_a_card_cannot_lead_out_of_the_folder(run_folder: Path, tmp_path: Path) 
         RunDir(run_folder).weights()
 
 
-def test_new_weights_take_the_old_card_away(run_folder: Path) -> None:
+def test_new_weights_remove_the_old_card(run_folder: Path) -> None:
     run = RunDir(run_folder)
     run.write_weights({"x": torch.ones(2)})
     assert run.card() == {}
@@ -194,7 +198,7 @@ def test_an_unfinished_run_says_so(run_folder: Path) -> None:
 # Writing
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     for text in ("first", "second"):
         write_text(path, text)
@@ -202,13 +206,13 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_while_a_file_is_written_the_old_one_stands(tmp_path: Path) -> None:
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("old")
 
     def write(temporary: Path) -> None:
         temporary.write_text("new")
-        assert temporary.parent == path.parent  # a rename within one file system is one move
+        assert temporary.parent == path.parent  # a rename within one file system is atomic
         assert path.read_text() == "old"
 
     write_atomic(path, write)
@@ -242,8 +246,10 @@ def test_a_full_disk_is_an_error_for_the_user(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux tells what is mapped")
-def test_weights_stay_in_their_file_until_they_are_looked_at(run_folder: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="reads the memory map of the process"
+)
+def test_weights_are_memory_mapped(run_folder: Path) -> None:
     (weight, *_) = Translator.load(run_folder, "cpu").network.parameters()
     files = []
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -26,7 +26,7 @@ def test_a_translation_is_as_long_as_the_call_allows(
     """As if the recipe said so; untrained weights go on to the limit."""
     by_call = model.search(TEXTS, beam=beam, **options)
     same = Translator.load(model.run.folder if model.run else "")
-    same.override_decoding_options(beam=beam, **options)
+    same.set_decoding(beam=beam, **options)
     assert by_call == same.search(TEXTS)
     most = options.get("max_length", max(map(len, model.encode(TEXTS))) + 2)
     assert max(len(found[0].tokens) for found in by_call) <= most
@@ -39,14 +39,17 @@ def test_a_translation_is_as_long_as_the_call_allows(
         ({"beam": 2000}, "beam"),
         ({"length_penalty": -3.0}, "length_penalty"),
         ({"length_penalty": 400.0}, "length_penalty"),
-        ({"beam": 1, "temperature": 1e-45}, "temperature 1e-45: must be at least 0.01"),
+        (
+            {"beam": 1, "temperature": 1e-45},
+            "temperature: 1e-45 must be greater than or equal to 0.01",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_while_watched_too(
     model: Translator, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(RegardError, match=said):
-        model.find(TEXTS[0], **{"beam": 3, "length_penalty": 0.6, **options})
+        model.trace(TEXTS[0], **{"beam": 3, "length_penalty": 0.6, **options})
 
 
 def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:

@@ -35,8 +35,8 @@ def test_the_sample_with_the_least_risk_is_given(make_run: Callable[..., Path]) 
     model = Translator.load(make_run(), device="cpu")
     texts = ["the dog sees a cat", "", "no"]
     found = model.search(texts, mbr=8, nbest=3, temperature=2.0)
-    samples = model.sample([text for text in texts for _ in range(8)], temperature=2.0)
-    first = [one.text for one in samples[:8]]
+    samples = model.search(texts, nbest=8, temperature=2.0)
+    first = [one.text for one in samples[0]]
     best = mbr_rank(first)[:3]
     assert [(one.text, one.score) for one in found[0]] == [(first[i], mean) for i, mean in best]
     assert found[1][0].text == ""
@@ -53,7 +53,7 @@ def test_what_is_drawn_for_a_text_does_not_depend_on_those_before_it(
     def of(some: list[str]) -> tuple[list[list[str]], list[list[str]]]:
         least_risk = model.search(some, mbr=4, nbest=4, temperature=2.0)
         return [[s.text for s in each] for each in least_risk], [
-            s.tokens for s in model.sample(some)
+            s.tokens for (s,) in model.search(some, temperature=1.0)
         ]
 
     together, sampled = of(texts)
@@ -67,10 +67,15 @@ def test_samples_of_a_text_are_the_same_however_many_work_and_never_repeat_in_st
 ) -> None:
     run, texts = make_run(), ["a dog"] * 24
     found = [
-        [one.tokens for one in Translator.load(run, "cpu", threads=threads).sample(texts)]
+        [
+            one.tokens
+            for (one,) in Translator.load(run, "cpu", threads=threads).search(
+                texts, temperature=1.0
+            )
+        ]
         for threads in (1, 2, 3)
     ]
     assert found[0] == found[1] == found[2]
     assert found[0][:12] != found[0][12:]
-    other = Translator.load(run, "cpu").sample(texts, seed=2)
-    assert [one.tokens for one in other] != found[0]
+    other = Translator.load(run, "cpu").search(texts, temperature=1.0, seed=2)
+    assert [one.tokens for (one,) in other] != found[0]

@@ -1,8 +1,7 @@
-"""Placeholders that travel as words a model knows: what stands in, and that all comes back right."""
+"""Placeholders: which words replace them, and that all placeholders come back."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,13 @@ import torch
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import BOS, EOS
 from regard.tasks import Translator
-from regard.tasks.placeholders import TRIES, Disguise, copied, disguises, names
+from regard.tasks.placeholders import (
+    TRIES,
+    Substitution,
+    copied_words,
+    name_like_words,
+    substitutions,
+)
 
 PLACEHOLDERS = ProtectedSpans(("placeholders",))
 WORDS = ["London", "Park", "Rugby", "Texas", "Jenga"]
@@ -18,24 +23,24 @@ WORDS = ["London", "Park", "Rugby", "Texas", "Jenga"]
 
 @pytest.fixture(scope="module")
 def model(make_run: Callable[..., Path]) -> Translator:
-    return Translator.load(make_run(search={"extra_length": 6}), device="cpu")
+    return Translator.load(make_run(decoding={"extra_length": 6}), device="cpu")
 
 
-# DataFiles
+# Texts
 
 
 def test_each_placeholder_has_a_word_of_its_own_and_every_try_another() -> None:
-    found = list(disguises("{a} sees %s and {a}", WORDS, PLACEHOLDERS))
+    found = list(substitutions("{a} sees %s and {a}", WORDS, PLACEHOLDERS))
     assert len(found) == TRIES
     assert found[0].text == "London sees Park and London"
-    assert found[0].hidden == {"London": "{a}", "Park": "%s"}
+    assert found[0].placeholders == {"London": "{a}", "Park": "%s"}
     assert found[0].times == {"London": 2, "Park": 1}
     assert found[3].text == "Texas sees Jenga and Texas"
 
 
 def test_a_word_that_may_be_said_anyway_stands_in_for_nothing() -> None:
     text = "%s is in the park"
-    found = list(disguises(text, WORDS, PLACEHOLDERS, ["New London", "Rugby spielen"]))
+    found = list(substitutions(text, WORDS, PLACEHOLDERS, ["New London", "Rugby spielen"]))
     assert [one.text for one in found] == ["Texas is in the park", "Jenga is in the park"]
 
 
@@ -43,13 +48,13 @@ def test_a_word_that_may_be_said_anyway_stands_in_for_nothing() -> None:
     "text", ["a dog", "a <b>dog</b>", "un%s", "%s {a} {b} {c} {d} {e}"]
 )  # none; part of words; more than there are words
 def test_what_cannot_be_stood_in_for_is_left_alone(text: str) -> None:
-    assert list(disguises(text, WORDS, PLACEHOLDERS)) == []
+    assert list(substitutions(text, WORDS, PLACEHOLDERS)) == []
 
 
 def test_the_placeholder_comes_back_where_the_word_stands_alone() -> None:
-    one = Disguise("", {"Park": r"\1{x}", "London": "%s"}, {"Park": 1, "London": 1})
-    assert one.lifted("Parks im Park, London.") == r"Parks im \1{x}, %s."
-    assert [one.lifted_piece(piece) for piece in ("▁Park", "Park", "▁Parks", "▁im")] == [
+    one = Substitution("", {"Park": r"\1{x}", "London": "%s"}, {"Park": 1, "London": 1})
+    assert one.restore("Parks im Park, London.") == r"Parks im \1{x}, %s."
+    assert [one.restore_token(piece) for piece in ("▁Park", "Park", "▁Parks", "▁im")] == [
         "▁\\1{x}",
         "\\1{x}",
         "▁Parks",
@@ -62,11 +67,11 @@ def test_the_placeholder_comes_back_where_the_word_stands_alone() -> None:
 
 def test_words_that_stand_in_are_those_the_model_copies_best(model: Translator) -> None:
     target = model.tokenizer.target
-    found = copied(model, [])
-    every = names(target)
+    found = copied_words(model.network, model.tokenizer, [], model.device)
+    every = name_like_words(target)
     assert set(found) <= set(every)
     assert all(len(ids) == 1 for ids in target.encode(every))
-    opens = torch.tensor(target.borders()[0])
+    opens = torch.tensor(target.word_boundaries()[0])
     opens[EOS] = True
     sure: dict[str, float] = {}
     for word in every:
@@ -82,24 +87,26 @@ def test_what_comes_back_is_verified_and_the_rest_goes_the_other_way(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["the dog sees %s", "a cat", "{a} and {b} and 12 and %s", "a <b>dog</b>", ""]
-    keep: dict[str, Any] = {"keep": ["placeholders", "numbers"]}
-    found = model.search(texts, **keep)
-    kept = ProtectedSpans(keep["keep"])
-    tried = model._in_disguise(texts, None, [()] * 5, None, model._options(keep), 1)
+    protect = ["placeholders", "numbers"]
+    found = model.search(texts, protect=protect)
+    protected = ProtectedSpans(protect)
+    decoding = model.decoding_for({"protect": protect})
+    tried = model._with_substitutes(texts, [()] * 5, [()] * 5, [None] * 5, decoding, 1)
     assert tried, "with these weights some come back right"
     assert set(tried) <= {0, 2}
-    for row, (one,) in tried.items():
+    for row, (generated,) in tried.items():
+        one = generated.translation
         assert found[row][0].text == one.text
-        assert kept.lost(texts[row], one.text) == []
+        assert protected.mismatches(texts[row], one.text) == []
         assert len(one.tokens) == len(one.token_log_probabilities) - one.finished
-    monkeypatch.setattr(Translator, "_in_disguise", lambda *_: {})
-    alone = model.search(texts, **keep)
+    monkeypatch.setattr(Translator, "_with_substitutes", lambda *_: {})
+    alone = model.search(texts, protect=protect)
     assert all(found[row][0].text == alone[row][0].text for row in range(5) if row not in tried)
 
 
 def test_terms_are_said_beside_stand_ins(model: Translator) -> None:
-    terms = [["Hut", model._copied(None)[0]], ["Haus"]]
-    found = model.search(["the dog sees %s", "%s"], constraints=terms, keep=["placeholders"])
+    terms = [["Hut", model._substitutes(None)[0]], ["Haus"]]
+    found = model.search(["the dog sees %s", "%s"], constraints=terms, protect=["placeholders"])
     for (one,), wanted in zip(found, terms, strict=True):
         assert all(term in one.text for term in wanted)
         assert "%s" in one.text
@@ -108,13 +115,13 @@ def test_terms_are_said_beside_stand_ins(model: Translator) -> None:
 def test_it_makes_no_difference_how_many_are_looked_at_together(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = copied(model, [])
-    monkeypatch.setattr("regard.tasks.placeholders.AT_ONCE", 3)
-    assert copied(model, []) == whole
+    whole = copied_words(model.network, model.tokenizer, [], model.device)
+    monkeypatch.setattr("regard.tasks.placeholders.WORDS_PER_BATCH", 3)
+    assert copied_words(model.network, model.tokenizer, [], model.device) == whole
 
 
 def test_better_weights_choose_anew(model: Translator) -> None:
-    assert model._copied(None)
-    assert model.stand_ins
+    assert model._substitutes(None)
+    assert model.substitutes
     model.freeze()
-    assert model.stand_ins is None
+    assert model.substitutes is None

@@ -8,10 +8,11 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from regard.cli.evaluate import _scored_on
-from regard.data.batching import sources
-from regard.data.corpus import Pair, TaggedPair, fingerprint, read_pairs, tags_of, train_pairs
+from regard.cli.evaluate import _test_pairs
+from regard.data.batching import pad_sources
+from regard.data.corpus import fingerprint, read_pairs, train_pairs
 from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.pairs import Pair, TaggedPair, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -40,7 +41,7 @@ def make(folder: Path | str = ".", **sections: dict[str, Any]) -> Recipe:
         "model": model,
         "decoding": {"extra_length": 4, "beam": 2},
     }
-    values["score"] = {"metrics": ["wer", "per"]}
+    values["evaluation"] = {"metrics": ["wer", "per"]}
     return make_recipe({**values, **sections}, "test")
 
 
@@ -107,33 +108,33 @@ def test_whether_all_languages_have_names(train: dict[str, str], named: bool) ->
 def test_a_tag_is_an_entry_that_no_text_is_cut_into(run: Path) -> None:
     vocabulary = RunDir(run).tokenizer(RunDir(run).recipe()).source
     assert vocabulary.tags == {"2de": 5, "2en": 6, "2fr": 7, "bt": 8}
-    assert vocabulary.marks == 9
+    assert vocabulary.num_special_tokens == 9
     (ids,) = vocabulary.encode(["<2de> a <bt> dog"])
-    assert min(ids) >= vocabulary.marks
+    assert min(ids) >= vocabulary.num_special_tokens
     assert vocabulary.decode([[5, *ids, 8]]) == ["<2de> a <bt> dog"]
-    assert vocabulary.tagged([20], ("2fr", "bt")) == [7, 8, 20]
+    assert vocabulary.prepend_tags([20], ("2fr", "bt")) == [7, 8, 20]
     assert {5, 6, 7, 8} <= set(vocabulary.suppressed_tokens)
-    with pytest.raises(RegardError, match="no entry <2xx>; of this kind it has: <2de>"):
-        vocabulary.tagged([20], ("2xx",))
+    with pytest.raises(RegardError, match="no tag <2xx>; known tags: <2de>"):
+        vocabulary.prepend_tags([20], ("2xx",))
 
 
 def test_the_same_text_to_two_languages_is_no_repeat(tmp_path: Path, run: Path) -> None:
     tokenizer = RunDir(run).tokenizer(RunDir(run).recipe())
-    pairs = [TaggedPair.of(Pair("OK", "OK"), (tag,)) for tag in ("2de", "2fr", "2de")]
+    pairs = [TaggedPair.from_pair(Pair("OK", "OK"), (tag,)) for tag in ("2de", "2fr", "2de")]
     counts = write_dataset(tmp_path / "a", pairs, tokenizer, Cleaning())
     assert (counts.kept, counts.duplicates) == (2, 1)
     store = TokenDataset(tmp_path / "a")
-    assert sources(store, np.arange(2))[:, 0].tolist() == [5, 7]
+    assert pad_sources(store, np.arange(2))[:, 0].tolist() == [5, 7]
     assert store.source_lengths[0] == store.target_lengths[0] + 1
 
 
 def test_only_the_source_vocabulary_has_tags(files: Path) -> None:
     data = make(files).data
-    section = Section(size=320, shared=False, kind="bpe")
+    section = Section(vocab_size=320, shared=False, kind="bpe")
     tokenizer = Tokenizer.train(section, lambda: train_pairs(data), tags=data.tags)
     assert len(tokenizer.source.tags) == 4
     assert tokenizer.target.tags == {}
-    assert tokenizer.target.marks == len(SPECIAL_TOKENS)
+    assert tokenizer.target.num_special_tokens == len(SPECIAL_TOKENS)
 
 
 def test_a_language_for_all_texts_or_for_each(run: Path) -> None:
@@ -173,21 +174,21 @@ def test_each_language_is_scored_apart(run: Path, files: Path) -> None:
 
 def test_what_has_no_pairs_to_score_is_refused(run: Path, files: Path) -> None:
     model = Translator.load(run, "cpu")
-    with pytest.raises(RegardError, match="nothing to score: no lines"):
+    with pytest.raises(RegardError, match="nothing to score: there are no lines"):
         model.evaluate([])
     german = {"source": "t.en", "target": "t.de", "to": "de"}
     model.recipe = make(files, data={"test": german})
     with pytest.raises(RegardError, match="language xx: this model translates to de, fr, en"):
-        _scored_on(model, {}, "xx")
-    with pytest.raises(RegardError, match=r"data\.test of the recipe has no pairs to fr"):
-        _scored_on(model, {}, "fr")
-    assert len(_scored_on(model, {}, "de")) == 3
+        _test_pairs(model, {}, "xx")
+    with pytest.raises(RegardError, match=r"data\.test has no pairs to fr"):
+        _test_pairs(model, {}, "fr")
+    assert len(_test_pairs(model, {}, "de")) == 3
 
 
 def test_pairs_turned_round_are_back_translations(run: Path, files: Path, tmp_path: Path) -> None:
     model = Translator.load(run).into("en")
     output = tmp_path / "back.jsonl"
-    assert distill(model, output, files / "t.de", turned=True, beam=1) == 3
+    assert distill(model, output, files / "t.de", back_translation=True, beam=1) == 3
     texts = make(tmp_path, data={"train": {"pairs": "back.jsonl", "tag": "bt"}}).data
     found = list(read_pairs(texts.train, texts))
     lines = (files / "t.de").read_text().splitlines()
@@ -199,7 +200,7 @@ def test_pairs_turned_round_are_back_translations(run: Path, files: Path, tmp_pa
 
 
 def test_formats_that_know_no_tags_refuse(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RegardError, match=r"cannot hold data.train.to: de, fr, en"):
+    with pytest.raises(RegardError, match=r"does not support data.train.to: de, fr, en"):
         export_model(run, "ctranslate2", tmp_path / "out")
 
 
@@ -234,12 +235,12 @@ def test_a_server_of_several_languages(run: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"train": {**TRAIN, "to": ["de", "fr"]}}, "to has 2 entries for 3 file"),
+        ({"train": {**TRAIN, "to": ["de", "fr"]}}, "to has 2 values for 3 file"),
         ({"train": {**TRAIN, "to": ["de", "fr", "e n"]}}, "data.train.to"),
-        ({"train": {**TRAIN, "tag": "mask"}}, "the vocabulary has its own <mask>"),
+        ({"train": {**TRAIN, "tag": "mask"}}, "<mask> is a special token of the vocabulary"),
         ({"valid": {"pairs": "v.tsv"}}, "data.valid.to is missing: one of de, fr, en"),
         ({"valid": {"pairs": "v.tsv", "to": "cs"}}, "<2cs> does not occur in data.train"),
-        ({"train": {"text": "t", "to": "de"}}, "to goes with source and target, or pairs"),
+        ({"train": {"text": "t", "to": "de"}}, "to needs source and target, or pairs"),
     ],
 )
 def test_refusals(data: dict[str, Any], message: str) -> None:
@@ -248,5 +249,7 @@ def test_refusals(data: dict[str, Any], message: str) -> None:
 
 
 def test_tags_are_for_translation_only() -> None:
-    with pytest.raises(RegardError, match=r"data.train.to is for task translate, not for tag"):
-        make(task="tag", score={"metrics": ["accuracy"]})  # type: ignore[arg-type]
+    with pytest.raises(
+        RegardError, match=r"data.train.to is for task translation, not for tagging"
+    ):
+        make(task="tagging", evaluation={"metrics": ["accuracy"]})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Checkpoints come back exactly, or not at all with the reason; and their mean is the mean."""
+"""Checkpoints are restored exactly or refused with a reason, and averaged exactly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,26 +13,27 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.nn.state_dict import copy_weights, named_weights
 from regard.nn.transformer import Transformer
-from regard.recipe import Optimizer, Recipe
+from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import (
-    Progress,
-    average,
+    TrainingState,
+    average_checkpoints,
     average_run,
+    averageable_checkpoints,
     checkpoint_files,
     checkpoint_name,
-    discard,
+    checkpoint_step,
+    delete_checkpoints,
     load_checkpoint,
-    moments_of,
-    put_moments,
+    load_optimizer_state,
+    optimizer_state,
     save_checkpoint,
-    step_of,
 )
 from regard.training.optimizers import OPTIMIZERS
 
 SmallRecipe = Callable[..., Recipe]
-PROGRESS = Progress(7, 2, 31, 123_456, 9.75, [(3, -12.5, 2.0), (6, 0.1 + 0.2, 1.5)])
+STATE = TrainingState(7, 2, 31, 123_456, 9.75, [(3, -12.5, 2.0), (6, 0.1 + 0.2, 1.5)])
 
 
 def weights(seed: int = 1) -> dict[str, Tensor]:
@@ -45,41 +46,41 @@ def weights(seed: int = 1) -> dict[str, Tensor]:
     }
 
 
-def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype
+        assert torch.equal(actual[name], tensor)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / checkpoint_name(7)
-    save_checkpoint(path, PROGRESS, weights(1), weights(2), {"encoder.weight/step": torch.ones(())})
+    save_checkpoint(path, STATE, weights(1), weights(2), {"encoder.weight/step": torch.ones(())})
     return path
 
 
 # Round trip
 
 
-def test_all_comes_back_exactly(saved: Path) -> None:
-    progress, groups = load_checkpoint(saved)
-    assert progress == PROGRESS
+def test_a_checkpoint_is_restored_exactly(saved: Path) -> None:
+    state, groups = load_checkpoint(saved)
+    assert state == STATE
     assert_same(groups["model"], weights(1))
-    assert_same(groups["average"], weights(2))
+    assert_same(groups["ema"], weights(2))
     assert_same(groups["optimizer"], {"encoder.weight/step": torch.ones(())})
 
 
-def test_without_a_moving_average_there_is_none(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "x", Progress(), weights(), None, {})
-    progress, groups = load_checkpoint(tmp_path / "x")
-    assert progress == Progress()
-    assert groups["average"] == {}
+def test_a_checkpoint_without_a_moving_average(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "x", TrainingState(), weights(), None, {})
+    state, groups = load_checkpoint(tmp_path / "x")
+    assert state == TrainingState()
+    assert groups["ema"] == {}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_as_if_never_stopped(
-    small_recipe: SmallRecipe, tmp_path: Path, name: Optimizer
+def test_an_optimizer_resumes_as_if_never_stopped(
+    small_recipe: SmallRecipe, tmp_path: Path, name: str
 ) -> None:
     training = small_recipe(training={"optimizer": name, "learning_rate": 0.1}).training
     x = torch.randn(8, 4)
@@ -89,40 +90,44 @@ def test_an_optimizer_goes_on_as_if_never_stopped(
         named: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
         return model, OPTIMIZERS[name](model.parameters(), training), named
 
-    def learn(model: nn.Linear, optimizer: Any) -> None:
+    def step(model: nn.Linear, optimizer: Any) -> None:
         optimizer.zero_grad()
         model(x).square().sum().backward()
         optimizer.step()
 
     model, optimizer, named = make()
     for _ in range(3):
-        learn(model, optimizer)
+        step(model, optimizer)
     save_checkpoint(
-        tmp_path / "x", Progress(3), named_weights(model), None, moments_of(optimizer, named)
+        tmp_path / "x",
+        TrainingState(3),
+        named_weights(model),
+        None,
+        optimizer_state(optimizer, named),
     )
-    learn(model, optimizer)
+    step(model, optimizer)
 
-    again, other, its_names = make()
+    resumed, other, other_names = make()
     _, groups = load_checkpoint(tmp_path / "x")
-    copy_weights(again, groups["model"], "x")
-    put_moments(other, its_names, groups["optimizer"])
-    learn(again, other)
-    assert_same(dict(again.state_dict()), dict(model.state_dict()))
+    copy_weights(resumed, groups["model"], "x")
+    load_optimizer_state(other, other_names, groups["optimizer"])
+    step(resumed, other)
+    assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
 
 
-# Damage
+# Damaged files
 
 
-@pytest.mark.parametrize("share", [0, 0.01, 0.3, 0.7, 0.999])
-def test_a_truncated_file_is_refused_by_name(saved: Path, share: float) -> None:
+@pytest.mark.parametrize("fraction", [0, 0.01, 0.3, 0.7, 0.999])
+def test_a_truncated_file_is_refused_by_name(saved: Path, fraction: float) -> None:
     content = saved.read_bytes()
-    saved.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(RegardError, match=rf"{saved.name}: not a whole checkpoint"):
+    saved.write_bytes(content[: int(fraction * len(content))])
+    with pytest.raises(RegardError, match=rf"{saved.name}: not a complete checkpoint"):
         load_checkpoint(saved)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(RegardError, match="nowhere: not a whole checkpoint"):
+    with pytest.raises(RegardError, match="nowhere: not a complete checkpoint"):
         load_checkpoint(tmp_path / "nowhere")
 
 
@@ -141,7 +146,7 @@ def test_another_safetensors_file_is_refused_by_name(
     tmp_path: Path, header: dict[str, str] | None
 ) -> None:
     save_file({"model.x": torch.ones(2)}, tmp_path / "x", header)
-    with pytest.raises(RegardError, match="x: not a whole checkpoint"):
+    with pytest.raises(RegardError, match="x: not a complete checkpoint"):
         load_checkpoint(tmp_path / "x")
 
 
@@ -156,22 +161,22 @@ def test_a_crash_while_writing_leaves_the_old_file_whole(
 
     monkeypatch.setattr("safetensors.torch.save_file", crash)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(saved, Progress(8), weights(3), None, {})
+        save_checkpoint(saved, TrainingState(8), weights(3), None, {})
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
 
 
 def test_a_new_file_replaces_the_old_and_leaves_nothing_else(saved: Path) -> None:
-    save_checkpoint(saved, Progress(8), weights(3), None, {})
-    progress, groups = load_checkpoint(saved)
-    assert progress.step == 8
+    save_checkpoint(saved, TrainingState(8), weights(3), None, {})
+    state, groups = load_checkpoint(saved)
+    assert state.step == 8
     assert_same(groups["model"], weights(3))
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_for_the_user(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="cannot be written"):
-        save_checkpoint(tmp_path / "none" / "x", Progress(), weights(), None, {})
+        save_checkpoint(tmp_path / "none" / "x", TrainingState(), weights(), None, {})
 
 
 # Files
@@ -184,18 +189,18 @@ def test_checkpoints_are_listed_oldest_first_and_nothing_else(tmp_path: Path) ->
     for other in ("step-7.safetensors", ".step-000000009.safetensors.12", "step-000000001.tmp"):
         (tmp_path / other).touch()
     found = checkpoint_files(tmp_path)
-    assert [step_of(path) for path in found] == sorted(steps)
-    discard(found, found[-2:])
-    assert [step_of(path) for path in checkpoint_files(tmp_path)] == [100_000, 1_000_000]
+    assert [checkpoint_step(path) for path in found] == sorted(steps)
+    delete_checkpoints(found, found[-2:])
+    assert [checkpoint_step(path) for path in checkpoint_files(tmp_path)] == [100_000, 1_000_000]
 
 
 # Averages
 
 
-def save(folder: Path, step: int, values: dict[str, Tensor], moving: Any = None) -> Path:
+def save(folder: Path, step: int, values: dict[str, Tensor], ema: Any = None) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / checkpoint_name(step)
-    save_checkpoint(path, Progress(step), values, moving, {})
+    save_checkpoint(path, TrainingState(step), values, ema, {})
     return path
 
 
@@ -204,39 +209,46 @@ def test_average_is_the_mean_in_double_precision(tmp_path: Path) -> None:
     several = [{"w": 10.0 ** torch.randint(-3, 6, (50,)) * torch.randn(50)} for _ in range(5)]
     paths = [save(tmp_path, step, values) for step, values in enumerate(several)]
     mean = np.mean([values["w"].numpy().astype(np.float64) for values in several], axis=0)
-    found = average(paths)["w"]
+    found = average_checkpoints(paths)["w"]
     assert found.dtype == torch.float32
     np.testing.assert_array_equal(found.numpy(), mean.astype(np.float32))
 
 
 def test_average_loses_nothing_to_cancellation(tmp_path: Path) -> None:
     paths = [save(tmp_path, n, {"w": torch.tensor([v])}) for n, v in enumerate([1e9, 1.5, -1e9])]
-    assert average(paths)["w"].tolist() == [0.5]
+    assert average_checkpoints(paths)["w"].tolist() == [0.5]
 
 
 def test_average_takes_the_moving_average_where_there_is_one(tmp_path: Path) -> None:
     one = save(tmp_path, 1, {"w": torch.tensor([100.0])}, {"w": torch.tensor([1.0])})
     two = save(tmp_path, 2, {"w": torch.tensor([3.0])})
-    assert average([one, two])["w"].tolist() == [2.0]
+    assert average_checkpoints([one, two])["w"].tolist() == [2.0]
 
 
-def test_checkpoints_of_two_models_have_no_average(tmp_path: Path) -> None:
+def test_checkpoints_of_two_models_cannot_be_averaged(tmp_path: Path) -> None:
     one, two = (save(tmp_path, n, {name: torch.ones(1)}) for n, name in enumerate("ab"))
-    with pytest.raises(RegardError, match=rf"{two.name}: other weights than .*{one.name}"):
-        average([one, two])
+    with pytest.raises(
+        RegardError, match=rf"{two.name}: its weights differ in name from those of .*{one.name}"
+    ):
+        average_checkpoints([one, two])
 
 
 @pytest.fixture
 def run_with_checkpoints(run_folder: Path) -> Path:
+    """A run with checkpoints at steps 10, 20 and 30, as scheduled by its recipe."""
     run = RunDir(run_folder)
-    whole = run.weights()
+    weights = run.weights()
+    recipe = run.recipe()
+    training = recipe.training.model_copy(update={"checkpoint_every": 10})
+    run.write_recipe(recipe.model_copy(update={"training": training}))
+    run.write_card({})  # the card names the recipe by hash
     for step in (10, 20, 30):
-        save(run.checkpoints, step, {name: step * tensor for name, tensor in whole.items()})
+        save(run.checkpoints, step, {name: step * tensor for name, tensor in weights.items()})
     return run_folder
 
 
 @pytest.mark.parametrize(("last", "steps"), [(None, [10, 20, 30]), (2, [20, 30]), (1, [30])])
-def test_average_of_a_run_is_a_bundle_to_use(
+def test_the_average_of_a_run_is_a_usable_run_folder(
     run_with_checkpoints: Path, tmp_path: Path, last: int | None, steps: list[int]
 ) -> None:
     out = tmp_path / "deep" / "averaged"
@@ -251,33 +263,58 @@ def test_average_of_a_run_is_a_bundle_to_use(
     assert not new.checkpoints.exists()
 
 
-def test_average_of_a_run_overwrites_nothing(run_with_checkpoints: Path, tmp_path: Path) -> None:
+def test_averaging_a_run_overwrites_nothing(run_with_checkpoints: Path, tmp_path: Path) -> None:
     out = tmp_path / "precious"
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
-    with pytest.raises(RegardError, match="precious: not empty"):
+    with pytest.raises(RegardError, match="precious: the folder is not empty"):
         average_run(run_with_checkpoints, out, None)
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
-    with pytest.raises(RegardError, match="not empty"):
+    with pytest.raises(RegardError, match="the folder is not empty"):
         average_run(run_with_checkpoints, run_with_checkpoints, None)
+
+
+def test_a_checkpoint_written_by_an_interruption_is_not_averaged(
+    run_with_checkpoints: Path, tmp_path: Path
+) -> None:
+    run = RunDir(run_with_checkpoints)
+    save(run.checkpoints, 35, {name: 1e6 * tensor for name, tensor in run.weights().items()})
+    assert average_run(run_with_checkpoints, tmp_path / "all", None) == [10, 20, 30]
+    assert average_run(run_with_checkpoints, tmp_path / "last", 1) == [30]
+    with pytest.raises(RegardError, match=r"there are only 3 \(not counting step 35, saved by an"):
+        average_run(run_with_checkpoints, tmp_path / "four", 4)
+
+
+@pytest.mark.parametrize(("average", "steps"), [("best", [10, 20, 35]), ("last", [10, 20])])
+def test_a_checkpoint_validated_at_a_time_limit_counts_among_the_best(
+    small_recipe: SmallRecipe, tmp_path: Path, average: str, steps: list[int]
+) -> None:
+    training = small_recipe(training={"checkpoint_every": 10, "average": average}).training
+    for step in (10, 20):
+        save(tmp_path, step, {"w": torch.ones(1)})
+    state = TrainingState(35, validations=[(35, 1.0, 1.0)])
+    save_checkpoint(tmp_path / checkpoint_name(35), state, {"w": torch.ones(1)}, None, {})
+    found = averageable_checkpoints(tmp_path, training)
+    assert [checkpoint_step(path) for path in found] == steps
+    assert averageable_checkpoints(tmp_path, training, state) == found
 
 
 def test_more_checkpoints_than_there_are_cannot_be_averaged(
     run_with_checkpoints: Path, run_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RegardError, match="3 checkpoints are kept there, 4 asked for"):
+    with pytest.raises(RegardError, match=r"cannot average 4 checkpoints, there are only 3$"):
         average_run(run_with_checkpoints, tmp_path / "out", 4)
-    discard(checkpoint_files(RunDir(run_folder).checkpoints), [])
-    with pytest.raises(RegardError, match="0 checkpoints are kept there, 1 asked for"):
+    delete_checkpoints(checkpoint_files(RunDir(run_folder).checkpoints), [])
+    with pytest.raises(RegardError, match=r"cannot average 1 checkpoint, there are only 0$"):
         average_run(run_folder, tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 
 
-# Weights into a network
+# Weights of a network
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_of_a_network_go_into_another(small_recipe: SmallRecipe, tied: bool) -> None:
+def test_weights_can_be_copied_to_another_network(small_recipe: SmallRecipe, tied: bool) -> None:
     section = small_recipe(model={"tie_embeddings": tied, "tie_output": tied}).model
     one, two = (Transformer(section, 20, 20) for _ in range(2))
     named = named_weights(one)
@@ -293,12 +330,14 @@ def test_weights_that_do_not_fit_are_refused_and_named(small_recipe: SmallRecipe
     network = Transformer(small_recipe().model, 20, 20)
     others = Transformer(small_recipe().model, 30, 30)
     with pytest.raises(
-        RegardError, match=r"m\.x: .*encoder\.embedding\.weight is \[30, 16\], not \[20, 16\]"
+        RegardError,
+        match=r"m\.x: .*encoder\.embedding\.weight has shape \[30, 16\], expected \[20, 16\]",
     ):
         copy_weights(network, named_weights(others), "m.x")
     fewer = named_weights(network)
     fewer["surplus"] = fewer.pop("encoder.layers.0.attention.key.weight")
     with pytest.raises(
-        RegardError, match=r"no encoder\.layers\.0\.attention\.key\.weight; unknown surplus"
+        RegardError,
+        match=r"encoder\.layers\.0\.attention\.key\.weight is missing; surplus is unknown",
     ):
         copy_weights(network, fewer, "m.x")

@@ -1,4 +1,4 @@
-"""A teacher's translations as pairs in a file, whole or not at all."""
+"""Distillation writes a teacher's translations as pairs, all of them or none."""
 
 import json
 from pathlib import Path
@@ -24,10 +24,10 @@ def sources(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_source_gives_one_pair_in_order_repeats_too(
+def test_every_source_gives_one_pair_in_order_including_duplicates(
     teacher: Translator, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.training.distillation.PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr("regard.training.distillation.CHUNK_SIZE", 3)
     lines: list[str] = []
     output = tmp_path / "pairs.jsonl"
     assert distill(teacher, output, sources, lines.append, beam=2) == 4
@@ -38,14 +38,12 @@ def test_every_source_gives_one_pair_in_order_repeats_too(
     assert lines[-1].startswith("4 of 4, ")
 
 
-def test_a_tab_is_refused_where_it_would_end_the_text(
-    teacher: Translator, sources: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(RegardError, match=r"some.txt:4: a tab in the text.*\.jsonl"):
+def test_a_tab_is_refused_in_tsv_output(teacher: Translator, sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(RegardError, match=r"some.txt:4: the text contains a tab.*\.jsonl"):
         distill(teacher, tmp_path / "pairs.tsv", sources)
-    assert list(tmp_path.iterdir()) == [sources], "whole or not at all"
+    assert list(tmp_path.iterdir()) == [sources], "all pairs or none"
 
 
-def test_pairs_need_a_name_that_says_so(teacher: Translator, sources: Path) -> None:
-    with pytest.raises(RegardError, match=r"pairs.de: .* ends in .tsv or .jsonl"):
+def test_the_output_name_must_have_a_known_suffix(teacher: Translator, sources: Path) -> None:
+    with pytest.raises(RegardError, match=r"pairs.de: .* must end in .tsv or .jsonl"):
         distill(teacher, Path("pairs.de"), sources)

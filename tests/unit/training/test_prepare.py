@@ -1,4 +1,4 @@
-"""What is said while texts are made ready to learn from."""
+"""Data preparation: messages, and what is reused."""
 
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from regard.training.prepare import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 
 
-def said_of(folder: Path, capsys: pytest.CaptureFixture[str], **data: Any) -> str:
+def messages_of(folder: Path, capsys: pytest.CaptureFixture[str], **data: Any) -> str:
     given = {"root": str(folder), "train": {"pairs": "train.tsv"}, **data}
     recipe = make_recipe({"data": given, "tokenizer": {"kind": "word", "vocab_size": 50}}, "test")
     run = RunDir(folder / "run")
     run.folder.mkdir()
-    report = ProgressReporter(run)
-    prepare(run, recipe, report)
-    report.end()
+    reporter = ProgressReporter(run)
+    prepare(run, recipe, reporter)
+    reporter.close()
     captured = capsys.readouterr()
     return captured.out + captured.err
 
@@ -28,28 +28,28 @@ def write(path: Path, *pairs: str) -> None:
     path.write_text("".join(f"{pair}\n" for pair in pairs))
 
 
-def test_sources_that_are_learned_from_are_told_of(
+def test_an_overlap_with_the_training_data_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "train.tsv", "a\tx", "b\ty", "b\tz", "c\tx")
     write(tmp_path / "valid.tsv", " b\tx", "b\ty", "d\ty", " \ty")
     write(tmp_path / "test.tsv", "e\tx", "f\ty")
     both = {"valid": {"pairs": "valid.tsv"}, "test": {"pairs": "test.tsv"}}
-    said = said_of(tmp_path, capsys, **both)
-    assert "Sources of data.valid that are in the training text, too: 1 of 2;" in said
-    assert "data.test" not in said
+    messages = messages_of(tmp_path, capsys, **both)
+    assert "1 of 2 sources of data.valid also occur in the training data" in messages
+    assert "data.test" not in messages
 
 
-def test_what_is_held_out_is_not_looked_for(
+def test_held_out_pairs_are_not_checked_for_overlap(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "train.tsv", *(f"w{number}\tx" for number in range(60)))
-    said = said_of(tmp_path, capsys, hold_out=0.3)
-    assert "Validation pairs" in said
-    assert "training text" not in said
+    messages = messages_of(tmp_path, capsys, hold_out=0.3)
+    assert "Validation pairs" in messages
+    assert "also occur" not in messages
 
 
-def test_text_whose_preparation_failed_is_not_taken_for_that_of_before(tmp_path: Path) -> None:
+def test_data_are_prepared_again_after_a_failed_preparation(tmp_path: Path) -> None:
     write(tmp_path / "train.tsv", "a b c\tx", "a\ty", "b\tz")
     write(tmp_path / "valid.tsv", "a b c\tx")
     data = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "valid": {"pairs": "valid.tsv"}}
@@ -58,10 +58,10 @@ def test_text_whose_preparation_failed_is_not_taken_for_that_of_before(tmp_path:
     short |= {"model": {"position": "learned", "max_length": 3}}
     run = RunDir(tmp_path / "run")
     run.folder.mkdir()
-    whole, report = make_recipe(sections, "test"), ProgressReporter(run, speaks=False)
-    prepare(run, whole, report)
+    full, reporter = make_recipe(sections, "test"), ProgressReporter(run, enabled=False)
+    prepare(run, full, reporter)
     with pytest.raises(RegardError, match=r"data\.valid has a text of 4 tokens"):
-        prepare(run, make_recipe(short, "test"), report)
-    prepare(run, whole, report)
-    report.end()
-    assert len(open_prepared(run, whole).train) == 3
+        prepare(run, make_recipe(short, "test"), reporter)
+    prepare(run, full, reporter)
+    reporter.close()
+    assert len(open_prepared(run, full).train) == 3

@@ -1,5 +1,5 @@
 /**
- * Elements, made from plain values. Text goes in as text: nothing here reads HTML.
+ * Elements and small components. Text is always inserted as text, never parsed as HTML.
  *
  * @typedef {import("./trace.js").Token} Token
  * @typedef {Node | string | number | null | undefined | false} Child
@@ -7,21 +7,24 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Whether a finger does what a mouse does elsewhere: it can touch, but not hover, and rarely has keys beside it. */
+/** whether the main input is a finger, which cannot hover */
 export const TOUCH = matchMedia("(pointer: coarse)").matches;
 
-/** How one looks at a thing here. */
-export const POINT = TOUCH ? "Touch" : "Point at";
+/** the verb for looking at something */
+export const POINT_AT = TOUCH ? "Touch" : "Point at";
 
 /**
- * What a key adds to a row and a column.
+ * Row and column offsets of the arrow keys.
  *
  * @type {Record<string, [number, number]>}
  */
 export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
+// -------------------------------------------------------------------------------------------------
+// Elements
+
 /**
- * An element: properties that are functions listen (`onclick`), `class` and the rest are attributes.
+ * Create an element. Properties that are functions become event listeners (`onclick`), all others attributes.
  *
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
@@ -31,8 +34,8 @@ export const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0]
  */
 export function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
-  give(element, properties);
-  fill(element, children.flat());
+  setProperties(element, properties);
+  appendChildren(element, children.flat());
   return element;
 }
 
@@ -44,13 +47,13 @@ export function h(tag, properties = {}, ...children) {
  */
 export function svg(tag, properties = {}, ...children) {
   const element = /** @type {SVGElement} */ (document.createElementNS(SVG, tag));
-  give(element, properties);
-  fill(element, children);
+  setProperties(element, properties);
+  appendChildren(element, children);
   return element;
 }
 
 /** @param {Element} element @param {Record<string, any>} properties */
-function give(element, properties) {
+function setProperties(element, properties) {
   for (const [name, value] of Object.entries(properties)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
@@ -61,7 +64,7 @@ function give(element, properties) {
 }
 
 /** @param {Element} element @param {Child[]} children */
-function fill(element, children) {
+function appendChildren(element, children) {
   for (const child of children) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : String(child));
@@ -69,119 +72,146 @@ function fill(element, children) {
 }
 
 /**
- * Text of a person, in any direction, that leaves the text around it in its place.
+ * User text in any writing direction, isolated from the text around it.
  *
  * @param {string} text
  */
-export function words(text) {
+export function bidiText(text) {
   return h("bdi", { dir: "auto" }, text);
 }
 
+// -------------------------------------------------------------------------------------------------
+// Tokens
+
 /**
- * A token as a label: all of its signs, but the sign for a space is quiet.
+ * A token with all of its characters; the symbol for a leading space is faint.
  *
  * @param {Token} token
  */
-export function label(token) {
+export function tokenLabel(token) {
   const { text, special } = token;
-  const name = h("bdi", { class: special ? "piece special" : "piece", dir: "auto" });
+  const label = h("bdi", { class: special ? "piece special" : "piece", dir: "auto" });
   const spaces = special ? 0 : text.length - text.replace(/^▁+/, "").length;
-  if (spaces) name.append(h("span", { class: "space" }, text.slice(0, spaces)));
-  name.append(text.slice(spaces));
-  return name;
+  if (spaces) label.append(h("span", { class: "space" }, text.slice(0, spaces)));
+  label.append(text.slice(spaces));
+  return label;
 }
 
 /**
- * What the sign before many tokens means; nothing where none of them has it.
+ * Explains the symbol for a leading space; null if none of the tokens has it.
  *
  * @param {Token[]} tokens
  */
-export function signNote(tokens) {
-  const there = tokens.some((token) => !token.special && token.text.startsWith("▁"));
-  return there ? h("p", { class: "quiet sign" }, "▁ marks the beginning of a word.") : null;
+export function spaceSymbolNote(tokens) {
+  const present = tokens.some((token) => !token.special && token.text.startsWith("▁"));
+  return present ? h("p", { class: "quiet space-note" }, "▁ marks the beginning of a word.") : null;
 }
 
 /**
- * A token with its share of 1, as a bar and a number.
+ * A token with a value from 0 to 1, as a bar and as text.
  *
  * @param {Token} token
- * @param {number} value from 0 to 1
- * @param {string} text of the value
+ * @param {number} value
+ * @param {string} text
  */
-export function share(token, value, text) {
-  const bar = h("span", { class: "bar" });
-  bar.style.setProperty("--share", String(value));
-  return [h("span", { class: "token" }, label(token)), bar, h("span", { class: "number" }, text)];
+export function tokenBar(token, value, text) {
+  return [h("span", { class: "token" }, tokenLabel(token)), bar(value), h("span", { class: "number" }, text)];
 }
 
+/** @param {number} value from 0 to 1 */
+export function bar(value) {
+  const element = h("span", { class: "bar" });
+  element.style.setProperty("--share", String(value));
+  return element;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Controls
+
 /**
- * A choice of one among a few, as buttons side by side.
+ * A choice between a few options, as buttons side by side.
  *
  * @param {string} name
  * @param {[value: string, text: string][]} options
- * @param {string} chosen
- * @param {(value: string) => void} choose
+ * @param {string} selected
+ * @param {(value: string) => void} onSelect
  */
-export function segments(name, options, chosen, choose) {
+export function segmentedControl(name, options, selected, onSelect) {
   const buttons = options.map(([value, text]) =>
     h("button", {
-      type: "button", "data-value": value, "aria-pressed": value === chosen,
-      onclick: () => { show(value); choose(value); },
+      type: "button", "data-value": value, "aria-pressed": value === selected,
+      onclick: () => { show(value); onSelect(value); },
     }, text));
   /** @param {string} value */
   const show = (value) => {
     for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.value === value));
   };
-  show(chosen);
+  show(selected);
   return Object.assign(h("div", { class: "segments", role: "group", "aria-label": name }, buttons), { show });
 }
 
 /**
+ * A labelled drop-down list.
+ *
  * @param {string} name
  * @param {[value: string, text: string][]} options
- * @param {(value: string) => void} choose
+ * @param {(value: string) => void} onSelect
  */
-export function select(name, options, choose) {
-  const box = h("select", { onchange: () => choose(box.value) },
+export function selectField(name, options, onSelect) {
+  const box = h("select", { onchange: () => onSelect(box.value) },
     options.map(([value, text]) => h("option", { value }, text)));
   return { box, field: h("label", { class: "field" }, h("span", {}, name), box) };
 }
 
 /**
- * The text behind a picture: a button, and a table that is made when it is asked for.
+ * Options for indices, which are counted from 1 on the page.
+ *
+ * @param {number} count
+ * @param {(number: number) => string} [text]
+ * @returns {[value: string, text: string][]}
+ */
+export function numberedOptions(count, text = String) {
+  return Array.from({ length: count }, (_, i) => [String(i), text(i + 1)]);
+}
+
+/**
+ * A button that shows the values of a picture as a table. The table is built when it is opened.
  *
  * @param {string} caption
  * @param {() => { head: Child[], rows: Child[][] }} content the first cell of each row is its heading
  */
-export function tabular(caption, content) {
-  const place = h("div", { class: "table", tabindex: 0, role: "region", "aria-label": caption, hidden: true });
+export function tableToggle(caption, content) {
+  const region = h("div", { class: "table", tabindex: 0, role: "region", "aria-label": caption, hidden: true });
   const button = h("button", { type: "button", class: "plain", "aria-expanded": "false", onclick: () => {
-    place.hidden = !place.hidden;
+    region.hidden = !region.hidden;
     update();
   } }, "Show as table");
   const update = () => {
-    button.setAttribute("aria-expanded", String(!place.hidden));
-    button.textContent = place.hidden ? "Show as table" : "Hide table";
-    if (place.hidden) return place.replaceChildren();
+    button.setAttribute("aria-expanded", String(!region.hidden));
+    button.textContent = region.hidden ? "Show as table" : "Hide table";
+    if (region.hidden) return region.replaceChildren();
     const { head, rows } = content();
-    place.replaceChildren(h("table", {}, h("caption", {}, caption),
+    region.replaceChildren(h("table", {}, h("caption", {}, caption),
       h("thead", {}, h("tr", {}, head.map((one) => h("th", { scope: "col" }, one)))),
       h("tbody", {}, rows.map(([first, ...rest]) =>
         h("tr", {}, h("th", { scope: "row" }, first), rest.map((one) => h("td", {}, one)))))));
   };
-  return { element: h("div", { class: "tabular" }, button, place), update };
+  return { element: h("div", { class: "tabular" }, button, region), update };
 }
 
+// -------------------------------------------------------------------------------------------------
+// Behaviour
+
 /**
- * An element that scrolls fades where there is more: style.css is told on which sides.
+ * Mark the sides on which a scrolling element has more content; style.css fades them.
  *
  * @template {HTMLElement} T
  * @param {T} element
  * @param {AbortSignal} signal
  * @returns {T}
  */
-export function fading(element, signal) {
-  const look = () => {
+export function scrollFade(element, signal) {
+  const update = () => {
     const { scrollLeft, scrollTop, scrollWidth, scrollHeight, clientWidth, clientHeight } = element;
     element.classList.toggle("more-left", scrollLeft > 1);
     element.classList.toggle("more-right", scrollLeft + clientWidth < scrollWidth - 1);
@@ -189,31 +219,29 @@ export function fading(element, signal) {
     element.classList.toggle("more-below", scrollTop + clientHeight < scrollHeight - 1);
   };
   element.classList.add("fading");
-  element.addEventListener("scroll", look, { passive: true });
-  const size = new ResizeObserver(look);
+  element.addEventListener("scroll", update, { passive: true });
+  const size = new ResizeObserver(update);
   for (const one of [element, ...element.children]) size.observe(one);
   signal.addEventListener("abort", () => size.disconnect());
   return element;
 }
 
 /**
- * One stop for the Tab key in a group; arrows move inside it.
+ * Roving tabindex: the Tab key stops once in a group, and arrow keys move inside it.
  *
  * @param {HTMLElement[]} items
- * @param {HTMLElement} chosen
+ * @param {HTMLElement} current
  */
-export function rove(items, chosen) {
-  for (const item of items) item.tabIndex = item === chosen ? 0 : -1;
+export function setTabStop(items, current) {
+  for (const item of items) item.tabIndex = item === current ? 0 : -1;
 }
 
-/** @param {number} value from 0 to 1 */
-export function percent(value) {
-  const hundred = value * 100;
-  if (hundred > 0 && hundred < 0.1) return "<0.1%";
-  return `${hundred.toFixed(hundred < 10 || (hundred > 99 && hundred < 100) ? 1 : 0)}%`;
+/** @param {number} index @param {number} length */
+export function clampIndex(index, length) {
+  return Math.min(Math.max(index, 0), length - 1);
 }
 
-/** @param {number} value */
-export function signed(value) {
-  return value.toFixed(3).replace("-", "−");
+/** @param {number} length */
+export function range(length) {
+  return Array.from(Array(length).keys());
 }

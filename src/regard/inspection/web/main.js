@@ -1,32 +1,38 @@
 /**
- * Where the page begins: a trace that stands in the file is drawn; else a form asks the server for one.
+ * Entry point: draw the trace embedded in the file, or show a form and request traces from the server.
  *
- * @typedef {import("./render.js").Asked} Asked
+ * @typedef {import("./api.js").TraceRequest} TraceRequest
  * @typedef {import("./trace.js").TraceJson} TraceJson
  */
 
-import { recallTheme, toggleTheme } from "./colour.js";
+import { align, curves, history as trainingHistory, keyForm, languages, layer, trace, translateLive } from "./api.js";
 import { h } from "./dom.js";
 import { render } from "./render.js";
-import { align, ask as server, course, curves, keyForm, languages, layer, live } from "./server.js";
+import { restoreTheme, toggleTheme } from "./theme.js";
+import { errorMessage } from "./trace.js";
+
+/** what the form sends; also in the link */
+const FIELDS = /** @type {const} */ (["q", "beam", "length_penalty", "prefix"]);
+/** selections that belong to one sentence */
+const SELECTIONS = ["output", "node", "force", "query", "key"];
+/** milliseconds without a keystroke before the text is translated live */
+const TYPING_PAUSE = 250;
 
 const page = /** @type {HTMLElement} */ (document.getElementById("page"));
 const embedded = document.getElementById("trace");
-/** milliseconds without a key before what was typed is translated */
-const PAUSE = 250;
 
-recallTheme();
+restoreTheme();
 const view = h("main", {});
 page.append(
   h("header", { class: "top" },
     h("p", { class: "name" }, "Regard"),
-    h("p", { class: "motto" }, "What a translator looks at"),
+    h("p", { class: "motto" }, "See what a translation model attends to"),
     h("button", { type: "button", class: "plain theme", onclick: toggleTheme }, "Light / dark")),
   embedded ? "" : keyForm,
-  embedded ? "" : ask(),
+  embedded ? "" : translateForm(),
   view,
   h("footer", {}, h("p", {},
-    "Attention shows where a model looked. By itself it is not an explanation of what it said.")),
+    "Attention shows where a model looks. By itself it does not explain what the model says.")),
 );
 if (embedded) {
   /** @type {TraceJson} */
@@ -36,54 +42,93 @@ if (embedded) {
 }
 
 /** The form of the served page. */
-function ask() {
-  const text = h("textarea", {
-    name: "q", rows: 2, dir: "auto", required: true, placeholder: "A sentence to translate",
-  });
-  const beam = h("input", { name: "beam", type: "number", min: 1, max: 64, step: 1, placeholder: "auto" });
-  const alpha = h("input", { name: "alpha", type: "number", min: 0, max: 10, step: 0.1, placeholder: "auto" });
-  const prefix = h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "anything" });
+function translateForm() {
+  const { fields, text, elements } = formFields();
   const button = h("button", { type: "submit", class: "primary" }, "Translate");
   const status = h("p", { class: "status", role: "status" });
   languages().then(({ source, target }) => {
     if (source) text.placeholder = `A sentence in ${source}`;
     if (target) button.textContent = `Translate into ${target}`;
-  }, () => {}); // then they stay unnamed
-  const growing = h("p", { class: "growing", dir: "auto", "aria-label": "Translation so far", hidden: true });
+  }, () => {}); // the placeholders stay as they are
+  const live = liveTranslation(text);
+
   /** @type {(() => void) | undefined} */
   let close;
-
-  const asking = () => {
-    /** @type {Asked} */
-    const asked = { q: text.value };
-    if (beam.value) asked.beam = beam.valueAsNumber;
-    if (alpha.value) asked.alpha = alpha.valueAsNumber;
-    if (prefix.value) asked.prefix = prefix.value;
-    return asked;
-  };
   /** @param {Event} event */
-  const submit = async (event) => {
+  const onsubmit = async (event) => {
     event.preventDefault();
-    const asked = asking();
-    typing.abort();
+    const request = readRequest(fields);
+    live.stop();
     button.disabled = true;
     status.className = "status";
     status.textContent = "Translating…";
     try {
-      const json = await trace(asked);
+      const json = await trace(request);
       close?.();
-      remember(asked);
-      close = render(view, json, { trace, course, curves, align, layer });
+      writeLink(request);
+      close = render(view, json, { trace, history: trainingHistory, curves, align, layer });
       status.textContent = "";
-      growing.hidden = true;
+      live.element.hidden = true;
     } catch (error) {
       status.className = "status wrong";
-      status.textContent = error instanceof Error ? error.message : String(error);
+      status.textContent = errorMessage(error);
     } finally {
       button.disabled = false;
     }
   };
-  // While a person types, the translation is shown as it is made; what was typed before is not waited for.
+  const form = h("form", { class: "ask", onsubmit },
+    h("label", { class: "field wide" }, h("span", {}, "Text"), text), live.element,
+    h("div", { class: "row" }, ...elements, button), status);
+  text.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  followLinks(form, fields);
+  return form;
+}
+
+/** The inputs of the form, by name. */
+function formFields() {
+  const text = h("textarea", {
+    name: "q", rows: 2, dir: "auto", required: true, placeholder: "A sentence to translate",
+  });
+  const fields = {
+    q: text,
+    beam: h("input", { name: "beam", type: "number", min: 1, max: 64, step: 1, placeholder: "default" }),
+    length_penalty: h("input", {
+      name: "length_penalty", type: "number", min: 0, max: 10, step: 0.1, placeholder: "default",
+    }),
+    prefix: h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "optional" }),
+  };
+  const elements = [
+    h("label", { class: "field" }, h("span", {}, "Beam size"), fields.beam),
+    h("label", { class: "field" }, h("span", {}, "Length penalty"), fields.length_penalty),
+    h("label", { class: "field grow" }, h("span", {}, "Translation begins with"), fields.prefix),
+  ];
+  return { fields, text, elements };
+}
+
+/** @typedef {ReturnType<typeof formFields>["fields"]} Fields */
+
+/** @param {Fields} fields @returns {TraceRequest} */
+function readRequest({ q, beam, length_penalty, prefix }) {
+  /** @type {TraceRequest} */
+  const request = { q: q.value };
+  if (beam.value) request.beam = beam.valueAsNumber;
+  if (length_penalty.value) request.length_penalty = length_penalty.valueAsNumber;
+  if (prefix.value) request.prefix = prefix.value;
+  return request;
+}
+
+/**
+ * Show the translation while the reader types. A new keystroke cancels the request before it.
+ *
+ * @param {HTMLTextAreaElement} text
+ */
+function liveTranslation(text) {
+  const element = h("p", { class: "live", dir: "auto", "aria-label": "Translation so far", hidden: true });
   let typing = new AbortController();
   text.addEventListener("input", () => {
     typing.abort();
@@ -91,59 +136,45 @@ function ask() {
     const { signal } = typing;
     setTimeout(() => {
       if (signal.aborted) return;
-      growing.hidden = !text.value.trim();
-      if (growing.hidden) return;
-      live(text.value, (told) => { growing.textContent = told; }, signal).catch((error) => {
-        if (!signal.aborted) growing.textContent = error instanceof Error ? error.message : String(error);
+      element.hidden = !text.value.trim();
+      if (element.hidden) return;
+      translateLive(text.value, (partial) => { element.textContent = partial; }, signal).catch((error) => {
+        if (!signal.aborted) element.textContent = errorMessage(error);
       });
-    }, PAUSE);
+    }, TYPING_PAUSE);
   });
-  const form = h("form", { class: "ask", onsubmit: submit },
-    h("label", { class: "field wide" }, h("span", {}, "Text"), text), growing,
-    h("div", { class: "row" },
-      h("label", { class: "field" }, h("span", {}, "Beam"), beam),
-      h("label", { class: "field" }, h("span", {}, "Length penalty"), alpha),
-      h("label", { class: "field grow" }, h("span", {}, "Begins with"), prefix),
-      button),
-    status);
-  text.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      form.requestSubmit();
-    }
-  });
-  // A link brings its sentence along, also one that is followed while the page is open.
-  const follow = () => {
-    const linked = new URLSearchParams(location.hash.slice(1));
-    const before = JSON.stringify(asking());
-    text.value = linked.get("q") ?? "";
-    beam.value = linked.get("beam") ?? "";
-    alpha.value = linked.get("alpha") ?? "";
-    prefix.value = linked.get("prefix") ?? "";
-    if (text.value && JSON.stringify(asking()) !== before) form.requestSubmit();
-  };
-  addEventListener("hashchange", follow);
-  setTimeout(follow);
-  return form;
+  return { element, stop: () => typing.abort() };
 }
 
 /**
- * Put what was asked into the link; what was chosen in another sentence means nothing in this one.
+ * Submit the sentence of the link when the page opens, and when the link changes.
  *
- * @param {Asked} asked
+ * @param {HTMLFormElement} form
+ * @param {Fields} fields
  */
-function remember(asked) {
-  const before = new URLSearchParams(location.hash.slice(1));
-  const now = new URLSearchParams(before);
-  for (const name of ["q", "beam", "alpha", "prefix"]) now.delete(name);
-  for (const [name, value] of Object.entries(asked)) now.set(name, String(value));
-  if (["q", "beam", "alpha", "prefix"].some((name) => before.get(name) !== now.get(name))) {
-    for (const name of ["said", "node", "force", "query", "key"]) now.delete(name);
-  }
-  history.replaceState(null, "", `#${now}`);
+function followLinks(form, fields) {
+  const follow = () => {
+    const link = new URLSearchParams(location.hash.slice(1));
+    const before = JSON.stringify(readRequest(fields));
+    for (const name of FIELDS) fields[name].value = link.get(name) ?? "";
+    if (fields.q.value && JSON.stringify(readRequest(fields)) !== before) form.requestSubmit();
+  };
+  addEventListener("hashchange", follow);
+  setTimeout(follow);
 }
 
-/** @param {Asked} asked @returns {Promise<TraceJson>} */
-function trace(asked) {
-  return server("v1/trace", asked);
+/**
+ * Write a request into the link. For a new sentence, selections of the old one are dropped.
+ *
+ * @param {TraceRequest} request
+ */
+function writeLink(request) {
+  const before = new URLSearchParams(location.hash.slice(1));
+  const now = new URLSearchParams(before);
+  for (const name of FIELDS) now.delete(name);
+  for (const [name, value] of Object.entries(request)) now.set(name, String(value));
+  if (FIELDS.some((name) => before.get(name) !== now.get(name))) {
+    for (const name of SELECTIONS) now.delete(name);
+  }
+  history.replaceState(null, "", `#${now}`);
 }

@@ -1,20 +1,20 @@
 /**
- * What is being looked at. It stands in the address after `#`, so that every state has a link.
+ * The state of the page. It is stored in the URL after `#`, so every state has a link.
  *
  * @typedef {Record<string, string>} Values
  */
 
 export class State {
-  /** @param {Values} defaults not written into the link @param {AbortSignal} signal */
+  /** @param {Values} defaults values that are not written into the link @param {AbortSignal} signal */
   constructor(defaults, signal) {
     this.defaults = defaults;
     /** @type {Values} */
-    this.values = { ...defaults, ...fromHash() };
+    this.values = { ...defaults, ...readHash() };
     /** @type {Set<() => void>} */
     this.listeners = new Set();
     addEventListener("hashchange", () => {
-      this.values = { ...this.defaults, ...fromHash() };
-      this.tell();
+      this.values = { ...this.defaults, ...readHash() };
+      this.notify();
     }, { signal });
   }
 
@@ -24,47 +24,57 @@ export class State {
   }
 
   /**
-   * A whole number from 0 up to, not including, a limit.
+   * A value as an index from 0 to length - 1.
    *
    * @param {string} name
-   * @param {number} limit
+   * @param {number} length
    */
-  place(name, limit) {
+  index(name, length) {
     const value = Number.parseInt(this.get(name), 10);
-    return Number.isNaN(value) ? 0 : Math.min(Math.max(value, 0), limit - 1);
+    return Number.isNaN(value) ? 0 : Math.min(Math.max(value, 0), length - 1);
+  }
+
+  /**
+   * Like `index`; the last index if there is no value.
+   *
+   * @param {string} name
+   * @param {number} length
+   */
+  indexOrLast(name, length) {
+    return this.get(name) === "" ? length - 1 : this.index(name, length);
   }
 
   /** @param {Values} changes */
   set(changes) {
     this.values = { ...this.values, ...changes };
-    const kept = Object.entries(this.values).filter(([name, value]) => value !== (this.defaults[name] ?? ""));
+    const written = Object.entries(this.values).filter(([name, value]) => value !== (this.defaults[name] ?? ""));
     try {
-      history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
-    } catch { /* a frame without an address */ }
-    this.tell();
+      history.replaceState(null, "", `#${new URLSearchParams(written)}`);
+    } catch { /* a sandboxed frame has no URL of its own */ }
+    this.notify();
   }
 
   /**
-   * Be where a link leads.
+   * Replace the state by that of a link.
    *
    * @param {URLSearchParams} link
    */
-  go(link) {
+  replace(link) {
     this.values = {};
     this.set({ ...this.defaults, ...Object.fromEntries(link) });
   }
 
   /** @param {() => void} listener */
-  listen(listener) {
+  subscribe(listener) {
     this.listeners.add(listener);
   }
 
-  tell() {
+  notify() {
     for (const listener of this.listeners) listener();
   }
 }
 
 /** @returns {Values} */
-function fromHash() {
+function readHash() {
   return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 }

@@ -1,37 +1,39 @@
 /**
- * What the model did with one sentence, as `Trace.to_json()` of trace.py writes it.
+ * The trace of one sentence, as `Trace.to_json()` of trace.py writes it.
  *
  * @typedef {{ id: number, text: string, special: boolean }} Token
  * @typedef {Token & { probability: number }} Candidate
  * @typedef {"kept" | "pruned" | "finished"} NodeState
  * @typedef {{ id: number, parent: number | null, token: number, log_probability: number, total: number,
  *   score: number, state: NodeState }} SearchNode
- * @typedef {"encoder" | "decoder" | "cross"} Kind
+ * @typedef {"encoder" | "decoder" | "cross_attention"} Site where a network has attention
  * @typedef {"source" | "target"} Side
- * @typedef {{ shape: number[], data: string | null, format?: string, greatest?: number }} Packed data is null where the
- *   numbers were left out: too many for a file, or to be asked of the server
- * @typedef {"query" | "key" | "value" | "output"} Part
- * @typedef {{ scale: number } & Record<Part, Packed>} PartsJson
- * @typedef {{ words: number[][], probabilities: Packed }} OcclusionJson
- * @typedef {{ read: Token[], said: Token[] }} Round
- * @typedef {{ text: string, translation: string, source: Token[], read: Token[], said: Token[], encoder: Packed,
- *   decoder: Packed, cross: Packed, nodes: Packed, columns: Record<Kind, Token[]>,
- *   coverage: { most: number[], whole: number[] }, probabilities: number[], candidates: Candidate[][],
- *   beam: SearchNode[], rounds: Round[], parents: number[], tokens: Record<string, Token>, options: Record<string, number>,
- *   muted: string[], parts: Partial<Record<Kind, PartsJson>>, occlusion: OcclusionJson | null,
- *   course?: import("./course.js").CourseJson | null, id?: string }} TraceJson
- * @typedef {(layer: number) => Promise<Float32Array>} Fetch
- * @typedef {{ layer(id: string, place: string, layer: number, part?: Part): Promise<Float32Array> }} Source
+ * @typedef {{ shape: number[], data: string | null, format?: string, max?: number }} PackedArray data is null if the
+ *   array was left out: too large for a file, or to be fetched from the server
+ * @typedef {"query" | "key" | "value" | "output"} ProjectionName
+ * @typedef {{ scale: number } & Record<ProjectionName, PackedArray>} ProjectionsJson
+ * @typedef {{ words: number[][], probabilities: PackedArray }} OcclusionJson
+ * @typedef {{ inputs: Token[], outputs: Token[] }} Iteration
+ * @typedef {{ text: string, translation: string, source: Token[], inputs: Token[], outputs: Token[],
+ *   encoder: PackedArray, decoder: PackedArray, cross_attention: PackedArray, nodes: PackedArray,
+ *   columns: Record<Site, Token[]>, coverage: { max: number[], sum: number[] }, probabilities: number[],
+ *   candidates: Candidate[][], beam: SearchNode[], iterations: Iteration[], parents: number[],
+ *   tokens: Record<string, Token>, options: Record<string, number>, muted: string[],
+ *   projections: Partial<Record<Site, ProjectionsJson>>, occlusion: OcclusionJson | null,
+ *   history?: import("./history.js").HistoryJson | null, id?: string }} TraceJson
+ * @typedef {(layer: number) => Promise<Float32Array>} FetchLayer
+ * @typedef {{ layer(id: string, site: string, layer: number, projection?: ProjectionName): Promise<Float32Array>
+ *   }} LayerSource
  */
 
-const SPACE = "▁";
+const SPACE_SYMBOL = "▁";
 
-/** @type {Kind[]} */
-export const KINDS = ["encoder", "decoder", "cross"];
+/** @type {Site[]} */
+export const SITES = ["encoder", "decoder", "cross_attention"];
 
-/** Numbers by layer and head: attention, [layer, head, query, key], and what it is made of. */
-export class Weights {
-  /** @param {Packed} packed @param {Fetch} [fetch] where a layer comes from that is not here */
+/** An array [layer, head, query, key]: attention weights or projections. Layers are decoded or fetched when needed. */
+export class LayerArray {
+  /** @param {PackedArray} packed @param {FetchLayer} [fetch] fetches a layer that is not in the trace */
   constructor(packed, fetch) {
     const [layers, heads, queries, keys] = packed.shape;
     this.layers = layers;
@@ -41,59 +43,65 @@ export class Weights {
     this.packed = packed;
     this.fetch = fetch;
     /** @type {(Float32Array | undefined)[]} by layer */
-    this.there = [];
+    this.loaded = [];
     /** @type {(Promise<void> | undefined)[]} by layer */
-    this.coming = [];
-    /** @type {Uint8Array | undefined} of all layers, where they are in this file */
+    this.loading = [];
+    /** @type {Uint8Array | undefined} the bytes of all layers, if they are in the trace */
     this.bytes = undefined;
-    /** rounded to 8 bits, to keep a file small */
-    this.rounded = packed.format === "uint8";
-    /** too many numbers for this file */
+    /** whether the values were quantized to 8 bits, to keep a file small */
+    this.quantized = packed.format === "uint8";
+    /** whether the array was left out of the file */
     this.missing = layers > 0 && packed.data === null && !fetch;
   }
 
   /**
-   * A promise while the layer is on its way; null once it is there.
+   * Load a layer.
    *
    * @param {number} layer
-   * @returns {Promise<void> | null}
+   * @returns {Promise<void> | null} null if it is loaded already
    */
   load(layer) {
-    if (this.packed.data !== null || this.there[layer]) return null;
+    if (this.packed.data !== null || this.loaded[layer]) return null;
     const { fetch } = this;
-    if (!fetch) return Promise.reject(new Error("These numbers are not in this file."));
-    this.coming[layer] ??= fetch(layer).then((numbers) => {
-      this.there[layer] = numbers;
+    if (!fetch) return Promise.reject(new Error("These values are not in this file."));
+    this.loading[layer] ??= fetch(layer).then((values) => {
+      this.loaded[layer] = values;
     }).finally(() => {
-      this.coming[layer] = undefined;
+      this.loading[layer] = undefined;
     });
-    return this.coming[layer] ?? null;
-  }
-
-  /** @param {number} layer @param {number} head @returns {Float32Array} [query, key], row by row; zeros before they come */
-  head(layer, head) {
-    const size = this.queries * this.keys;
-    if (this.packed.data !== null) { // unpacked when first looked at, and only what is looked at
-      this.bytes ??= bytesOf(this.packed.data);
-      const each = this.bytes.length / this.layers;
-      this.there[layer] ??= numbersOf(this.bytes.subarray(layer * each, (layer + 1) * each), this.packed);
-    }
-    return (this.there[layer] ?? new Float32Array(size * this.heads)).subarray(head * size, (head + 1) * size);
+    return this.loading[layer] ?? null;
   }
 
   /**
-   * One head, or the heads of a layer as one.
+   * The matrix of one head.
    *
    * @param {number} layer
-   * @param {number | "average" | "max"} which
-   * @returns {Float32Array} [query, key]
+   * @param {number} head
+   * @returns {Float32Array} [query, key], row-major; zeros until the layer is loaded
    */
-  map(layer, which) {
-    if (typeof which === "number") return this.head(layer, which);
+  head(layer, head) {
+    const size = this.queries * this.keys;
+    if (this.packed.data !== null) {
+      this.bytes ??= decodeBase64(this.packed.data);
+      const each = this.bytes.length / this.layers;
+      this.loaded[layer] ??= toFloats(this.bytes.subarray(layer * each, (layer + 1) * each), this.packed);
+    }
+    return (this.loaded[layer] ?? new Float32Array(size * this.heads)).subarray(head * size, (head + 1) * size);
+  }
+
+  /**
+   * The matrix of one head, or the average or maximum over the heads of a layer.
+   *
+   * @param {number} layer
+   * @param {number | "average" | "max"} head
+   * @returns {Float32Array} [query, key], row-major
+   */
+  matrix(layer, head) {
+    if (typeof head === "number") return this.head(layer, head);
     const result = new Float32Array(this.queries * this.keys);
-    for (let head = 0; head < this.heads; head++) {
-      const one = this.head(layer, head);
-      if (which === "max") for (let i = 0; i < one.length; i++) result[i] = Math.max(result[i], one[i]);
+    for (let number = 0; number < this.heads; number++) {
+      const one = this.head(layer, number);
+      if (head === "max") for (let i = 0; i < one.length; i++) result[i] = Math.max(result[i], one[i]);
       else for (let i = 0; i < one.length; i++) result[i] += one[i] / this.heads;
     }
     return result;
@@ -101,154 +109,165 @@ export class Weights {
 }
 
 /**
- * Do something with layers: at once if they are there, else when they have come. What went wrong is told.
+ * Call a function once layers are loaded: at once if they are, else later. Errors are passed to it as text.
  *
- * @param {[weights: Weights, layer: number][]} wanted
- * @param {(problem: string) => void} then
+ * @param {[array: LayerArray, layer: number][]} layers
+ * @param {(error: string) => void} callback
  */
-export function whenThere(wanted, then) {
-  const coming = wanted.map(([weights, layer]) => weights.load(layer)).filter((one) => one !== null);
-  if (!coming.length) return then("");
-  Promise.all(coming).then(() => then(""), (error) => then(error instanceof Error ? error.message : String(error)));
+export function whenLoaded(layers, callback) {
+  const loading = layers.map(([array, layer]) => array.load(layer)).filter((one) => one !== null);
+  if (!loading.length) return callback("");
+  Promise.all(loading).then(() => callback(""), (error) => callback(errorMessage(error)));
 }
 
-/** @param {Packed} packed @returns {Float32Array} */
-export function numbers(packed) {
-  return numbersOf(bytesOf(packed.data ?? ""), packed);
+/** @param {unknown} error */
+export function errorMessage(error) {
+  return error instanceof Error ? error.message : String(error);
+}
+
+/** @param {PackedArray} packed @returns {Float32Array} */
+export function unpack(packed) {
+  return toFloats(decodeBase64(packed.data ?? ""), packed);
 }
 
 /** @param {string} base64 */
-function bytesOf(base64) {
+function decodeBase64(base64) {
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   return bytes;
 }
 
-/** @param {Uint8Array} bytes @param {Packed} packed how they are to be read @returns {Float32Array} */
-function numbersOf(bytes, { format, greatest = 1 }) {
+/** @param {Uint8Array} bytes @param {PackedArray} packed their format @returns {Float32Array} */
+function toFloats(bytes, { format, max = 1 }) {
   // Every machine that browsers run on is little-endian.
   if (format !== "uint8") return new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
-  const squares = Float32Array.from({ length: 256 }, (_, root) => (root / 255) ** 2 * greatest);
+  const squares = Float32Array.from({ length: 256 }, (_, root) => (root / 255) ** 2 * max);
   const result = new Float32Array(bytes.length);
   for (let i = 0; i < bytes.length; i++) result[i] = squares[bytes[i]];
   return result;
 }
 
-/** What the weights of one place were made of. */
-export class Parts {
-  /** @param {PartsJson} json @param {(part: Part) => Fetch | undefined} fetch */
+/** The projections of the heads of one site. */
+export class Projections {
+  /** @param {ProjectionsJson} json @param {(name: ProjectionName) => FetchLayer | undefined} fetch */
   constructor(json, fetch) {
     this.scale = json.scale;
-    this.query = new Weights(json.query, fetch("query"));
-    this.key = new Weights(json.key, fetch("key"));
-    this.value = new Weights(json.value, fetch("value"));
-    this.output = new Weights(json.output, fetch("output"));
+    this.query = new LayerArray(json.query, fetch("query"));
+    this.key = new LayerArray(json.key, fetch("key"));
+    this.value = new LayerArray(json.value, fetch("value"));
+    this.output = new LayerArray(json.output, fetch("output"));
   }
 }
 
-/** The probability of each token said when a word of the source is left out. */
+/** The probability of each output token when a source word is left out. */
 export class Occlusion {
-  /** @param {OcclusionJson} json @param {number[]} before */
-  constructor(json, before) {
+  /** @param {OcclusionJson} json @param {number[]} probabilities with the whole source */
+  constructor(json, probabilities) {
     this.words = json.words;
-    this.without = numbers(json.probabilities);
-    this.before = before;
+    this.occluded = unpack(json.probabilities);
+    this.probabilities = probabilities;
   }
 
   /**
-   * How much less probable a token is without a word; below 0 if it is more so.
+   * How much an output token loses in probability without a source word; negative if it becomes more probable.
    *
    * @param {number} word
-   * @param {number} said
+   * @param {number} output
    */
-  fall(word, said) {
-    return this.before[said] - this.without[word * this.before.length + said];
+  drop(word, output) {
+    return this.probabilities[output] - this.occluded[word * this.probabilities.length + output];
   }
 }
 
 export class Trace {
-  /** @param {TraceJson} json @param {Source} [server] where the rest can be asked for */
+  /** @param {TraceJson} json @param {LayerSource} [server] fetches arrays that are not in the JSON */
   constructor(json, server) {
-    /** @param {string} place @param {Part} [part] @returns {Fetch | undefined} */
-    const fetch = (place, part) => {
+    /** @param {string} site @param {ProjectionName} [projection] @returns {FetchLayer | undefined} */
+    const fetch = (site, projection) => {
       const { id } = json;
-      return server && id ? (layer) => server.layer(id, place, layer, part) : undefined;
+      return server && id ? (layer) => server.layer(id, site, layer, projection) : undefined;
     };
     this.text = json.text;
     this.translation = json.translation;
     this.source = json.source;
-    this.read = json.read;
-    this.said = json.said;
-    this.encoder = new Weights(json.encoder, fetch("encoder"));
-    this.decoder = new Weights(json.decoder, fetch("decoder"));
-    this.cross = new Weights(json.cross, fetch("cross"));
-    /** the tree's: its queries are the nodes in `parents` */
-    this.nodes = new Weights(json.nodes, fetch("nodes"));
+    /** what the decoder reads at each position */
+    this.inputs = json.inputs;
+    /** what it predicts there */
+    this.outputs = json.outputs;
+    this.encoder = new LayerArray(json.encoder, fetch("encoder"));
+    this.decoder = new LayerArray(json.decoder, fetch("decoder"));
+    this.cross_attention = new LayerArray(json.cross_attention, fetch("cross_attention"));
+    /** cross-attention of the search tree: its queries are the nodes in `parents` */
+    this.nodes = new LayerArray(json.nodes, fetch("nodes"));
     this.parents = json.parents;
     this.columns = json.columns;
     this.coverage = json.coverage;
     this.probabilities = json.probabilities;
     this.candidates = json.candidates;
     this.beam = json.beam;
-    /** how all words came to be said, where they were at once; else there is a beam */
-    this.rounds = json.rounds;
+    /** the iterations of mask-predict; empty for an autoregressive model */
+    this.iterations = json.iterations;
     this.tokens = json.tokens;
     this.options = json.options;
     this.muted = json.muted;
-    /** @type {Partial<Record<Kind, Parts>>} */
-    this.parts = {};
-    for (const kind of KINDS) {
-      const parts = json.parts[kind];
-      if (parts) this.parts[kind] = new Parts(parts, (part) => fetch(kind, part));
+    /** @type {Partial<Record<Site, Projections>>} */
+    this.projections = {};
+    for (const site of SITES) {
+      const projections = json.projections[site];
+      if (projections) this.projections[site] = new Projections(projections, (name) => fetch(site, name));
     }
     this.occlusion = json.occlusion && new Occlusion(json.occlusion, json.probabilities);
-    this.course = json.course ?? null;
+    this.history = json.history ?? null;
+  }
+
+  get nonAutoregressive() {
+    return this.iterations.length > 0;
   }
 }
 
 /**
- * How pieces stand in running text: what is seen of each, and whether a space is in front of it.
+ * How tokens are shown in running text: the text of each, and whether a space comes before it.
  *
  * @param {Token[]} tokens
- * @returns {{ index: number, token: Token, shown: string, space: boolean }[]}
+ * @returns {{ index: number, token: Token, text: string, spaceBefore: boolean }[]}
  */
-export function running(tokens) {
+export function runningText(tokens) {
   return tokens.map((token, index) => {
-    const bare = token.special ? token.text : token.text.replace(/^▁+/, "").replaceAll(SPACE, " ");
-    if (!bare) return { index, token, shown: " ", space: false }; // the token is a space, and nothing else
-    const space = index > 0 && (token.special || token.text.startsWith(SPACE));
-    return { index, token, shown: bare, space };
+    const text = token.special ? token.text : token.text.replace(/^▁+/, "").replaceAll(SPACE_SYMBOL, " ");
+    if (!text) return { index, token, text: " ", spaceBefore: false }; // the token is a single space
+    const spaceBefore = index > 0 && (token.special || token.text.startsWith(SPACE_SYMBOL));
+    return { index, token, text, spaceBefore };
   });
 }
 
 /**
- * The places of the pieces of each word; a mark is a word by itself.
+ * The positions of the tokens of each word; a special token is a word by itself.
  *
  * @param {Token[]} tokens
  * @returns {number[][]}
  */
-export function wordsOf(tokens) {
+export function groupWords(tokens) {
   /** @type {number[][]} */
-  const groups = [];
+  const words = [];
   tokens.forEach((token, i) => {
-    const first = i === 0 || token.special || tokens[i - 1].special || token.text.startsWith(SPACE);
-    if (first) groups.push([i]);
-    else groups[groups.length - 1].push(i);
+    const first = i === 0 || token.special || tokens[i - 1].special || token.text.startsWith(SPACE_SYMBOL);
+    if (first) words.push([i]);
+    else words[words.length - 1].push(i);
   });
-  return groups;
+  return words;
 }
 
 /**
- * The text that tokens spell, marks left out.
+ * The text of tokens, without special tokens.
  *
  * @param {Token[]} tokens
  */
-export function textOf(tokens) {
+export function detokenize(tokens) {
   const text = tokens.filter((token) => !token.special).map((token) => token.text).join("");
-  const spelled = text.replace(/(?:<0x[0-9A-F]{2}>)+/g, (bytes) => {
-    const numbers = Array.from(bytes.matchAll(/<0x(..)>/g), (one) => parseInt(one[1], 16));
-    return new TextDecoder().decode(new Uint8Array(numbers));
+  const decoded = text.replace(/(?:<0x[0-9A-F]{2}>)+/g, (run) => {
+    const bytes = Array.from(run.matchAll(/<0x(..)>/g), (one) => parseInt(one[1], 16));
+    return new TextDecoder().decode(new Uint8Array(bytes));
   });
-  return spelled.replaceAll(SPACE, " ").replace(/^ /, "");
+  return decoded.replaceAll(SPACE_SYMBOL, " ").replace(/^ /, "");
 }

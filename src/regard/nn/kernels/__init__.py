@@ -1,1 +1,1 @@
-"""What torch has no good kernel for on a GPU, written in Triton, which comes with torch for CUDA only."""
+"""GPU kernels in Triton, where torch has no fast one. Triton comes only with torch for CUDA."""

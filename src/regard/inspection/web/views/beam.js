@@ -1,298 +1,275 @@
 /**
- * The search as a tree: one step a column, the best of the step at its top.
+ * The beam search as a tree: one column for each step, the best candidate on top.
  *
  * @typedef {import("../render.js").Context} Context
  * @typedef {import("../render.js").View} View
- * @typedef {import("../trace.js").SearchNode} SearchNode
- * @typedef {import("../trace.js").Token} Token
+ * @typedef {import("../beam_tree.js").TreeNode} TreeNode
  * @typedef {import("../trace.js").Trace} Trace
- * @typedef {{ node: SearchNode, token: Token, step: number, rank: number, children: Place[],
- *   parent: Place | null }} Place
  */
 
-import { fading, h, label, percent, rove, select, signed, svg, tabular, words } from "../dom.js";
-import { labelledMap } from "../map.js";
-import { textOf, whenThere } from "../trace.js";
+import { bestPath, explain, explainPenalty, layOutTree, lengthPenalty, neighbour, pathTo } from "../beam_tree.js";
+import {
+  bidiText, h, numberedOptions, scrollFade, selectField, setTabStop, svg, tableToggle, tokenLabel,
+} from "../dom.js";
+import { percent, signed } from "../format.js";
+import { heatmap } from "../heatmap.js";
+import { detokenize, whenLoaded } from "../trace.js";
 
-const WIDTH = 160;
-const HEIGHT = 58;
-const BOX = { width: 130, height: 46 };
-const TOP = 34;
-const END = "</s>";
+/** pixels between the left edges of two columns, and between the tops of two rows */
+const COLUMN = 160;
+const ROW = 58;
+const NODE = { width: 130, height: 46 };
+/** pixels above the first row, for the names of the steps */
+const HEADER = 34;
 
 /** @type {View} */
-export const beam = {
+export const beamView = {
   id: "beam",
   title: "Beam",
-  help: "The search goes from left to right. At each step the best continuations of all live hypotheses stand in a "
-    + "column, the best at the top. Choose one to see what became of it and why, and where the model looked just then.",
-  fits: (trace) => trace.beam.length > 0,
+  help: "The search runs from left to right. Each column holds the best candidates of one step, the best on top. "
+    + "Select a node to see what happened to it and why, and where the model looked at that step.",
+  applies: (trace) => trace.beam.length > 0,
   build,
 };
 
 /** @param {Context} context */
 function build({ trace, state, signal }) {
-  const places = layOut(trace);
-  const best = bestWay(trace, places);
-  const columns = Math.max(...places.map((place) => place.step)) + 1;
-  const tallest = Math.max(...places.map((place) => place.rank)) + 1;
-
-  const drawing = svg("svg", { width: columns * WIDTH, height: TOP + tallest * HEIGHT, "aria-hidden": "true" });
-  /** @type {Map<Place, SVGElement>} */
-  const edges = new Map();
-  for (const pass of [false, true]) { // the best way lies on top
-    for (const place of places) {
-      const { parent, node } = place;
-      if (!parent || best.has(place) !== pass) continue;
-      const [x1, y1] = [parent.step * WIDTH + BOX.width, middle(parent)];
-      const [x2, y2] = [place.step * WIDTH, middle(place)];
-      const bend = (x1 + x2) / 2;
-      const edge = svg("path", {
-        class: `edge ${node.state}${pass ? " best" : ""}`, d: `M${x1} ${y1}C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`,
-      });
-      edges.set(place, edge);
-      drawing.append(edge);
-    }
-  }
-  const steps = Array.from({ length: columns }, (_, step) => {
-    const name = h("span", { class: "time" }, step ? `step ${step}` : "start");
-    name.style.left = `${step * WIDTH}px`;
-    return name;
-  });
-  const nodes = places.map((place) => {
-    const { node, token, step } = place;
-    const probability = percent(Math.exp(node.log_probability));
-    const score = signed(node.score);
-    const button = h("button", {
-      type: "button", class: `node ${node.state}${best.has(place) ? " best" : ""}`, "data-id": node.id,
-      "aria-label": step ? `${token.text}, ${probability}, score ${score}, ${node.state}` : "start",
-      onclick: () => state.set({ node: String(node.id) }),
-    }, label(token), step > 0 && h("span", { class: "numbers" }, h("span", {}, probability), h("span", {}, score)));
-    button.style.left = `${step * WIDTH}px`;
-    button.style.top = `${middle(place) - BOX.height / 2}px`;
-    return button;
-  });
-
-  const plane = h("div", { class: "plane", onkeydown: (/** @type {KeyboardEvent} */ event) => {
-    const now = places[nodes.findIndex((node) => node === document.activeElement)];
-    const next = now && neighbour(places, now, event.key);
-    if (!next) return;
-    event.preventDefault();
-    nodes[places.indexOf(next)].focus();
-    state.set({ node: String(next.node.id) });
-  } }, drawing, ...steps, ...nodes);
-  plane.style.width = `${columns * WIDTH - (WIDTH - BOX.width) + 8}px`;
-  plane.style.height = `${TOP + tallest * HEIGHT}px`;
-  plane.style.setProperty("--box", `${BOX.width}px`);
-  const tree = fading(h("div", { class: "tree card", tabindex: -1 }, plane), signal);
-  /** @param {Place} place brought into the middle, if it is not in sight */
-  const bring = (place) => {
-    const { scrollLeft, scrollTop, clientWidth, clientHeight } = tree;
-    const button = nodes[places.indexOf(place)];
-    /** @param {number} from @param {number} size @param {number} scrolled @param {number} room */
-    const sought = (from, size, scrolled, room) =>
-      (from >= scrolled && from + size <= scrolled + room ? scrolled : from + size / 2 - room / 2);
-    tree.scrollTo({
-      left: sought(button.offsetLeft + plane.offsetLeft, BOX.width, scrollLeft, clientWidth),
-      top: sought(button.offsetTop + plane.offsetTop, BOX.height, scrollTop, clientHeight),
-    });
-  };
-
+  const nodes = layOutTree(trace);
+  const best = bestPath(trace.outputs, nodes);
+  const tree = drawTree(nodes, best, signal, (node) => state.set({ node: String(node.node.id) }));
+  const attention = nodeAttention(trace, state, signal);
   const detail = h("div", { class: "detail card", "aria-live": "polite" });
-  const last = [...best].at(-1) ?? places[0];
-  const chosen = () => places.find((place) => String(place.node.id) === state.get("node")) ?? last;
-  let before = "";
-  let open = false;
-  const update = () => {
-    const place = chosen();
-    const opens = !open;
-    open = state.get("view") === "beam";
-    if (open && opens) requestAnimationFrame(() => bring(chosen())); // hidden, it forgot where it was
-    const now = `${place.node.id} ${state.get("at")}`;
-    if (state.get("view") !== "beam" || now === before) return;
-    before = now;
-    const way = new Set(wayTo(place));
-    places.forEach((one, i) => {
-      nodes[i].setAttribute("aria-pressed", String(one === place));
-      nodes[i].classList.toggle("way", way.has(one));
-      edges.get(one)?.classList.toggle("way", way.has(one));
-    });
-    rove(nodes, nodes[places.indexOf(place)]);
-    detail.replaceChildren(...describe(trace, places, best, place));
-    looked.show(place);
-    bring(place);
-  };
-  const looked = attention(trace, state, signal);
+  const final = [...best].at(-1) ?? nodes[0];
+  const selected = () => nodes.find((node) => String(node.node.id) === state.get("node")) ?? final;
 
-  const table = tabular("The search, step by step", () => ({
-    head: ["so far", "step", "rank", "token", "probability", "log-probability", "score", "became"],
-    rows: places.slice(1).map((place) => {
-      const { node, token, step, rank } = place;
-      const prefix = textOf(wayTo(place).map((one) => one.token));
-      return [words(prefix || "–"), step, rank + 1, label(token), Math.exp(node.log_probability).toFixed(4),
+  let shown = "";
+  let visible = false;
+  const update = () => {
+    const node = selected();
+    const opened = !visible;
+    visible = state.get("view") === "beam";
+    // A hidden element forgets its scroll position.
+    if (visible && opened) requestAnimationFrame(() => tree.scrollTo(selected()));
+    const now = `${node.node.id} ${state.get("cross_layer")}`;
+    if (!visible || now === shown) return;
+    shown = now;
+    tree.select(node);
+    detail.replaceChildren(...describe(trace, nodes, best, node));
+    attention.show(node);
+    tree.scrollTo(node);
+  };
+  state.subscribe(update);
+  requestAnimationFrame(() => { shown = ""; update(); }); // the heatmap has a width only once it is in the page
+  update();
+  return h("div", { class: "beam" }, key(), tree.element, searchTable(nodes), detail, attention.element);
+}
+
+/** The meaning of the nodes' borders. */
+function key() {
+  return h("ul", { class: "key" },
+    h("li", {}, h("span", { class: "sample kept" }), "kept: continued in the next step"),
+    h("li", {}, h("span", { class: "sample pruned" }), "pruned"),
+    h("li", {}, h("span", { class: "sample finished" }), "finished: ended with </s>"),
+    h("li", {}, h("span", { class: "sample kept best" }), "path of the translation"),
+    h("li", { class: "quiet" }, "numbers: probability of the token, score of the hypothesis"));
+}
+
+/** @param {TreeNode[]} nodes */
+function searchTable(nodes) {
+  return tableToggle("The search, step by step", () => ({
+    head: ["hypothesis", "step", "rank", "token", "probability", "log-probability", "score", "state"],
+    rows: nodes.slice(1).map((one) => {
+      const { node, token, step, rank } = one;
+      const prefix = detokenize(pathTo(one).map(({ token: each }) => each));
+      return [bidiText(prefix || "–"), step, rank + 1, tokenLabel(token), Math.exp(node.log_probability).toFixed(4),
         signed(node.total), signed(node.score), node.state];
     }),
+  })).element;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Drawing
+
+/**
+ * @param {TreeNode[]} nodes
+ * @param {Set<TreeNode>} best
+ * @param {AbortSignal} signal
+ * @param {(node: TreeNode) => void} onSelect
+ */
+function drawTree(nodes, best, signal, onSelect) {
+  const columns = Math.max(...nodes.map((node) => node.step)) + 1;
+  const height = HEADER + (Math.max(...nodes.map((node) => node.rank)) + 1) * ROW;
+  const edges = drawEdges(nodes, best);
+  const drawing = svg("svg", { width: columns * COLUMN, height, "aria-hidden": "true" }, ...edges.values());
+  const buttons = nodes.map((node) => nodeButton(node, best.has(node), () => onSelect(node)));
+
+  /** @param {KeyboardEvent} event */
+  const onkeydown = (event) => {
+    const current = nodes[buttons.findIndex((button) => button === document.activeElement)];
+    const next = current && neighbour(nodes, current, event.key);
+    if (!next) return;
+    event.preventDefault();
+    buttons[nodes.indexOf(next)].focus();
+    onSelect(next);
+  };
+  const plane = h("div", { class: "plane", onkeydown }, drawing, ...stepNames(columns), ...buttons);
+  plane.style.width = `${columns * COLUMN - (COLUMN - NODE.width) + 8}px`;
+  plane.style.height = `${height}px`;
+  plane.style.setProperty("--box", `${NODE.width}px`);
+  const element = scrollFade(h("div", { class: "tree card", tabindex: -1 }, plane), signal);
+
+  /** @param {TreeNode} node */
+  const select = (node) => {
+    const path = new Set(pathTo(node));
+    nodes.forEach((one, i) => {
+      buttons[i].setAttribute("aria-pressed", String(one === node));
+      buttons[i].classList.toggle("path", path.has(one));
+      edges.get(one)?.classList.toggle("path", path.has(one));
+    });
+    setTabStop(buttons, buttons[nodes.indexOf(node)]);
+  };
+  /** @param {TreeNode} node centred unless it is visible already */
+  const scrollTo = (node) => {
+    const button = buttons[nodes.indexOf(node)];
+    element.scrollTo({
+      left: centred(button.offsetLeft + plane.offsetLeft, NODE.width, element.scrollLeft, element.clientWidth),
+      top: centred(button.offsetTop + plane.offsetTop, NODE.height, element.scrollTop, element.clientHeight),
+    });
+  };
+  return { element, select, scrollTo };
+}
+
+/**
+ * The scroll position that shows an item: unchanged if it is visible, else with the item in the middle.
+ *
+ * @param {number} start @param {number} size @param {number} scrolled @param {number} viewport
+ */
+function centred(start, size, scrolled, viewport) {
+  const isVisible = start >= scrolled && start + size <= scrolled + viewport;
+  return isVisible ? scrolled : start + size / 2 - viewport / 2;
+}
+
+/**
+ * The edge to each node from its parent; the best path is drawn last, on top.
+ *
+ * @param {TreeNode[]} nodes
+ * @param {Set<TreeNode>} best
+ * @returns {Map<TreeNode, SVGElement>}
+ */
+function drawEdges(nodes, best) {
+  const ordered = [...nodes.filter((node) => !best.has(node)), ...nodes.filter((node) => best.has(node))];
+  return new Map(ordered.flatMap((node) => {
+    if (!node.parent) return [];
+    const [x1, y1] = [node.parent.step * COLUMN + NODE.width, middle(node.parent)];
+    const [x2, y2] = [node.step * COLUMN, middle(node)];
+    const bend = (x1 + x2) / 2;
+    const path = svg("path", {
+      class: `edge ${node.node.state}${best.has(node) ? " best" : ""}`,
+      d: `M${x1} ${y1}C${bend} ${y1} ${bend} ${y2} ${x2} ${y2}`,
+    });
+    return [[node, path]];
   }));
-  state.listen(update);
-  requestAnimationFrame(() => { before = ""; update(); }); // only in the page does the map have a width
-  update();
-  return h("div", { class: "beam" },
-    h("ul", { class: "key" },
-      h("li", {}, h("span", { class: "sample kept" }), "kept: goes on"),
-      h("li", {}, h("span", { class: "sample pruned" }), "pruned: given up"),
-      h("li", {}, h("span", { class: "sample finished" }), "finished: said the end"),
-      h("li", {}, h("span", { class: "sample kept best" }), "the way to the translation"),
-      h("li", { class: "quiet" }, "numbers: probability of the token, score of the whole")),
-    tree, table.element, detail, looked.element);
 }
 
-/** @param {Place} place */
-function middle(place) {
-  return TOP + place.rank * HEIGHT + BOX.height / 2;
+/** @param {number} columns */
+function stepNames(columns) {
+  return Array.from({ length: columns }, (_, step) => {
+    const name = h("span", { class: "time" }, step ? `step ${step}` : "start");
+    name.style.left = `${step * COLUMN}px`;
+    return name;
+  });
 }
 
-/**
- * Nodes come step by step, the best first.
- *
- * @param {Trace} trace
- * @returns {Place[]}
- */
-function layOut(trace) {
-  /** @type {Map<number, Place>} */
-  const known = new Map();
-  /** @type {number[]} */
-  const counts = [];
-  for (const node of trace.beam) {
-    const parent = node.parent === null ? null : known.get(node.parent) ?? null;
-    const step = parent ? parent.step + 1 : 0;
-    counts[step] = (counts[step] ?? -1) + 1;
-    const token = trace.tokens[node.token] ?? { id: node.token, text: `#${node.token}`, special: false };
-    /** @type {Place} */
-    const place = { node, token, step, rank: counts[step], children: [], parent };
-    parent?.children.push(place);
-    known.set(node.id, place);
-  }
-  return [...known.values()];
+/** @param {TreeNode} treeNode @param {boolean} isBest @param {() => void} onclick */
+function nodeButton(treeNode, isBest, onclick) {
+  const { node, token, step } = treeNode;
+  const probability = percent(Math.exp(node.log_probability));
+  const score = signed(node.score);
+  const button = h("button", {
+    type: "button", class: `node ${node.state}${isBest ? " best" : ""}`, "data-id": node.id,
+    "aria-label": step ? `${token.text}, ${probability}, score ${score}, ${node.state}` : "start", onclick,
+  }, tokenLabel(token), step > 0 && h("span", { class: "numbers" }, h("span", {}, probability), h("span", {}, score)));
+  button.style.left = `${step * COLUMN}px`;
+  button.style.top = `${middle(treeNode) - NODE.height / 2}px`;
+  return button;
 }
 
-/**
- * From the first token on.
- *
- * @param {Place} place
- * @returns {Place[]}
- */
-function wayTo(place) {
-  const way = [];
-  for (let at = place; at.parent; at = at.parent) way.push(at);
-  return way.reverse();
+/** @param {TreeNode} node */
+function middle(node) {
+  return HEADER + node.rank * ROW + NODE.height / 2;
 }
 
-/**
- * The nodes that became the translation.
- *
- * @param {Trace} trace
- * @param {Place[]} places
- * @returns {Set<Place>}
- */
-function bestWay(trace, places) {
-  const said = trace.said.map((token) => token.id).join(" ");
-  const ends = places.filter((place) => place.step === trace.said.length && place.node.token === trace.said.at(-1)?.id)
-    .filter((place) => wayTo(place).map((one) => one.node.token).join(" ") === said);
-  return new Set(ends.length ? [places[0], ...wayTo(ends[0])] : []);
-}
+// -------------------------------------------------------------------------------------------------
+// The selected node
 
-/** @param {Place[]} places @param {Place} now @param {string} key @returns {Place | null | undefined} */
-function neighbour(places, now, key) {
-  if (key === "ArrowLeft") return now.parent;
-  if (key === "ArrowRight") return now.children.find((place) => place.node.state === "kept") ?? now.children[0];
-  const step = { ArrowUp: -1, ArrowDown: 1 }[key];
-  return step === undefined ? null : places.find((place) => place.step === now.step && place.rank === now.rank + step);
-}
-
-/** @param {Trace} trace @param {Place[]} places @param {Set<Place>} best @param {Place} place @returns {Node[]} */
-function describe(trace, places, best, place) {
-  const { node, step } = place;
-  if (!step) return [h("h3", {}, "The start"), h("p", {}, "Nothing is said yet. Every hypothesis begins here.")];
-  const alpha = trace.options.alpha ?? 0;
-  const penalty = ((5 + step) / 6) ** alpha;
-  const prefix = textOf(wayTo(place).map((one) => one.token));
+/** @param {Trace} trace @param {TreeNode[]} nodes @param {Set<TreeNode>} best @param {TreeNode} hypothesis @returns {Node[]} */
+function describe(trace, nodes, best, hypothesis) {
+  const { node, step } = hypothesis;
+  if (!step) return [h("h3", {}, "Start"), h("p", {}, "No token has been generated yet. Every hypothesis begins here.")];
+  const alpha = trace.options.length_penalty ?? 0;
+  const penalty = lengthPenalty(step, alpha);
+  const prefix = detokenize(pathTo(hypothesis).map((one) => one.token));
   return [
-    h("h3", {}, words(prefix || "(nothing)"), " ", h("span", { class: `state ${node.state}` }, node.state)),
-    h("p", { class: "why" }, why(trace, places, best, place)),
-    h("p", { class: "penalty quiet" }, penaltyOf(trace, places, place)),
+    h("h3", {}, bidiText(prefix || "(empty)"), " ", h("span", { class: `state ${node.state}` }, node.state)),
+    h("p", { class: "explanation" }, explain(trace.options.beam ?? 1, nodes, best, hypothesis)),
+    h("p", { class: "penalty quiet" }, explainPenalty(alpha, nodes, hypothesis)),
     h("dl", {},
-      fact("Token", label(place.token)),
-      fact("Its probability", percent(Math.exp(node.log_probability))),
-      fact("Log-probability of the whole", signed(node.total)),
-      fact(`Length penalty, ((5 + ${step}) / 6)^${alpha}`, penalty.toFixed(3)),
-      fact("Score", `${signed(node.total)} / ${penalty.toFixed(3)} = ${signed(node.score)}`)),
+      definition("Token", tokenLabel(hypothesis.token)),
+      definition("Token probability", percent(Math.exp(node.log_probability))),
+      definition("Log-probability of the hypothesis", signed(node.total)),
+      definition(`Length penalty, ((5 + ${step}) / 6)^${alpha}`, penalty.toFixed(3)),
+      definition("Score", `${signed(node.total)} / ${penalty.toFixed(3)} = ${signed(node.score)}`)),
   ];
 }
 
-/**
- * What the length penalty changed.
- *
- * @param {Trace} trace @param {Place[]} places @param {Place} place
- */
-function penaltyOf(trace, places, { node }) {
-  if (!trace.options.alpha) return "There is no length penalty here (α = 0).";
-  if (node.state !== "finished") {
-    return "All continuations of one step are equally long, so the length penalty changes nothing in their order.";
-  }
-  const finished = places.filter((place) => place.node.state === "finished");
-  const better = finished.filter((place) => place.node.score > node.score).length;
-  const likelier = finished.filter((place) => place.node.total > node.total).length;
-  if (finished.length === 1) return "The length penalty changes nothing: nothing else finished.";
-  if (likelier === better) return "The length penalty changes nothing in its place: by log-probability alone it is the same.";
-  return `Without the length penalty, by log-probability alone, it would be number ${likelier + 1}${
-    likelier ? "" : ", and the translation"}.`;
+/** @param {string} term @param {Node | string} value */
+function definition(term, value) {
+  return h("div", {}, h("dt", {}, term), h("dd", {}, value));
 }
 
 /**
- * Where a hypothesis looked in the source while it was given its last token: the average and each head of a layer.
+ * The cross-attention of a hypothesis when its last token was predicted: the average and each head of a layer.
  *
  * @param {Trace} trace @param {Context["state"]} state @param {AbortSignal} signal
  */
-function attention(trace, state, signal) {
+function nodeAttention(trace, state, signal) {
   const { nodes } = trace;
+  const keys = trace.columns.cross_attention;
+  const names = ["average", ...Array.from({ length: nodes.heads }, (_, i) => `head ${i + 1}`)];
   const note = h("p", { class: "quiet" });
   const value = h("p", { class: "value", "aria-live": "polite" });
-  const layers = select("Layer", Array.from({ length: nodes.layers }, (_, i) => [String(i), String(i + 1)]),
-    (layer) => state.set({ at: layer }));
-  const names = ["average", ...Array.from({ length: nodes.heads }, (_, i) => `head ${i + 1}`)];
+  const layers = selectField("Layer", numberedOptions(nodes.layers), (layer) => state.set({ cross_layer: layer }));
   let values = new Float32Array(0);
-  const keys = trace.columns.cross;
-  const map = labelledMap("Attention of this step", signal, {
-    point: (row, column) => value.replaceChildren(h("span", { class: "quiet" }, `${names[row]} looks at `),
-      label(keys[column]), h("strong", {}, values[row * keys.length + column].toFixed(4))),
-    leave: () => value.replaceChildren(),
+  const map = heatmap("Attention at this step", signal, {
+    onPoint: (row, column) => value.replaceChildren(h("span", { class: "quiet" }, `${names[row]} attends to `),
+      tokenLabel(keys[column]), h("strong", {}, values[row * keys.length + column].toFixed(4))),
+    onLeave: () => value.replaceChildren(),
   });
-  const table = tabular("Attention of this step: heads on rows, source on columns", () => ({
-    head: ["head", ...keys.map(label)],
+  const table = tableToggle("Attention at this step: heads in rows, source tokens in columns", () => ({
+    head: ["head", ...keys.map(tokenLabel)],
     rows: names.map((name, row) => [name, ...keys.map((_, column) => values[row * keys.length + column].toFixed(4))]),
   }));
   const picture = h("div", {}, map.element, value, table.element);
-  const element = h("div", { class: "looked card" },
-    h("div", { class: "controls" }, h("h3", {}, "Where it looked just then"), nodes.layers > 0 && layers.field), note, picture);
+  const element = h("div", { class: "node-attention card" },
+    h("div", { class: "controls" }, h("h3", {}, "Where the model looked at this step"), nodes.layers > 0 && layers.field),
+    note, picture);
 
-  /** @param {Place} place */
-  const show = (place) => {
-    const layer = state.get("at") === "" ? nodes.layers - 1 : state.place("at", nodes.layers);
-    const row = place.parent ? trace.parents.indexOf(place.parent.node.id) : -1;
-    const text = !place.step ? "Nothing is said yet, so nothing was looked at." : nodes.missing
-      ? "There is too much of it for this file; regard serve RUN shows it."
-      : row < 0 ? "This model has no attention to the source." : "";
-    note.textContent = text;
-    note.hidden = !text;
-    picture.hidden = Boolean(text);
-    if (text) return;
+  /** @param {TreeNode} node */
+  const show = (node) => {
+    const layer = state.indexOrLast("cross_layer", nodes.layers);
+    const row = node.parent ? trace.parents.indexOf(node.parent.node.id) : -1;
+    const reason = reasonForNoAttention(trace, node, row);
+    note.textContent = reason;
+    note.hidden = !reason;
+    picture.hidden = Boolean(reason);
+    if (reason) return;
     layers.box.value = String(layer);
-    whenThere([[nodes, layer]], (problem) => {
-      note.textContent = problem;
-      note.hidden = !problem;
-      const maps = [nodes.map(layer, "average"), ...Array.from({ length: nodes.heads }, (_, i) => nodes.head(layer, i))];
+    whenLoaded([[nodes, layer]], (error) => {
+      note.textContent = error;
+      note.hidden = !error;
+      const maps = [nodes.matrix(layer, "average"), ...Array.from({ length: nodes.heads }, (_, i) => nodes.head(layer, i))];
       values = Float32Array.from(maps.flatMap((one) => [...one.subarray(row * nodes.keys, (row + 1) * nodes.keys)]));
-      map.show({ values, rows: names, columns: keys.map(label), corner: ["head", "source"] });
+      map.show({ values, rows: names, columns: keys.map(tokenLabel), corner: ["head", "source"] });
       value.replaceChildren();
       table.update();
     });
@@ -300,39 +277,9 @@ function attention(trace, state, signal) {
   return { element, show };
 }
 
-/** @param {string} name @param {Node | string} value */
-function fact(name, value) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, value));
-}
-
-/**
- * In a sentence, what became of a hypothesis; search/beam.py has the rules.
- *
- * @param {Trace} trace @param {Place[]} places @param {Set<Place>} best @param {Place} place
- */
-function why(trace, places, best, { node, token, step, rank }) {
-  const beam = trace.options.beam ?? 1;
-  const among = places.filter((place) => place.step === step);
-  const standing = `It is number ${rank + 1} of the ${among.length} continuations looked at in step ${step}`;
-  if (node.state === "finished") {
-    const finished = places.filter((place) => place.node.state === "finished");
-    const better = finished.filter((place) => place.node.score > node.score).length;
-    const place = finished.length === 1
-      ? "It is the only finished hypothesis"
-      : `It said the end; by score it is number ${better + 1} of the ${finished.length} finished hypotheses`;
-    return `${place}${best.has(places[node.id]) ? ", and so the translation" : ""}.`;
-  }
-  if (node.state === "kept" && node.id === [...best].at(-1)?.node.id) {
-    return "The search came to its greatest length without an end: this was the best so far, and was cut off here.";
-  }
-  if (node.state === "kept") {
-    const place = rank < beam ? `among the best ${beam}` : `one of the best ${beam} that do not end`;
-    return `${standing}: ${place}, so it goes on.`;
-  }
-  if (token.text === END && rank >= beam) {
-    return `${standing}. An end counts only among the first ${beam}, so this one is given up.`;
-  }
-  const better = among.filter((place) => place.rank < rank && place.node.state === "kept").length;
-  if (better >= beam) return `${standing}. The beam has room for ${beam}, taken by better ones.`;
-  return `${standing}. The search ended with this step, so nothing went on from here.`;
+/** @param {Trace} trace @param {TreeNode} node @param {number} row of its parent */
+function reasonForNoAttention(trace, node, row) {
+  if (!node.step) return "No token has been generated yet, so there is no attention.";
+  if (trace.nodes.missing) return "These weights are too large for this file; regard serve RUN shows them.";
+  return row < 0 ? "This model has no attention to the source." : "";
 }

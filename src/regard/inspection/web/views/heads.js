@@ -1,420 +1,599 @@
 /**
- * Every head of every layer: three panes of thumbnails, and one head large.
+ * All attention heads: thumbnails for each site, and one head enlarged.
  *
  * @typedef {import("../render.js").Context} Context
  * @typedef {import("../render.js").View} View
- * @typedef {import("../trace.js").Kind} Kind
+ * @typedef {import("../state.js").State} State
+ * @typedef {import("../trace.js").LayerArray} LayerArray
  * @typedef {import("../trace.js").Side} Side
+ * @typedef {import("../trace.js").Site} Site
  * @typedef {import("../trace.js").Token} Token
  * @typedef {import("../trace.js").Trace} Trace
- * @typedef {{ kind: Kind, title: string, says: string, rows: Side, columns: Side }} Pane
- * @typedef {{ pane: Pane, layer: number, head: number, button: HTMLButtonElement, canvas: HTMLCanvasElement,
- *   drawn: boolean }} Thumb
- * @typedef {{ side: Side, index: number }} Lit a token under the pointer
+ * @typedef {{ id: Site, title: string, description: string, rows: Side, columns: Side }} SiteInfo
+ * @typedef {"single" | "average" | "max"} HeadMode
+ * @typedef {{ site: SiteInfo, weights: LayerArray, layer: number, head: number, mode: HeadMode }} Selection
+ * @typedef {{ site: SiteInfo, layer: number, head: number, button: HTMLButtonElement, canvas: HTMLCanvasElement,
+ *   drawn: boolean }} Thumbnail
+ * @typedef {{ row?: number, column?: number }} Cell token positions, not indices of the shown rows and columns
+ * @typedef {Selection & { values: Float32Array, rows: number[], columns: number[], cellSize: number }} ShownMap
  */
 
-import { onTheme, paint, shrink } from "../colour.js";
-import { ARROWS, POINT, TOUCH, fading, h, label, rove, segments, share, signNote, tabular } from "../dom.js";
-import { whenThere } from "../trace.js";
+import { paint, scaleBar } from "../canvas.js";
+import { maxPool } from "../colour.js";
+import {
+  ARROWS, POINT_AT, TOUCH, clampIndex, h, segmentedControl, setTabStop, spaceSymbolNote, tableToggle, tokenBar, tokenLabel,
+} from "../dom.js";
+import { matrixFrame } from "../heatmap.js";
+import { onThemeChange } from "../theme.js";
+import { whenLoaded } from "../trace.js";
 
-/** @type {Pane[]} */
-export const PANES = [
-  { kind: "encoder", title: "Encoder", says: "source looks at source", rows: "source", columns: "source" },
-  { kind: "decoder", title: "Decoder", says: "translation looks at itself", rows: "target", columns: "target" },
-  { kind: "cross", title: "Cross", says: "translation looks at source", rows: "target", columns: "source" },
+/** @type {SiteInfo[]} */
+export const ATTENTION_SITES = [
+  { id: "encoder", title: "Encoder", description: "source attends to source", rows: "source", columns: "source" },
+  { id: "decoder", title: "Decoder", description: "translation attends to itself", rows: "target", columns: "target" },
+  { id: "cross_attention", title: "Cross-attention", description: "translation attends to source", rows: "target",
+    columns: "source" },
 ];
-const SMALLEST_CELL = 18;
-const LARGEST_CELL = 38;
-/** the most cells of a thumbnail, either way */
-const THUMB = 64;
-/** keys told of a row */
-const MOST = 6;
+const MIN_CELL = 18;
+const MAX_CELL = 38;
+/** the most rows and columns of a thumbnail */
+const THUMBNAIL_SIZE = 64;
+/** keys listed for a query */
+const TOP_KEYS = 6;
 
 /** @type {View} */
-export const heads = {
+export const headsView = {
   id: "heads",
   title: "Heads",
-  help: "Each small square is one attention head: a row is the token that looks (the query), a column the token "
-    + `looked at (the key). Choose one to see it large${TOUCH ? "" : "; arrow keys move between heads"}.`,
+  help: "Each small square is one attention head: its rows are the tokens that attend (queries), its columns the tokens "
+    + `they attend to (keys). Select a head to enlarge it${TOUCH ? "" : "; arrow keys move between heads"}.`,
   build,
 };
 
 /** @param {Context} context */
-function build({ trace, state, signal }) {
-  const some = PANES.filter((one) => trace[one.kind].layers);
-  if (!some.length) return h("p", { class: "card" }, "This model has no attention to show.");
-  const chosen = () => {
-    const pane = some.find((one) => one.kind === state.get("pane")) ?? some[some.length - 1];
-    const weights = trace[pane.kind];
-    const layer = state.get("layer") === "" ? weights.layers - 1 : state.place("layer", weights.layers);
-    const asked = state.get("heads");
-    /** @type {"one" | "average" | "max"} */
-    const way = asked === "average" || asked === "max" ? asked : "one";
-    return {
-      pane, weights, layer, head: state.place("head", weights.heads), way,
-    };
-  };
-  const hidden = () => state.get("marks") === "hidden";
-  /** @param {Pane} pane @returns {boolean} whether each column is a token, and not a number */
-  const worded = (pane) => trace.columns[pane.kind].length === tokensOf(trace, pane.columns).length;
+function build(context) {
+  const { trace, state, signal } = context;
+  if (!sitesOf(trace).length) return h("p", { class: "card" }, "This model has no attention to show.");
+  const thumbnails = thumbnailGrids(context);
+  const large = largeMap(context, thumbnails);
+  const highlight = highlighter(trace, state, thumbnails, large);
+  large.onPoint(highlight);
+  thumbnails.onPointRow((site, row) => (row === null ? highlight(null) : highlightRow(trace, state, thumbnails, large, site, row)));
 
-  // ----- thumbnails
-  /** @type {Thumb[]} */
-  const thumbs = [];
-  /** @param {Thumb} thumb */
-  const drawThumb = (thumb) => {
-    const weights = trace[thumb.pane.kind];
-    thumb.drawn = true;
-    whenThere([[weights, thumb.layer]], (problem) => {
-      if (problem) return;
-      const { rows, columns } = places(trace, thumb.pane, hidden());
-      paint(thumb.canvas, ...shrink(weights.head(thumb.layer, thumb.head), weights.keys, rows, columns, THUMB));
-    });
-  };
-  const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      const thumb = thumbs.find((one) => one.canvas === entry.target);
-      if (entry.isIntersecting && thumb && !thumb.drawn) drawThumb(thumb);
-    }
-  }, { rootMargin: "200px" });
-  signal.addEventListener("abort", () => seen.disconnect());
-
-  const panes = PANES.map((pane) => {
-    const weights = trace[pane.kind];
-    const grid = h("div", { class: "grid", role: "group", "aria-label": `${pane.title}: heads`, onkeydown: move });
-    grid.style.setProperty("--heads", String(weights.heads));
-    grid.append(h("span", { class: "axis corner" }, "layer"));
-    for (let head = 0; head < weights.heads; head++) grid.append(h("span", { class: "axis" }, head + 1));
-    for (let layer = 0; layer < weights.layers; layer++) {
-      grid.append(h("span", { class: "axis" }, layer + 1));
-      for (let head = 0; head < weights.heads; head++) {
-        const canvas = h("canvas", { "aria-hidden": "true" });
-        const button = h("button", {
-          type: "button", class: "thumb", title: `Layer ${layer + 1}, head ${head + 1}`,
-          "aria-label": `${pane.title}, layer ${layer + 1}, head ${head + 1}`,
-          onclick: () => state.set({ pane: pane.kind, layer: String(layer), head: String(head) }),
-        }, canvas);
-        thumbs.push({ pane, layer, head, button, canvas, drawn: false });
-        grid.append(button);
-        seen.observe(canvas);
-      }
-    }
-    const element = h("section", { class: "pane", "data-kind": pane.kind },
-      h("h3", {}, pane.title, " ", h("span", { class: "quiet" }, pane.says)),
-      weights.layers ? grid : h("p", { class: "quiet" }, "This model has none here."));
-    return { pane, element };
+  const modes = segmentedControl("Heads", [["single", "Single head"], ["average", "Average"], ["max", "Maximum"]],
+    selectedMap(trace, state).mode, (value) => state.set({ heads: value === "single" ? "" : value }));
+  const hideSpecial = h("input", {
+    type: "checkbox", onchange: () => state.set({ special: hideSpecial.checked ? "hidden" : "" }),
   });
-
-  /** @param {KeyboardEvent} event */
-  function move(event) {
-    const step = ARROWS[event.key];
-    const now = thumbs.find((one) => one.button === document.activeElement);
-    if (!step || !now) return;
-    event.preventDefault();
-    const next = thumbs.find((one) =>
-      one.pane === now.pane && one.layer === now.layer + step[0] && one.head === now.head + step[1]);
-    if (!next) return;
-    next.button.focus();
-    state.set({ pane: next.pane.kind, layer: String(next.layer), head: String(next.head) });
-  }
-
-  // ----- one head, large
-  const canvas = h("canvas", { id: "map", "aria-hidden": "true" });
-  const field = h("div", {
-    class: "cells", tabindex: 0, role: "application", "aria-label": "Cells: arrow keys move, the value is read out",
-  }, canvas, h("div", { class: "light row" }), h("div", { class: "light column" }), h("div", { class: "light cell" }));
-  const rowLabels = h("div", { class: "rows" });
-  const columnLabels = h("div", { class: "columns" });
-  const corner = h("div", { class: "corner" });
-  const sheet = h("div", { class: "sheet" }, corner, columnLabels, rowLabels, field);
-  const map = fading(h("div", { class: "map", tabindex: -1 }, sheet), signal);
-  const title = h("h3", { class: "which" });
-  const value = h("p", { class: "value", "aria-live": "polite" });
-  const shares = h("div", { class: "shares" });
-  const sum = h("span", { class: "quiet" });
-  const table = tabular("Attention weights: queries on rows, keys on columns", () => {
-    const { columns, rows, pane, weights, values } = large;
-    const keys = trace.columns[pane.kind];
-    return {
-      head: ["query", ...columns.map((column) => label(keys[column]))],
-      rows: rows.map((row) => [rowName(trace, pane, row),
-        ...columns.map((column) => values[row * weights.keys + column].toFixed(4))]),
-    };
-  });
-
-  /** @param {number} across cells beside one another, which shall fit if they can */
-  const cellFor = (across) => {
-    const space = (map.clientWidth || 600) - (rowLabels.offsetWidth || 150);
-    return Math.min(Math.max(Math.floor(space / across), SMALLEST_CELL), LARGEST_CELL);
-  };
-  const measure = () => {
-    const now = chosen();
-    const { rows, columns } = places(trace, now.pane, hidden());
-    const values = now.weights.map(now.layer, now.way === "one" ? now.head : now.way);
-    return { ...now, values, rows, columns, cell: cellFor(columns.length) };
-  };
-  let large = measure();
-  /** what the labels were made for */
-  let labelled = "";
-
-  const draw = () => {
-    const now = chosen();
-    whenThere([[now.weights, now.layer]], (problem) => {
-      const still = chosen();
-      if (still.weights !== now.weights || still.layer !== now.layer) return;
-      map.hidden = Boolean(problem);
-      drawLarge();
-      if (problem) value.replaceChildren(h("span", { class: "status wrong" }, problem));
-    });
-  };
-  const drawLarge = () => {
-    large = measure();
-    const { pane, weights, layer, head, way, values, rows, columns } = large;
-    for (const one of thumbs) {
-      const row = one.pane === pane && one.layer === layer;
-      one.button.setAttribute("aria-pressed", String(row && (way !== "one" || one.head === head)));
-    }
-    for (const one of PANES) {
-      const own = thumbs.filter((thumb) => thumb.pane === one);
-      const stop = (one === pane && own.find((thumb) => thumb.layer === layer && thumb.head === head)) || own[0];
-      if (stop) rove(own.map((thumb) => thumb.button), stop.button);
-    }
-    const all = `of ${weights.heads} heads`;
-    const which = { one: `head ${head + 1}`, average: `average ${all}`, max: `maximum ${all}` }[way];
-    title.textContent = `${pane.title}, layer ${layer + 1}, ${which}`;
-    paint(canvas, values, weights.keys, rows, columns);
-    map.style.setProperty("--across", String(columns.length));
-    map.style.setProperty("--down", String(rows.length));
-    const now = `${pane.kind} ${way} ${hidden()}`;
-    if (labelled !== now) {
-      labelled = now;
-      const keys = trace.columns[pane.kind];
-      const row = values.subarray(0, weights.keys).reduce((sum, weight) => sum + weight, 0);
-      const sums = way === "one" && Math.abs(row - 1) < 0.02;
-      sum.textContent = `attention weight${sums ? "; a head's row sums to 1" : ""}${
-        weights.rounded ? "; rounded to 8 bits in this file, within 0.004" : ""}`;
-      corner.replaceChildren(...cornerOf(pane).map((one) => h("span", {}, one)));
-      rowLabels.replaceChildren(...rows.map((row) => h("div", { "data-index": row }, rowName(trace, pane, row))));
-      columnLabels.replaceChildren(...columns.map((column) => h("div", { "data-index": column }, label(keys[column]))));
-    }
-    large.cell = cellFor(columns.length); // now that its labels are there
-    map.style.setProperty("--cell", `${large.cell}px`);
-    table.update();
-    light(null);
-  };
-
-  // ----- what is under the pointer
-  /**
-   * the cell the keyboard is at, as places in rows and columns
-   *
-   * @type {[number, number]}
-   */
-  let cursor = [0, 0];
-
-  /** @param {{ row?: number, column?: number } | null} at tokens of the large map */
-  const light = (at) => {
-    const { pane } = large;
-    /** @type {Lit[]} */
-    const lit = [];
-    if (at?.row !== undefined) lit.push({ side: pane.rows, index: at.row });
-    else if (at?.column !== undefined && worded(pane)) lit.push({ side: pane.columns, index: at.column });
-    for (const one of panes) {
-      const shown = places(trace, one.pane, hidden());
-      const { rows, columns } = one.pane;
-      const index = (/** @type {Side} */ side) => lit.find((each) => each.side === side)?.index;
-      mark(one.element, "row", shown.rows, index(rows));
-      mark(one.element, "column", shown.columns, rows === columns || !worded(one.pane) ? undefined : index(columns));
-    }
-    mark(map, "row", large.rows, at?.row);
-    mark(map, "column", large.columns, at?.column);
-    for (const [labels, index] of /** @type {const} */ ([[rowLabels, at?.row], [columnLabels, at?.column]])) {
-      for (const each of labels.children) each.classList.toggle("lit", each.getAttribute("data-index") === `${index}`);
-    }
-    tell(at);
-  };
-
-  /** @param {{ row?: number, column?: number } | null} at */
-  const tell = (at) => {
-    const { pane, weights, values, rows, columns } = large;
-    if (at?.row === undefined) {
-      value.replaceChildren(h("span", { class: "quiet" },
-        TOUCH ? `${POINT} a cell for its value and for what its row looks at most.`
-          : `${POINT} a cell for its value, or at a row for what it looks at most.`,
-        followable() && (TOUCH ? " One number, above, follows a value from query and key on."
-          : " A double click, or Enter, follows the number from query and key on.")));
-      shares.replaceChildren();
-      return;
-    }
-    const keys = trace.columns[pane.kind];
-    const row = at.row;
-    /** @param {number} column */
-    const weight = (column) => values[row * weights.keys + column];
-    value.replaceChildren(rowName(trace, pane, row), h("span", { class: "quiet" }, " looks at "));
-    if (at.column !== undefined) {
-      value.append(label(keys[at.column]), " ", h("strong", {}, weight(at.column).toFixed(4)));
-    }
-    const best = [...columns].sort((a, b) => weight(b) - weight(a)).slice(0, MOST);
-    shares.replaceChildren(...best.map((column) =>
-      h("div", { class: "share" }, share(keys[column], weight(column), weight(column).toFixed(3)))));
-    cursor = [rows.indexOf(row), at.column === undefined ? cursor[1] : columns.indexOf(at.column)];
-  };
-
-  /** @param {PointerEvent} event */
-  const point = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const row = large.rows[Math.floor((event.clientY - box.top) / large.cell)];
-    const column = large.columns[Math.floor((event.clientX - box.left) / large.cell)];
-    if (row !== undefined && column !== undefined) light({ row, column });
-  };
-  const followable = () => large.way === "one" && Boolean(trace.parts[large.pane.kind]);
-  /** Go to the view that takes the weight under the light apart. */
-  const follow = () => {
-    const { pane, layer, head, rows, columns } = large;
-    if (!followable()) return;
-    state.set({
-      view: "number", pane: pane.kind, layer: String(layer), head: String(head), query: String(rows[cursor[0]]),
-      key: String(columns[cursor[1]]),
-    });
-  };
-  field.addEventListener("dblclick", follow);
-  field.addEventListener("pointermove", point);
-  field.addEventListener("pointerdown", point);
-  field.addEventListener("keydown", (event) => {
-    const step = ARROWS[event.key];
-    if (event.key === "Enter") follow();
-    if (!step) return;
-    event.preventDefault();
-    const { rows, columns } = large;
-    /** @param {number} place @param {number} count */
-    const inside = (place, count) => Math.min(Math.max(place, 0), count - 1);
-    cursor = [inside(cursor[0] + step[0], rows.length), inside(cursor[1] + step[1], columns.length)];
-    light({ row: rows[cursor[0]], column: columns[cursor[1]] });
-  });
-  field.addEventListener("focus", () => {
-    cursor = [0, 0];
-    if (field.matches(":focus-visible")) light({ row: large.rows[0], column: large.columns[0] });
-  });
-  for (const [labels, name] of /** @type {const} */ ([[rowLabels, "row"], [columnLabels, "column"]])) {
-    labels.addEventListener("pointerover", (event) => {
-      const one = /** @type {Element} */ (event.target).closest("[data-index]");
-      if (one instanceof HTMLElement) light({ [name]: Number(one.dataset.index) });
-    });
-  }
-  map.addEventListener("pointerleave", (event) => {
-    if (event.pointerType !== "touch") light(null); // a finger that is lifted has not gone elsewhere
-  });
-  field.addEventListener("blur", () => light(null));
-  // A row of a thumbnail lights that row everywhere too.
-  for (const thumb of thumbs) {
-    thumb.canvas.addEventListener("pointermove", (event) => {
-      const box = thumb.canvas.getBoundingClientRect();
-      const { rows } = places(trace, thumb.pane, hidden());
-      const index = rows[Math.floor(((event.clientY - box.top) / box.height) * rows.length)];
-      if (index === undefined) return;
-      for (const one of panes) {
-        const shown = places(trace, one.pane, hidden());
-        const row = one.pane.rows === thumb.pane.rows;
-        const column = !row && one.pane.columns === thumb.pane.rows && worded(one.pane);
-        mark(one.element, "row", shown.rows, row ? index : undefined);
-        mark(one.element, "column", shown.columns, column ? index : undefined);
-      }
-      mark(map, "row", large.rows, large.pane.rows === thumb.pane.rows ? index : undefined);
-    });
-    thumb.canvas.addEventListener("pointerleave", () => light(null));
-  }
-
-  const way = segments("Heads", [["one", "Single head"], ["average", "Average"], ["max", "Maximum"]], chosen().way,
-    (value) => state.set({ heads: value === "one" ? "" : value }));
-  const marks = h("input", { type: "checkbox", onchange: () => state.set({ marks: marks.checked ? "hidden" : "" }) });
   const element = h("div", { class: "heads" },
-    h("div", { class: "panes" }, panes.map((one) => one.element)),
+    h("div", { class: "panes" }, thumbnails.panes.map((pane) => pane.element)),
     h("div", { class: "large card" },
-      h("div", { class: "controls" }, title, way,
-        h("label", { class: "check" }, marks, "Hide marks such as </s>")),
-      h("div", { class: "beside" }, map, h("aside", { class: "reading" },
-        legend(signal, sum), signNote([...trace.source, ...trace.said]), value, shares)),
-      table.element));
+      h("div", { class: "controls" }, large.title, modes,
+        h("label", { class: "check" }, hideSpecial, "Hide special tokens such as </s>")),
+      h("div", { class: "beside" }, large.element, large.reading), large.table));
 
-  let before = "";
+  let shown = "";
   const update = () => {
     if (state.get("view") !== "heads") return;
-    const now = JSON.stringify(["pane", "layer", "head", "heads", "marks"].map((name) => state.get(name)));
-    if (now === before) return;
-    before = now;
-    marks.checked = hidden();
-    way.show(chosen().way);
-    if (thumbs.some((one) => one.drawn)) redrawThumbs();
-    draw();
+    const now = JSON.stringify(["site", "layer", "head", "heads", "special"].map((name) => state.get(name)));
+    if (now === shown) return;
+    shown = now;
+    hideSpecial.checked = specialHidden(state);
+    modes.show(selectedMap(trace, state).mode);
+    thumbnails.redraw();
+    large.draw();
   };
-  let drawnHidden = hidden();
-  const redrawThumbs = (all = false) => {
-    if (!all && drawnHidden === hidden()) return;
-    drawnHidden = hidden();
-    for (const one of thumbs) if (one.drawn) drawThumb(one);
-  };
-  state.listen(update);
-  onTheme(() => { redrawThumbs(true); draw(); }, signal);
-  addEventListener("resize", () => { if (map.clientWidth && measure().cell !== large.cell) draw(); }, { signal });
-  // Only in the page does the map have a width.
-  requestAnimationFrame(() => { before = ""; update(); });
+  state.subscribe(update);
+  onThemeChange(() => { thumbnails.redraw(true); large.draw(); }, signal);
+  addEventListener("resize", () => large.fit(), { signal });
+  requestAnimationFrame(() => { shown = ""; update(); }); // the map has a width only once it is in the page
   return element;
 }
 
-/** @param {Trace} trace @param {Side} side @returns {Token[]} */
-function tokensOf(trace, side) {
-  return side === "source" ? trace.source : trace.read;
+// -------------------------------------------------------------------------------------------------
+// Selection
+
+/** @param {Trace} trace */
+export function sitesOf(trace) {
+  return ATTENTION_SITES.filter((site) => trace[site.id].layers);
 }
 
 /**
- * A query as it is named: of the decoder, the token read and the token said there.
+ * The site, layer and head of the link; by default the last layer of the last site.
  *
  * @param {Trace} trace
- * @param {Pane} pane
- * @param {number} row
+ * @param {State} state
+ * @param {SiteInfo[]} [sites] to select from; at least one
  */
-export function rowName(trace, pane, row) {
-  if (pane.rows === "source") return label(trace.source[row]);
-  return h("span", { class: "step" }, h("span", { class: "read" }, label(trace.read[row])),
-    h("span", { class: "arrow" }, " → "), label(trace.said[row]));
+export function selectedHead(trace, state, sites = sitesOf(trace)) {
+  const site = sites.find((one) => one.id === state.get("site")) ?? sites[sites.length - 1];
+  const weights = trace[site.id];
+  return { site, weights, layer: state.indexOrLast("layer", weights.layers), head: state.index("head", weights.heads) };
+}
+
+/** @param {Trace} trace @param {State} state @returns {Selection} */
+function selectedMap(trace, state) {
+  const mode = state.get("heads");
+  return { ...selectedHead(trace, state), mode: mode === "average" || mode === "max" ? mode : "single" };
+}
+
+/** @param {State} state */
+function specialHidden(state) {
+  return state.get("special") === "hidden";
 }
 
 /**
- * What the names of rows and columns are. A narrow screen has room only for the token said: style.css hides what was read.
- *
- * @param {Pane} pane
- * @returns {[rows: import("../dom.js").Child, columns: string]}
- */
-export function cornerOf(pane) {
-  return [pane.rows === "target" ? h("span", {}, h("span", { class: "read" }, "read → "), "said") : "query", "key"];
-}
-
-/**
- * The rows and columns to show. A row of the decoder counts as a mark if what it says is one.
+ * The rows and columns to show. A row of the decoder counts as special if its output is.
  *
  * @param {Trace} trace
- * @param {Pane} pane
- * @param {boolean} hide marks
+ * @param {SiteInfo} site
+ * @param {State} state
  */
-function places(trace, pane, hide) {
+function shownCells(trace, site, state) {
   /** @param {Token[]} tokens */
   const shown = (tokens) => {
     const all = tokens.map((_, i) => i);
-    const some = hide ? all.filter((i) => !tokens[i].special) : all;
+    const some = specialHidden(state) ? all.filter((i) => !tokens[i].special) : all;
     return some.length ? some : all;
   };
-  const rows = shown(pane.rows === "source" ? trace.source : trace.said);
-  return { rows, columns: shown(trace.columns[pane.kind]) };
+  const rows = shown(site.rows === "source" ? trace.source : trace.outputs);
+  return { rows, columns: shown(trace.columns[site.id]) };
 }
 
 /**
- * Where a light falls, for style.css.
+ * Whether each column of a site is a token, and not a mixture of tokens.
+ *
+ * @param {Trace} trace
+ * @param {SiteInfo} site
+ */
+function columnsAreTokens(trace, site) {
+  const tokens = site.columns === "source" ? trace.source : trace.inputs;
+  return trace.columns[site.id].length === tokens.length;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Labels
+
+/**
+ * The label of a query; for the decoder, its input and its output.
+ *
+ * @param {Trace} trace
+ * @param {SiteInfo} site
+ * @param {number} row
+ */
+export function queryLabel(trace, site, row) {
+  if (site.rows === "source") return tokenLabel(trace.source[row]);
+  return h("span", { class: "step" }, h("span", { class: "input" }, tokenLabel(trace.inputs[row])),
+    h("span", { class: "arrow" }, " → "), tokenLabel(trace.outputs[row]));
+}
+
+/**
+ * What the labels of rows and columns are. On a narrow screen style.css hides the inputs.
+ *
+ * @param {SiteInfo} site
+ * @returns {[rows: import("../dom.js").Child, columns: string]}
+ */
+export function cornerLabels(site) {
+  return [site.rows === "target" ? h("span", {}, h("span", { class: "input" }, "input → "), "output") : "query", "key"];
+}
+
+// -------------------------------------------------------------------------------------------------
+// Thumbnails
+
+/** @param {Context} context */
+function thumbnailGrids({ trace, state, signal }) {
+  /** @type {Thumbnail[]} */
+  const thumbnails = [];
+  /** @type {(site: SiteInfo, row: number | null) => void} */
+  let pointRow = () => {};
+  /** @param {Thumbnail} thumbnail */
+  const draw = (thumbnail) => {
+    const weights = trace[thumbnail.site.id];
+    thumbnail.drawn = true;
+    whenLoaded([[weights, thumbnail.layer]], (error) => {
+      if (error) return;
+      const { rows, columns } = shownCells(trace, thumbnail.site, state);
+      const values = weights.head(thumbnail.layer, thumbnail.head);
+      paint(thumbnail.canvas, ...maxPool(values, weights.keys, rows, columns, THUMBNAIL_SIZE));
+    });
+  };
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      const thumbnail = thumbnails.find((one) => one.canvas === entry.target);
+      if (entry.isIntersecting && thumbnail && !thumbnail.drawn) draw(thumbnail);
+    }
+  }, { rootMargin: "200px" });
+  signal.addEventListener("abort", () => observer.disconnect());
+
+  /** @param {Thumbnail} thumbnail */
+  const select = ({ site, layer, head }) => state.set({ site: site.id, layer: String(layer), head: String(head) });
+  const panes = ATTENTION_SITES.map((site) => {
+    const weights = trace[site.id];
+    const own = thumbnailsOf(site, weights, select);
+    thumbnails.push(...own);
+    const grid = thumbnailGrid(site, weights, own, select);
+    const element = h("section", { class: "pane", "data-site": site.id },
+      h("h3", {}, site.title, " ", h("span", { class: "quiet" }, site.description)),
+      weights.layers ? grid : h("p", { class: "quiet" }, "This model has none."));
+    return { site, element };
+  });
+  for (const thumbnail of thumbnails) {
+    observer.observe(thumbnail.canvas);
+    thumbnail.canvas.addEventListener("pointermove", (event) => {
+      const box = thumbnail.canvas.getBoundingClientRect();
+      const { rows } = shownCells(trace, thumbnail.site, state);
+      const row = rows[Math.floor(((event.clientY - box.top) / box.height) * rows.length)];
+      if (row !== undefined) pointRow(thumbnail.site, row);
+    });
+    thumbnail.canvas.addEventListener("pointerleave", () => pointRow(thumbnail.site, null));
+  }
+
+  let drawnHidden = specialHidden(state);
+  return {
+    panes,
+    /** @param {Selection} selection */
+    mark: (selection) => markSelected(thumbnails, selection),
+    /** @param {(site: SiteInfo, row: number | null) => void} listener */
+    onPointRow: (listener) => { pointRow = listener; },
+    /** Draw all thumbnails again if the shown rows changed, or in any case with `force`. */
+    redraw: (force = false) => {
+      if (!force && drawnHidden === specialHidden(state)) return;
+      drawnHidden = specialHidden(state);
+      for (const thumbnail of thumbnails) if (thumbnail.drawn) draw(thumbnail);
+    },
+  };
+}
+
+/** @typedef {ReturnType<typeof thumbnailGrids>} Thumbnails */
+
+/**
+ * @param {SiteInfo} site
+ * @param {LayerArray} weights
+ * @param {(thumbnail: Thumbnail) => void} onSelect
+ * @returns {Thumbnail[]}
+ */
+function thumbnailsOf(site, { layers, heads }, onSelect) {
+  return Array.from({ length: layers * heads }, (_, i) => {
+    const [layer, head] = [Math.floor(i / heads), i % heads];
+    const canvas = h("canvas", { "aria-hidden": "true" });
+    const button = h("button", {
+      type: "button", class: "thumb", title: `Layer ${layer + 1}, head ${head + 1}`,
+      "aria-label": `${site.title}, layer ${layer + 1}, head ${head + 1}`, onclick: () => onSelect(thumbnail),
+    }, canvas);
+    /** @type {Thumbnail} */
+    const thumbnail = { site, layer, head, button, canvas, drawn: false };
+    return thumbnail;
+  });
+}
+
+/**
+ * The thumbnails of a site, layers in rows and heads in columns; arrow keys move the selection.
+ *
+ * @param {SiteInfo} site
+ * @param {LayerArray} weights
+ * @param {Thumbnail[]} thumbnails
+ * @param {(thumbnail: Thumbnail) => void} onSelect
+ */
+function thumbnailGrid(site, weights, thumbnails, onSelect) {
+  /** @param {KeyboardEvent} event */
+  const onkeydown = (event) => {
+    const step = ARROWS[event.key];
+    const current = thumbnails.find((one) => one.button === document.activeElement);
+    if (!step || !current) return;
+    event.preventDefault();
+    const next = thumbnails.find((one) => one.layer === current.layer + step[0] && one.head === current.head + step[1]);
+    if (!next) return;
+    next.button.focus();
+    onSelect(next);
+  };
+  const grid = h("div", { class: "grid", role: "group", "aria-label": `${site.title}: heads`, onkeydown });
+  grid.style.setProperty("--heads", String(weights.heads));
+  grid.append(h("span", { class: "axis corner" }, "layer"));
+  for (let head = 0; head < weights.heads; head++) grid.append(h("span", { class: "axis" }, head + 1));
+  for (const { layer, head, button } of thumbnails) {
+    if (!head) grid.append(h("span", { class: "axis" }, layer + 1));
+    grid.append(button);
+  }
+  return grid;
+}
+
+/** @param {Thumbnail[]} thumbnails @param {Selection} selection */
+function markSelected(thumbnails, { site, layer, head, mode }) {
+  for (const one of thumbnails) {
+    const inLayer = one.site === site && one.layer === layer;
+    one.button.setAttribute("aria-pressed", String(inLayer && (mode !== "single" || one.head === head)));
+  }
+  for (const each of ATTENTION_SITES) {
+    const own = thumbnails.filter((one) => one.site === each);
+    const current = (each === site && own.find((one) => one.layer === layer && one.head === head)) || own[0];
+    if (current) setTabStop(own.map((one) => one.button), current.button);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------
+// The enlarged head
+
+/** @param {Context} context @param {Thumbnails} thumbnails */
+function largeMap({ trace, state, signal }, thumbnails) {
+  const frame = matrixFrame("Cells", signal, "map");
+  const title = h("h3", { class: "which" });
+  const reading = cellReading(trace, signal);
+  /** @param {number} columns */
+  const cellSizeFor = (columns) => {
+    const space = (frame.element.clientWidth || 600) - (frame.rows.offsetWidth || 150);
+    return Math.min(Math.max(Math.floor(space / columns), MIN_CELL), MAX_CELL);
+  };
+  /** @returns {ShownMap} */
+  const measure = () => {
+    const selection = selectedMap(trace, state);
+    const { weights, layer, head, mode } = selection;
+    const { rows, columns } = shownCells(trace, selection.site, state);
+    const values = weights.matrix(layer, mode === "single" ? head : mode);
+    return { ...selection, values, rows, columns, cellSize: cellSizeFor(columns.length) };
+  };
+  let shown = measure();
+  const table = tableToggle("Attention weights: queries in rows, keys in columns", () => weightTable(trace, shown));
+  /** @type {(cell: Cell | null) => void} */
+  let highlight = () => {};
+  let labelled = "";
+
+  const drawLoaded = () => {
+    shown = measure();
+    const { site, weights, mode, values, rows, columns } = shown;
+    thumbnails.mark(shown);
+    title.textContent = titleOf(shown);
+    paint(frame.canvas, values, weights.keys, rows, columns);
+    frame.element.style.setProperty("--across", String(columns.length));
+    frame.element.style.setProperty("--down", String(rows.length));
+    const labels = `${site.id} ${mode} ${specialHidden(state)}`;
+    if (labelled !== labels) {
+      labelled = labels;
+      labelMap(trace, frame, shown);
+      reading.describeScale(shown);
+    }
+    shown.cellSize = cellSizeFor(columns.length); // the labels may have changed the width
+    frame.element.style.setProperty("--cell", `${shown.cellSize}px`);
+    table.update();
+    highlight(null);
+  };
+  const draw = () => {
+    const selection = selectedMap(trace, state);
+    whenLoaded([[selection.weights, selection.layer]], (error) => {
+      const now = selectedMap(trace, state);
+      if (now.weights !== selection.weights || now.layer !== selection.layer) return;
+      frame.element.hidden = Boolean(error);
+      drawLoaded();
+      if (error) reading.showError(error);
+    });
+  };
+  return {
+    element: frame.element, title, reading: reading.element, table: table.element, frame, draw,
+    shown: () => shown,
+    fit: () => { if (frame.element.clientWidth && measure().cellSize !== shown.cellSize) draw(); },
+    /** @param {Cell | null} cell */
+    describe: (cell) => reading.show(shown, cell),
+    /** @param {(cell: Cell | null) => void} listener */
+    onPoint: (listener) => {
+      highlight = listener;
+      handleCells(trace, state, frame, () => shown, listener);
+    },
+  };
+}
+
+/** @typedef {ReturnType<typeof largeMap>} LargeMap */
+/** @typedef {ReturnType<typeof matrixFrame>} Frame */
+
+/** @param {ShownMap} shown */
+function titleOf({ site, weights, layer, head, mode }) {
+  const heads = `of ${weights.heads} heads`;
+  const which = { single: `head ${head + 1}`, average: `average ${heads}`, max: `maximum ${heads}` }[mode];
+  return `${site.title}, layer ${layer + 1}, ${which}`;
+}
+
+/** @param {Trace} trace @param {Frame} frame @param {ShownMap} shown */
+function labelMap(trace, frame, { site, rows, columns }) {
+  const keys = trace.columns[site.id];
+  frame.corner.replaceChildren(...cornerLabels(site).map((one) => h("span", {}, one)));
+  frame.rows.replaceChildren(...rows.map((row) => h("div", { "data-index": row }, queryLabel(trace, site, row))));
+  frame.columns.replaceChildren(...columns.map((column) => h("div", { "data-index": column }, tokenLabel(keys[column]))));
+}
+
+/** @param {Trace} trace @param {ShownMap} shown */
+function weightTable(trace, { site, weights, values, rows, columns }) {
+  const keys = trace.columns[site.id];
+  return {
+    head: ["query", ...columns.map((column) => tokenLabel(keys[column]))],
+    rows: rows.map((row) => [queryLabel(trace, site, row),
+      ...columns.map((column) => values[row * weights.keys + column].toFixed(4))]),
+  };
+}
+
+/**
+ * Pointer and keyboard on the cells and labels of the map. A double click or Enter opens the weight's own view.
+ *
+ * @param {Trace} trace @param {State} state @param {Frame} frame
+ * @param {() => ShownMap} shown
+ * @param {(cell: Cell | null) => void} highlight
+ */
+function handleCells(trace, state, frame, shown, highlight) {
+  const { element, canvas, cells } = frame;
+  /** @type {[number, number]} indices of the shown rows and columns */
+  let cursor = [0, 0];
+  const atCursor = () => ({ row: shown().rows[cursor[0]], column: shown().columns[cursor[1]] });
+  /** @param {PointerEvent} event */
+  const point = (event) => {
+    const { rows, columns, cellSize } = shown();
+    const box = canvas.getBoundingClientRect();
+    const at = [Math.floor((event.clientY - box.top) / cellSize), Math.floor((event.clientX - box.left) / cellSize)];
+    if (rows[at[0]] === undefined || columns[at[1]] === undefined) return;
+    cursor = [at[0], at[1]];
+    highlight(atCursor());
+  };
+  const openWeight = () => {
+    const { site, layer, head } = shown();
+    const { row, column } = atCursor();
+    if (!hasProjections(trace, shown())) return;
+    state.set({
+      view: "weight", site: site.id, layer: String(layer), head: String(head), query: String(row), key: String(column),
+    });
+  };
+  cells.addEventListener("dblclick", openWeight);
+  cells.addEventListener("pointermove", point);
+  cells.addEventListener("pointerdown", point);
+  cells.addEventListener("keydown", (event) => {
+    const step = ARROWS[event.key];
+    if (event.key === "Enter") openWeight();
+    if (!step) return;
+    event.preventDefault();
+    const { rows, columns } = shown();
+    cursor = [clampIndex(cursor[0] + step[0], rows.length), clampIndex(cursor[1] + step[1], columns.length)];
+    highlight(atCursor());
+  });
+  cells.addEventListener("focus", () => {
+    cursor = [0, 0];
+    if (cells.matches(":focus-visible")) highlight(atCursor());
+  });
+  cells.addEventListener("blur", () => highlight(null));
+  for (const [labels, name] of /** @type {const} */ ([[frame.rows, "row"], [frame.columns, "column"]])) {
+    labels.addEventListener("pointerover", (event) => {
+      const label = /** @type {Element} */ (event.target).closest("[data-index]");
+      if (!(label instanceof HTMLElement)) return;
+      const index = Number(label.dataset.index);
+      if (name === "row") cursor = [shown().rows.indexOf(index), cursor[1]];
+      highlight({ [name]: index });
+    });
+  }
+  element.addEventListener("pointerleave", (event) => {
+    if (event.pointerType !== "touch") highlight(null); // a lifted finger still points at its cell
+  });
+}
+
+/** @param {Trace} trace @param {Selection} selection whether the weights can be followed from queries and keys */
+function hasProjections(trace, { site, mode }) {
+  return mode === "single" && Boolean(trace.projections[site.id]);
+}
+
+// -------------------------------------------------------------------------------------------------
+// Reading values
+
+/**
+ * The panel beside the map: the colour scale, the weight of a cell, and the top keys of its row.
+ *
+ * @param {Trace} trace
+ * @param {AbortSignal} signal
+ */
+function cellReading(trace, signal) {
+  const scaleNote = h("span", { class: "quiet" });
+  const value = h("p", { class: "value", "aria-live": "polite" });
+  const topKeys = h("div", { class: "shares" });
+  const element = h("aside", { class: "reading" },
+    h("div", { class: "legend" }, "0", scaleBar(signal), "1", scaleNote),
+    spaceSymbolNote([...trace.source, ...trace.outputs]), value, topKeys);
+
+  /** @param {ShownMap} shown @param {Cell | null} cell */
+  const show = (shown, cell) => {
+    if (cell?.row === undefined) {
+      value.replaceChildren(h("span", { class: "quiet" }, instructions(hasProjections(trace, shown))));
+      topKeys.replaceChildren();
+      return;
+    }
+    const { site, weights, values, columns } = shown;
+    const keys = trace.columns[site.id];
+    const row = values.subarray(cell.row * weights.keys, (cell.row + 1) * weights.keys);
+    value.replaceChildren(queryLabel(trace, site, cell.row), h("span", { class: "quiet" }, " attends to "));
+    if (cell.column !== undefined) {
+      value.append(tokenLabel(keys[cell.column]), " ", h("strong", {}, row[cell.column].toFixed(4)));
+    }
+    const best = [...columns].sort((a, b) => row[b] - row[a]).slice(0, TOP_KEYS);
+    topKeys.replaceChildren(...best.map((column) =>
+      h("div", { class: "share" }, tokenBar(keys[column], row[column], row[column].toFixed(3)))));
+  };
+  return {
+    element, show,
+    /** @param {string} error */
+    showError: (error) => value.replaceChildren(h("span", { class: "status wrong" }, error)),
+    /** @param {ShownMap} shown */
+    describeScale: ({ weights, values, mode }) => {
+      const sum = values.subarray(0, weights.keys).reduce((total, weight) => total + weight, 0);
+      const normalized = mode === "single" && Math.abs(sum - 1) < 0.02;
+      scaleNote.textContent = `attention weight${normalized ? "; the row of a head sums to 1" : ""}${
+        weights.quantized ? "; quantized to 8 bits in this file, accurate to 0.004" : ""}`;
+    },
+  };
+}
+
+/** @param {boolean} followable */
+function instructions(followable) {
+  if (TOUCH) {
+    return `${POINT_AT} a cell for its weight and the keys that its row attends to most.${
+      followable ? " The tab “One weight” shows how a weight is computed." : ""}`;
+  }
+  return `${POINT_AT} a cell for its weight, or at a row for the keys that it attends to most.${
+    followable ? " Double-click a cell, or press Enter, to see how its weight is computed." : ""}`;
+}
+
+// -------------------------------------------------------------------------------------------------
+// Highlighting
+
+/**
+ * Highlights a row and a column of the large map, and the same tokens in all thumbnails.
+ *
+ * @param {Trace} trace @param {State} state @param {Thumbnails} thumbnails @param {LargeMap} large
+ * @returns {(cell: Cell | null) => void}
+ */
+function highlighter(trace, state, thumbnails, large) {
+  return (cell) => {
+    const { site, rows, columns } = large.shown();
+    /** @type {{ side: Side, index: number } | null} */
+    let token = null;
+    if (cell?.row !== undefined) token = { side: site.rows, index: cell.row };
+    else if (cell?.column !== undefined && columnsAreTokens(trace, site)) {
+      token = { side: site.columns, index: cell.column };
+    }
+    for (const pane of thumbnails.panes) {
+      const shown = shownCells(trace, pane.site, state);
+      /** @param {Side} side */
+      const index = (side) => (token?.side === side ? token.index : undefined);
+      const square = pane.site.rows === pane.site.columns;
+      setHighlight(pane.element, "row", shown.rows, index(pane.site.rows));
+      setHighlight(pane.element, "column", shown.columns,
+        square || !columnsAreTokens(trace, pane.site) ? undefined : index(pane.site.columns));
+    }
+    setHighlight(large.element, "row", rows, cell?.row);
+    setHighlight(large.element, "column", columns, cell?.column);
+    highlightLabels(large.frame.rows, cell?.row);
+    highlightLabels(large.frame.columns, cell?.column);
+    large.describe(cell);
+  };
+}
+
+/**
+ * Highlight the row under the pointer in a thumbnail wherever the same token is a row or a column.
+ *
+ * @param {Trace} trace @param {State} state @param {Thumbnails} thumbnails @param {LargeMap} large
+ * @param {SiteInfo} site @param {number} row
+ */
+function highlightRow(trace, state, thumbnails, large, site, row) {
+  for (const pane of thumbnails.panes) {
+    const shown = shownCells(trace, pane.site, state);
+    const isRow = pane.site.rows === site.rows;
+    const isColumn = !isRow && pane.site.columns === site.rows && columnsAreTokens(trace, pane.site);
+    setHighlight(pane.element, "row", shown.rows, isRow ? row : undefined);
+    setHighlight(pane.element, "column", shown.columns, isColumn ? row : undefined);
+  }
+  const { site: largeSite, rows } = large.shown();
+  setHighlight(large.element, "row", rows, largeSite.rows === site.rows ? row : undefined);
+}
+
+/**
+ * Tell style.css which row or column to highlight.
  *
  * @param {HTMLElement} element
  * @param {"row" | "column"} name
  * @param {number[]} shown
  * @param {number | undefined} index
  */
-function mark(element, name, shown, index) {
+function setHighlight(element, name, shown, index) {
   const at = index === undefined ? -1 : shown.indexOf(index);
   element.classList.toggle(`lit-${name}`, at >= 0);
   if (at < 0) return;
@@ -422,12 +601,7 @@ function mark(element, name, shown, index) {
   element.style.setProperty(`--${name}s`, String(shown.length));
 }
 
-/** @param {AbortSignal} signal @param {HTMLElement} says */
-function legend(signal, says) {
-  const canvas = h("canvas", { "aria-hidden": "true" });
-  const steps = Float32Array.from({ length: 64 }, (_, i) => i / 63);
-  const draw = () => paint(canvas, steps, 64, [0], Array.from(steps.keys()));
-  draw();
-  onTheme(draw, signal);
-  return h("div", { class: "legend" }, "0", canvas, "1", says);
+/** @param {HTMLElement} labels @param {number | undefined} index */
+function highlightLabels(labels, index) {
+  for (const label of labels.children) label.classList.toggle("lit", label.getAttribute("data-index") === `${index}`);
 }

@@ -1,0 +1,57 @@
+"""What several benchmarks need: Markdown tables in documentation pages, statistics, and the test pairs of a run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from regard.data.corpus import read_pairs
+from regard.data.pairs import Pair
+from regard.errors import RegardError
+from regard.storage.run_dir import RunDir
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """The lines of a table. The first ``left`` columns are left-aligned, the others right-aligned."""
+    alignment = "|---" * left + "|--:" * (len(head) - left) + "|"
+    return [f"| {' | '.join(head)} |", alignment, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def replace_section(page: Path, text: str, begin: str, end: str, content: str) -> str:
+    """The text of a page with the content between the markers ``begin`` and ``end`` replaced."""
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    assert found_begin, f"{page} has no line {begin}"
+    assert found_end, f"{page} has no line {end}"
+    return f"{before}{begin}{content}{end}{after}"
+
+
+def student_t(freedom: float) -> float:
+    """The 97.5% quantile of Student's t distribution with this many degrees of freedom.
+
+    With t = sqrt(n) tan(a) the density of t becomes cos(a)^(n-1), up to a factor, so the quantile is where the area
+    under that is 95% of the whole.
+    """
+    angles = np.linspace(0.0, np.pi / 2, 200_001)
+    heights = np.cos(angles) ** (freedom - 1)
+    areas = np.concatenate([[0.0], np.cumsum(heights[1:] + heights[:-1])])
+    return float(np.sqrt(freedom) * np.tan(np.interp(0.95, areas / areas[-1], angles)))
+
+
+def growth_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The slope of log value over log size, by least squares."""
+    x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
+    return statistics.linear_regression(x, y).slope
+
+
+def read_test_pairs(run: Path, limit: int | None = None) -> list[Pair]:
+    """The first pairs of the test data of a run's recipe; None: all."""
+    data = RunDir(run).recipe().data
+    if data.test is None:
+        raise RegardError(f"{run}: its recipe has no data.test to translate")
+    return list(islice(read_pairs(data.test, data, "data.test"), limit))

@@ -1,0 +1,59 @@
+"""A pair of source and target text, and what a pair may carry besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from regard.data.dependency_trees import ParsedSentence
+
+
+class Pair(NamedTuple):
+    source: str
+    target: str
+
+
+class TaggedPair(Pair):
+    """A pair with tags, which are prepended to its source: ``2de`` for target language de, ``bt`` for its origin."""
+
+    tags: tuple[str, ...]
+
+    @classmethod
+    def from_pair(cls, pair: Pair, tags: tuple[str, ...]) -> TaggedPair:
+        tagged = cls(*pair)
+        tagged.tags = tags
+        return tagged
+
+
+class ParsedPair(Pair):
+    """A pair with the dependency parse of its source."""
+
+    parse: ParsedSentence | None
+    """None only if the source is blank"""
+
+    @classmethod
+    def from_pair(cls, pair: Pair, parse: ParsedSentence | None) -> ParsedPair:
+        parsed = cls(*pair)
+        parsed.parse = parse
+        return parsed
+
+
+def tags_of(pair: Pair) -> tuple[str, ...]:
+    return pair.tags if isinstance(pair, TaggedPair) else ()
+
+
+def parse_of(pair: Pair) -> ParsedSentence | None:
+    return pair.parse if isinstance(pair, ParsedPair) else None
+
+
+def language_of(pair: Pair) -> str | None:
+    """The target language, if the pair is tagged with one."""
+    return next((tag[1:] for tag in tags_of(pair) if tag.startswith("2")), None)
+
+
+def group_by_language(pairs: Iterable[Pair]) -> dict[str | None, list[Pair]]:
+    """The pairs of each target language, in their order."""
+    groups: dict[str | None, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(language_of(pair), []).append(pair)
+    return groups

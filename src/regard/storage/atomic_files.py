@@ -1,0 +1,135 @@
+"""Files and folders that appear complete or not at all.
+
+Everything is written to a temporary name in the same folder, synced to disk, and renamed. A reader never sees half a
+file, and a crash leaves the previous version in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PARTIAL = ".partial"
+"""suffix of files and folders that are still being written"""
+
+METADATA_KEY = "regard"
+"""The one entry of a safetensors header that holds our metadata, as JSON. A single entry, because safetensors writes
+several in arbitrary order, and equal contents should be equal byte for byte."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Checks before the work begins
+
+
+def check_distinct_files(files: Mapping[str, Path | None]) -> None:
+    """Refuse a file that has two roles: an output that is also an input, or one file given twice.
+
+    ``files`` maps a role such as ``--output`` to its path, or to None if it was not given.
+    """
+    roles: dict[Path, str] = {}
+    for role, path in files.items():
+        if path and (other := roles.setdefault(path.resolve(), role)) != role:
+            raise RegardError(f"{role} {path}: same file as {other}; use two different files")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if path.is_dir():
+        raise RegardError(f"{path}: a folder, not a file")
+    if path.exists() and not path.is_file():
+        raise RegardError(f"{path}: not a regular file, so it cannot be replaced")
+    if not path.parent.is_dir():
+        raise RegardError(f"{path}: cannot be written: {path.parent} is not a folder")
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Call ``write`` with a temporary path, sync the file to disk, and rename it to ``path``."""
+    check_writable(path)
+    temporary = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RegardError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file atomically."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomic(path, write)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write a safetensors file atomically; ``metadata`` is stored as JSON in its header."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(temporary: Path) -> None:
+        try:
+            temporary.touch()  # with the user's umask; safetensors would set a mode of its own
+            mode = temporary.stat().st_mode
+            save_file(
+                dict(tensors), temporary, {METADATA_KEY: json.dumps(metadata, sort_keys=True)}
+            )
+            temporary.chmod(mode)
+        except SafetensorError as error:  # raised for a full disk, for example
+            raise OSError(errno.EIO, str(error)) from None
+
+    write_atomic(path, write)
+
+
+def read_metadata(file: Any) -> dict[str, Any]:
+    """The metadata of an open safetensors file; empty if ``write_tensors`` did not write it."""
+    metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+    return metadata
+
+
+# ---------------------------------------------------------------------------------------------
+# Folders
+
+
+@contextmanager
+def atomic_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder to write into. It is renamed to ``out`` at the end, and removed on any error."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise RegardError(f"{out}: already exists; choose another --out, or remove it")
+    partial = out.with_name(f".{out.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        if out.exists():
+            out.rmdir()
+        partial.replace(out)
+    except OSError as error:
+        raise RegardError(f"{out}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

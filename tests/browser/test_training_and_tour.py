@@ -1,0 +1,346 @@
+"""The training history, the tour, the page in a notebook, and a server with API keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from regard.inspection.history import training_history
+from regard.inspection.trace import Trace
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
+from tests.browser.conftest import served
+from tests.browser.pages import Open, rows_of, synthetic, texts, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+DOG = [
+    "▁The",
+    "▁dog",
+    "▁did",
+    "n't",
+    "▁cross",
+    "▁the",
+    "▁street",
+    "▁because",
+    "▁it",
+    "▁was",
+    "▁too",
+]
+HOSTILE = "</script><img src=x onerror=window.struck=1><b>▁"
+
+
+@pytest.fixture(scope="module")
+def learned(trained_run: Path) -> Trace:
+    return Translator.load(trained_run, "cpu").trace("ein Hund", beam=2, checkpoints=True)
+
+
+def tables(page: Page) -> dict[str, list[list[str]]]:
+    """All tables of the view, by caption."""
+    for button in page.locator("button:visible", has_text="Show as table").all()[::-1]:
+        button.click()
+    script = """all => all.map(table => [table.caption.textContent,
+      [...table.rows].map(row => [...row.cells].map(cell => cell.textContent))])"""
+    return dict(page.locator("table:visible").evaluate_all(script))
+
+
+def test_the_values_are_those_of_training(open_file: Open, learned: Trace) -> None:
+    page = open_file(learned, "#view=training&step=2")
+    until(page, "document.querySelector('#alignment').width > 0")
+    history = learned.history
+    assert history is not None
+    shown = tables(page)
+    head, *rows = shown["Position encoding by position and dimension"]
+    waves = np.array([row[1:] for row in rows], dtype=float)
+    assert waves.shape == (64, 16)
+    assert waves[4, 0] == pytest.approx(np.sin(4), abs=0.51e-3)
+    plots = page.locator(".plot").evaluate_all("all => all.map(one => one.clientWidth)")
+    assert len(plots) == 4
+    assert min(plots) > 450, "as wide as their cards"
+    size = "canvas => [canvas.width, canvas.height]"
+    assert page.locator("#positions").evaluate(size) == [16, 64]
+    _, *rows = shown["Dot product by distance"]
+    assert [float(row[1]) for row in rows] == pytest.approx(history["positions"]["mean"], abs=1e-4)
+    head, *rows = shown["Learning rate by step"]
+    assert [float(row[1]) for row in rows] == pytest.approx(
+        history["schedule"]["learning_rates"], rel=1e-4
+    )
+    head, *rows = shown["The log, by step"]
+    assert head == ["step", "loss", "learning rate", "validation loss", "BLEU"]
+    assert rows[1] == ["2", "2.0000", "2.000e-1", "2.5000", "50.00"]
+    head, *rows = shown["Targets with label smoothing"]
+    targets = [(one["correct"], one["other"]) for one in history["smoothing"]["targets"]]
+    assert [(float(row[2]), float(row[3])) for row in rows] == [
+        pytest.approx(one, rel=1e-3) for one in targets
+    ]
+
+
+def test_charts_are_readable_on_a_phone(open_file: Open, learned: Trace) -> None:
+    """Nothing is cut off or overlaps, and numbers are grouped."""
+    history = learned.history
+    assert history is not None
+    valid = [
+        {"step": 500 * i, "loss": 1.0, "score": score, "best": False}
+        for i, score in enumerate((90.0, 98.0, 99.5), 1)
+    ]
+    curves = {**history["curves"], "valid": valid}
+    page = open_file(
+        replace(learned, history={**history, "curves": curves}),
+        "#view=training",
+        viewport={"width": 390, "height": 844},
+    )
+    until(page, "document.querySelectorAll('.chart .unit').length === 4")
+    inside = """all => all.map(one => one.closest("svg").getBoundingClientRect().bottom
+      - one.getBoundingClientRect().bottom)"""
+    assert min(page.locator(".chart .unit").evaluate_all(inside)) >= 0
+    aside = """all => all.map(one => [one, one.parentElement].map(each => each.getBoundingClientRect()))
+      .map(([a, b]) => Math.abs(a.y + a.height / 2 - b.y - b.height / 2))"""
+    assert max(page.locator(".lines-key .stroke").evaluate_all(aside)) < 2
+    score = page.locator(".chart", has=page.locator("svg[aria-label='BLEU by step']"))
+    assert score.locator(".tick.x").all_text_contents() == ["500", "1,000", "1,500", "step"]
+    assert min(float(one) for one in score.locator(".tick.y").all_text_contents()) >= 80
+    bars = """all => all.map(bars => [...bars.querySelectorAll("span")].map(one => {
+      const range = document.createRange();
+      range.selectNodeContents(one);
+      const { left, right } = range.getBoundingClientRect();
+      return [left, right];
+    }))"""
+    for labels in page.locator(".bars").evaluate_all(bars):
+        assert all(a[1] < b[0] for a, b in pairwise(labels))
+
+
+def test_the_slider_moves_through_the_checkpoints(open_file: Open, learned: Trace) -> None:
+    page = open_file(learned, "#view=training")
+    where = page.get_by_label("Checkpoint", exact=True)
+    assert texts(page, ".where") == ["step 4"]
+    where.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("location.hash") == "#view=training&step=2"
+    until(page, "document.querySelector('.beside .quiet').textContent.includes('after 2 steps')")
+    rows = rows_of(page)
+    outputs, source = len(learned.outputs), len(learned.source)
+    assert (len(rows), len(rows[0])) == (outputs + 1, source + 2)
+    uniform = np.array([row[2:] for row in rows[1:]], dtype=float)
+    np.testing.assert_allclose(
+        uniform, 1 / source, atol=0.004
+    )  # the weights of that checkpoint are zeros
+
+
+def test_a_page_without_history_says_so(open_file: Open, finished_run: Path) -> None:
+    page = open_file(synthetic(), "#view=training")
+    assert "without the training history" in texts(page, ".training")[0]
+    page = open_file(Translator.load(finished_run, "cpu").trace("ein Hund"), "#view=training")
+    assert "has kept no checkpoints" in texts(page, ".training")[0]
+    assert "no training log" in texts(page, ".training")[0]
+
+
+@pytest.mark.parametrize("view", ["training", "tour"])
+def test_a_phone_and_markup_in_text(open_file: Open, finished_run: Path, view: str) -> None:
+    shown = synthetic(source=[HOSTILE, "▁a"], outputs=[HOSTILE, "▁b"])
+    history = {**training_history(Translator.load(finished_run, "cpu")), "checkpoints": [1]}
+    rows = [
+        {
+            "step": 1,
+            "cross_attention": shown.to_json()["cross_attention"],
+            "probabilities": [0.5, 0.5, 0.5],
+        }
+    ]
+    page = open_file(
+        replace(shown, text=HOSTILE, history={**history, "alignments": rows}),
+        f"#view={view}&tour=1&arrive=1",
+        viewport={"width": 390, "height": 844},
+        color_scheme="dark",
+    )
+    page.locator(".tour-step .tour-text").wait_for()
+    page.evaluate("view => { location.hash = `#view=${view}&tour=1` }", view)
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("window.struck") is None
+    assert page.locator("main img, main b").count() == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# The tour
+
+
+def step(page: Page) -> str:
+    return page.locator(".tour-step .tour-text").text_content() or ""
+
+
+def test_the_numbers_of_the_tour_are_those_of_the_trace(open_file: Open) -> None:
+    shown = synthetic(source=[*DOG, "▁tired", "▁."])
+    text = "The dog didn't cross the street because it was too tired."
+    shown = replace(shown, text=text)
+    page = open_file(shown, "#view=tour")
+    titles = texts(page, ".tour-contents li a")
+    page.locator(".tour-contents a").first.click()
+    page.locator(".tour-step h2").wait_for()
+    assert re.search(r"into 14 tokens and wrote 6.*least certain of ▁Der: 20%", step(page))
+    assert page.locator(".line.target .word[aria-pressed=true]").text_content() == "Der"
+    visited = []
+    while True:
+        title = page.locator(".tour-step h2").text_content()
+        visited.append(title)
+        if title == "Heads have patterns":
+            share = np.array([np.diagonal(shown.encoder, k, 2, 3).mean(-1) for k in (-1, 0, 1)])
+            _, layer, head = np.unravel_index(share.argmax(), share.shape)
+            until(page, "document.querySelector('.which')?.textContent.startsWith('Encoder')")
+            assert texts(page, ".which") == [f"Encoder, layer {layer + 1}, head {head + 1}"]
+            assert f"{round(100 * share.max())}%" in step(page)
+        if title == "No looking ahead":
+            assert "is exactly 0" in step(page)
+        if title == "Too tired":
+            it, dog, street = 8, 1, 6
+            row = shown.cross_attention[:, :, :-1, it].max((0, 1)).argmax()
+            nouns = shown.cross_attention[:, :, row][:, :, [dog, street]]
+            layer, head = np.unravel_index(nouns.max(2).argmax(), nouns.shape[:2])
+            numbers = [f"{weight:.2f}" for weight in nouns[layer, head]]
+            where = f"cross-attention head {head + 1} of layer {layer + 1}, the head with the largest weight"
+            assert where in step(page)
+            assert f"The token that attends most to it is {shown.outputs[row].text}." in step(page)
+            assert f"dog {numbers[0]}, street {numbers[1]}" in step(page)
+            assert f"&layer={layer}&head={head}" in page.evaluate("location.hash")
+        following = page.locator(".tour-step button", has_text="Next")
+        if not following.count():
+            break
+        following.click()
+        until(page, f"document.querySelector('.tour-step h2').textContent !== {json.dumps(title)}")
+    assert visited[:-1] == titles, "the last sentence is not in this file"
+    assert 'regard look RUN "The dog' in step(page)
+    page.get_by_role("button", name="Leave the tour").click()
+    assert not page.locator(".tour-step").is_visible()
+
+
+def test_the_translation_of_it_is_where_two_translations_differ(
+    browser: Browser, address: str
+) -> None:
+    """Not where attention to “it” is strongest: heads that attend to the noun need not attend to “it”."""
+    with browser.new_context() as context:
+        page = context.new_page()
+
+        def answer(route: Route) -> None:
+            text = json.loads(route.request.post_data or "{}")["q"]
+            last, pronoun, other = (
+                ("tired", "er", "müde") if "tired" in text else ("wide", "sie", "breit")
+            )
+            shown = synthetic(
+                [*DOG, f"▁{last}", "▁."], ["▁weil", f"▁{pronoun}", "▁zu", f"▁{other}"]
+            )
+            cross = shown.cross_attention.copy()
+            cross[1, 2, 1] = 0
+            cross[1, 2, 1, 1 if last == "tired" else 6] = 1
+            route.fulfill(json=replace(shown, text=text, cross_attention=cross).to_json("file"))
+
+        page.route("**/v1/trace", answer)
+        text = "The dog didn't cross the street because it was too tired."
+        page.goto(f"{address}/#view=heads&tour=10&arrive=1&q={text}")
+        page.locator(".tour-step .tour-text").wait_for()
+        content = step(page)
+        assert (
+            "Here it became ▁er, the first word that changes if the sentence ends in wide."
+            in content
+        )
+        assert re.search(
+            r"head 3 of layer 2, .*, gave dog 1\.00, street 0\.00; with wide, it became ▁sie",
+            content,
+        )
+        assert content.endswith("moved its attention from one noun to the other.")
+
+
+# ---------------------------------------------------------------------------------------------
+# A notebook
+
+
+def test_a_notebook_shows_the_page_in_a_sandboxed_frame(browser: Browser, learned: Trace) -> None:
+    problems: list[str] = []
+    with browser.new_context(viewport={"width": 1000, "height": 900}) as context:
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.set_content(f"<!doctype html><p>Out[1]:</p>{learned._repr_html_()}")
+        (frame,) = page.frames[1:]
+        frame.locator("#tab-heads").click()
+        frame.locator(".thumb[aria-label='Cross-attention, layer 1, head 2']").click()
+        assert frame.locator(".which").text_content() == "Cross-attention, layer 1, head 2"
+        frame.locator("#tab-tour").click()
+        frame.locator(".tour-contents a").nth(4).click()
+        frame.locator(".tour-step h2").wait_for()
+        assert frame.locator("#view-beam").is_visible()
+        frame.locator("#tab-training").click()
+        frame.locator("#alignment").wait_for()
+        assert (
+            frame.evaluate("(() => { try { return parent.document.title } catch { return 0 } })()")
+            == 0
+        )
+        box = page.locator("iframe").bounding_box()
+        assert box is not None
+        assert (box["width"], box["height"]) == (984, 768)
+        assert page.url == "about:blank"
+    assert problems == []
+
+
+# ---------------------------------------------------------------------------------------------
+# Served
+
+
+@pytest.fixture(scope="module")
+def learning_run(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is still training."""
+    run = RunDir(shutil.copytree(trained_run, tmp_path_factory.mktemp("runs") / "learning"))
+    run.card_file.unlink()
+    return run.folder
+
+
+@pytest.fixture(scope="module")
+def locked(learning_run: Path) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_API_KEYS", "sesame")
+        with served(learning_run) as url:
+            yield url
+
+
+def test_the_api_key_is_asked_for_once_and_a_running_training_is_followed(
+    browser: Browser, locked: str, learning_run: Path
+) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{locked}/#q=ein+Hund&view=training")
+        key = page.get_by_label("API key")
+        key.fill("wrong")
+        page.keyboard.press("Enter")
+        page.get_by_text("This server does not accept that key.").wait_for()
+        key.fill("sesame")
+        page.keyboard.press("Enter")
+        page.locator("#view-training .where", has_text="step 4").wait_for()
+        assert not key.is_visible()
+        page.reload()
+        page.locator("#view-training .where", has_text="step 4").wait_for()
+        assert not key.is_visible(), "it is stored for this tab"
+        assert page.evaluate("localStorage.length") == 0
+
+        # The page follows the run.
+        assert "Still training, or interrupted: 2 of 4" in texts(page, ".training")[0]
+        line = {"event": "step", "step": 4, "loss": 1.0, "learning_rate": 0.1}
+        with RunDir(learning_run).log_file.open("a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps(line)}\n")
+        page.get_by_text("4 of 4 steps so far").wait_for(timeout=20_000)
+
+        # Text is translated while it is typed.
+        page.get_by_label("Text").fill("ein")
+        page.get_by_label("Text").press_sequentially(" Hund", delay=20)
+        live = page.locator(".live")
+        live.wait_for()
+        (translation,) = Translator.load(learning_run, "cpu").translate(["ein Hund"])
+        until(page, f"document.querySelector('.live').textContent === {json.dumps(translation)}")
+        page.keyboard.press("Enter")
+        live.wait_for(state="hidden")

@@ -1,0 +1,41 @@
+"""Environment variables: set by the command line, never by an import."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from regard.inference.environment import limit_onednn_cache
+
+IMPORT_ALL = """
+import os
+before = dict(os.environ)
+import importlib, pkgutil, regard
+for module in pkgutil.walk_packages(regard.__path__, "regard."):
+    if module.name != "regard.__main__" and not module.name.startswith("regard.nn.kernels."):
+        importlib.import_module(module.name)
+changed = {key for key in before.keys() | os.environ.keys() if before.get(key) != os.environ.get(key)}
+print(sorted(key for key in changed if key.startswith(("ONEDNN", "LRU_CACHE", "OMP"))), sorted(changed))
+"""
+
+
+def test_importing_regard_changes_no_environment_variable() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IMPORT_ALL],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[] []"
+
+
+def test_the_size_of_the_onednn_cache_is_limited_unless_the_user_set_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "")
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    limit_onednn_cache()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    assert os.environ["LRU_CACHE_CAPACITY"] == "64"

@@ -1,0 +1,104 @@
+"""One engine: the same options give the same translation on every surface.
+
+Random decoding options, then the same text through Python, the command line, ``/translate``, the live stream and a trace.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings, strategies as st
+from typer.testing import CliRunner
+
+from regard.cli.main import app as command_line
+from regard.server.app import create_app
+from regard.tasks import Translator
+
+TEXTS = ["the dog sees a cat", "no", "a big dog", "the cat sees {name} and 12 dogs"]
+
+beams = st.fixed_dictionaries(
+    {},
+    optional={
+        "beam": st.sampled_from([1, 2, 4, 6]),
+        "length_penalty": st.sampled_from([0.0, 0.6, 1.5]),
+        "length_normalization": st.sampled_from(["gnmt", "transformers", "ctranslate2"]),
+        "extra_length": st.sampled_from([3, 8]),
+        "max_length": st.sampled_from([4, 12]),
+        "no_repeat_ngram": st.sampled_from([1, 2, 3]),
+        "coverage_penalty": st.just(0.3),
+        "protect": st.sampled_from([["placeholders"], ["numbers"], ["placeholders", "numbers"]]),
+    },
+)
+groups = st.fixed_dictionaries(
+    {"beam": st.just(4), "beam_groups": st.sampled_from([2, 4])},
+    optional={"diversity_penalty": st.sampled_from([0.0, 2.0])},
+)
+samples = st.fixed_dictionaries(
+    {"temperature": st.sampled_from([0.5, 1.0, 2.0])},
+    optional={
+        "top_k": st.sampled_from([1, 5]),
+        "top_p": st.sampled_from([0.3, 0.9]),
+        "seed": st.sampled_from([2, 7]),
+        "no_repeat_ngram": st.sampled_from([1, 2]),
+        "max_length": st.sampled_from([4, 12]),
+    },
+)
+least_risk = st.fixed_dictionaries(
+    {"mbr": st.sampled_from([2, 4])}, optional={"temperature": st.sampled_from([0.5, 1.5])}
+)
+
+
+@pytest.fixture(scope="module")
+def run(make_run: Callable[..., Path]) -> Path:
+    data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
+    return make_run(data=data, decoding={"extra_length": 6})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(options=beams | groups | samples | least_risk, text=st.sampled_from(TEXTS))
+def test_every_surface_gives_the_same_translation(
+    run: Path, precision: Any, options: dict[str, Any], text: str
+) -> None:
+    model = Translator.load(run, "cpu", precision)
+    (expected,) = model.translate([text], **options)
+    assert model.trace(text, **options).translation == expected
+    assert by_command(run, text, precision, options) == expected
+    model.set_decoding(**options)
+    with TestClient(create_app(model)) as client:
+        body = {"q": text, "source": "en", "target": "de"}
+        assert client.post("/translate", json=body).json()["translatedText"] == expected
+        events = client.post("/v1/live", json={"q": text}).text
+    assert last_text(events) == expected
+
+
+def by_command(run: Path, text: str, precision: str, options: dict[str, Any]) -> str:
+    changes = [f"--set={key}={json.dumps(value)}" for key, value in options.items()]
+    arguments = ["translate", str(run), text, "--precision", precision, *changes]
+    result = CliRunner().invoke(command_line, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout.rstrip("\n")
+
+
+def last_text(events: str) -> str:
+    data = [line[len("data: ") :] for line in events.split("\n") if line.startswith("data: ")]
+    texts = [json.loads(one) for one in data]
+    assert not any("error" in one for one in texts), texts
+    return str([one["text"] for one in texts if "text" in one][-1])
+
+
+def test_prefix_and_sampling_are_options_of_the_command(run: Path) -> None:
+    text = TEXTS[0]
+    model = Translator.load(run, "cpu")
+    (begins,) = model.translate(
+        [text], prefixes=["Der"], temperature=0.7, top_k=5, top_p=0.9, seed=3
+    )
+    arguments = ["translate", str(run), text, "--precision", "fp32", "--prefix", "Der"]
+    sampling = ["--temperature", "0.7", "--top-k", "5", "--top-p", "0.9", "--seed", "3"]
+    result = CliRunner().invoke(command_line, [*arguments, *sampling])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.rstrip("\n") == begins
+    assert begins.startswith("Der")

@@ -1,0 +1,100 @@
+"""A fake model, and helpers that send requests to the application without a network."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from regard.recipe import Recipe
+from regard.server.app import SECURITY_HEADERS
+from regard.server.batching import SearchOptions
+from regard.tasks import Translation
+
+PAIR = {"source": "en", "target": "de"}
+
+
+class UppercaseModel:
+    """Translates into capitals and records its calls. Clear ``may_continue`` to make it block."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.options: list[SearchOptions] = []
+        self.threads: set[int] = set()
+        self.may_continue = threading.Event()
+        self.may_continue.set()
+
+    def search(
+        self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
+    ) -> list[list[Translation]]:
+        self.batches.append(list(texts))
+        self.options.append(SearchOptions(beam, length_penalty, nbest))
+        self.threads.add(threading.get_ident())
+        assert self.may_continue.wait(20)
+        if "bad" in texts:
+            raise ValueError("bad")
+        ends = [""] + [f" {rank}" for rank in range(1, nbest)]
+        return [
+            [Translation(text.upper() + end, 0.0, 0.0, [text], [0.0], True) for end in ends]
+            for text in texts
+        ]
+
+
+class ServedUppercaseModel(UppercaseModel):
+    """With a recipe, as the application needs it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+
+
+def english_to_german(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
+    data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
+    return ServedUppercaseModel(small_recipe(data=data))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def run(app: FastAPI, test: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
+    async def in_client() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            await asyncio.wait_for(test(client), 20)
+
+    asyncio.run(in_client())
+
+
+def send(app: FastAPI, method: str, path: str, **request: Any) -> httpx.Response:
+    """Send one request. Every response must have the security headers, and every error a reason."""
+    responses: list[httpx.Response] = []
+
+    async def test(client: httpx.AsyncClient) -> None:
+        responses.append(await client.request(method, path, **request))
+
+    run(app, test)
+    (response,) = responses
+    assert {name: response.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
+    if not response.is_success:
+        assert list(response.json()) == ["error"]
+        assert response.json()["error"]
+    return response
+
+
+def translate(app: FastAPI, q: str | list[str], **more: Any) -> Any:
+    response = send(app, "POST", "/translate", json={"q": q, **PAIR, **more})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def events(response: httpx.Response) -> list[tuple[str, Any]]:
+    """The server-sent events of a response: name and data."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = [block.split("\n") for block in response.text.split("\n\n") if block]
+    return [(name[len("event: ") :], json.loads(data[len("data: ") :])) for name, data in blocks]

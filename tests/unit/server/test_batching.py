@@ -1,0 +1,192 @@
+"""The queue: requests that arrive together share a batch, and cancelled ones leave the queue."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from regard.server.batching import Batcher, RequestRefused, SearchOptions
+from regard.server.metrics import Metrics
+from regard.server.settings import Settings
+from tests.unit.server.client import UppercaseModel, until
+
+
+def make_batcher(model: UppercaseModel, **settings: Any) -> Batcher:
+    return Batcher(model, Settings(**settings), Metrics())
+
+
+async def translate(
+    batcher: Batcher, *texts: str, options: SearchOptions = SearchOptions()
+) -> list[str]:  # noqa: B008
+    with batcher.submit(texts, options) as futures:
+        return [best.text for best, *_ in await asyncio.gather(*futures)]
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def test_requests_that_arrive_together_share_a_batch() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, batch_delay=0.05)
+        results = await asyncio.gather(*(translate(batcher, f"a{i}", f"b{i}") for i in range(20)))
+        assert results == [[f"A{i}", f"B{i}"] for i in range(20)]
+        assert [len(batch) for batch in model.batches] == [40]
+        assert model.threads.isdisjoint({threading.get_ident()})
+
+    run(test())
+
+
+def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model)
+        model.may_continue.clear()
+        first = asyncio.create_task(translate(batcher, "first"))
+        await until(lambda: len(model.batches) == 1)
+        others = [asyncio.create_task(translate(batcher, f"{number}x")) for number in range(9)]
+        await until(lambda: batcher.queued == 9)
+        model.may_continue.set()
+        assert await first == ["FIRST"]
+        assert [await other for other in others] == [[f"{number}X"] for number in range(9)]
+        assert [len(batch) for batch in model.batches] == [1, 9]
+        assert len(model.threads) == 1
+
+    run(test())
+
+
+def test_only_equal_options_share_a_batch() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, batch_delay=0.05)
+        some = [
+            SearchOptions(5),
+            SearchOptions(2),
+            SearchOptions(5),
+            SearchOptions(5, 0.6),
+            SearchOptions(2),
+        ]
+        await asyncio.gather(*(translate(batcher, "x", options=options) for options in some))
+        assert model.options == [SearchOptions(5), SearchOptions(2), SearchOptions(5, 0.6)]
+        assert [len(batch) for batch in model.batches] == [2, 2, 1]
+
+    run(test())
+
+
+def test_a_batch_stays_within_its_budget_and_a_short_request_does_not_wait_for_a_long_one() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, batch_delay=0.05, max_batch_characters=40)
+        long = asyncio.create_task(translate(batcher, *["0123456789"] * 12))
+        await asyncio.sleep(0)
+        short = asyncio.create_task(translate(batcher, "abcdefghij"))
+        oversized = asyncio.create_task(translate(batcher, "x" * 100))
+        assert await short == ["ABCDEFGHIJ"]
+        assert "abcdefghij" in model.batches[0]
+        assert len(await long) == 12
+        assert await oversized == ["X" * 100]  # a sentence over the budget gets a batch of its own
+        assert all(sum(map(len, batch)) <= 40 or len(batch) == 1 for batch in model.batches)
+
+    run(test())
+
+
+def test_a_cancelled_request_leaves_the_queue() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model)
+        model.may_continue.clear()
+        first = asyncio.create_task(translate(batcher, "running"))
+        await until(lambda: len(model.batches) == 1)
+        leaving = asyncio.create_task(translate(batcher, *["leaving"] * 100))
+        staying = asyncio.create_task(translate(batcher, "here"))
+        await until(lambda: batcher.queued == 101)
+        leaving.cancel()
+        await until(lambda: batcher.queued == 1)
+        first.cancel()  # a running batch cannot be stopped; its result is dropped
+        model.may_continue.set()
+        assert await staying == ["HERE"]
+        assert model.batches == [["running"], ["here"]]
+
+    run(test())
+
+
+def test_a_full_queue_and_an_oversized_request_are_refused() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, max_queued_sentences=3)
+        with pytest.raises(RequestRefused, match="4 sentences in one request") as refused:
+            await translate(batcher, *"abcd")
+        assert refused.value.status == 413
+        model.may_continue.clear()
+        first = asyncio.create_task(translate(batcher, "running"))
+        await until(lambda: len(model.batches) == 1)
+        waiting = asyncio.create_task(translate(batcher, *"ab"))
+        await until(lambda: batcher.queued == 2)
+        with pytest.raises(RequestRefused) as refused:
+            await translate(batcher, *"cd")
+        assert refused.value.status == 429
+        model.may_continue.set()
+        assert await first == ["RUNNING"]
+        assert await waiting == ["A", "B"]
+        assert await translate(batcher, *"cde") == ["C", "D", "E"]
+
+    run(test())
+
+
+def test_an_error_fails_only_its_own_sentence() -> None:
+    async def test() -> None:
+        batcher = make_batcher(UppercaseModel(), batch_delay=0.05)
+        jobs = [translate(batcher, text) for text in ("good", "bad", "fine")]
+        good, bad, fine = await asyncio.gather(*jobs, return_exceptions=True)
+        assert (good, fine) == (["GOOD"], ["FINE"])
+        assert isinstance(bad, ValueError)
+
+    run(test())
+
+
+def test_drain_finishes_the_queue_and_refuses_new_requests() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, max_batch_characters=4)
+        jobs = [asyncio.create_task(translate(batcher, f"ab{number}")) for number in range(5)]
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(batcher.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(RequestRefused) as refused:
+            await translate(batcher, "late")
+        assert refused.value.status == 503
+        await ending
+        assert [await job for job in jobs] == [[f"AB{number}"] for number in range(5)]
+
+    run(test())
+
+
+def test_calls_run_in_the_model_thread_and_count_as_queued() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, max_queued_sentences=1)
+        await translate(batcher, "x")
+        model.may_continue.clear()
+        calling = asyncio.create_task(
+            batcher.call(lambda: (model.may_continue.wait(10), threading.get_ident())[1])
+        )
+        await until(lambda: batcher.queued == 1)
+        with pytest.raises(RequestRefused):
+            await translate(batcher, "y")
+        model.may_continue.set()
+        assert {await calling} == model.threads
+        assert batcher.queued == 0
+
+    run(test())
+
+
+def test_an_empty_request_returns_at_once() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        assert await translate(make_batcher(model)) == []
+        assert model.batches == []
+
+    run(test())

@@ -1,0 +1,74 @@
+"""The served model: inline tags, new weights of a running training, number of threads."""
+
+import asyncio
+import json
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.inspection.alignment import align
+from regard.nn.state_dict import named_weights
+from regard.server.app import create_app
+from regard.server.html_markup import split_html
+from regard.server.inspection import follow_training
+from regard.server.serve import limit_threads
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
+from tests.unit.server.client import send
+
+
+def test_inline_tags_follow_the_models_attention(finished_run: Path) -> None:
+    model = Translator.load(finished_run)
+    app = create_app(model)
+    source, target = model.recipe.data.language_pair
+    body = {"q": "ein <b>Hund</b> <i>a <u>dog</u></i>", "source": source, "target": target}
+    html = send(app, "POST", "/translate", json={**body, "format": "html"}).json()["translatedText"]
+    (plain,) = model.translate(["ein Hund a dog"])
+    assert sorted(re.findall("<.*?>", html)) == sorted(re.findall("<.*?>", body["q"]))
+    assert unescape(re.sub("<.*?>", "", html)) == plain
+    alignment = align(model, "ein Hund a dog", plain)
+    assert alignment is not None
+    expected = split_html(body["q"]).join([plain], [alignment])
+    assert html == expected
+    streamed = send(app, "POST", "/v1/translate/stream", json={**body, "format": "html"}).text
+    assert json.dumps(html, ensure_ascii=False)[1:-1] in streamed
+
+
+def test_new_weights_of_a_running_training_are_loaded(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.server.inspection.POLL_SECONDS", 0.01)
+    folder = RunDir(run_folder)
+    folder.card_file.unlink()
+    model = Translator.load(run_folder)
+    service = create_app(model).state.service
+    better = {name: tensor + 1 for name, tensor in folder.weights().items()}
+
+    async def write_weights() -> None:
+        following = asyncio.create_task(follow_training(service, model))
+        await asyncio.sleep(0.05)
+        folder.write_weights(better)
+        folder.write_card({})
+        await following
+
+    asyncio.run(asyncio.wait_for(write_weights(), 20))
+    for name, tensor in named_weights(model.network).items():
+        assert torch.equal(tensor, better[name]), name
+
+
+def test_a_small_model_uses_one_thread(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Translator.load(finished_run, "cpu")
+    chosen: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    limit_threads(model)
+    assert chosen == [], "OMP_NUM_THREADS takes precedence"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    limit_threads(model)
+    assert chosen == [1]
+    monkeypatch.setattr("regard.server.serve.SMALL_MODEL", 10)
+    limit_threads(model)
+    assert chosen == [1]
