@@ -23,7 +23,7 @@ from regard import __version__
 from regard.data.pairs import Pair
 from regard.metrics import score
 from regard.recipe import Device
-from regard.tasks import Translator
+from regard.tasks import DecodingOptions, Translator
 from regard.training.run import hardware
 
 BATCHES = (1, 32)
@@ -34,7 +34,7 @@ class System(NamedTuple):
 
     name: str
     run: Path
-    options: dict[str, int]
+    options: DecodingOptions
 
 
 def systems(autoregressive: Path, non_autoregressive: Path) -> list[System]:
@@ -108,8 +108,8 @@ def table(measured: dict[str, Any]) -> str:
     for name, facts in measured["systems"].items():
         speeds = facts["sentences_per_second"]
         row = [name, f"{facts['bleu']['value']:.2f}"]
-        for batch in map(str, BATCHES):
-            row += [f"{speeds[batch]:.1f}", f"{speeds[batch] / beam[batch]:.2f}x"]
+        for size in map(str, BATCHES):
+            row += [f"{speeds[size]:.1f}", f"{speeds[size] / beam[size]:.2f}x"]
         rows.append(row)
     return "\n".join(markdown_table(head, rows))
 

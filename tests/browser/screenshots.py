@@ -1,4 +1,4 @@
-"""The screenshots in docs/page.md: every view, in the light and the dark theme.
+"""The screenshots in docs/inspection.md: every view, in the light and the dark theme.
 
     python -m tests.browser.screenshots runs/demo                                # writes docs/images/page-*.png
     python -m tests.browser.screenshots --iterations runs/multi30k-parallel      # a non-autoregressive model

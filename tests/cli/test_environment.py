@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regard.inference.environment import limit_onednn_cache
+from regard.cli.main import limit_onednn_cache
 
 IMPORT_ALL = """
 import os

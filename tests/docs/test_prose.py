@@ -1,12 +1,18 @@
-"""The Markdown files: short lines, no private references, no broken links, no file names that do not exist."""
+"""The Markdown files: short lines, no private references; every link, file, command, option and recipe key exists."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+import typer
+
+from regard.cli.main import app
+from regard.recipe import Recipe
+from regard.recipe.schema import Section
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -109,3 +115,56 @@ def test_the_index_lists_every_page() -> None:
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     pages = [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md"]
     assert not [page for page in pages if f"]({page})" not in index]
+
+
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
+COMMAND = re.compile(
+    r"(?:^|[ `(])(?:-m )?regard ([a-z]+(?: translate| train)?)((?: [^`\n#|]*)?)", re.MULTILINE
+)
+KEY = re.compile(
+    r"(?<![\w./])((?:data|tokenizer|model|training|decoding|evaluation)(?:\.[a-z_]+)+)(?![\w(/*.]*[(/*\w])"
+)
+NOT_KEYS = {
+    "model.safetensors",
+    "model.trace",
+    "model.translate",
+    "training.warmpu",
+    "decoding.min_length",
+}
+"""files and methods; the typo of README's example; the option that docs/architecture.md adds"""
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def parameters(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts} | {"--help"}
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name)
+def test_every_command_and_option_exists(page: Path) -> None:
+    wrong = []
+    for words, arguments in COMMAND.findall(page.read_text(encoding="utf-8").replace("\\\n", " ")):
+        command: Any = COMMANDS
+        for word in words.split():
+            command = getattr(command, "commands", {}).get(word, command)
+        if command is COMMANDS:
+            continue  # prose: "the command regard has …"
+        options = re.findall(r"(?<![\w-])--[a-z][a-z-]+", arguments)
+        wrong += [f"regard {words} {one}" for one in options if one not in parameters(command)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name)
+def test_every_recipe_key_exists(page: Path) -> None:
+    keys = set(KEY.findall(page.read_text(encoding="utf-8"))) - NOT_KEYS
+    assert not sorted(key for key in keys if not key.endswith(".md") and not is_key(key))
+
+
+def is_key(key: str) -> bool:
+    section: Any = Recipe
+    for part in key.split("."):
+        if section is None or part not in section.model_fields:
+            return False
+        annotation = section.model_fields[part].annotation
+        kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+        section = next((kind for kind in kinds if issubclass(kind, Section)), None)
+    return True

@@ -13,7 +13,6 @@ from regard import __version__
 from regard.cli import bench, convert, evaluate, inspect, serve, tasks, train, translate
 from regard.cli.options import FLAG
 from regard.errors import RegardError
-from regard.inference.environment import limit_onednn_cache
 
 TRAINING = "Train"
 INFERENCE = "Use a model"
@@ -176,3 +175,14 @@ def _flush() -> None:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)  # as typer does
         raise RegardError(f"standard output: cannot be written: {error.strerror}") from None
+
+
+def limit_onednn_cache() -> None:
+    """Limit the number of kernels that oneDNN caches, unless the user has set it.
+
+    oneDNN compiles a kernel for each shape and caches about a thousand of them, twice: 0.8 GB, however small the model.
+    Sentences that end one by one give a new shape in every step; shapes that recur do so soon. The variables are read
+    when the first kernel is made.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")

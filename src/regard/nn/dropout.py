@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.nn.hashing import mix_bits
-
 
 class Dropout(nn.Dropout):
     """torch's dropout. With a seed, the mask is a hash of seed and index, which compiles into the kernels around it.
@@ -45,3 +43,17 @@ def attach_dropout_seeds(
     for dropout, seed in zip(dropouts, seeds, strict=True):
         dropout.seed = seed[:1]
     return seeds
+
+
+def mix_bits(x: Int[Tensor, "*shape"], rounds: Sequence[tuple[int, int]]) -> Int[Tensor, "*shape"]:
+    """Mix the bits of 32-bit integers: xor with a right shift, multiply, repeat (a multiply-xorshift hash).
+
+    rounds: shift and multiplier of each round. int32 tensors wrap around by themselves; int64 tensors hold values
+    below 2^32 and are truncated to 32 bits. The Triton kernels need a copy of their own (``kernels/packed_attention``):
+    a kernel cannot call a function on tensors.
+    """
+    for shift, multiplier in rounds:
+        x = (x ^ (x >> shift)) * multiplier
+        if x.dtype == torch.int64:
+            x = x & 0xFFFFFFFF
+    return x ^ (x >> 16)

@@ -25,7 +25,7 @@ from regard.nn.attention import (
     Spans,
     unmask_empty_rows,
 )
-from regard.nn.hashing import mix_bits
+from regard.nn.dropout import mix_bits
 from regard.recipe import FORMATS, Registry
 
 PATTERNS: Registry[Callable[[recipe.Model, recipe.AttentionSite], "FullAttention"]] = Registry(

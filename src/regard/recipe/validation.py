@@ -258,7 +258,7 @@ def _schedule(recipe: Recipe) -> Iterator[str]:
         if training.warmup != default:
             yield (
                 f"training.warmup: {training.warmup:,} is longer than training.steps: {training.steps:,}, so the "
-                "learning rate would never reach its peak"
+                f"learning rate would never reach its peak; set training.warmup, for example {training.steps // 10}"
             )
 
 

@@ -341,7 +341,9 @@ def insert_elements(
     """
     if translation != sentence:
         weights = diagonal_alignment(sentence, translation) if alignment is None else alignment
-        elements = _ElementProjector(word_and_symbol_spans(sentence), word_and_symbol_spans(translation), weights).project(elements)
+        elements = _ElementProjector(
+            word_and_symbol_spans(sentence), word_and_symbol_spans(translation), weights
+        ).project(elements)
     return _write(translation, elements, Span(0, len(translation)), escape)
 
 

@@ -158,7 +158,7 @@ class Model(ABC):
         """The scores, and a paired significance test against another model for each metric."""
         evaluation = self.recipe.evaluation
         if wrong := MODEL_METRICS & {*evaluation.metrics}:
-            raise RegardError(f"{', '.join(wrong)}: models cannot be compared by this metric")
+            raise RegardError(f"{', '.join(sorted(wrong))}: models cannot be compared by this metric")
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
         ours, theirs = self.answer_to(pairs), other.answer_to(pairs)
         both = ours, theirs, references, sources

@@ -254,6 +254,8 @@ class Translator(SequenceGenerator):
             raise RegardError("give a list of texts: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
+        if length is not None and options.get("length_beam") not in (None, 1):
+            _refuse("with a length there is one length candidate", length_beam=options["length_beam"])
         terms = terms_of_each(constraints, len(texts))
         requests = self.requests(texts, prefixes, parses, to)
         if decoding.samples:

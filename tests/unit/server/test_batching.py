@@ -12,14 +12,16 @@ from regard.server.metrics import Metrics
 from regard.server.settings import Settings
 from tests.unit.server.client import UppercaseModel, until
 
+DEFAULT_OPTIONS = SearchOptions()
+
 
 def make_batcher(model: UppercaseModel, **settings: Any) -> Batcher:
     return Batcher(model, Settings(**settings), Metrics())
 
 
 async def translate(
-    batcher: Batcher, *texts: str, options: SearchOptions = SearchOptions()
-) -> list[str]:  # noqa: B008
+    batcher: Batcher, *texts: str, options: SearchOptions = DEFAULT_OPTIONS
+) -> list[str]:
     with batcher.submit(texts, options) as futures:
         return [best.text for best, *_ in await asyncio.gather(*futures)]
 

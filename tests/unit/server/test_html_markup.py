@@ -77,7 +77,10 @@ def test_no_tag_is_lost_for_any_translation_and_alignment(
     document = split_html(source)
     alignments = [
         np.array(
-            [[random.random() for _ in word_and_symbol_spans(sentence)] for _ in word_and_symbol_spans(translation)],
+            [
+                [random.random() for _ in word_and_symbol_spans(sentence)]
+                for _ in word_and_symbol_spans(translation)
+            ],
             dtype=np.float32,
         ).reshape(len(word_and_symbol_spans(translation)), len(word_and_symbol_spans(sentence)))
         for sentence in document.sentences
@@ -115,7 +118,8 @@ def test_elements_stay_nested_for_any_alignment(
     document = split_html(f"<p>{source}</p>")
     alignments = [
         np.random.default_rng(random.randrange(99)).random(
-            (len(word_and_symbol_spans(translation)), len(word_and_symbol_spans(sentence))), dtype=np.float32
+            (len(word_and_symbol_spans(translation)), len(word_and_symbol_spans(sentence))),
+            dtype=np.float32,
         )
         for sentence in document.sentences
     ]

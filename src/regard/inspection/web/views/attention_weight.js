@@ -176,8 +176,8 @@ function attentionSteps(steps, projections, layer, head, heads, signal, key) {
 /** @param {AttentionSteps} steps @param {DrawMatrix} draw */
 function dotProductStep({ i, j, T, K, dk, q, k, products }, draw) {
   return step("Dot product of query and key",
-    [line(variable("q", "i"), " · ", variable("k", "j"), " = Σ", h("sub", {}, "c"), " ", variable("q", "ic"), variable("k", "jc"),
-      shape(`(${dk}) · (${dk}) → scalar`)),
+    [line(variable("q", "i"), " · ", variable("k", "j"), " = Σ", h("sub", {}, "c"), " ", variable("q", "ic"),
+      variable("k", "jc"), shape(`(${dk}) · (${dk}) → scalar`)),
     sumOfProducts(range(dk).map((c) => [q[i * dk + c], k[j * dk + c]]), products[i * K + j])],
     [draw(variable("Q"), q, T, dk, { row: i }), "·",
       draw([variable("K"), h("sup", {}, "T")], transpose(k, K, dk), dk, K, { column: j }), "=",
@@ -191,9 +191,11 @@ function scaleStep({ i, j, T, K, dk, scale, products, scores }, draw) {
   const divisor = () => (usesRoot ? [" / √", variable("d", "k")] : []);
   const cell = { row: i, column: j };
   return step("Scale, so that large dimensions do not saturate the softmax",
-    [line(variable("s", "ij"), " = ", variable("q", "i"), " · ", variable("k", "j"), ...(usesRoot ? divisor() : [" × ", String(scale)]),
+    [line(variable("s", "ij"), " = ", variable("q", "i"), " · ", variable("k", "j"),
+      ...(usesRoot ? divisor() : [" × ", String(scale)]),
       shape(usesRoot ? `√${dk} = ${root}` : "this model does not scale by the square root of d_k")),
-    line(decimal(products[i * K + j]), usesRoot ? ` / ${root}` : ` × ${scale}`, " = ", h("strong", {}, decimal(scores[i * K + j])))],
+    line(decimal(products[i * K + j]), usesRoot ? ` / ${root}` : ` × ${scale}`, " = ",
+      h("strong", {}, decimal(scores[i * K + j])))],
     [draw(queryKey(), products, T, K, cell), usesRoot ? `/ √${dk} =` : `× ${scale} =`,
       draw([...queryKey(), ...divisor()], scores, T, K, cell)]);
 }
@@ -218,8 +220,8 @@ function softmaxStep({ i, j, T, K, masked, weights }, draw) {
   const total = exponentials.reduce((sum, one) => sum + one, 0);
   const cell = { row: i, column: j };
   return step("Softmax: weights are positive and sum to 1",
-    [line(variable("a", "ij"), " = exp(", variable("s", "ij"), ") / Σ", h("sub", {}, "j′"), " exp(", variable("s", "ij′"), ")",
-      shape(`over ${K} keys`)),
+    [line(variable("a", "ij"), " = exp(", variable("s", "ij"), ") / Σ", h("sub", {}, "j′"), " exp(",
+      variable("s", "ij′"), ")", shape(`over ${K} keys`)),
     line(`exp(${decimal(row[j])}) = ${scientific(exponentials[j])};  Σ = `, terms(exponentials.map(scientific)),
       ` = ${scientific(total)}`),
     line(`${scientific(exponentials[j])} / ${scientific(total)} = `, h("strong", {}, weights[i * K + j].toFixed(4)))],
@@ -233,7 +235,8 @@ function valueStep({ i, j, T, K, dv, v, weights, head: outputs }, draw, head, ke
   return step("Weighted sum of the values",
     [line(variable("z", "i"), " = Σ", h("sub", {}, "j"), " ", variable("a", "ij"), variable("v", "j"),
       shape(`(${K}) · (${K}, ${dv}) → (${dv})`)),
-    line("contribution of ", tokenLabel(key), `: ${weight.toFixed(4)} × `, vector(value), " = ", vector(value.map((one) => one * weight))),
+    line("contribution of ", tokenLabel(key), `: ${weight.toFixed(4)} × `, vector(value), " = ",
+      vector(value.map((one) => one * weight))),
     line("first component, over all keys: "),
     sumOfProducts(range(K).map((one) => [weights[i * K + one], v[one * dv]]), outputs[i * dv])],
     [draw(variable("A"), weights, T, K, { row: i }), "·", draw(variable("V"), v, K, dv, { row: j }), "=",
@@ -248,7 +251,8 @@ function outputStep({ i, T, dv, head: outputs }, draw, output, layer, head, head
   const superscript = () => h("sup", {}, "O");
   if (output.missing) {
     return step(["Output projection W", superscript()],
-      [line("The W", superscript(), " matrices are too large for this file; ", h("code", {}, "regard serve RUN"), " shows them.")], []);
+      [line("The W", superscript(), " matrices are too large for this file; ", h("code", {}, "regard serve RUN"),
+        " shows them.")], []);
   }
   const W = output.head(layer, head);
   const d = output.keys;
@@ -273,7 +277,8 @@ function outputStep({ i, T, dv, head: outputs }, draw, output, layer, head, head
 function step(title, formulas, matrices) {
   return h("li", { class: "card step-card" }, h("h3", {}, title), h("div", { class: "forms" },
     h("div", { class: "form" }, formulas),
-    h("div", { class: "matrices", "aria-hidden": "true" }, matrices.map((one) => (one instanceof Node ? one : h("span", {}, one))))));
+    h("div", { class: "matrices", "aria-hidden": "true" },
+      matrices.map((one) => (one instanceof Node ? one : h("span", {}, one))))));
 }
 
 function queryKey() {
@@ -344,7 +349,8 @@ function matrix(name, values, rows, columns, cell, signal) {
     Object.assign(mark.style, { top: `${top}%`, height: `${height}%`, left: `${left}%`, width: `${width}%` });
     picture.append(mark);
   }
-  return h("figure", {}, picture, h("figcaption", {}, h("span", {}, name), h("span", { class: "quiet" }, `${rows} × ${columns}`)));
+  return h("figure", {}, picture,
+    h("figcaption", {}, h("span", {}, name), h("span", { class: "quiet" }, `${rows} × ${columns}`)));
 }
 
 /**

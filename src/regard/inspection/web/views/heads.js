@@ -58,7 +58,10 @@ function build(context) {
   const large = largeMap(context, thumbnails);
   const highlight = highlighter(trace, state, thumbnails, large);
   large.onPoint(highlight);
-  thumbnails.onPointRow((site, row) => (row === null ? highlight(null) : highlightRow(trace, state, thumbnails, large, site, row)));
+  thumbnails.onPointRow((site, row) => {
+    if (row === null) highlight(null);
+    else highlightRow(trace, state, thumbnails, large, site, row);
+  });
 
   const modes = segmentedControl("Heads", [["single", "Single head"], ["average", "Average"], ["max", "Maximum"]],
     selectedMap(trace, state).mode, (value) => state.set({ heads: value === "single" ? "" : value }));

@@ -301,9 +301,10 @@ function comparisonCards(context) {
       const pairs = sideBySide(trace.outputs, next.outputs);
       const same = pairs.filter((pair) => isSame(trace, next, pair));
       const [unchangedBefore, unchangedAfter] = [0, 1].map((side) => new Set(same.map((pair) => pair[side])));
-      lines.replaceChildren(
-        translationCard("Before", trace, (i) => unchangedBefore.has(i)), translationCard("After", next, (j) => unchangedAfter.has(j)));
-      list.replaceChildren(h("h3", {}, "Probability of each token"), ...pairs.map((pair) => probabilityPair(trace, next, pair)));
+      lines.replaceChildren(translationCard("Before", trace, (i) => unchangedBefore.has(i)),
+        translationCard("After", next, (j) => unchangedAfter.has(j)));
+      list.replaceChildren(h("h3", {}, "Probability of each token"),
+        ...pairs.map((pair) => probabilityPair(trace, next, pair)));
       table.update();
     }
     attention.show(next);
@@ -357,7 +358,8 @@ function attentionChangeCard({ trace, state, signal }) {
   let after = null;
   /** @type {AttentionChange | null} */
   let shown = null;
-  const colourRange = () => shown?.values.reduce((max, one) => Math.max(max, Math.abs(one)), MIN_COLOUR_RANGE) ?? MIN_COLOUR_RANGE;
+  const colourRange = () =>
+    shown?.values.reduce((max, one) => Math.max(max, Math.abs(one)), MIN_COLOUR_RANGE) ?? MIN_COLOUR_RANGE;
   const explainColours = () => reading.replaceChildren(h("p", { class: "quiet" },
     `Blue is more attention than before, amber is less; the strongest colour is ${colourRange().toFixed(2)}. `
     + `Rows are the tokens that both translations have in common. ${POINT_AT} a cell for its values.`));

@@ -255,8 +255,9 @@ function iterationsStep({ trace }) {
   const versions = trace.outputs.map((_, position) => new Set(trace.iterations.map((one) => one.outputs[position].id)).size);
   const changed = versions.filter((count) => count > 1).length;
   return {
-    text: [`All ${trace.outputs.length} tokens were predicted in the first of ${trace.iterations.length} iterations, independently of `
-      + `each other. At ${changed} of the positions the token changed later, when it was masked and predicted again from the rest.`],
+    text: [`All ${trace.outputs.length} tokens were predicted in the first of ${trace.iterations.length} iterations, `
+      + `independently of each other. At ${changed} of the positions the token changed later, when it was masked and `
+      + "predicted again from the rest."],
     set: {},
   };
 }
@@ -352,12 +353,13 @@ async function decoderPronounStep({ trace, api }, otherText) {
       otherEnding.cloneNode(true), ". "]
     : ["The token that attends most to ", it(), " is ", tokenLabel(trace.outputs[here.row]), ". "];
   const comparison = best.other && there && other
-    ? ["; with ", otherEnding, ", ", ...(positions ? [it(), " became "] : ["that token is "]), tokenLabel(other.outputs[there.row]),
-      " and the same head gave ", formatNouns(best.other), ". ", conclusion(best, best.other)]
+    ? ["; with ", otherEnding, ", ", ...(positions ? [it(), " became "] : ["that token is "]),
+      tokenLabel(other.outputs[there.row]), " and the same head gave ", formatNouns(best.other), ". ", conclusion(best, best.other)]
     : ["."];
   return {
-    text: ["The model wrote “", bidiText(trace.translation), "” ", ...opening, "At that position, cross-attention ", headName(best), ", ",
-      best.other ? "the head that changes most" : "the head with the largest weight", ", gave ", formatNouns(best), ...comparison],
+    text: ["The model wrote “", bidiText(trace.translation), "” ", ...opening, "At that position, cross-attention ",
+      headName(best), ", ", best.other ? "the head that changes most" : "the head with the largest weight", ", gave ",
+      formatNouns(best), ...comparison],
     set: headState("cross_attention", best),
   };
 }
@@ -428,7 +430,9 @@ function findWords({ source }) {
 
 /** @returns {Content} */
 function wordsNotFound() {
-  return { text: ["The tokenizer of this model does not keep “it”, “dog” and “street” as words of the sentence, so there is nothing to show."], set: {} };
+  const text = "The tokenizer of this model does not keep “it”, “dog” and “street” as words of the sentence, so there is "
+    + "nothing to show.";
+  return { text: [text], set: {} };
 }
 
 /**

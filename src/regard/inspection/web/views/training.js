@@ -329,7 +329,8 @@ function positionCard({ kind, map }, signal) {
   const readout = h("p", { class: "readout", "aria-live": "polite" }, " ");
   const table = tableToggle("Position encoding by position and dimension", () => ({
     head: ["position", ...range(width)],
-    rows: range(length).map((row) => [row, ...Array.from(values.subarray(row * width, (row + 1) * width), (value) => value.toFixed(3))]),
+    rows: range(length).map((row) =>
+      [row, ...Array.from(values.subarray(row * width, (row + 1) * width), (value) => value.toFixed(3))]),
   }));
   return card("Position encoding",
     description(kind === "sinusoidal"
@@ -357,7 +358,8 @@ function positionMap(values, length, width, max, readout, signal) {
   /** @param {number} position @param {number} dimension */
   const moveTo = (position, dimension) => {
     cursor = [clampIndex(position, length), clampIndex(dimension, width)];
-    readout.textContent = `position ${cursor[0]}, dimension ${cursor[1]}: ${values[cursor[0] * width + cursor[1]].toFixed(4)}`;
+    const value = values[cursor[0] * width + cursor[1]];
+    readout.textContent = `position ${cursor[0]}, dimension ${cursor[1]}: ${value.toFixed(4)}`;
   };
   field.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
@@ -395,7 +397,8 @@ function distanceCard({ kind, distances, mean, min, max }, signal) {
     drawing.element,
     tableToggle("Dot product by distance", () => ({
       head: ["distance", "mean", "minimum", "maximum"],
-      rows: distances.map((distance, i) => [String(distance).replace("-", "−"), mean[i].toFixed(4), min[i].toFixed(4), max[i].toFixed(4)]),
+      rows: distances.map((distance, i) =>
+        [String(distance).replace("-", "−"), mean[i].toFixed(4), min[i].toFixed(4), max[i].toFixed(4)]),
     })).element);
 }
 
@@ -423,8 +426,8 @@ function scheduleCard({ schedule, curves }, signal) {
   }
   const drawing = chart("Learning rate by step", { x: "step", lines, write: (value) => value.toExponential(2) }, signal);
   return card("Learning rate",
-    description(`Schedule ${kind}: ${SCHEDULES[kind] ?? ""} learning_rate ${compact(base)}, warmup ${grouped(warmup)} steps${
-      kind === "noam" ? `, d_model ${dModel}` : ""}.`),
+    description(`Schedule ${kind}: ${SCHEDULES[kind] ?? ""} Here, learning_rate is ${compact(base)}, warmup is ${
+      grouped(warmup)} steps${kind === "noam" ? ` and d_model is ${dModel}` : ""}.`),
     drawing.element,
     tableToggle("Learning rate by step", () => ({
       head: ["step", "learning rate"], rows: steps.map((step, i) => [grouped(step), rates[i].toExponential(4)]),
@@ -441,8 +444,8 @@ function smoothingCard({ epsilon, over, targets }) {
       distributionBars(few, one.correct, one.other)));
   const whole = targets.find((one) => one.classes !== few && one.over === over) ?? targets[0];
   return card("Label smoothing",
-    description(epsilon ? `The target is not a one-hot distribution: label smoothing takes ε = ${epsilon} from the correct token and `
-      + `spreads it over the others. There are two conventions; below is a target with ${few} classes by each of them.`
+    description(epsilon ? `The target is not a one-hot distribution: label smoothing takes ε = ${epsilon} from the correct `
+      + `token and spreads it over the others. There are two conventions; below is a target with ${few} classes by each of them.`
       : "This recipe uses no label smoothing: the target is a one-hot distribution by both conventions."),
     h("div", { class: "targets" }, examples),
     description(`In this model's vocabulary of ${grouped(whole.classes)} tokens, the target is ${whole.correct.toFixed(4)} for `
