@@ -35,7 +35,7 @@ from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 from regard.nn.attention import Attention, AttentionMask, KeyValue
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import PATTERNS, BigBird, Window
-from regard.recipe import Model, make_recipe
+from regard.recipe import ModelConfig, make_recipe
 
 HEADS, D_MODEL = 8, 512
 WINDOW = BLOCK = 64
@@ -60,7 +60,7 @@ Call = Callable[[], Tensor]
 class HeadInputs(NamedTuple):
     query: Tensor
     kv: KeyValue
-    section: Model
+    section: ModelConfig
 
     @property
     def leaves(self) -> list[Tensor]:

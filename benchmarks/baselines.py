@@ -53,7 +53,7 @@ Layer = Callable[[Tensor], Tensor]
 """from a sequence [1, T, d] to another"""
 
 
-def section(**model: Any) -> recipe.Model:
+def section(**model: Any) -> recipe.ModelConfig:
     """A small model without dropout, with post-norm, whose gradients do not underflow."""
     sizes = {"preset": "tiny", "d_model": 16, "heads": 2, "dropout": 0.0, "position": "none"}
     values = {"data": {"train": {"pairs": "none"}}, "model": {**sizes, **model}}
@@ -443,7 +443,7 @@ KINDS = {
 """the paper's Table 1: operations, sequential steps, maximum path length"""
 
 
-def parameters(model: recipe.Model) -> int:
+def parameters(model: recipe.ModelConfig) -> int:
     with torch.device("meta"):
         network = ARCHITECTURES[model.architecture](model, VOCAB_SIZE, VOCAB_SIZE)
     return sum(weight.numel() for weight in network.parameters())

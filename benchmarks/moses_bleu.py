@@ -20,14 +20,14 @@ from sacremoses import MosesTokenizer
 from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair, language_of
 from regard.errors import RegardError
-from regard.recipe import Data, DataFiles
+from regard.recipe import DataConfig, DataFiles
 from regard.tasks import Translator
 
 UNKNOWN_LANGUAGE = "target"
 """the language code in recipes that do not name the language"""
 
 
-def target_language(data: Data, requested: str | None) -> str:
+def target_language(data: DataConfig, requested: str | None) -> str:
     """The language for Moses: the requested one, or the only target language of the recipe."""
     named = sorted({code for _, code in data.language_pairs} - {UNKNOWN_LANGUAGE})
     if requested is None and len(named) != 1:
@@ -37,10 +37,10 @@ def target_language(data: Data, requested: str | None) -> str:
     return requested or named[0]
 
 
-def load_pairs(data: Data, files: Sequence[str], language: str) -> list[Pair]:
+def load_pairs(data: DataConfig, files: Sequence[str], language: str) -> list[Pair]:
     if files:
         texts = DataFiles.model_validate(dict(zip(("source", "target"), files, strict=True)))
-        return list(read_pairs(texts, Data(root=".", train=texts), ""))
+        return list(read_pairs(texts, DataConfig(root=".", train=texts), ""))
     if data.test is None:
         raise RegardError("the recipe has no data.test; give --source and --reference")
     pairs = read_pairs(data.test, data, "data.test")

@@ -39,10 +39,14 @@ if TYPE_CHECKING:
     from regard.errors import RegardError as RegardError
     from regard.inspection.trace import Trace as Trace
     from regard.metrics import MetricResult as MetricResult
-    from regard.recipe import Device, Precision, Recipe as Recipe
+    from regard.recipe import (
+        DecodingOptions as DecodingOptions,
+        Device as Device,
+        Precision as Precision,
+        Recipe as Recipe,
+    )
     from regard.tasks import (
         Classifier as Classifier,
-        DecodingOptions as DecodingOptions,
         LanguageModel as LanguageModel,
         MaskedLM as MaskedLM,
         Model as Model,
@@ -55,12 +59,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "RegardError": "errors",
-    "Recipe": "recipe",
+    **dict.fromkeys(("DecodingOptions", "Device", "Precision", "Recipe"), "recipe"),
     "MetricResult": "metrics",
     "Trace": "inspection.trace",
-    **dict.fromkeys(
-        ("Classifier", "DecodingOptions", "LanguageModel", "MaskedLM", "Model"), "tasks"
-    ),
+    **dict.fromkeys(("Classifier", "LanguageModel", "MaskedLM", "Model"), "tasks"),
     **dict.fromkeys(("Tagger", "Translation", "Translator"), "tasks"),
 }
 

@@ -5,7 +5,7 @@ from types import ModuleType
 import pytest
 
 from regard.errors import RegardError
-from regard.recipe import Data
+from regard.recipe import DataConfig
 from tests.scripts import load_script
 
 
@@ -42,7 +42,7 @@ def test_only_moses_splits_at_apostrophes(benchmark: ModuleType) -> None:
 def test_the_language_is_the_requested_or_the_only_one(
     benchmark: ModuleType, train: dict[str, str], requested: str | None, found: str | None
 ) -> None:
-    data = Data.model_validate({"train": train})
+    data = DataConfig.model_validate({"train": train})
     if found:
         assert benchmark.target_language(data, requested) == found
         return

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.nn.architectures import ARCHITECTURES
-from regard.recipe import Model, load_recipe
+from regard.recipe import ModelConfig, load_recipe
 from regard.training.run import count_layers
 from tests.scripts import load_script
 
@@ -161,7 +161,7 @@ def test_a_card_is_copied_without_local_paths(
     ],
 )
 def test_layers_are_counted_in_the_network(architecture: str, stacks: dict[str, int]) -> None:
-    section: Model = load_recipe("multi30k").model
+    section: ModelConfig = load_recipe("multi30k").model
     small = section.model_copy(update={"encoder_layers": 3, "decoder_layers": 2})
     with torch.device("meta"):
         network = ARCHITECTURES[architecture](small, 9, 9)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.recipe import Data, DataFiles, Decoding
+from regard.recipe import DataConfig, DataFiles, DecodingConfig
 from regard.tasks import Translation, Translator
 from tests.cli.commands import environment, inside, write
 
@@ -92,7 +92,9 @@ def test_a_killed_translation_loses_and_repeats_no_line(finished_run: Path, tmp_
 class Echo:
     """A translator that returns its input."""
 
-    recipe = SimpleNamespace(decoding=Decoding(), data=Data(train=DataFiles(pairs=("pairs.tsv",))))
+    recipe = SimpleNamespace(
+        decoding=DecodingConfig(), data=DataConfig(train=DataFiles(pairs=("pairs.tsv",)))
+    )
     run = SimpleNamespace(fingerprint=lambda: "echo")
     language = None
     precision, threads, device = "fp32", 1, torch.device("cpu")

@@ -1,6 +1,7 @@
 """One engine: the same options give the same translation on every surface.
 
-Random decoding options, then the same text through Python, the command line, ``/translate``, the live stream and a trace.
+The same text and random decoding options go through Python, the command line, ``/translate``, the live stream and a
+trace.
 """
 
 import json

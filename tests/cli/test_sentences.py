@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.recipe import Data, DataFiles, Decoding
-from regard.recipe.schema import Cleaning
+from regard.recipe import DataConfig, DataFiles, DecodingConfig
+from regard.recipe.schema import CleaningConfig
 from regard.tasks import Translation, Translator
 from tests.cli.commands import inside, regard, write
 
@@ -30,8 +30,8 @@ class OneSentence:
 
     def __init__(self, truncate: bool = False) -> None:
         train = DataFiles(source=("train.en",), target=("train.de",))
-        data = Data(train=train, clean=Cleaning(truncate=truncate))
-        self.recipe = SimpleNamespace(decoding=Decoding(), data=data)
+        data = DataConfig(train=train, clean=CleaningConfig(truncate=truncate))
+        self.recipe = SimpleNamespace(decoding=DecodingConfig(), data=data)
         self.calls: list[tuple[str, Sequence[str]]] = []
         """each text with its constraints"""
 

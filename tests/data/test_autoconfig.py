@@ -8,7 +8,7 @@ import pytest
 
 from regard.data.corpus import read_pairs
 from regard.data.tokenizer import Tokenizer
-from regard.recipe import Data, DataFiles
+from regard.recipe import DataConfig, DataFiles
 from regard.training.autoconfig import autoconfigure
 
 
@@ -21,7 +21,7 @@ def test_the_estimated_number_of_tokens_is_close(
 ) -> None:
     source = str(Path(name).with_suffix(".en.gz"))
     whole = DataFiles(source=(source,), target=(f"{name}.gz",))
-    pairs = list(islice(read_pairs(whole, Data(root=str(data_folder), train=whole)), lines))
+    pairs = list(islice(read_pairs(whole, DataConfig(root=str(data_folder), train=whole)), lines))
     text = "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs)
     (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
     recipe, (first, *_) = autoconfigure(DataFiles(pairs=("pairs.tsv",)), str(tmp_path))

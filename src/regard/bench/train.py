@@ -29,7 +29,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
-from regard.recipe import Model, Preset, Recipe, make_recipe
+from regard.recipe import ModelConfig, Preset, Recipe, make_recipe
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
@@ -270,7 +270,7 @@ def torch_transformer(setting: TrainSetting) -> StepBenchmark:
 
 
 class TiedTorchTransformer(nn.Module):
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.layers = nn.Transformer(

@@ -152,7 +152,7 @@ def _test_pairs(model: Model, files: dict[str, str], to: str | None) -> list[Pai
 
     from regard.data.corpus import read_pairs
     from regard.data.pairs import language_of
-    from regard.recipe import Data, DataFiles
+    from regard.recipe import DataConfig, DataFiles
 
     data = model.recipe.data
     _check_language(model, to)
@@ -176,4 +176,4 @@ def _test_pairs(model: Model, files: dict[str, str], to: str | None) -> list[Pai
         raise RegardError(
             "give either --source and --reference, or --pairs, or --conllu, or --text"
         ) from None
-    return list(read_pairs(test, Data(root=".", train=test), section=""))
+    return list(read_pairs(test, DataConfig(root=".", train=test), section=""))

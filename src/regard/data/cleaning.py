@@ -12,7 +12,7 @@ from typing import NamedTuple
 from regard.data.dependency_trees import TokenTree
 from regard.data.pairs import Pair, tags_of
 from regard.data.tokenizer import Tokenizer
-from regard.recipe import Cleaning
+from regard.recipe import CleaningConfig
 
 PAIRS_PER_CHUNK = 8_192
 """pairs that are tokenized at a time"""
@@ -72,7 +72,7 @@ def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[Encode
 def clean_and_encode(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
-    clean: Cleaning | None,
+    clean: CleaningConfig | None,
     counts: Counter[str],
     encode: EncodeFunction = encode_pairs,
 ) -> Iterator[EncodedPair]:
@@ -107,7 +107,7 @@ def _encode_twice(
 
 
 def _passes_text_rules(
-    pair: Pair, tokenizer: Tokenizer, clean: Cleaning, hashes: set[int], counts: Counter[str]
+    pair: Pair, tokenizer: Tokenizer, clean: CleaningConfig, hashes: set[int], counts: Counter[str]
 ) -> bool:
     """The rules that need only the text and are checked before tokenizing: no blank side, no duplicates."""
     if not pair.source.strip() or not pair.target.strip():
@@ -127,7 +127,7 @@ def _passes_text_rules(
     return True
 
 
-def _passes_length_rules(ids: EncodedPair, clean: Cleaning, counts: Counter[str]) -> bool:
+def _passes_length_rules(ids: EncodedPair, clean: CleaningConfig, counts: Counter[str]) -> bool:
     """The rules that need the number of tokens: maximum length and length ratio."""
     shorter, longer = sorted((len(ids.source), len(ids.target)))
     if longer > clean.max_tokens:

@@ -12,13 +12,13 @@ from regard.data.formats import INPUT_FORMATS, pair_format, read_parses
 from regard.data.pairs import Pair, ParsedPair, TaggedPair
 from regard.data.text_files import read_error
 from regard.errors import RegardError
-from regard.recipe import Data, DataFiles
+from regard.recipe import DataConfig, DataFiles
 
 FILE_KEYS = ("source", "target", "pairs", "conllu", "text", "parses")
 """the keys of ``data.train`` that name files"""
 
 
-def read_pairs(files: DataFiles, data: Data, section: str = "data.train") -> Iterator[Pair]:
+def read_pairs(files: DataFiles, data: DataConfig, section: str = "data.train") -> Iterator[Pair]:
     """The pairs of all files, one file after another.
 
     The existence of the files is checked by the call itself, before the first pair is requested.
@@ -37,7 +37,7 @@ def read_pairs(files: DataFiles, data: Data, section: str = "data.train") -> Ite
     return chain.from_iterable(map(_with_tags, streams, files.tags))
 
 
-def train_pairs(data: Data) -> Iterator[Pair]:
+def train_pairs(data: DataConfig) -> Iterator[Pair]:
     """The training pairs, without those that are held out for validation."""
     pairs = read_pairs(data.train, data, "data.train")
     if data.valid is not None:
@@ -45,7 +45,7 @@ def train_pairs(data: Data) -> Iterator[Pair]:
     return (pair for pair in pairs if not is_held_out(pair.source, data.hold_out))
 
 
-def valid_pairs(data: Data) -> Iterator[Pair]:
+def valid_pairs(data: DataConfig) -> Iterator[Pair]:
     """The validation pairs: those of ``data.valid``, or the held-out training pairs."""
     if data.valid is not None:
         return read_pairs(data.valid, data, "data.valid")
@@ -70,7 +70,7 @@ def _fold(source: str) -> str:
     return unicodedata.normalize("NFKC", folded).strip()
 
 
-def fingerprint(files: DataFiles, data: Data) -> str:
+def fingerprint(files: DataFiles, data: DataConfig) -> str:
     """SHA-256 over the files' contents, their order, recipe keys and tags; not their names."""
     digest = hashlib.sha256()
     for tags in files.tags if any(files.tags) else ():
@@ -86,7 +86,7 @@ def fingerprint(files: DataFiles, data: Data) -> str:
     return digest.hexdigest()
 
 
-def data_paths(files: DataFiles, data: Data, section: str) -> dict[str, list[Path]]:
+def data_paths(files: DataFiles, data: DataConfig, section: str) -> dict[str, list[Path]]:
     """The files by recipe key (source, target, pairs …), after checking that all of them exist.
 
     ``section`` is named in the error message; it is empty if the file was given on the command line.

@@ -22,7 +22,7 @@ from regard.data.cleaning import CleaningCounts, EncodedPair, clean_and_encode
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import Cleaning
+from regard.recipe import CleaningConfig
 
 IntArray = npt.NDArray[np.int32]
 RowIndices = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ TREE_COLUMNS = ("words", "heads")
 # Writing
 
 RowFunction = Callable[
-    [Iterable[Pair], Tokenizer, Cleaning | None, Counter[str]], Iterator[EncodedPair]
+    [Iterable[Pair], Tokenizer, CleaningConfig | None, Counter[str]], Iterator[EncodedPair]
 ]
 """Turns pairs into rows of the dataset; updates the counter while the pairs are read."""
 
@@ -45,7 +45,7 @@ def write_dataset(
     path: Path,
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
-    clean: Cleaning | None,
+    clean: CleaningConfig | None,
     rows: RowFunction = clean_and_encode,
 ) -> CleaningCounts:
     """Tokenize the pairs and write the file atomically.

@@ -95,7 +95,7 @@ class MarianVocabulary(Vocabulary):
         return {**super().files(stem), f"{stem}.pieces.json": text.encode("utf-8")}
 
 
-def load_marian(folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
+def load_marian(folder: Path, config: recipe.TokenizerConfig, labels: bool = False) -> Tokenizer:
     """Load the tokenizer of an imported Marian model from a run folder."""
     assert not labels, "only translation models are imported"
     source, target = (_load(folder, stem) for stem in file_stems(shared=False))

@@ -201,7 +201,7 @@ class Tokenizer:
     @classmethod
     def train(
         cls,
-        section: recipe.Tokenizer,
+        config: recipe.TokenizerConfig,
         pairs: Callable[[], Iterable[Pair]],
         labels: bool = False,
         tags: Sequence[str] = (),
@@ -211,18 +211,18 @@ class Tokenizer:
         ``labels``: the targets are labels separated by spaces, and each label is an entry. ``tags``: tokens that can be
         prepended to a source; no text is ever encoded as one.
         """
-        if section.kind not in TRAINABLE:
+        if config.kind not in TRAINABLE:
             raise RegardError(
-                f"tokenizer.kind {section.kind}: belongs to imported models and cannot be trained; "
+                f"tokenizer.kind {config.kind}: belongs to imported models and cannot be trained; "
                 f"use one of {', '.join(TRAINABLE)}"
             )
         if labels:
-            return cls(_train_vocabulary(section, pairs, ("source",)), train_labels(pairs))
-        if section.shared:
-            shared = _train_vocabulary(section, pairs, ("source", "target"), tags)
+            return cls(_train_vocabulary(config, pairs, ("source",)), train_labels(pairs))
+        if config.shared:
+            shared = _train_vocabulary(config, pairs, ("source", "target"), tags)
             return cls(shared, shared)
-        source = _train_vocabulary(section, pairs, ("source",), tags)
-        return cls(source, _train_vocabulary(section.of_target, pairs, ("target",)))
+        source = _train_vocabulary(config, pairs, ("source",), tags)
+        return cls(source, _train_vocabulary(config.of_target, pairs, ("target",)))
 
     @property
     def shared(self) -> bool:
@@ -247,16 +247,16 @@ class Tokenizer:
         return [folder / name for name in files]
 
     @classmethod
-    def load(cls, folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
-        normalizations: list[str] = [section.normalize] * 2
+    def load(cls, folder: Path, config: recipe.TokenizerConfig, labels: bool = False) -> Tokenizer:
+        normalizations: list[str] = [config.normalize] * 2
         if labels:
             normalizations[1] = LABELS.normalize
-        files = [folder / f"{stem}.model" for stem in file_stems(section.shared)]
+        files = [folder / f"{stem}.model" for stem in file_stems(config.shared)]
         vocabularies = list(map(_load_vocabulary, files, normalizations))
         return cls(vocabularies[0], vocabularies[-1])
 
 
-Loader = Callable[[Path, recipe.Tokenizer, bool], Tokenizer]
+Loader = Callable[[Path, recipe.TokenizerConfig, bool], Tokenizer]
 """Loads the tokenizer of a run folder; the flag says that the targets are labels."""
 TOKENIZERS: Registry[Loader] = Registry("tokenizer.kind")
 
@@ -271,16 +271,16 @@ TOKENIZERS.register("word", summary="words between spaces; unknown words become 
 
 
 @TOKENIZERS.register("marian")
-def _load_marian(folder: Path, section: recipe.Tokenizer, labels: bool) -> Tokenizer:
+def _load_marian(folder: Path, config: recipe.TokenizerConfig, labels: bool) -> Tokenizer:
     """the tokenizer of an imported Marian (OPUS-MT) model"""
     from regard.data.marian_vocabulary import load_marian
 
-    return load_marian(folder, section, labels)
+    return load_marian(folder, config, labels)
 
 
-def load_tokenizer(folder: Path, section: recipe.Tokenizer, labels: bool = False) -> Tokenizer:
+def load_tokenizer(folder: Path, config: recipe.TokenizerConfig, labels: bool = False) -> Tokenizer:
     """The tokenizer of a run folder. ``labels``: the targets are labels, each an entry of the vocabulary."""
-    return TOKENIZERS[section.kind](folder, section, labels)
+    return TOKENIZERS[config.kind](folder, config, labels)
 
 
 def file_stems(shared: bool) -> list[str]:
@@ -372,7 +372,7 @@ def _unescape(escaped: str) -> str:
 # ---------------------------------------------------------------------------------------------
 # Training
 
-LABELS = recipe.Tokenizer(kind="word", vocab_size=100_000, shared=False, normalize="none")
+LABELS = recipe.TokenizerConfig(kind="word", vocab_size=100_000, shared=False, normalize="none")
 
 
 def train_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
@@ -381,28 +381,28 @@ def train_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
 
 
 def _train_vocabulary(
-    section: recipe.Tokenizer,
+    config: recipe.TokenizerConfig,
     pairs: Callable[[], Iterable[Pair]],
     sides: Sequence[Side],
     tags: Sequence[str] = (),
 ) -> Vocabulary:
     """Train one vocabulary of at most ``section.vocab_size`` entries on these sides of the pairs."""
     # Words are split at spaces anyway. The other kinds do not read long texts to the end.
-    max_characters = None if section.kind == "word" else MAX_CHARACTERS_PER_TEXT
-    statistics = _count_text(pairs(), sides, section.normalize, max_characters)
+    max_characters = None if config.kind == "word" else MAX_CHARACTERS_PER_TEXT
+    statistics = _count_text(pairs(), sides, config.normalize, max_characters)
     if statistics.characters == 0:
         raise RegardError(
             f"no text to train a vocabulary on: the {' and '.join(sides)} of "
             f"all {statistics.pairs:,} pairs are empty"
         )
-    size = section.vocab_size
-    if section.kind == "char" and size < len(SPECIAL_TOKENS) + len(tags) + NUM_BYTES:
-        raise _size_error(section, sides, len(SPECIAL_TOKENS) + len(tags) + NUM_BYTES)
-    options = _training_options(section, statistics.alphabet)
+    size = config.vocab_size
+    if config.kind == "char" and size < len(SPECIAL_TOKENS) + len(tags) + NUM_BYTES:
+        raise _size_error(config, sides, len(SPECIAL_TOKENS) + len(tags) + NUM_BYTES)
+    options = _training_options(config, statistics.alphabet)
     options["control_symbols"] = [SPECIAL_TOKENS[MASK], *(f"<{tag}>" for tag in tags)]
     while True:
         sample = (
-            _escape(getattr(pair, side)[:max_characters], section.normalize)
+            _escape(getattr(pair, side)[:max_characters], config.normalize)
             for pair in _sample_evenly(pairs(), MAX_TRAINING_CHARACTERS / statistics.characters)
             for side in sides
         )
@@ -410,12 +410,12 @@ def _train_vocabulary(
             model = _run_sentencepiece(sample, vocab_size=size, **options)
         except RuntimeError as error:
             if smallest := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
-                raise _size_error(section, sides, int(smallest[1])) from None
+                raise _size_error(config, sides, int(smallest[1])) from None
             if not (largest := re.search(r"set it to a value <= (\d+)", str(error))):
                 raise
             size = int(largest[1])  # the data have no more pieces than this
         else:
-            return Vocabulary(model, section.normalize)
+            return Vocabulary(model, config.normalize)
 
 
 class TextStatistics(NamedTuple):
@@ -458,17 +458,17 @@ def _sample_evenly(pairs: Iterable[Pair], fraction: float) -> Iterator[Pair]:
             yield pair
 
 
-def _training_options(section: recipe.Tokenizer, alphabet: int) -> dict[str, Any]:
+def _training_options(config: recipe.TokenizerConfig, alphabet: int) -> dict[str, Any]:
     """SentencePiece's options that depend on the vocabulary."""
     # If every character of a large alphabet had an entry, rare ones would leave no room for longer pieces.
     # A char vocabulary consists of characters only, and its size limits their number.
-    is_large = alphabet > max(LARGE_ALPHABET, section.vocab_size // 4) and section.kind != "char"
+    is_large = alphabet > max(LARGE_ALPHABET, config.vocab_size // 4) and config.kind != "char"
     return {
-        "model_type": section.kind,
-        "byte_fallback": section.kind != "word",
+        "model_type": config.kind,
+        "byte_fallback": config.kind != "word",
         "character_coverage": LARGE_ALPHABET_COVERAGE if is_large else 1.0,
         # The size is an upper limit. Only unigram has an option for that; the others are trained again.
-        "hard_vocab_limit": section.kind != "unigram",
+        "hard_vocab_limit": config.kind != "unigram",
     }
 
 
@@ -499,8 +499,10 @@ def _run_sentencepiece(texts: Iterator[bytes], **options: Any) -> bytes:
     return model.getvalue()
 
 
-def _size_error(section: recipe.Tokenizer, sides: Sequence[Side], smallest: int) -> RegardError:
+def _size_error(
+    config: recipe.TokenizerConfig, sides: Sequence[Side], smallest: int
+) -> RegardError:
     return RegardError(
-        f"tokenizer.vocab_size {section.vocab_size} is too small for {section.kind} of {' and '.join(sides)}: "
+        f"tokenizer.vocab_size {config.vocab_size} is too small for {config.kind} of {' and '.join(sides)}: "
         f"{len(SPECIAL_TOKENS)} special tokens, {NUM_BYTES} bytes and the characters need at least {smallest}"
     )

@@ -27,7 +27,7 @@ Self = TypeVar("Self")
 
 
 @runtime_checkable
-class DecoderState(Protocol):
+class StepState(Protocol):
     """What the step function needs from earlier steps, such as cached keys and values.
 
     It has one row per sentence at first, and later one row per hypothesis, those of a sentence next to each other.
@@ -43,7 +43,7 @@ class DecoderState(Protocol):
         ...
 
 
-S = TypeVar("S", bound=DecoderState)
+S = TypeVar("S", bound=StepState)
 
 StepFunction = Callable[[Int[Tensor, "rows"], S], tuple[Float[Tensor, "rows V"], S]]
 """The last token of each row and the state, to the logits of the next token and the new state."""

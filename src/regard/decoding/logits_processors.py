@@ -7,13 +7,14 @@ Besides the model and the ``SequenceRules``, a processor may
 - add to the score of a finished hypothesis (``score_bonus``), and
 - state which hypotheses may be returned if they have to be truncated (``is_complete``).
 
-A processor is made for one batch. If it keeps data about each hypothesis, it updates them in ``advance``. The lexical
-constraints, also a processor, are in ``constraints.py``.
+A processor is made for one batch. If it keeps data about each hypothesis, it updates them in ``advance``. A processor
+that a decoding option turns on is registered under the name of the option (``enabled_by``). The lexical constraints,
+also a processor, are in ``constraints.py``.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.errors import RegardError
+from regard.recipe import DecodingConfig
 
 
 class BeamSelection(NamedTuple):
@@ -85,6 +87,60 @@ class LogitsProcessor:
         """
 
 
+# Processors by decoding option
+
+LastAttention = Callable[[], Float[Tensor, "sentences beams S"]]
+"""The cross-attention weights of each hypothesis in the last step; they sum to 1 over the source."""
+
+
+@dataclass(frozen=True)
+class DecodingContext:
+    """What a processor may use besides the decoding options."""
+
+    source_mask: Bool[Tensor, "sentences S"]
+    """False at padding and EOS"""
+    record_cross_attention: Callable[[], LastAttention]
+    """starts to record cross-attention; for processors with ``needs_attention``"""
+
+
+class OptionalProcessor(LogitsProcessor):
+    """A processor that a decoding option turns on."""
+
+    needs_attention: ClassVar[bool] = False
+    """whether it reads the model's attention, which only the plain network can record"""
+
+    @classmethod
+    def from_options(
+        cls, decoding: DecodingConfig, context: DecodingContext
+    ) -> "OptionalProcessor":
+        raise NotImplementedError
+
+
+P = TypeVar("P", bound=type[OptionalProcessor])
+OPTIONAL_PROCESSORS: dict[str, type[OptionalProcessor]] = {}
+"""processors by the decoding option that turns them on"""
+
+
+def enabled_by(option: str) -> Callable[[P], P]:
+    """A decorator: the processor is used if this decoding option differs from its default."""
+
+    def register(processor: P) -> P:
+        OPTIONAL_PROCESSORS[option] = processor
+        return processor
+
+    return register
+
+
+def enabled_processors(decoding: DecodingConfig) -> list[type[OptionalProcessor]]:
+    """The processors that the decoding options turn on."""
+    fields = DecodingConfig.model_fields
+    return [
+        processor
+        for option, processor in OPTIONAL_PROCESSORS.items()
+        if getattr(decoding, option) != fields[option].default
+    ]
+
+
 class LogitsProcessorList(LogitsProcessor):
     """Several processors, applied in order. At most one of them may implement ``select``."""
 
@@ -130,7 +186,8 @@ class LogitsProcessorList(LogitsProcessor):
             one.advance(kept, continued)
 
 
-class NoRepeatNgram(LogitsProcessor):
+@enabled_by("no_repeat_ngram")
+class NoRepeatNgram(OptionalProcessor):
     """No n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
     If this forbids every allowed token, it has no effect in that step: a forced prefix or a required phrase may repeat
@@ -140,6 +197,10 @@ class NoRepeatNgram(LogitsProcessor):
     def __init__(self, n: int) -> None:
         assert n >= 1
         self.n = n
+
+    @classmethod
+    def from_options(cls, decoding: DecodingConfig, context: DecodingContext) -> "NoRepeatNgram":
+        return cls(decoding.no_repeat_ngram)
 
     def process_logits(
         self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
@@ -159,11 +220,8 @@ class NoRepeatNgram(LogitsProcessor):
         return torch.where(nothing_left, log_probabilities, allowed)
 
 
-LastAttention = Callable[[], Float[Tensor, "sentences beams S"]]
-"""The cross-attention weights of each hypothesis in the last step; they sum to 1 over the source."""
-
-
-class CoveragePenalty(LogitsProcessor):
+@enabled_by("coverage_penalty")
+class CoveragePenalty(OptionalProcessor):
     """Ranks hypotheses that attended to every source token higher (Wu et al. 2016, equation 14).
 
     Adds beta * sum over the source tokens of log(min(1, total attention that the token received)) to the score of a
@@ -171,6 +229,13 @@ class CoveragePenalty(LogitsProcessor):
 
     source_mask: False at padding and EOS.
     """
+
+    needs_attention = True
+
+    @classmethod
+    def from_options(cls, decoding: DecodingConfig, context: DecodingContext) -> "CoveragePenalty":
+        attention = context.record_cross_attention()
+        return cls(decoding.coverage_penalty, context.source_mask, attention)
 
     def __init__(
         self, beta: float, source_mask: Bool[Tensor, "sentences S"], attention: LastAttention
@@ -197,7 +262,8 @@ class CoveragePenalty(LogitsProcessor):
         self.source_mask = self.source_mask[kept]
 
 
-class DiverseBeamGroups(LogitsProcessor):
+@enabled_by("beam_groups")
+class DiverseBeamGroups(OptionalProcessor):
     """Diverse beam search: groups of beams that avoid each other's tokens (Vijayakumar et al. 2016).
 
     Each group is a small beam search. The groups select one after the other. A token costs a group ``penalty`` for each
@@ -210,6 +276,12 @@ class DiverseBeamGroups(LogitsProcessor):
         assert penalty >= 0
         self.groups = groups
         self.penalty = penalty
+
+    @classmethod
+    def from_options(
+        cls, decoding: DecodingConfig, context: DecodingContext
+    ) -> "DiverseBeamGroups":
+        return cls(decoding.beam_groups, decoding.diversity_penalty)
 
     def select(
         self,

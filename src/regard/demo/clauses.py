@@ -2,7 +2,7 @@
 
 Notable properties:
 
-- A `Phrase` has all its German cases, and a `Clause` has its parts but not their order, so one clause
+- A `NounPhrase` has all its German cases, and a `Clause` has its parts but not their order, so one clause
   serves as statement, question, reason and relative clause.
 - Negation differs: English negates the verb (didn't eat bread); German uses nicht or, instead of ein or
   no article, kein (aß kein Brot).
@@ -40,7 +40,7 @@ Order = Literal["statement", "inverted", "final"]
 # Phrases.
 
 
-class Phrase(NamedTuple):
+class NounPhrase(NamedTuple):
     """A noun phrase or pronoun in English, and in the German cases it is used in."""
 
     english: str
@@ -50,23 +50,23 @@ class Phrase(NamedTuple):
     is_denied: bool = False  # German uses kein where English negates the verb
 
 
-def _pronoun(english: str, column: str) -> Phrase:
-    return Phrase(english, {"nom": personal_pronoun(column)}, plural=column == "p")
+def _pronoun(english: str, column: str) -> NounPhrase:
+    return NounPhrase(english, {"nom": personal_pronoun(column)}, plural=column == "p")
 
 
 _THEY = _pronoun("they", "p")
 _HE_OR_SHE = {"m": _pronoun("he", "m"), "f": _pronoun("she", "f")}
 _IT = {"m": _pronoun("it", "m"), "f": _pronoun("it", "f"), "n": _pronoun("it", "n")}
-WHO = Phrase("who", {"nom": "wer"})
+WHO = NounPhrase("who", {"nom": "wer"})
 PERSONAL = (
-    Phrase("I", {"nom": "ich"}, first_person=True),
-    Phrase("we", {"nom": "wir"}, plural=True),
+    NounPhrase("I", {"nom": "ich"}, first_person=True),
+    NounPhrase("we", {"nom": "wir"}, plural=True),
     *_HE_OR_SHE.values(),
     _THEY,
 )
 
 
-def _pronoun_for(noun: Noun, plural: bool) -> Phrase:
+def _pronoun_for(noun: Noun, plural: bool) -> NounPhrase:
     if plural:
         return _THEY
     return (_HE_OR_SHE if noun.is_person else _IT)[noun.gender]
@@ -79,7 +79,7 @@ def phrase(
     adjective: Adjective | None = None,
     plural: bool = False,
     is_denied: bool = False,
-) -> Phrase:
+) -> NounPhrase:
     """Article, adjective and noun. Plurals and uncountable nouns (bread) have no article instead of "a"."""
     is_bare = article == "a" and (plural or (not noun.english_plural and noun.english != "sheep"))
     words = [adjective.english] if adjective else []
@@ -96,10 +96,10 @@ def phrase(
         return " ".join([*before, noun_form(noun, case, plural)])
 
     forms: dict[Case, str] = {"nom": form("nom"), "acc": form("acc"), "dat": form("dat")}
-    return Phrase(" ".join(words), forms, plural, is_denied=is_denied)
+    return NounPhrase(" ".join(words), forms, plural, is_denied=is_denied)
 
 
-def place(prepositions: Expression, where: Phrase) -> Expression:
+def place(prepositions: Expression, where: NounPhrase) -> Expression:
     """In the garden, im Garten: a preposition with the dative."""
     article, rest = where.german["dat"].split(" ", 1)
     start = f"{prepositions[1]} {article}"
@@ -123,11 +123,11 @@ _DEGREES: dict[Degree, str] = {"very": "sehr", "too": "zu", "so": "so"}
 class Clause(NamedTuple):
     """Subject, verb and objects, without an order of words."""
 
-    subject: Phrase
+    subject: NounPhrase
     verb: Verb
     past: bool
     negated: bool = False
-    objects: tuple[tuple[Phrase, Case], ...] = ()
+    objects: tuple[tuple[NounPhrase, Case], ...] = ()
     tail: Expression = ("", "")  # the end of the clause: a place or a predicate
     can: bool = False
 
@@ -189,17 +189,17 @@ def relative(noun: Noun, clause: Clause, case: Case) -> Expression:
     """The clause as a relative clause about the noun, which is its subject (nominative) or its object."""
     pronoun = relative_pronoun(noun.gender, case)
     if case == "nom":
-        who = Phrase("who" if noun.is_person else "that", {"nom": pronoun})
+        who = NounPhrase("who" if noun.is_person else "that", {"nom": pronoun})
         clause = clause._replace(subject=who)
         return english(clause), german(clause, "final")
     whom = "whom" if noun.is_person else "that"
     return f"{whom} {english(clause)}", f"{pronoun} {german(clause, 'final')}"
 
 
-def related_subject(noun: Noun, which: Expression) -> Phrase:
+def related_subject(noun: Noun, which: Expression) -> NounPhrase:
     """The noun with a relative clause about it, which ends in a comma in German."""
     head = phrase(noun, "the")
-    return Phrase(f"{head.english} {which[0]}", {"nom": f"{head.german['nom']}, {which[1]},"})
+    return NounPhrase(f"{head.english} {which[0]}", {"nom": f"{head.german['nom']}, {which[1]},"})
 
 
 # Sentences.
@@ -257,7 +257,9 @@ class Tense(NamedTuple):
     time: Expression | None = None  # at the beginning of the sentence
 
 
-def explain(reason: Reason, framing: Framing, tense: Tense, subject: Phrase, thing: Phrase) -> Pair:
+def explain(
+    reason: Reason, framing: Framing, tense: Tense, subject: NounPhrase, thing: NounPhrase
+) -> Pair:
     """The dog didn't cross the street because it was too tired."""
     verb, (past, time) = reason.verb, tense
     negated = reason.hinders != framing.although

@@ -33,7 +33,7 @@ from regard.demo.clauses import (
     Degree,
     Expression,
     Framing,
-    Phrase,
+    NounPhrase,
     Reason,
     Tense,
     explain,
@@ -69,8 +69,8 @@ class Wordings(NamedTuple):
 
     framings: tuple[Framing, ...]
     tenses: tuple[Tense, ...]
-    subjects: tuple[Phrase, ...]
-    objects: tuple[Phrase, ...]
+    subjects: tuple[NounPhrase, ...]
+    objects: tuple[NounPhrase, ...]
 
 
 _TENSES = (Tense(True), Tense(False), *(Tense(True, time) for time in lexicon.TIMES_PAST))
@@ -215,7 +215,7 @@ _ARTICLE_CHOICES: dict[str, tuple[Article, ...]] = {
 }
 
 
-def _noun_phrase(rng: Random, noun: Noun, articles: str, negated: bool = False) -> Phrase:
+def _noun_phrase(rng: Random, noun: Noun, articles: str, negated: bool = False) -> NounPhrase:
     """A noun phrase, singular or plural, with or without an adjective."""
     adjectives = _adjectives_of(noun)
     adjective = _pick(rng, adjectives) if adjectives and rng.random() < 0.3 else None
@@ -225,7 +225,7 @@ def _noun_phrase(rng: Random, noun: Noun, articles: str, negated: bool = False) 
     return phrase(noun, article, adjective, plural, is_denied=negated and article == "a")
 
 
-def _plain(rng: Random, noun: Noun) -> Phrase:
+def _plain(rng: Random, noun: Noun) -> NounPhrase:
     return phrase(noun, "the", plural=bool(noun.english_plural) and rng.random() < 0.3)
 
 
@@ -233,7 +233,7 @@ def _degree(rng: Random, adjective: Adjective, degrees: tuple[Degree, ...]) -> D
     return "" if adjective.is_absolute else _pick(rng, degrees)
 
 
-def _subject(rng: Random, noun: Noun, negated: bool) -> Phrase:
+def _subject(rng: Random, noun: Noun, negated: bool) -> NounPhrase:
     if noun.is_person and rng.random() < 0.3:
         return _pick(rng, PERSONAL)
     return _noun_phrase(rng, noun, "definite" if negated else "any")

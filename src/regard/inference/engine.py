@@ -32,10 +32,10 @@ from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.hypotheses import Hypothesis
 from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
 from regard.decoding.logits_processors import (
-    CoveragePenalty,
-    DiverseBeamGroups,
+    DecodingContext,
+    LastAttention,
     LogitsProcessor,
-    NoRepeatNgram,
+    enabled_processors,
 )
 from regard.decoding.mask_predict import mask_predict
 from regard.errors import RegardError
@@ -52,7 +52,7 @@ from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.positions import Tree
 from regard.nn.transformer import Transformer
-from regard.recipe import MBR_TEMPERATURE, Decoding, Precision
+from regard.recipe import MBR_TEMPERATURE, DecodingConfig, Precision
 
 log = logging.getLogger(__name__)
 
@@ -88,11 +88,11 @@ class Request(NamedTuple):
     """largest number of tokens; None: as the decoding options say"""
 
 
-class Batch(NamedTuple):
+class DecodingBatch(NamedTuple):
     """Requests that go through the network together, and how. It can be sent to another process."""
 
     requests: Sequence[Request]
-    decoding: Decoding
+    decoding: DecodingConfig
     nbest: int
     length: int | None
     total: int | None
@@ -104,20 +104,20 @@ class Engine:
 
     def __init__(
         self,
-        section: recipe.Model,
+        config: recipe.ModelConfig,
         network: Network,
         target: Vocabulary,
         device: torch.device,
         precision: Precision,
         threads: int,
     ) -> None:
-        self.section, self.network, self.target, self.device = section, network, target, device
+        self.config, self.network, self.target, self.device = config, network, target, device
         self.precision: Precision = precision
         self.threads = threads
         """batches processed at a time on a CPU"""
         self.packed: PackedTransformer | None = None
         """the network with packed weights, once ``freeze`` was called and if the network supports it"""
-        self.pool: WorkerPool[Batch, list[list[Hypothesis]]] | None = None
+        self.pool: WorkerPool[DecodingBatch, list[list[Hypothesis]]] | None = None
         """worker processes; None: threads"""
         self._boundaries: WordBoundaries | None = None
 
@@ -126,7 +126,7 @@ class Engine:
     def freeze(self) -> None:
         """The weights are final: pack them for inference, if the network supports it."""
         self.stop_workers()
-        if (reason := unsupported_reason(self.section)) is None:
+        if (reason := unsupported_reason(self.config)) is None:
             self.precision = select_precision(self.precision, self.device)
             assert isinstance(self.network, Transformer)
             self.packed = pack_network(self.network, self.precision)
@@ -153,7 +153,7 @@ class Engine:
     def summary(self) -> str:
         """The precision and device it computes on, in words."""
         if self.packed is None:
-            reason = unsupported_reason(self.section) or "the weights may still change"
+            reason = unsupported_reason(self.config) or "the weights may still change"
             return f"{self.precision} on {self.device.type}, without packed weights ({reason})"
         many = f", {self.threads} batches at a time" if self.device.type == "cpu" else ""
         size = self.packed.bytes / 1e6
@@ -170,7 +170,7 @@ class Engine:
     def generate(
         self,
         requests: Sequence[Request],
-        decoding: Decoding,
+        decoding: DecodingConfig,
         *,
         nbest: int = 1,
         length: int | None = None,
@@ -183,11 +183,14 @@ class Engine:
         request. plain: use the plain network, whose attention can be recorded and changed, not the packed one.
         """
         # Attention can only be read from the plain network.
-        plain = plain or self.packed is None or bool(decoding.coverage_penalty)
+        reads_attention = any(one.needs_attention for one in enabled_processors(decoding))
+        plain = plain or self.packed is None or reads_attention
         total = None if plain else len(requests)
         if observer is not None:
             assert len(requests) == 1, "an observer watches one request"
-            return self.generate_batch(Batch(requests, decoding, nbest, length, total), observer)
+            return self.generate_batch(
+                DecodingBatch(requests, decoding, nbest, length, total), observer
+            )
         found: dict[int, list[Hypothesis]] = {}
         for constrained in (False, True):  # constraints need a wider beam
             rows = [row for row, one in enumerate(requests) if bool(one.phrases) is constrained]
@@ -199,7 +202,7 @@ class Engine:
     def _in_batches(
         self,
         requests: Sequence[Request],
-        decoding: Decoding,
+        decoding: DecodingConfig,
         nbest: int,
         length: int | None,
         total: int | None,
@@ -220,7 +223,8 @@ class Engine:
         # The longest first: what is left at the end, when not all workers are busy, is short.
         rows = [*self.plan(lengths, width, self.threads if parallel else 1)][::-1]
         batches = [
-            Batch([requests[row] for row in some], decoding, nbest, length, total) for some in rows
+            DecodingBatch([requests[row] for row in some], decoding, nbest, length, total)
+            for some in rows
         ]
         results = self._parallel(batches) if parallel else map(self.generate_batch, batches)
         found = {
@@ -236,7 +240,7 @@ class Engine:
             ]
         return ordered
 
-    def _width(self, decoding: Decoding, nbest: int, constrained: bool) -> int:
+    def _width(self, decoding: DecodingConfig, nbest: int, constrained: bool) -> int:
         """How many hypotheses of a request are in memory at once."""
         if isinstance(self.network, NonAutoregressiveTransformer):
             return LENGTH_COST * max(decoding.length_beam, nbest)
@@ -244,7 +248,7 @@ class Engine:
             return 1
         return max(decoding.beam, decoding.constrained_beam) if constrained else decoding.beam
 
-    def _parallel(self, batches: Sequence[Batch]) -> list[list[list[Hypothesis]]]:
+    def _parallel(self, batches: Sequence[DecodingBatch]) -> list[list[list[Hypothesis]]]:
         if self.pool is not None:
             try:
                 return self.pool.map(batches)
@@ -254,7 +258,7 @@ class Engine:
         return map_in_threads(self.generate_batch, batches, self.threads)
 
     def generate_batch(
-        self, batch: Batch, observer: Observer | None = None
+        self, batch: DecodingBatch, observer: Observer | None = None
     ) -> list[list[Hypothesis]]:
         """Decode one batch with the selected method."""
         requests, decoding, nbest, length, total = batch
@@ -285,7 +289,7 @@ class Engine:
     def _method(
         self,
         requests: Sequence[Request],
-        decoding: Decoding,
+        decoding: DecodingConfig,
         nbest: int,
         observer: Observer | None,
     ) -> Callable[..., list[list[Hypothesis]] | list[Hypothesis]]:
@@ -317,7 +321,7 @@ class Engine:
     def _mask_predict(
         self,
         state: Any,
-        decoding: Decoding,
+        decoding: DecodingConfig,
         max_lengths: Sequence[int],
         nbest: int,
         length: int | None,
@@ -347,38 +351,21 @@ class Engine:
         network: Network | PackedTransformer,
         sources: Tensor,
         requests: Sequence[Request],
-        decoding: Decoding,
+        decoding: DecodingConfig,
     ) -> Iterator[list[LogitsProcessor]]:
         """The logits processors of a batch. They live as long as the with-block."""
         processors: list[LogitsProcessor] = []
+        if any(one.phrases for one in requests):
+            # First, because it must see the tokens of its phrases before others mask them.
+            phrases = [one.phrases for one in requests]
+            processors.append(Constraints(phrases, self.boundaries, EOS))
         with ExitStack() as recording:
-            if any(one.phrases for one in requests):
-                # First, because it must see the tokens of its phrases before others mask them.
-                phrases = [one.phrases for one in requests]
-                processors.append(Constraints(phrases, self.boundaries, EOS))
-            if decoding.no_repeat_ngram:
-                processors.append(NoRepeatNgram(decoding.no_repeat_ngram))
-            if decoding.beam_groups > 1:
-                processors.append(
-                    DiverseBeamGroups(decoding.beam_groups, decoding.diversity_penalty)
-                )
-            if decoding.coverage_penalty:
-                assert not isinstance(network, PackedTransformer), "it does not record attention"
-                cross = network.attentions().get("cross_attention", [])
-                if not cross or not all(part.pattern.keeps_tokens for part in cross):
-                    raise RegardError(
-                        f"coverage_penalty {decoding.coverage_penalty}: this model has no cross-attention "
-                        "to source tokens"
-                    )
-                recorded = recording.enter_context(record_attention(cross))
-
-                def attention() -> Tensor:
-                    """The mean over layers and heads; the beams of a sentence are rows of the queries."""
-                    weights = [one.weights.float().mean(1) for one in recorded.values()]
-                    return torch.stack(weights).mean(0)
-
-                tokens = (sources != PAD) & (sources != EOS)
-                processors.append(CoveragePenalty(decoding.coverage_penalty, tokens, attention))
+            context = DecodingContext(
+                source_mask=(sources != PAD) & (sources != EOS),
+                record_cross_attention=partial(record_cross_attention, network, recording),
+            )
+            for processor in enabled_processors(decoding):
+                processors.append(processor.from_options(decoding, context))
             yield processors
 
     @property
@@ -392,7 +379,7 @@ class Engine:
             self._boundaries = WordBoundaries(opens, closes)
         return self._boundaries
 
-    def _limit(self, request: Request, decoding: Decoding) -> int:
+    def _limit(self, request: Request, decoding: DecodingConfig) -> int:
         """The largest number of output tokens."""
         if request.limit is not None:
             return request.limit
@@ -417,6 +404,23 @@ class Engine:
             return None
         assert len(trees) == len(requests)
         return Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
+
+
+def record_cross_attention(
+    network: Network | PackedTransformer, recording: ExitStack
+) -> LastAttention:
+    """Record cross-attention until ``recording`` is closed; return a function for the weights of the last step."""
+    assert not isinstance(network, PackedTransformer), "a packed network does not record attention"
+    layers = network.attentions().get("cross_attention", [])
+    if not layers or not all(layer.pattern.keeps_tokens for layer in layers):
+        raise RegardError("coverage_penalty: this model has no cross-attention to source tokens")
+    recorded = recording.enter_context(record_attention(layers))
+
+    def mean_weights() -> Tensor:
+        """The mean over layers and heads; the beams of a sentence are rows of the queries."""
+        return torch.stack([one.weights.float().mean(1) for one in recorded.values()]).mean(0)
+
+    return mean_weights
 
 
 def sample_seed(seed: int, request: Request) -> int:

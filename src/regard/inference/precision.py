@@ -111,7 +111,7 @@ def _release_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def unsupported_reason(model: recipe.Model) -> str | None:
+def unsupported_reason(model: recipe.ModelConfig) -> str | None:
     """The first choice of a recipe that packed inference does not support; None if it supports all."""
     for key, choice in recipe.model_choices(model):
         if not choice.fused:

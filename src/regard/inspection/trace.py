@@ -46,8 +46,8 @@ from regard.inspection.hooks import (
     observe,
     occlude,
 )
-from regard.recipe import AttentionSite
-from regard.tasks import DecodingOptions, Translator
+from regard.recipe import AttentionSite, DecodingOptions
+from regard.tasks import Translator
 
 CANDIDATES = 8
 """the most probable tokens recorded for each position"""

@@ -23,7 +23,7 @@ from regard.interop.verification import SampleBatch, Verification, sample_batch,
 from regard.nn.feed_forward import Gated
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import Decoder, Encoder, Transformer
-from regard.recipe import Model
+from regard.recipe import ModelConfig
 from regard.storage.atomic_files import atomic_folder
 from regard.tasks import Translator
 
@@ -87,18 +87,18 @@ def _write(folder: Path, model: Translator, network: Transformer, quantization: 
     spec.save(str(folder))
 
 
-def _spec(network: Transformer, section: Model) -> Any:
+def _spec(network: Transformer, config: ModelConfig) -> Any:
     specs = require_package("ctranslate2.specs")
     options = {
-        "pre_norm": section.norm_order == "pre",
-        "no_final_norm": not section.final_norm,
-        "activation": getattr(specs.Activation, ACTIVATIONS[section.activation]),
-        "ffn_glu": section.activation == "swiglu",
-        "rms_norm": section.norm == "rms",
+        "pre_norm": config.norm_order == "pre",
+        "no_final_norm": not config.final_norm,
+        "activation": getattr(specs.Activation, ACTIVATIONS[config.activation]),
+        "ffn_glu": config.activation == "swiglu",
+        "rms_norm": config.norm == "rms",
     }
     classes = require_package("ctranslate2.specs.transformer_spec")
-    encoder = classes.TransformerEncoderSpec(len(network.encoder.layers), section.heads, **options)
-    decoder = classes.TransformerDecoderSpec(len(network.decoder.layers), section.heads, **options)
+    encoder = classes.TransformerEncoderSpec(len(network.encoder.layers), config.heads, **options)
+    decoder = classes.TransformerDecoderSpec(len(network.decoder.layers), config.heads, **options)
     _stack(encoder, network.encoder)
     _stack(decoder, network.decoder)
     encoder.embeddings[0].weight = _array(network.encoder.embedding.weight)

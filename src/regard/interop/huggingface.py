@@ -37,7 +37,7 @@ from regard.interop.verification import (
 from regard.interop.weight_names import MARIAN, copy_state, interleaved, permute_features
 from regard.nn.state_dict import named_weights
 from regard.nn.transformer import Transformer
-from regard.recipe import Model, Recipe, make_recipe
+from regard.recipe import ModelConfig, Recipe, make_recipe
 from regard.storage.atomic_files import atomic_folder
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
@@ -424,30 +424,30 @@ def export_huggingface(folder: Path, out: Path) -> list[str]:
 
 
 def _config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    section = recipe.model
+    config = recipe.model
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     return {
         "vocab_size": tokenizer.source.size,
         "decoder_vocab_size": tokenizer.target.size,
         "max_position_embeddings": MAX_POSITIONS,
-        "d_model": section.d_model,
-        "encoder_layers": section.encoder_layers,
-        "decoder_layers": section.decoder_layers,
-        "encoder_attention_heads": section.heads,
-        "decoder_attention_heads": section.heads,
-        "encoder_ffn_dim": section.d_ff,
-        "decoder_ffn_dim": section.d_ff,
-        "activation_function": theirs[section.activation],
-        "dropout": section.dropout,
-        "attention_dropout": section.attention_dropout,
-        "activation_dropout": section.activation_dropout,
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": theirs[config.activation],
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
         "scale_embedding": True,
         "pad_token_id": PAD,
         "decoder_start_token_id": BOS,
         "eos_token_id": EOS,
         "forced_eos_token_id": None,
-        "share_encoder_decoder_embeddings": section.tie_embeddings,
-        "tie_word_embeddings": section.tie_output,
+        "share_encoder_decoder_embeddings": config.tie_embeddings,
+        "tie_word_embeddings": config.tie_output,
     }
 
 
@@ -468,9 +468,9 @@ def _generation(model: Translator) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _marian_weights(network: Transformer, section: Model, marian: Any) -> dict[str, Tensor]:
+def _marian_weights(network: Transformer, config: ModelConfig, marian: Any) -> dict[str, Tensor]:
     """Our weights under their names, with features in their order; a bias we do not have is zero."""
-    order = interleaved(section.d_model).argsort()
+    order = interleaved(config.d_model).argsort()
     ours, theirs = network.state_dict(), marian.state_dict()
     found = {name: tensor for name, tensor in theirs.items() if "embed_positions" in name}
     embeddings = {
@@ -486,7 +486,7 @@ def _marian_weights(network: Transformer, section: Model, marian: Any) -> dict[s
     found["final_logits_bias"] = torch.zeros(len(network.projection.weight))[None]
     if bias is not None:
         found["final_logits_bias"] = bias[None]
-    for weight in MARIAN.weights(section):
+    for weight in MARIAN.weights(config):
         if weight.ours in ours:
             found[weight.theirs] = permute_features(ours[weight.ours], weight.axes, order)
         else:

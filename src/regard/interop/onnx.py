@@ -121,16 +121,16 @@ def export_onnx(folder: Path, out: Path) -> list[str]:
 
 
 def _config(model: Translator) -> dict[str, Any]:
-    section = model.recipe.model
+    config = model.recipe.model
     return {
         "pad_token_id": PAD,
         "bos_token_id": BOS,
         "eos_token_id": EOS,
         "suppressed_token_ids": list(model.tokenizer.target.suppressed_tokens),
-        "layers": section.decoder_layers,
-        "heads": section.heads,
-        "d_k": section.d_k,
-        "d_v": section.d_v,
+        "layers": config.decoder_layers,
+        "heads": config.heads,
+        "d_k": config.d_k,
+        "d_v": config.d_v,
         "extra_length": model.recipe.decoding.extra_length,
     }
 

@@ -32,7 +32,7 @@ from regard.interop.weight_names import TORCH as NAMES, copy_state
 from regard.nn.positions import sinusoids
 from regard.nn.state_dict import named_weights
 from regard.nn.transformer import Transformer
-from regard.recipe import Model, Recipe, make_recipe
+from regard.recipe import ModelConfig, Recipe, make_recipe
 from regard.storage.atomic_files import atomic_folder, write_tensors
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
@@ -50,15 +50,15 @@ IN_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 class TutorialNetwork(nn.Module):
     """The network of the tutorial, built from PyTorch's own modules, for verification."""
 
-    def __init__(self, section: Model, source: int, target: int) -> None:
+    def __init__(self, config: ModelConfig, source: int, target: int) -> None:
         super().__init__()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about fast paths it cannot use
-            self.transformer = nn.Transformer(**arguments(section))
-        self.src_tok_emb = nn.ModuleDict({"embedding": nn.Embedding(source, section.d_model)})
-        self.tgt_tok_emb = nn.ModuleDict({"embedding": nn.Embedding(target, section.d_model)})
-        self.generator = nn.Linear(section.d_model, target)
-        self.positions = sinusoids(MAX_POSITIONS, section.d_model)
+            self.transformer = nn.Transformer(**arguments(config))
+        self.src_tok_emb = nn.ModuleDict({"embedding": nn.Embedding(source, config.d_model)})
+        self.tgt_tok_emb = nn.ModuleDict({"embedding": nn.Embedding(target, config.d_model)})
+        self.generator = nn.Linear(config.d_model, target)
+        self.positions = sinusoids(MAX_POSITIONS, config.d_model)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         x = self.src_tok_emb["embedding"](source) * math.sqrt(self.positions.shape[1])
@@ -76,17 +76,17 @@ class TutorialNetwork(nn.Module):
         return logits
 
 
-def arguments(section: Model) -> dict[str, Any]:
+def arguments(config: ModelConfig) -> dict[str, Any]:
     """The arguments of nn.Transformer."""
     return {
-        "d_model": section.d_model,
-        "nhead": section.heads,
-        "num_encoder_layers": section.encoder_layers,
-        "num_decoder_layers": section.decoder_layers,
-        "dim_feedforward": section.d_ff,
-        "activation": section.activation,
-        "norm_first": section.norm_order == "pre",
-        "dropout": section.dropout,
+        "d_model": config.d_model,
+        "nhead": config.heads,
+        "num_encoder_layers": config.encoder_layers,
+        "num_decoder_layers": config.decoder_layers,
+        "dim_feedforward": config.d_ff,
+        "activation": config.activation,
+        "norm_first": config.norm_order == "pre",
+        "dropout": config.dropout,
         "batch_first": True,
     }
 
@@ -157,7 +157,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return {name: value.float() for name, value in weights.items()}
 
 
-def _our_weights(theirs: Mapping[str, Tensor], section: Model) -> dict[str, Tensor]:
+def _our_weights(theirs: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """Their weights under our names, with in_proj split into query, key and value."""
     split: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
@@ -167,7 +167,7 @@ def _our_weights(theirs: Mapping[str, Tensor], section: Model) -> dict[str, Tens
                 split[f"{prefix}{projection}.{kind}"] = third
         else:
             split[name] = tensor
-    names = [(weight.ours, weight.theirs) for weight in NAMES.weights(section)]
+    names = [(weight.ours, weight.theirs) for weight in NAMES.weights(config)]
     names += EMBEDDINGS.items()
     if missing := [name for _, name in names if name not in split]:
         raise RegardError(f"{missing[0]} is missing in the state dict")
@@ -182,31 +182,31 @@ def export_torch(folder: Path, out: Path) -> list[str]:
     """Convert a run into the tutorial's state dict, with the arguments of nn.Transformer in config.json."""
     model = Translator.load(folder, "cpu")
     TORCH.check(model.recipe, str(folder))
-    network, section = model.network, model.recipe.model
+    network, config = model.network, model.recipe.model
     assert isinstance(network, Transformer)
     sizes = model.tokenizer.source.size, model.tokenizer.target.size
-    tutorial = TutorialNetwork(section, *sizes)
-    copy_state(tutorial, _their_weights(network, section), str(folder))
+    tutorial = TutorialNetwork(config, *sizes)
+    copy_state(tutorial, _their_weights(network, config), str(folder))
     batch = sample_batch(model.recipe, model.tokenizer)
     with atomic_folder(out) as partial:
         write_tensors(partial / "model.safetensors", tutorial.state_dict(), {})
-        written = TutorialNetwork(section, *sizes)
+        written = TutorialNetwork(config, *sizes)
         copy_state(written, _read(partial), str(out))
         activations = our_activations(network, batch), _their_activations(written, batch)
         verification = compare(str(folder), *activations, batch)
         write_tokenizer(partial, model.tokenizer)
-        write_json(partial / "config.json", arguments(section))
+        write_json(partial / "config.json", arguments(config))
     return [
         str(verification),
         f"{out}: weights of torch.nn.Transformer(**config.json) and of the tutorial's embeddings",
     ]
 
 
-def _their_weights(network: Transformer, section: Model) -> dict[str, Tensor]:
+def _their_weights(network: Transformer, config: ModelConfig) -> dict[str, Tensor]:
     """Our weights under their names, with query, key and value joined to in_proj; a bias we do not have is zero."""
     ours = network.state_dict()
     split: dict[str, Tensor] = {}
-    for weight in NAMES.weights(section):
+    for weight in NAMES.weights(config):
         split[weight.theirs] = (
             ours[weight.ours] if weight.ours in ours else _zero_bias(ours, weight.ours)
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from regard.errors import RegardError
-from regard.recipe import Model, Recipe, model_choices
+from regard.recipe import ModelConfig, Recipe, model_choices
 from regard.recipe.registry import allowed_names, find_registry
 
 
@@ -49,7 +49,7 @@ class ModelFormat:
         return [name for name in allowed_names(key) if self.name in choices[name].formats]
 
 
-def _unequal_heads(model: Model) -> Iterator[str]:
+def _unequal_heads(model: ModelConfig) -> Iterator[str]:
     for key in ("d_k", "d_v"):
         width = getattr(model, key)
         if width * model.heads != model.d_model:

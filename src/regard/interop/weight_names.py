@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.recipe import Model
+from regard.recipe import ModelConfig
 
 
 class WeightName(NamedTuple):
@@ -90,15 +90,15 @@ class LayerNames(NamedTuple):
             _norm("feed_forward_residual.norm", feed_forward_norm),
         ]
 
-    def weights(self, section: Model) -> Iterator[WeightName]:
+    def weights(self, config: ModelConfig) -> Iterator[WeightName]:
         """Every weight of every layer, and of the final norms."""
-        counts = {"encoder": section.encoder_layers, "decoder": section.decoder_layers}
+        counts = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
         for stack, count in counts.items():
             for layer in range(count):
                 ours = f"{stack}.layers.{layer}."
                 for module in self.modules(stack):
                     yield from module.weights(ours, f"{self.prefix}{ours}")
-            if section.final_norm:
+            if config.final_norm:
                 yield from _norm(f"{stack}.norm", f"{self.prefix}{stack}.norm").weights()
 
 

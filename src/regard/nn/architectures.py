@@ -14,7 +14,7 @@ from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.transformer import Transformer
 from regard.recipe import FORMATS, Registry
 
-ARCHITECTURES: Registry[Callable[[recipe.Model, int, int], Network]] = Registry(
+ARCHITECTURES: Registry[Callable[[recipe.ModelConfig, int, int], Network]] = Registry(
     "model.architecture"
 )
 

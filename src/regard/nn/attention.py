@@ -142,16 +142,16 @@ class AttentionScore(nn.Module):
     """factor applied to the output of ``forward``"""
 
 
-SCORES: Registry[Callable[[recipe.Model], AttentionScore]] = Registry("model.attention.score")
+SCORES: Registry[Callable[[recipe.ModelConfig], AttentionScore]] = Registry("model.attention.score")
 
 
 @SCORES.register("scaled_dot_product", packed=True, fused=True, formats=FORMATS)
 class ScaledDotProduct(AttentionScore):
     """q.k / sqrt(d_k): the scale keeps the variance at 1 for any number of features."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        self.scale: float = 1 / math.sqrt(section.d_k)
+        self.scale: float = 1 / math.sqrt(config.d_k)
 
     def forward(
         self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
@@ -164,8 +164,8 @@ class ScaledDotProduct(AttentionScore):
 class UnscaledDotProduct(ScaledDotProduct):
     """q.k without the scale: softmax saturates and its gradient vanishes as d_k grows."""
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section)
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config)
         self.scale = 1.0
 
 
@@ -173,12 +173,12 @@ class UnscaledDotProduct(ScaledDotProduct):
 class Additive(AttentionScore):
     """v.tanh(q + k + b): a network with one hidden layer scores each pair (Bahdanau et al. 2015)."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
         self.scale = 1.0
-        self.bias = nn.Parameter(torch.zeros(section.heads, 1, 1, section.d_k))
-        self.weight = nn.Parameter(torch.empty(section.heads, section.d_k))
-        nn.init.normal_(self.weight, std=section.d_k**-0.5)
+        self.bias = nn.Parameter(torch.zeros(config.heads, 1, 1, config.d_k))
+        self.weight = nn.Parameter(torch.empty(config.heads, config.d_k))
+        nn.init.normal_(self.weight, std=config.d_k**-0.5)
 
     def forward(
         self, query: Float[Tensor, "B h Q dk"], key: Float[Tensor, "B h K dk"]
@@ -211,12 +211,12 @@ def relu(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
 class Attention(nn.Module):
     """Attention(Q, K, V) = weighting(score(Q, K)) V."""
 
-    def __init__(self, section: recipe.Model, position: AttentionPosition) -> None:
+    def __init__(self, config: recipe.ModelConfig, position: AttentionPosition) -> None:
         super().__init__()
-        self.score = SCORES[section.attention.score](section)
-        self.weighting = WEIGHTINGS[section.attention.weighting]
+        self.score = SCORES[config.attention.score](config)
+        self.weighting = WEIGHTINGS[config.attention.weighting]
         self.position = position
-        self.dropout = section.attention_dropout
+        self.dropout = config.attention_dropout
         fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
         self.fused = fused and not position.in_scores
         """whether torch has one kernel for the whole formula"""

@@ -31,13 +31,13 @@ from regard.nn.transformer import Decoder, Encoder, EncoderDecoder
 class GatedConvolution(nn.Module):
     """a * sigmoid(b), where a and b are convolutions of ``kernel_size`` neighbours."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        self.kernel_size = section.kernel_size
-        self.convolution = nn.Conv1d(section.d_model, 2 * section.d_model, section.kernel_size)
+        self.kernel_size = config.kernel_size
+        self.convolution = nn.Conv1d(config.d_model, 2 * config.d_model, config.kernel_size)
         # The gate halves its input: four times the variance keeps the output's variance (Gehring et al., appendix A).
         nn.init.normal_(
-            self.convolution.weight, std=(4 / (section.kernel_size * section.d_model)) ** 0.5
+            self.convolution.weight, std=(4 / (config.kernel_size * config.d_model)) ** 0.5
         )
         nn.init.zeros_(cast(Tensor, self.convolution.bias))
 
@@ -69,10 +69,10 @@ class ConvolutionCache:
 class ConvolutionEncoderLayer(nn.Module):
     """A convolution over the neighbours on both sides of each token."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        self.convolution = GatedConvolution(section)
-        self.residual = RESIDUALS[section.norm_order](section)
+        self.convolution = GatedConvolution(config)
+        self.residual = RESIDUALS[config.norm_order](config)
 
     def forward(
         self, x: Float[Tensor, "B T d"], mask: AttentionMask, non_pad: NonPad
@@ -91,13 +91,13 @@ class ConvolutionEncoderLayer(nn.Module):
 class ConvolutionDecoderLayer(nn.Module):
     """A convolution over each token and those before it, then cross-attention."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        residual = RESIDUALS[section.norm_order]
-        self.convolution = GatedConvolution(section)
-        self.residual = residual(section)
-        self.cross_attention = MultiHeadAttention(section, "cross_attention")
-        self.cross_attention_residual = residual(section)
+        residual = RESIDUALS[config.norm_order]
+        self.convolution = GatedConvolution(config)
+        self.residual = residual(config)
+        self.cross_attention = MultiHeadAttention(config, "cross_attention")
+        self.cross_attention_residual = residual(config)
 
     def forward(
         self,

@@ -21,11 +21,11 @@ from regard.nn.transformer import Encoder, EncoderOutput
 class EncoderForMaskedLM(nn.Module):
     """The encoder and a projection to its own vocabulary, tied to the embedding by default."""
 
-    def __init__(self, section: recipe.Model, vocab_size: int) -> None:
+    def __init__(self, config: recipe.ModelConfig, vocab_size: int) -> None:
         super().__init__()
-        self.encoder = Encoder(section, Embedding(vocab_size, section.d_model))
-        tied = section.tie_output
-        self.projection = self.encoder.embedding if tied else Embedding(vocab_size, section.d_model)
+        self.encoder = Encoder(config, Embedding(vocab_size, config.d_model))
+        tied = config.tie_output
+        self.projection = self.encoder.embedding if tied else Embedding(vocab_size, config.d_model)
         initialize(self)
 
     def states(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B S d"]:
@@ -39,11 +39,11 @@ class EncoderForMaskedLM(nn.Module):
 class EncoderForTokenClassification(nn.Module):
     """The encoder and a projection to labels, for each token."""
 
-    def __init__(self, section: recipe.Model, vocab_size: int, labels: int) -> None:
+    def __init__(self, config: recipe.ModelConfig, vocab_size: int, labels: int) -> None:
         super().__init__()
-        self.encoder = Encoder(section, Embedding(vocab_size, section.d_model))
-        self.dropout = Dropout(section.dropout)
-        self.projection = Embedding(labels, section.d_model)
+        self.encoder = Encoder(config, Embedding(vocab_size, config.d_model))
+        self.dropout = Dropout(config.dropout)
+        self.projection = Embedding(labels, config.d_model)
         initialize(self)
 
     def states(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B P d"]:
@@ -80,9 +80,9 @@ class AttentionPooling(nn.Module):
 class EncoderForSequenceClassification(EncoderForTokenClassification):
     """The encoder, attention pooling, and a projection to labels, for the whole text."""
 
-    def __init__(self, section: recipe.Model, vocab_size: int, labels: int) -> None:
-        super().__init__(section, vocab_size, labels)
-        self.pool = AttentionPooling(section.d_model)
+    def __init__(self, config: recipe.ModelConfig, vocab_size: int, labels: int) -> None:
+        super().__init__(config, vocab_size, labels)
+        self.pool = AttentionPooling(config.d_model)
 
     def label_states(self, memory: EncoderOutput) -> Float[Tensor, "B 1 d"]:
         pooled: Float[Tensor, "B d"] = self.pool(memory.states, memory.non_pad)

@@ -15,12 +15,12 @@ from regard.recipe import FORMATS, Registry
 class FeedForward(nn.Module):
     """max(0, x W1 + b1) W2 + b2 at every position, or with another activation than ReLU."""
 
-    def __init__(self, section: recipe.Model, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, config: recipe.ModelConfig, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.inner = nn.Linear(section.d_model, section.d_ff)
-        self.outer = nn.Linear(section.d_ff, section.d_model)
+        self.inner = nn.Linear(config.d_model, config.d_ff)
+        self.outer = nn.Linear(config.d_ff, config.d_model)
         self.activation = activation
-        self.dropout = Dropout(section.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
         y: Float[Tensor, "B T d"] = self.outer(self.dropout(self.activation(self.inner(x))))
@@ -30,20 +30,20 @@ class FeedForward(nn.Module):
 class Gated(nn.Module):
     """(swish(x W1) * x V) W2: SwiGLU (Shazeer 2020), with 2/3 of d_ff so that the number of weights stays the same."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        inner = max(1, round(section.d_ff * 2 / 3))
-        self.gate = nn.Linear(section.d_model, inner, bias=False)
-        self.inner = nn.Linear(section.d_model, inner, bias=False)
-        self.outer = nn.Linear(inner, section.d_model, bias=False)
-        self.dropout = Dropout(section.activation_dropout)
+        inner = max(1, round(config.d_ff * 2 / 3))
+        self.gate = nn.Linear(config.d_model, inner, bias=False)
+        self.inner = nn.Linear(config.d_model, inner, bias=False)
+        self.outer = nn.Linear(inner, config.d_model, bias=False)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
         y: Float[Tensor, "B T d"] = self.outer(self.dropout(F.silu(self.gate(x)) * self.inner(x)))
         return y
 
 
-ACTIVATIONS: Registry[Callable[[recipe.Model], nn.Module]] = Registry("model.activation")
+ACTIVATIONS: Registry[Callable[[recipe.ModelConfig], nn.Module]] = Registry("model.activation")
 """the feed-forward network, by the name of its activation"""
 
 ACTIVATIONS.register(

@@ -66,18 +66,18 @@ class DecoderOnlyState:
 class DecoderOnlyTransformer(Network):
     """One embedding, N causal layers without cross-attention, one projection."""
 
-    def __init__(self, section: recipe.Model, source_vocab: int, target_vocab: int) -> None:
+    def __init__(self, config: recipe.ModelConfig, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
         assert source_vocab == target_vocab, "source and target share one vocabulary"
-        self.embedding = Embedding(target_vocab, section.d_model)
-        self.position = POSITIONS[section.position].for_site("decoder").embedding(section)
-        self.dropout = Dropout(section.dropout)
+        self.embedding = Embedding(target_vocab, config.d_model)
+        self.position = POSITIONS[config.position].for_site("decoder").embedding(config)
+        self.dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            EncoderLayer(section, "decoder") for _ in range(section.decoder_layers)
+            EncoderLayer(config, "decoder") for _ in range(config.decoder_layers)
         )
-        self.norm = final_norm(section)
-        tied = section.tie_output
-        self.projection = self.embedding if tied else Embedding(target_vocab, section.d_model)
+        self.norm = final_norm(config)
+        tied = config.tie_output
+        self.projection = self.embedding if tied else Embedding(target_vocab, config.d_model)
         initialize(self)
 
     @property

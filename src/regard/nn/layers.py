@@ -20,17 +20,17 @@ Sublayer = Callable[[Tensor], Tensor]
 # Residual connections
 
 
-RESIDUALS: Registry[Callable[[recipe.Model], "PostNorm"]] = Registry("model.norm_order")
+RESIDUALS: Registry[Callable[[recipe.ModelConfig], "PostNorm"]] = Registry("model.norm_order")
 
 
 @RESIDUALS.register("post", packed=True, fused=True, formats=FORMATS)
 class PostNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        self.norm = NORMS[section.norm](section.d_model)
-        self.dropout = Dropout(section.dropout)
+        self.norm = NORMS[config.norm](config.d_model)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
@@ -52,13 +52,13 @@ class PreNorm(PostNorm):
         return y
 
 
-def final_norm(section: recipe.Model) -> nn.Module:
+def final_norm(config: recipe.ModelConfig) -> nn.Module:
     """The norm after the last layer, or none.
 
     By default pre-norm stacks have one, because the output of their last layer is not normalized; post-norm stacks,
     whose every layer ends in a norm, have none.
     """
-    return NORMS[section.norm if section.final_norm else "none"](section.d_model)
+    return NORMS[config.norm if config.final_norm else "none"](config.d_model)
 
 
 # Layers
@@ -86,13 +86,13 @@ class Cache:
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network."""
 
-    def __init__(self, section: recipe.Model, site: recipe.AttentionSite = "encoder") -> None:
+    def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite = "encoder") -> None:
         super().__init__()
-        residual = RESIDUALS[section.norm_order]
-        self.attention = MultiHeadAttention(section, site)
-        self.attention_residual = residual(section)
-        self.feed_forward = ACTIVATIONS[section.activation](section)
-        self.feed_forward_residual = residual(section)
+        residual = RESIDUALS[config.norm_order]
+        self.attention = MultiHeadAttention(config, site)
+        self.attention_residual = residual(config)
+        self.feed_forward = ACTIVATIONS[config.activation](config)
+        self.feed_forward_residual = residual(config)
 
     def forward(
         self,
@@ -135,10 +135,10 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(EncoderLayer):
     """Masked self-attention, cross-attention, then the feed-forward network."""
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section, "decoder")
-        self.cross_attention = MultiHeadAttention(section, "cross_attention")
-        self.cross_attention_residual = RESIDUALS[section.norm_order](section)
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config, "decoder")
+        self.cross_attention = MultiHeadAttention(config, "cross_attention")
+        self.cross_attention_residual = RESIDUALS[config.norm_order](config)
 
     def forward(  # type: ignore[override]
         self,

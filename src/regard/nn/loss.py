@@ -19,7 +19,7 @@ from regard.nn.encoder_heads import EncoderForMaskedLM, EncoderForTokenClassific
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.norms import BatchNorm, in_several_processes
-from regard.nn.positions import Packing, Span, Tree
+from regard.nn.positions import Packing, RowSpan, Tree
 from regard.nn.token_masking import drop_tokens, mask_tokens, random_token_mask
 from regard.recipe import Registry
 
@@ -59,7 +59,7 @@ class TrainingLoss(nn.Module):
     def __init__(
         self,
         network: nn.Module,
-        training: recipe.Training,
+        training: recipe.TrainingConfig,
         special_tokens: int = len(SPECIAL_TOKENS),
     ) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def to_position_info(tensors: TreeTensors | PackingTensors) -> Tree | Packing:
     """A tree comes as two tensors, a packing as four pairs of tensors."""
     if len(tensors) == 2:
         return Tree(*(part.long() for part in tensors))
-    return Packing(*(Span(*tensors[first : first + 2]) for first in range(0, 8, 2)))
+    return Packing(*(RowSpan(*tensors[first : first + 2]) for first in range(0, 8, 2)))
 
 
 class LabelLoss(TrainingLoss):

@@ -63,12 +63,12 @@ def run_lstm(lstm: nn.LSTM, x: Tensor | PackedSequence, state: LSTMState | None 
 class BidirectionalLSTM(nn.Module):
     """An LSTM from left to right and one from right to left, each of half the width."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
         self.lstm = nn.LSTM(
-            section.d_model, section.d_model // 2, batch_first=True, bidirectional=True
+            config.d_model, config.d_model // 2, batch_first=True, bidirectional=True
         )
-        self.residual = RESIDUALS[section.norm_order](section)
+        self.residual = RESIDUALS[config.norm_order](config)
 
     def forward(
         self, x: Float[Tensor, "B S d"], lengths: Int[Tensor, "B"], non_pad: NonPad
@@ -87,13 +87,13 @@ class BidirectionalLSTM(nn.Module):
 class LSTMDecoderLayer(nn.Module):
     """An LSTM from left to right, then cross-attention."""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        residual = RESIDUALS[section.norm_order]
-        self.lstm = nn.LSTM(section.d_model, section.d_model, batch_first=True)
-        self.residual = residual(section)
-        self.cross_attention = MultiHeadAttention(section, "cross_attention")
-        self.cross_attention_residual = residual(section)
+        residual = RESIDUALS[config.norm_order]
+        self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
+        self.residual = residual(config)
+        self.cross_attention = MultiHeadAttention(config, "cross_attention")
+        self.cross_attention_residual = residual(config)
 
     def forward(
         self,

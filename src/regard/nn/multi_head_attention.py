@@ -25,23 +25,23 @@ class MultiHeadAttention(nn.Module):
     The W_i of all heads are side by side in one matrix. d_k and d_v are free and may differ.
     """
 
-    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
+    def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:
         super().__init__()
-        d_model, heads, attention = section.d_model, section.heads, section.attention
+        d_model, heads, attention = config.d_model, config.heads, config.attention
         kv_heads = attention.key_value_heads or heads
         self.heads, self.kv_heads = heads, kv_heads
-        self.query = nn.Linear(d_model, heads * section.d_k, attention.bias)
-        self.key = nn.Linear(d_model, kv_heads * section.d_k, attention.bias)
-        self.value = nn.Linear(d_model, kv_heads * section.d_v, attention.bias)
-        self.output = nn.Linear(heads * section.d_v, d_model, attention.bias)
+        self.query = nn.Linear(d_model, heads * config.d_k, attention.bias)
+        self.key = nn.Linear(d_model, kv_heads * config.d_k, attention.bias)
+        self.value = nn.Linear(d_model, kv_heads * config.d_v, attention.bias)
+        self.output = nn.Linear(heads * config.d_v, d_model, attention.bias)
         position = (
             AttentionPosition  # no positions: two texts have no common order
             if site == "cross_attention"
-            else POSITIONS[section.position].for_site(site).attention
+            else POSITIONS[config.position].for_site(site).attention
         )
-        self.position = position(section)
-        self.attention = Attention(section, self.position)
-        self.pattern = PATTERNS[getattr(attention, site)](section, site)
+        self.position = position(config)
+        self.attention = Attention(config, self.position)
+        self.pattern = PATTERNS[getattr(attention, site)](config, site)
         self.observer: Callable[[AttentionIntermediates], None] | None = None
         """if set, attention runs with all intermediates, and they are passed to this function"""
         self.gate: Float[Tensor, " h"] | None = None

@@ -31,7 +31,9 @@ alone would not show that such a length is wrong."""
 # Target length
 
 
-LENGTHS: Registry[Callable[[recipe.Model], "Length"]] = Registry("model.non_autoregressive.length")
+LENGTHS: Registry[Callable[[recipe.ModelConfig], "Length"]] = Registry(
+    "model.non_autoregressive.length"
+)
 _SECTION = "model.non_autoregressive"
 
 
@@ -68,11 +70,11 @@ class Predicted(Length):
 
     predicts_eos = False
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        self.weight = section.non_autoregressive.length_loss_weight
-        self.max_difference = section.non_autoregressive.max_length_difference
-        self.classifier = nn.Linear(section.d_model, 2 * self.max_difference + 1)
+        self.weight = config.non_autoregressive.length_loss_weight
+        self.max_difference = config.non_autoregressive.max_length_difference
+        self.classifier = nn.Linear(config.d_model, 2 * self.max_difference + 1)
 
     def forward(self, memory: EncoderOutput) -> Float[Tensor, "B classes"]:
         """The logits of all differences, from -max_difference to max_difference."""
@@ -120,9 +122,9 @@ class UntilEOS(Length):
 
     predicts_eos = True
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        self.extra = section.non_autoregressive.extra_positions
+        self.extra = config.non_autoregressive.extra_positions
 
     def position_labels(
         self, source: Int[Tensor, "B S"], labels: Int[Tensor, "B T"]
@@ -167,9 +169,9 @@ class NonAutoregressiveState:
 class NonAutoregressiveTransformer(Transformer):
     """A Transformer whose decoder has no causal mask and predicts all target tokens at once."""
 
-    def __init__(self, section: recipe.Model, source_vocab: int, target_vocab: int) -> None:
-        super().__init__(section, source_vocab, target_vocab)
-        self.length = LENGTHS[section.non_autoregressive.length](section)
+    def __init__(self, config: recipe.ModelConfig, source_vocab: int, target_vocab: int) -> None:
+        super().__init__(config, source_vocab, target_vocab)
+        self.length = LENGTHS[config.non_autoregressive.length](config)
         initialize(self.length)
 
     def decode(self, target: Int[Tensor, "B T"], memory: EncoderOutput) -> Float[Tensor, "B T d"]:

@@ -29,7 +29,7 @@ class Tree(NamedTuple):
     ancestor, otherwise signed by the order of the text"""
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """For each position of a row, the first index of a text and one past its last index."""
 
     start: Int[Tensor, "B T"]
@@ -42,13 +42,13 @@ class Packing(NamedTuple):
     At positions after the last text the spans are empty.
     """
 
-    source: Span
+    source: RowSpan
     """for each source token, its own text"""
-    target: Span
+    target: RowSpan
     """for each target token, its own text"""
-    source_of_target: Span
+    source_of_target: RowSpan
     """for each target token, the source of its sentence pair"""
-    target_of_source: Span
+    target_of_source: RowSpan
     """for each source token, the target of its sentence pair"""
 
 
@@ -67,7 +67,7 @@ class NoPosition(nn.Module):
     bounded = True
     """whether what it adds has a bound that does not depend on the length; int8 calibration needs one"""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
 
     def forward(
@@ -131,9 +131,9 @@ class SinusoidalTable:
 class Sinusoidal(NoPosition):
     """Adds sines and cosines of the position, from high frequencies to low ones; texts can have any length."""
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section)
-        self.sinusoids = SinusoidalTable(lambda length: sinusoids(length, section.d_model))
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config)
+        self.sinusoids = SinusoidalTable(lambda length: sinusoids(length, config.d_model))
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
@@ -145,10 +145,10 @@ class Sinusoidal(NoPosition):
 class SinusoidalInTree(Sinusoidal):
     """Adds tanh(U PE(position) + V PE(depth)): position in the text and depth in the tree (Wang et al. 2019)."""
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section)
-        self.text_projection = nn.Linear(section.d_model, section.d_model, bias=False)
-        self.depth_projection = nn.Linear(section.d_model, section.d_model, bias=False)
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config)
+        self.text_projection = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.depth_projection = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
@@ -167,11 +167,11 @@ class SinusoidalInTree(Sinusoidal):
 class Learned(NoPosition):
     """Adds a learned vector for each position, up to ``max_length``; longer texts are an error."""
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section)
-        self.max_length = section.max_length
-        self.embedding = nn.Parameter(torch.empty(section.max_length, section.d_model))
-        nn.init.normal_(self.embedding, std=section.d_model**-0.5)
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config)
+        self.max_length = config.max_length
+        self.embedding = nn.Parameter(torch.empty(config.max_length, config.d_model))
+        nn.init.normal_(self.embedding, std=config.d_model**-0.5)
 
     def forward(
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
@@ -208,7 +208,7 @@ class AttentionPosition(nn.Module):
     in_scores = False
     """whether attention must call ``score`` and ``value``"""
 
-    def __init__(self, section: recipe.Model) -> None:
+    def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
 
     def rotate(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
@@ -234,9 +234,9 @@ class Rotary(AttentionPosition):
     The dot product of a query and a key then depends only on their distance.
     """
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section)
-        self.rotations = SinusoidalTable(lambda length: rotation_table(length, section.d_k))
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config)
+        self.rotations = SinusoidalTable(lambda length: rotation_table(length, config.d_k))
 
     def rotate(self, x: Float[Tensor, "B h T dk"], start: int) -> Float[Tensor, "B h T dk"]:
         return self.rotate_at(x, slice(start, start + x.shape[2]))
@@ -257,13 +257,13 @@ class Relative(AttentionPosition):
 
     in_scores = True
 
-    def __init__(self, section: recipe.Model) -> None:
-        super().__init__(section)
-        self.max_distance = section.max_distance
-        self.keys = nn.Parameter(torch.empty(2 * self.max_distance + 1, section.d_k))
-        self.values = nn.Parameter(torch.empty(2 * self.max_distance + 1, section.d_v))
-        nn.init.normal_(self.keys, std=section.d_k**-0.5)
-        nn.init.normal_(self.values, std=section.d_v**-0.5)
+    def __init__(self, config: recipe.ModelConfig) -> None:
+        super().__init__(config)
+        self.max_distance = config.max_distance
+        self.keys = nn.Parameter(torch.empty(2 * self.max_distance + 1, config.d_k))
+        self.values = nn.Parameter(torch.empty(2 * self.max_distance + 1, config.d_v))
+        nn.init.normal_(self.keys, std=config.d_k**-0.5)
+        nn.init.normal_(self.values, std=config.d_v**-0.5)
 
     def index(self, distance: Int[Tensor, "#B Q K"]) -> Int[Tensor, "#B 1 Q K"]:
         """The index of the vector of each distance."""

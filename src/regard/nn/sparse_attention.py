@@ -28,8 +28,8 @@ from regard.nn.attention import (
 from regard.nn.dropout import mix_bits
 from regard.recipe import FORMATS, Registry
 
-PATTERNS: Registry[Callable[[recipe.Model, recipe.AttentionSite], "FullAttention"]] = Registry(
-    "model.attention.encoder"
+PATTERNS: Registry[Callable[[recipe.ModelConfig, recipe.AttentionSite], "FullAttention"]] = (
+    Registry("model.attention.encoder")
 )
 
 
@@ -45,7 +45,7 @@ class FullAttention(nn.Module):
     max_length: int | None = None
     """the longest sequence it supports; None if there is no limit"""
 
-    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
+    def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:
         super().__init__()
 
     def project_kv(self, kv: KeyValue, non_pad: Bool[Tensor, "B K"] | None) -> KeyValue:
@@ -111,9 +111,9 @@ class Window(FullAttention):
     edges: Int[Tensor, "2 4"]
     """offsets from a position to its ``Spans``; the second row is for causal attention"""
 
-    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
-        super().__init__(section, site)
-        self.size = size = section.attention.window_size
+    def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:
+        super().__init__(config, site)
+        self.size = size = config.attention.window_size
         edges = [[-size, size + 1, -size, size + 1], [-size, 1, 0, size + 1]]
         self.register_buffer("edges", torch.tensor(edges, dtype=torch.int32), persistent=False)
 
@@ -248,12 +248,12 @@ class Linformer(FullAttention):
 
     keeps_tokens = False
 
-    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
-        super().__init__(section, site)
-        self.max_length = section.max_length
-        rows = section.attention.linformer_k
-        self.keys = nn.Parameter(torch.empty(rows, section.max_length))
-        self.values = nn.Parameter(torch.empty(rows, section.max_length))
+    def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:
+        super().__init__(config, site)
+        self.max_length = config.max_length
+        rows = config.attention.linformer_k
+        self.keys = nn.Parameter(torch.empty(rows, config.max_length))
+        self.values = nn.Parameter(torch.empty(rows, config.max_length))
         nn.init.normal_(self.keys, std=rows**-0.5)
         nn.init.normal_(self.values, std=rows**-0.5)
 
@@ -298,9 +298,9 @@ class BigBird(FullAttention):
     the number of blocks of its text, so padding does not change them.
     """
 
-    def __init__(self, section: recipe.Model, site: recipe.AttentionSite) -> None:
-        super().__init__(section, site)
-        attention = section.attention
+    def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite) -> None:
+        super().__init__(config, site)
+        attention = config.attention
         self.size = attention.block_size
         self.global_blocks = attention.global_blocks
         self.random_blocks = attention.random_blocks

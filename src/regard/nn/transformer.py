@@ -28,7 +28,7 @@ from regard.nn.embeddings import Embedding
 from regard.nn.layers import Cache, DecoderLayer, EncoderLayer, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention, fused_linear, split_heads
 from regard.nn.network import Network
-from regard.nn.positions import POSITIONS, Packing, PositionInfo, Span, Start, Tree
+from regard.nn.positions import POSITIONS, Packing, PositionInfo, RowSpan, Start, Tree
 
 # Encoder
 
@@ -49,13 +49,13 @@ class Encoder(nn.Module):
 
     layer: ClassVar[type[nn.Module]] = EncoderLayer
 
-    def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
+    def __init__(self, config: recipe.ModelConfig, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.position = POSITIONS[section.position].for_site("encoder").embedding(section)
-        self.dropout = Dropout(section.dropout)
-        self.layers = nn.ModuleList(self.layer(section) for _ in range(section.encoder_layers))
-        self.norm = final_norm(section)
+        self.position = POSITIONS[config.position].for_site("encoder").embedding(config)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(self.layer(config) for _ in range(config.encoder_layers))
+        self.norm = final_norm(config)
 
     def forward(
         self, source: Int[Tensor, "B S"], position_info: PositionInfo = None
@@ -125,13 +125,13 @@ class Decoder(nn.Module):
     layer: ClassVar[type[nn.Module]] = DecoderLayer
     cache: ClassVar[type[LayerCache]] = Cache
 
-    def __init__(self, section: recipe.Model, embedding: Embedding) -> None:
+    def __init__(self, config: recipe.ModelConfig, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.position = POSITIONS[section.position].for_site("decoder").embedding(section)
-        self.dropout = Dropout(section.dropout)
-        self.layers = nn.ModuleList(self.layer(section) for _ in range(section.decoder_layers))
-        self.norm = final_norm(section)
+        self.position = POSITIONS[config.position].for_site("decoder").embedding(config)
+        self.dropout = Dropout(config.dropout)
+        self.layers = nn.ModuleList(self.layer(config) for _ in range(config.decoder_layers))
+        self.norm = final_norm(config)
 
     # All positions at once
 
@@ -213,7 +213,7 @@ class Decoder(nn.Module):
         }
 
 
-def causal_spans(text: Span) -> Spans:
+def causal_spans(text: RowSpan) -> Spans:
     """The causal mask of packed rows: each token attends to itself and to earlier tokens of its own text."""
     position = torch.arange(text.end.shape[1], dtype=text.end.dtype, device=text.end.device)
     position = position.expand_as(text.end).contiguous()
@@ -235,14 +235,14 @@ class EncoderDecoder(Network):
     encoder_class: ClassVar[type[Encoder]]
     decoder_class: ClassVar[type[Decoder]]
 
-    def __init__(self, section: recipe.Model, source_vocab: int, target_vocab: int) -> None:
+    def __init__(self, config: recipe.ModelConfig, source_vocab: int, target_vocab: int) -> None:
         super().__init__()
-        tied, bias = section.tie_output, section.output_bias
-        target = Embedding(target_vocab, section.d_model, bias and tied)
-        source = target if section.tie_embeddings else Embedding(source_vocab, section.d_model)
-        self.encoder = self.encoder_class(section, source)
-        self.decoder = self.decoder_class(section, target)
-        self.projection = target if tied else Embedding(target_vocab, section.d_model, bias)
+        tied, bias = config.tie_output, config.output_bias
+        target = Embedding(target_vocab, config.d_model, bias and tied)
+        source = target if config.tie_embeddings else Embedding(source_vocab, config.d_model)
+        self.encoder = self.encoder_class(config, source)
+        self.decoder = self.decoder_class(config, target)
+        self.projection = target if tied else Embedding(target_vocab, config.d_model, bias)
         initialize(self)
 
     @property

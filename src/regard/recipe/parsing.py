@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
-from regard.recipe.schema import DERIVED_KEYS, Decoding, Recipe, Section
+from regard.recipe.schema import DERIVED_KEYS, DecodingConfig, Recipe, Section
 
 Name = TypeVar("Name", bound=str)
 
@@ -186,10 +186,10 @@ def make_recipe(
     raise RegardError(f"{where}: {len(problems)} problems:{listing}")
 
 
-def override_decoding(decoding: Decoding, changes: Mapping[str, Any]) -> Decoding:
+def override_decoding(decoding: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
     """The decoding section with some values changed, validated like a recipe's."""
     try:
-        return Decoding.model_validate({**decoding.model_dump(), **changes})
+        return DecodingConfig.model_validate({**decoding.model_dump(), **changes})
     except ValidationError as error:
         found = [{**one, "loc": ("decoding", *one["loc"])} for one in error.errors()]
         raise RegardError("; ".join(_explain(one, {}) for one in found)) from None  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     key = ".".join(location)
     if details["type"] == "extra_forbidden":
         if key in RENAMED_KEYS:
-            return f"{start}{key} was renamed to {RENAMED_KEYS[key]}"
+            return start + _renamed(key, details["input"])
         return f"{start}unknown key {key}{suggest(location[-1], _keys(location[:-1]))}"
     if details["type"] == "missing":
         return f"{start}{key} is missing"
@@ -300,6 +300,14 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     if details["type"] == "value_error":
         return f"{start}{key}: {message}" if key else f"{start}{message}"
     return f"{start}{key}: {details['input']!r} {message}"
+
+
+def _renamed(key: str, value: object) -> str:
+    """The new name of a key and, for a section, of the keys in it."""
+    inner = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else []
+    renamed = {old: RENAMED_KEYS[old] for old in inner if old in RENAMED_KEYS}
+    names = [f"{key} was renamed to {RENAMED_KEYS[key]}"]
+    return ", ".join([*names, *(f"{old} to {new}" for old, new in renamed.items())])
 
 
 def _keys(location: tuple[str, ...]) -> Sequence[str]:

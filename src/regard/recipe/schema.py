@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 import yaml
 from pydantic import (
@@ -128,7 +128,7 @@ def _for_each(given: Sequence[str | None], count: int) -> list[str | None]:
     return list(given) if len(given) == count else [*given, None][:1] * count
 
 
-class Cleaning(Section):
+class CleaningConfig(Section):
     """Which training pairs are dropped. Every reason is counted and reported."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
@@ -145,7 +145,7 @@ UNNAMED_LANGUAGES = ("source", "target")
 """The language codes of a model whose languages are not known."""
 
 
-class Data(Section):
+class DataConfig(Section):
     root: str | None = None
     """folder that file names are relative to; defaults to $REGARD_DATA, else the current folder"""
     train: DataFiles
@@ -157,7 +157,7 @@ class Data(Section):
     """fraction of the distinct training sources to hold out for validation when valid is not given"""
     languages: tuple[str, str] | None = None
     """language codes of source and target, such as [en, de]; read from file names like train.en.gz by default"""
-    clean: Cleaning = Cleaning()
+    clean: CleaningConfig = CleaningConfig()
 
     @property
     def splits(self) -> dict[str, DataFiles]:
@@ -223,7 +223,7 @@ def _language(name: str) -> str | None:
 # Tokenizer
 
 
-class Tokenizer(Section):
+class TokenizerConfig(Section):
     kind: Annotated[str, registered("tokenizer.kind")] = "unigram"
     """unigram, bpe, char or word, trained by SentencePiece; marian comes with an imported model"""
     target_kind: Annotated[str, registered("tokenizer.kind")] | None = None
@@ -242,7 +242,7 @@ class Tokenizer(Section):
         return self.model_dump_json(exclude_none=True)
 
     @property
-    def of_target(self) -> Tokenizer:
+    def of_target(self) -> TokenizerConfig:
         """The settings of the target tokenizer."""
         return self.model_copy(update={"kind": self.target_kind or self.kind})
 
@@ -258,7 +258,7 @@ class Tokenizer(Section):
 # Model
 
 
-class Attention(Section):
+class AttentionConfig(Section):
     score: Annotated[str, registered("model.attention.score")] = "scaled_dot_product"
     """how a query is compared with a key; the paper's is q.k / sqrt(d_k)"""
     weighting: Annotated[str, registered("model.attention.weighting")] = "softmax"
@@ -285,7 +285,7 @@ class Attention(Section):
     """biases in W^Q, W^K, W^V and W^O; the paper has none, torch and Marian do"""
 
 
-class NonAutoregressive(Section):
+class NonAutoregressiveConfig(Section):
     """How ``architecture: non_autoregressive`` determines the length of a translation."""
 
     length: Annotated[str, registered("model.non_autoregressive.length")] = "predicted"
@@ -305,7 +305,7 @@ DERIVED_KEYS = [
 """Keys whose defaults follow from other keys."""
 
 
-class Model(Section):
+class ModelConfig(Section):
     architecture: Annotated[str, registered("model.architecture")] = "transformer"
     """transformer, decoder_only, non_autoregressive, or one of the baselines lstm and convolution"""
     preset: Preset = "base"
@@ -324,8 +324,8 @@ class Model(Section):
     """inner width of the feed-forward network"""
     activation: Annotated[str, registered("model.activation")] = "relu"
     """activation of the feed-forward network"""
-    attention: Attention = Attention()
-    non_autoregressive: NonAutoregressive = NonAutoregressive()
+    attention: AttentionConfig = AttentionConfig()
+    non_autoregressive: NonAutoregressiveConfig = NonAutoregressiveConfig()
     dropout: Probability
     """dropout on the output of each sub-layer and on the sum of embedding and position"""
     attention_dropout: Probability
@@ -379,7 +379,7 @@ class Model(Section):
 # Training
 
 
-class Training(Section):
+class TrainingConfig(Section):
     init_from: str | None = None
     """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification take its encoder"""
     steps: Annotated[int, Field(ge=1)] = 100_000
@@ -466,7 +466,7 @@ MBR_TEMPERATURE = 0.7
 """The temperature of minimum Bayes risk samples where none is given."""
 
 
-class Decoding(Section):
+class DecodingConfig(Section):
     """How translations are generated. Every key can be overridden for one call, see ``DecodingOptions``."""
 
     beam: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -533,7 +533,33 @@ class Decoding(Section):
         return self
 
 
-class Evaluation(Section):
+class DecodingOptions(TypedDict, total=False):
+    """Options that override the recipe's ``decoding`` section for one call; see there for what they do.
+
+    A missing option, or None, keeps the recipe's value.
+    """
+
+    beam: int | None
+    length_penalty: float | None
+    length_normalization: str | None
+    extra_length: int | None
+    max_length: int | None
+    iterations: int | None
+    length_beam: int | None
+    no_repeat_ngram: int | None
+    coverage_penalty: float | None
+    beam_groups: int | None
+    diversity_penalty: float | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    mbr: int | None
+    protect: Sequence[str] | None
+    constrained_beam: int | None
+
+
+class EvaluationConfig(Section):
     metrics: Annotated[
         tuple[Annotated[str, registered("evaluation.metrics")], ...], Field(min_length=1)
     ] = ("bleu", "chrf", "ter")
@@ -549,12 +575,12 @@ class Evaluation(Section):
 
 class Recipe(Section):
     task: Annotated[str, registered("task")] = "translation"
-    data: Data
-    tokenizer: Tokenizer = Tokenizer()
-    model: Model
-    training: Training
-    decoding: Decoding = Decoding()
-    evaluation: Evaluation = Evaluation()
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig
+    training: TrainingConfig
+    decoding: DecodingConfig = DecodingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="before")
     @classmethod

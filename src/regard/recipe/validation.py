@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from regard.recipe.registry import LOCATIONS, Choice, find_registry
 
 if TYPE_CHECKING:
-    from regard.recipe.schema import Model, Recipe
+    from regard.recipe.schema import ModelConfig, Recipe
 
 PACKED_CHUNKS = 4
 """The number of padded chunks that a packed batch is split into where it cannot be packed."""
@@ -53,7 +53,7 @@ def selected_choices(recipe: Recipe) -> list[tuple[str, Choice[Any]]]:
     return found
 
 
-def model_choices(model: Model) -> Iterator[tuple[str, Choice[Any]]]:
+def model_choices(model: ModelConfig) -> Iterator[tuple[str, Choice[Any]]]:
     """The choices of a model section that its architecture uses, each with its key."""
     architecture = find_registry("model.architecture").choices[model.architecture]
     for key in LOCATIONS:
@@ -286,7 +286,7 @@ def _positions(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def max_sequence_length(model: Model) -> int | None:
+def max_sequence_length(model: ModelConfig) -> int | None:
     """The longest sequence a model can read, special tokens included; None if there is no limit."""
     keys = ("position", "attention.encoder", "attention.cross_attention")
     bounded = (
@@ -310,7 +310,7 @@ def _trees(recipe: Recipe) -> Iterator[str]:
         yield f"model.position: tree is for architecture: transformer, not {model.architecture}"
 
 
-def _attention(model: Model) -> Iterator[str]:
+def _attention(model: ModelConfig) -> Iterator[str]:
     attention = model.attention
     if attention.key_value_heads and model.heads % attention.key_value_heads:
         allowed = [str(n) for n in range(1, model.heads + 1) if model.heads % n == 0]
@@ -335,7 +335,7 @@ def _batch_norm(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _architecture(model: Model) -> Iterator[str]:
+def _architecture(model: ModelConfig) -> Iterator[str]:
     kind = model.architecture
     if kind == "lstm" and model.d_model % 2:
         yield f"model.architecture: lstm is bidirectional and needs an even model.d_model, not {model.d_model}"

@@ -5,13 +5,12 @@ from regard.tasks.classification import Classification, Classifier
 from regard.tasks.language_model import LanguageModel
 from regard.tasks.masked_lm import MaskedLM, MaskFilling
 from regard.tasks.tagging import Tagged, Tagger
-from regard.tasks.translation import DecodingOptions, Translation, Translator
+from regard.tasks.translation import Translation, Translator
 
 __all__ = [
     "TASKS",
     "Classification",
     "Classifier",
-    "DecodingOptions",
     "LanguageModel",
     "MaskFilling",
     "MaskedLM",

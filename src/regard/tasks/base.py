@@ -158,7 +158,9 @@ class Model(ABC):
         """The scores, and a paired significance test against another model for each metric."""
         evaluation = self.recipe.evaluation
         if wrong := MODEL_METRICS & {*evaluation.metrics}:
-            raise RegardError(f"{', '.join(sorted(wrong))}: models cannot be compared by this metric")
+            raise RegardError(
+                f"{', '.join(sorted(wrong))}: models cannot be compared by this metric"
+            )
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
         ours, theirs = self.answer_to(pairs), other.answer_to(pairs)
         both = ours, theirs, references, sources
@@ -192,9 +194,9 @@ class SequenceGenerator(Model):
 
     @staticmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
-        section = recipe.model
-        build = ARCHITECTURES[section.architecture]
-        return build(section, tokenizer.source.size, tokenizer.target.size)
+        config = recipe.model
+        build = ARCHITECTURES[config.architecture]
+        return build(config, tokenizer.source.size, tokenizer.target.size)
 
     def freeze(self) -> None:
         self.engine.freeze()

@@ -20,7 +20,7 @@ from regard.inference.engine import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForSequenceClassification
 from regard.nn.loss import LabelLoss
-from regard.recipe import Cleaning, Recipe
+from regard.recipe import CleaningConfig, Recipe
 from regard.tasks.base import TASKS, Model, Task
 from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
 from regard.tasks.tagging import DECODING_OPTIONS, LABEL_DEFAULTS, LABEL_IGNORES
@@ -33,7 +33,7 @@ class LabelEncoder(PairEncoder):
         self,
         pairs: Iterable[Pair],
         tokenizer: Tokenizer,
-        clean: Cleaning | None,
+        clean: CleaningConfig | None,
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         if clean is not None:  # a label is shorter than any text

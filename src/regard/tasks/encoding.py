@@ -26,7 +26,7 @@ from regard.data.pairs import Pair, parse_of
 from regard.data.special_tokens import PAD, SPECIAL_TOKENS, UNK
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
-from regard.recipe import Cleaning, Recipe
+from regard.recipe import CleaningConfig, Recipe
 
 
 class PairEncoder:
@@ -43,7 +43,7 @@ class PairEncoder:
         self,
         pairs: Iterable[Pair],
         tokenizer: Tokenizer,
-        clean: Cleaning | None,
+        clean: CleaningConfig | None,
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""

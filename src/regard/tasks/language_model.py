@@ -21,7 +21,7 @@ from regard.inference.precision import autocast
 from regard.metrics import MetricResult
 from regard.metrics.perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
 from regard.nn.loss import Seq2SeqLoss
-from regard.recipe import Cleaning, override_decoding
+from regard.recipe import CleaningConfig, override_decoding
 from regard.tasks.base import TASKS, SequenceGenerator, Task
 from regard.tasks.encoding import PairEncoder, encode_texts
 from regard.tasks.masked_lm import TEXT_DEFAULTS, TEXT_IGNORES
@@ -40,7 +40,7 @@ class StreamEncoder(PairEncoder):
         self,
         pairs: Iterable[Pair],
         tokenizer: Tokenizer,
-        clean: Cleaning | None,
+        clean: CleaningConfig | None,
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         rest = [EOS]

@@ -27,7 +27,7 @@ from regard.metrics.perplexity import TOKEN_PERPLEXITY
 from regard.nn.encoder_heads import EncoderForMaskedLM
 from regard.nn.loss import MaskedLMLoss
 from regard.nn.token_masking import mask_tokens
-from regard.recipe import Cleaning, Recipe
+from regard.recipe import CleaningConfig, Recipe
 from regard.tasks.base import TASKS, Model, Task
 from regard.tasks.encoding import PairEncoder, encode_texts, encoder_batch
 from regard.tasks.tagging import DECODING_OPTIONS, LABEL_IGNORES
@@ -42,7 +42,7 @@ class TextEncoder(PairEncoder):
         self,
         pairs: Iterable[Pair],
         tokenizer: Tokenizer,
-        clean: Cleaning | None,
+        clean: CleaningConfig | None,
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         for pair, ids in encode_texts(pairs, tokenizer.source, counts):

@@ -20,7 +20,7 @@ from regard.inference.engine import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForTokenClassification
 from regard.nn.loss import LabelLoss
-from regard.recipe import Decoding, Recipe
+from regard.recipe import DecodingConfig, Recipe
 from regard.tasks.base import TASKS, Model, Task
 from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
 
@@ -112,7 +112,7 @@ LABEL_IGNORES = (
     "model.tie_output",
 )
 """options of the decoder, which tagging and classification do not have"""
-DECODING_OPTIONS = tuple(f"decoding.{key}" for key in Decoding.model_fields)
+DECODING_OPTIONS = tuple(f"decoding.{key}" for key in DecodingConfig.model_fields)
 
 TASKS.register(
     "tagging", summary="one tag for each word", ignores=[*LABEL_IGNORES, *DECODING_OPTIONS]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from reprlib import repr as short
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from regard.metrics.mbr import mbr_rank
 from regard.metrics.scoring import TEXT_METRICS
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-from regard.recipe import Decoding, Training, override_decoding
+from regard.recipe import DecodingConfig, DecodingOptions, TrainingConfig, override_decoding
 from regard.tasks.base import TASKS, SequenceGenerator, Task
 from regard.tasks.encoding import PairEncoder
 from regard.tasks.placeholders import Substitution, copied_words, substitutions
@@ -40,32 +40,6 @@ from regard.tasks.requests import (
 
 if TYPE_CHECKING:
     from regard.inspection.trace import Trace
-
-
-class DecodingOptions(TypedDict, total=False):
-    """Options that override the recipe's ``decoding`` section for one call; see there for what they do.
-
-    A missing option, or None, keeps the recipe's value.
-    """
-
-    beam: int | None
-    length_penalty: float | None
-    length_normalization: str | None
-    extra_length: int | None
-    max_length: int | None
-    iterations: int | None
-    length_beam: int | None
-    no_repeat_ngram: int | None
-    coverage_penalty: float | None
-    beam_groups: int | None
-    diversity_penalty: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    seed: int | None
-    mbr: int | None
-    protect: Sequence[str] | None
-    constrained_beam: int | None
 
 
 NON_AUTOREGRESSIVE = {"iterations", "length_beam", "extra_length", "max_length"}
@@ -255,7 +229,9 @@ class Translator(SequenceGenerator):
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
         if length is not None and options.get("length_beam") not in (None, 1):
-            _refuse("with a length there is one length candidate", length_beam=options["length_beam"])
+            _refuse(
+                "with a length there is one length candidate", length_beam=options["length_beam"]
+            )
         terms = terms_of_each(constraints, len(texts))
         requests = self.requests(texts, prefixes, parses, to)
         if decoding.samples:
@@ -294,7 +270,11 @@ class Translator(SequenceGenerator):
         return [found.get(row, []) for row in range(len(texts))]
 
     def _ranked(
-        self, request: Request, hypotheses: Sequence[Hypothesis], decoding: Decoding, nbest: int
+        self,
+        request: Request,
+        hypotheses: Sequence[Hypothesis],
+        decoding: DecodingConfig,
+        nbest: int,
     ) -> list[Generated]:
         """The translations of a request; minimum Bayes risk ranks its samples by their mean chrF to the others."""
         sampled = decoding.samples or bool(decoding.mbr)
@@ -325,15 +305,17 @@ class Translator(SequenceGenerator):
 
     # Options
 
-    def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> Decoding:
+    def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> DecodingConfig:
         """The recipe's decoding section with the options of a call."""
         given = {name: value for name, value in options.items() if value is not None}
-        allowed = {*Decoding.model_fields} - {"iterations", "length_beam"}
+        allowed = {*DecodingConfig.model_fields} - {"iterations", "length_beam"}
         kind = "an autoregressive model"
         if self.non_autoregressive:
             allowed, kind = NON_AUTOREGRESSIVE, "a non-autoregressive model"
         wrong = {name: value for name, value in given.items() if name not in allowed}
-        known = {name: value for name, value in wrong.items() if name in Decoding.model_fields}
+        known = {
+            name: value for name, value in wrong.items() if name in DecodingConfig.model_fields
+        }
         if known:
             _refuse(f"no effect on {kind}", **known)
         decoding = override_decoding(self.recipe.decoding, given)
@@ -344,7 +326,7 @@ class Translator(SequenceGenerator):
                 "give only one of the two"
             )
         if not sampled:
-            defaults = Decoding()
+            defaults = DecodingConfig()
             unused = {
                 name: given[name]
                 for name in ("top_k", "top_p", "seed")
@@ -359,7 +341,7 @@ class Translator(SequenceGenerator):
 
     def _check_call(
         self,
-        decoding: Decoding,
+        decoding: DecodingConfig,
         nbest: int,
         prefixes: object,
         constraints: object,
@@ -388,7 +370,7 @@ class Translator(SequenceGenerator):
                 f"beam_groups {decoding.beam_groups}: cannot be combined with constraints"
             )
 
-    def _check_length(self, decoding: Decoding, nbest: int, length: int | None) -> None:
+    def _check_length(self, decoding: DecodingConfig, nbest: int, length: int | None) -> None:
         network = cast(NonAutoregressiveTransformer, self.network)
         if length is not None and network.length.predicts_eos:
             raise RegardError(
@@ -455,7 +437,7 @@ class Translator(SequenceGenerator):
         prefixes: Sequence[Sequence[int]],
         terms: Sequence[Sequence[str]],
         languages: Sequence[str | None],
-        decoding: Decoding,
+        decoding: DecodingConfig,
         nbest: int,
         plain: bool = False,
     ) -> dict[int, list[Generated]]:
@@ -544,7 +526,9 @@ def _restored(translation: Translation, substitution: Substitution) -> Translati
     return translation._replace(text=substitution.restore(translation.text), tokens=tokens)
 
 
-def translation_loss(network: nn.Module, training: Training, special_tokens: int) -> nn.Module:
+def translation_loss(
+    network: nn.Module, training: TrainingConfig, special_tokens: int
+) -> nn.Module:
     """The loss of a translation network: of the next token, or of masked tokens for non-autoregressive ones."""
     parallel = isinstance(network, NonAutoregressiveTransformer)
     return (MaskPredictLoss if parallel else Seq2SeqLoss)(network, training, special_tokens)

@@ -12,7 +12,15 @@ from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
-from regard.recipe import PRESETS, Data, DataFiles, Preset, Recipe, Tokenizer, make_recipe
+from regard.recipe import (
+    PRESETS,
+    DataConfig,
+    DataFiles,
+    Preset,
+    Recipe,
+    TokenizerConfig,
+    make_recipe,
+)
 
 MIN_PAIRS = 50
 MAX_SYMBOLS = 200
@@ -61,7 +69,7 @@ def autoconfigure(
 
     ``overrides`` are ``key=value`` settings of the user.
     """
-    corpus = collect_statistics(read_pairs(files, Data(root=root, train=files), section=""))
+    corpus = collect_statistics(read_pairs(files, DataConfig(root=root, train=files), section=""))
     count = corpus.pairs
     if count < MIN_PAIRS:
         raise RegardError(
@@ -95,11 +103,11 @@ def _symbol_tokenizer(corpus: CorpusStatistics, overrides: Sequence[str]) -> dic
     """The tokenizer section for characters or a small set of symbols."""
     assert corpus.tokenizer_kinds is not None
     kind, target_kind = corpus.tokenizer_kinds
-    section = {"kind": kind, "vocab_size": corpus.symbol_vocab_size, "shared": False}
+    config = {"kind": kind, "vocab_size": corpus.symbol_vocab_size, "shared": False}
     # If the user sets a kind or a shared vocabulary, it is for both sides.
     both_sides = ("tokenizer.kind=", "tokenizer.shared=")
     one_kind = any(override.startswith(both_sides) for override in overrides)
-    return section if one_kind else {**section, "target_kind": target_kind}
+    return config if one_kind else {**config, "target_kind": target_kind}
 
 
 def _training(tier: SizeTier, tokens: float, max_warmup: int) -> dict[str, Any]:
@@ -260,7 +268,7 @@ class CorpusStatistics(NamedTuple):
             return tier.vocab_size
         return 1_000 * math.ceil((alphabet + tier.vocab_size) / 1_000)
 
-    def tokens_per_target(self, tier: SizeTier, tokenizer: Tokenizer) -> float:
+    def tokens_per_target(self, tier: SizeTier, tokenizer: TokenizerConfig) -> float:
         """Estimated mean number of tokens of a target, EOS included."""
         target = self.target
         exact = {

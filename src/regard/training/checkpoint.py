@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, optim
 
 from regard.errors import RegardError
-from regard.recipe import Training
+from regard.recipe import TrainingConfig
 from regard.storage.atomic_files import read_metadata, write_tensors
 from regard.storage.run_dir import RunDir
 
@@ -149,14 +149,14 @@ def load_optimizer_state(
 # Averaging
 
 
-def is_scheduled(step: int, training: Training) -> bool:
+def is_scheduled(step: int, training: TrainingConfig) -> bool:
     """Whether an uninterrupted run has a checkpoint at this step."""
     due = step % training.checkpoint_every == 0 or step % training.validate_every == 0
     return due or step == training.steps
 
 
 def averageable_checkpoints(
-    folder: Path, training: Training, state: TrainingState | None = None
+    folder: Path, training: TrainingConfig, state: TrainingState | None = None
 ) -> list[Path]:
     """The checkpoints in a folder that may be averaged, oldest first.
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn, optim
 from regard import recipe
 from regard.recipe import Registry
 
-OptimizerBuilder = Callable[[Iterable[nn.Parameter], recipe.Training], optim.Optimizer]
+OptimizerBuilder = Callable[[Iterable[nn.Parameter], recipe.TrainingConfig], optim.Optimizer]
 OPTIMIZERS: Registry[OptimizerBuilder] = Registry("training.optimizer")
 
 
 def _adam(
-    kind: type[optim.Adam], parameters: Iterable[nn.Parameter], training: recipe.Training
+    kind: type[optim.Adam], parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
 ) -> optim.Optimizer:
     parameters = list(parameters)
     gpu = parameters[0].is_cuda
@@ -35,16 +35,20 @@ def _adam(
 
 
 def _sgd(
-    momentum: float, parameters: Iterable[nn.Parameter], training: recipe.Training
+    momentum: float, parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
 ) -> optim.Optimizer:
     return optim.SGD(parameters, momentum=momentum, weight_decay=training.weight_decay)
 
 
-def _adagrad(parameters: Iterable[nn.Parameter], training: recipe.Training) -> optim.Optimizer:
+def _adagrad(
+    parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
+) -> optim.Optimizer:
     return optim.Adagrad(parameters, weight_decay=training.weight_decay)
 
 
-def _rmsprop(parameters: Iterable[nn.Parameter], training: recipe.Training) -> optim.Optimizer:
+def _rmsprop(
+    parameters: Iterable[nn.Parameter], training: recipe.TrainingConfig
+) -> optim.Optimizer:
     return optim.RMSprop(parameters, weight_decay=training.weight_decay)
 
 
@@ -74,10 +78,12 @@ def set_learning_rate(optimizer: optim.Optimizer, rate: float | Tensor) -> None:
 # ---------------------------------------------------------------------------------------------
 # Learning-rate schedules
 
-SCHEDULES: Registry[Callable[[int, recipe.Training, int], float]] = Registry("training.schedule")
+SCHEDULES: Registry[Callable[[int, recipe.TrainingConfig, int], float]] = Registry(
+    "training.schedule"
+)
 
 
-def learning_rate(step: int, training: recipe.Training, d_model: int) -> float:
+def learning_rate(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
     """The learning rate of a step; steps are numbered from 1."""
     return SCHEDULES[training.schedule](step, training, d_model)
 
@@ -88,20 +94,20 @@ def warmup_factor(step: int, warmup: int) -> float:
 
 
 @SCHEDULES.register("noam", options=["training.warmup"])
-def noam(step: int, training: recipe.Training, d_model: int) -> float:
+def noam(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
     """d_model^-0.5 min(step^-0.5, step warmup^-1.5): linear warmup, then decay with the inverse square root."""
     rise = step / training.warmup**1.5 if training.warmup else math.inf
     return training.learning_rate / math.sqrt(d_model) * min(1 / math.sqrt(step), rise)
 
 
 @SCHEDULES.register("constant", options=["training.warmup"])
-def constant(step: int, training: recipe.Training, d_model: int) -> float:
+def constant(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
     """Constant after a linear warmup."""
     return training.learning_rate * warmup_factor(step, training.warmup)
 
 
 @SCHEDULES.register("cosine", options=["training.warmup"])
-def cosine(step: int, training: recipe.Training, d_model: int) -> float:
+def cosine(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
     """Linear warmup, then half a cosine down to zero at the last step."""
     done = max(0, step - training.warmup) / max(1, training.steps - training.warmup)
     decay = (1 + math.cos(math.pi * min(1.0, done))) / 2

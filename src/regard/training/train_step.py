@@ -45,7 +45,7 @@ class TrainStep:
         self,
         loss_fn: nn.Module,
         optimizer: optim.Optimizer,
-        training: recipes.Training,
+        training: recipes.TrainingConfig,
         device: torch.device,
     ) -> None:
         self.loss_fn, self.optimizer = loss_fn, optimizer

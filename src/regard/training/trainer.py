@@ -33,7 +33,7 @@ from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.metrics import MetricResult
 from regard.nn.state_dict import copy_weights, named_weights
-from regard.recipe import Training
+from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
 from regard.storage.run_dir import RunDir
 from regard.tasks import TASKS, build_network
@@ -395,7 +395,7 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(state >> 1))
 
 
-def evenly_spaced(pairs: Iterable[Pair], count: int, training: Training) -> list[Pair]:
+def evenly_spaced(pairs: Iterable[Pair], count: int, training: TrainingConfig) -> list[Pair]:
     """``training.validate_sentences`` of ``count`` pairs, evenly spaced: files are often sorted."""
     if training.validate_sentences == 0:
         return []  # the pairs need not be read
@@ -417,7 +417,7 @@ class StopReason(IntEnum):
     TIME_LIMIT = 3
     INTERRUPTED = 4
 
-    def describe(self, training: Training) -> str:
+    def describe(self, training: TrainingConfig) -> str:
         many = training.patience != 1
         return {
             StopReason.ALL_STEPS: f"all {training.steps:,} steps are done",
@@ -429,16 +429,16 @@ class StopReason(IntEnum):
         }[self]
 
 
-def finished(state: TrainingState, training: Training) -> StopReason:
+def finished(state: TrainingState, training: TrainingConfig) -> StopReason:
     """Why there is nothing left to train, if so."""
     return max(all_steps_done(state, training), early_stop(state, training))
 
 
-def all_steps_done(state: TrainingState, training: Training) -> StopReason:
+def all_steps_done(state: TrainingState, training: TrainingConfig) -> StopReason:
     return StopReason.ALL_STEPS if state.step >= training.steps else StopReason.NONE
 
 
-def early_stop(state: TrainingState, training: Training) -> StopReason:
+def early_stop(state: TrainingState, training: TrainingConfig) -> StopReason:
     """Whether patience is exhausted. Only the main process has the validations; the others follow it."""
     if training.patience is None or not state.validations:
         return StopReason.NONE

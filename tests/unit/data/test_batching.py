@@ -11,7 +11,7 @@ from regard.data.dataset import IntArray, RowIndices, TokenDataset, write_datase
 from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD
 from regard.data.tokenizer import Tokenizer
-from regard.recipe import Tokenizer as Section
+from regard.recipe import TokenizerConfig as Section
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=120).map(
     lambda twos: tuple(np.array(twos, dtype=np.int32).reshape(-1, 2).T)

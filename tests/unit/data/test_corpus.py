@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from regard.data.corpus import fingerprint, is_held_out, read_pairs
 from regard.errors import RegardError
-from regard.recipe import Data, DataFiles
+from regard.recipe import DataConfig, DataFiles
 
 
 def compressed(path: Path, content: bytes) -> Path:
@@ -23,7 +23,7 @@ def test_a_missing_file_is_reported_at_once_with_its_key_and_the_remedy(tmp_path
     files = DataFiles(source=("s",), target=("gone",))
     compressed(tmp_path / "s", b"a\n")
     with pytest.raises(RegardError) as error:
-        read_pairs(files, Data(root=str(tmp_path), train=files), "data.valid")
+        read_pairs(files, DataConfig(root=str(tmp_path), train=files), "data.valid")
     assert str(error.value) == (
         f"data.valid.target: no such file: {tmp_path / 'gone'} "
         "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
@@ -56,7 +56,7 @@ def test_the_fingerprint_depends_on_content_and_key_not_on_names(tmp_path: Path)
 
     def fingerprint_of(source: str, target: str) -> str:
         files = DataFiles(source=(source,), target=(target,))
-        return fingerprint(files, Data(root=str(tmp_path), train=files))
+        return fingerprint(files, DataConfig(root=str(tmp_path), train=files))
 
     assert fingerprint_of("a", "b") == fingerprint_of("c", "b")
     assert fingerprint_of("a", "b") != fingerprint_of("b", "a")

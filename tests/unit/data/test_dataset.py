@@ -11,7 +11,7 @@ from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import Cleaning, Tokenizer as Section
+from regard.recipe import CleaningConfig, TokenizerConfig as Section
 
 PAIRS = [Pair(f"ein Satz {n}", f"a sentence {n} " + "x" * (n % 7)) for n in range(500)]
 
@@ -46,7 +46,9 @@ def test_every_pair_round_trips_with_any_size_of_record_batches(
 
 @given(pairs=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=20))
 def test_without_cleaning_row_n_is_line_n(
-    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer, pairs: list[tuple[str, str]]
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer: Tokenizer,
+    pairs: list[tuple[str, str]],
 ) -> None:
     path = tmp_path_factory.mktemp("dataset") / "valid.arrow"
     write_dataset(path, [Pair(*pair) for pair in pairs], tokenizer, None)
@@ -73,7 +75,9 @@ def test_each_reason_for_dropping_is_counted(tmp_path: Path, tokenizer: Tokenize
         Pair("x" * 30, "good" * 4),
         Pair("x" * 9, "y"),
     ]
-    counts = write_dataset(tmp_path / "a", pairs, tokenizer, Cleaning(max_tokens=20, max_ratio=4))
+    counts = write_dataset(
+        tmp_path / "a", pairs, tokenizer, CleaningConfig(max_tokens=20, max_ratio=4)
+    )
     assert counts == CleaningCounts(read=8, kept=2, empty=2, duplicates=2, too_long=1, ratio=1)
     assert counts.summary == (
         "2 of 8 pairs kept (2 empty, 2 duplicate, 1 too long, 1 of unequal length)"
@@ -83,7 +87,7 @@ def test_each_reason_for_dropping_is_counted(tmp_path: Path, tokenizer: Tokenize
         Pair("güt", "good"),
     ]
 
-    lenient = Cleaning(max_ratio=None, keep_duplicates=True)
+    lenient = CleaningConfig(max_ratio=None, keep_duplicates=True)
     assert write_dataset(tmp_path / "a", pairs, tokenizer, lenient) == CleaningCounts(
         8, kept=6, empty=2
     )
@@ -91,7 +95,7 @@ def test_each_reason_for_dropping_is_counted(tmp_path: Path, tokenizer: Tokenize
 
 def test_the_limits_themselves_are_allowed(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pair = Pair("x" * 7, "y")  # each side with a space in front: 8 and 2 tokens
-    clean = Cleaning(max_tokens=8, max_ratio=4)
+    clean = CleaningConfig(max_tokens=8, max_ratio=4)
     assert write_dataset(tmp_path / "a", [pair], tokenizer, clean).kept == 1
 
 
@@ -103,7 +107,7 @@ def test_the_summary_of_counts() -> None:
 
 def test_a_dataset_without_pairs_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(RegardError, match=r"0 of 1 pairs kept \(1 empty\); see data.clean"):
-        write_dataset(tmp_path / "a", [Pair("", "x")], tokenizer, Cleaning())
+        write_dataset(tmp_path / "a", [Pair("", "x")], tokenizer, CleaningConfig())
     with pytest.raises(RegardError, match="none were read"):
         write_dataset(tmp_path / "a", [], tokenizer, None)
     assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.nn.positions import SinusoidalInTree, Tree, sinusoids
 from regard.nn.transformer import Transformer
-from regard.recipe import Data, DataFiles, Recipe, Tokenizer as Section
+from regard.recipe import DataConfig, DataFiles, Recipe, TokenizerConfig as Section
 from regard.tasks.encoding import PairEncoder
 
 SmallRecipe = Callable[..., Recipe]
@@ -207,7 +207,7 @@ def read(folder: Path, source: str, conllu: str) -> list[Pair]:
     (folder / "a.tgt").write_text("x\n" * source.count("\n"))
     (folder / "a.conllu").write_text(conllu)
     files = DataFiles(source=("a.src",), target=("a.tgt",), parses=("a.conllu",))
-    return list(read_pairs(files, Data(root=str(folder), train=files)))
+    return list(read_pairs(files, DataConfig(root=str(folder), train=files)))
 
 
 def test_every_line_has_a_tree_except_blank_lines(tmp_path: Path) -> None:

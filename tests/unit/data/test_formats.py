@@ -12,7 +12,7 @@ from regard.data.formats import INPUT_FORMATS, InputFormat, pair_format, pair_su
 from regard.data.pairs import Pair
 from regard.data.text_files import read_lines
 from regard.errors import RegardError
-from regard.recipe import Data, DataFiles
+from regard.recipe import DataConfig, DataFiles
 
 
 def compressed(path: Path, content: bytes) -> Path:
@@ -22,18 +22,18 @@ def compressed(path: Path, content: bytes) -> Path:
     return path
 
 
-def parallel_data(folder: Path, source: str, target: str) -> Data:
+def parallel_data(folder: Path, source: str, target: str) -> DataConfig:
     (folder / "s").write_text(source, encoding="utf-8", newline="")
     (folder / "t").write_text(target, encoding="utf-8", newline="")
-    return Data(root=str(folder), train=DataFiles(source=("s",), target=("t",)))
+    return DataConfig(root=str(folder), train=DataFiles(source=("s",), target=("t",)))
 
 
-def pair_data(folder: Path, name: str, content: str) -> Data:
+def pair_data(folder: Path, name: str, content: str) -> DataConfig:
     compressed(folder / name, content.encode())
-    return Data(root=str(folder), train=DataFiles(pairs=(name,)))
+    return DataConfig(root=str(folder), train=DataFiles(pairs=(name,)))
 
 
-def pairs_of(data: Data) -> list[Pair]:
+def pairs_of(data: DataConfig) -> list[Pair]:
     return list(read_pairs(data.train, data))
 
 
@@ -64,7 +64,7 @@ def test_several_files_are_read_one_after_another(tmp_path: Path) -> None:
     for name, text in {"s1": "a\n", "s2.gz": "b\n", "t1.zst": "A", "t2": "B"}.items():
         compressed(tmp_path / name, text.encode())
     files = DataFiles(source=("s1", "s2.gz"), target=("t1.zst", "t2"))
-    pairs = read_pairs(files, Data(root=str(tmp_path), train=files))
+    pairs = read_pairs(files, DataConfig(root=str(tmp_path), train=files))
     assert list(pairs) == [Pair("a", "A"), Pair("b", "B")]
 
 
@@ -117,7 +117,7 @@ def test_bad_jsonl_is_reported_with_file_and_line(tmp_path: Path, line: str, mes
 
 def test_plain_text_has_empty_targets(tmp_path: Path) -> None:
     compressed(tmp_path / "a.txt.gz", b" one \n\ntwo\n")
-    data = Data(root=str(tmp_path), train=DataFiles(text=("a.txt.gz",)))
+    data = DataConfig(root=str(tmp_path), train=DataFiles(text=("a.txt.gz",)))
     assert pairs_of(data) == [Pair("one", ""), Pair("", ""), Pair("two", "")]
 
 

@@ -23,7 +23,7 @@ from regard.data.subword_sampling import (
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
 from regard.errors import RegardError
-from regard.recipe import Cleaning, Recipe, Tokenizer as Section, make_recipe
+from regard.recipe import CleaningConfig, Recipe, TokenizerConfig as Section, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training import prepare as module
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
@@ -160,7 +160,7 @@ def test_cleaning_does_not_depend_on_the_samples(tmp_path: Path, tokenizers: Tok
     lengths = [max(map(len, both)) for both in zip(*_encoded(base), strict=True)]
     max_tokens = sorted(lengths)[len(lengths) // 2]
     pairs = [*PAIRS, *PAIRS[:7], Pair("", "x")]
-    clean = Cleaning(max_tokens=max_tokens)
+    clean = CleaningConfig(max_tokens=max_tokens)
     counts = write_dataset(tmp_path / "base", pairs, base, clean)
     sampling = SamplingTokenizer.wrap(base, "bpe", 0.5, (1,))
     assert write_dataset(tmp_path / "sampled", pairs, sampling, clean) == counts

@@ -11,7 +11,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import Tokenizer as Section
+from regard.recipe import TokenizerConfig as Section
 
 SENTENCE = "der die das ein kleiner großer Hund Katze läuft schläft über unter dem Haus Straße"
 WORDS = SENTENCE.split()

@@ -19,7 +19,7 @@ from regard.inference.precision import pack_network, select_precision, unsupport
 from regard.inference.quantization import BF16Linear, FP32Linear, Int8Embedding, Int8Linear
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.transformer import Transformer
-from regard.recipe import Model, Precision, make_recipe
+from regard.recipe import ModelConfig, Precision, make_recipe
 from regard.tasks import Translator
 
 V = 23
@@ -35,7 +35,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-def section(**model: Any) -> Model:
+def section(**model: Any) -> ModelConfig:
     """The model section of a recipe for a small network."""
     sizes = {"d_model": 16, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "d_ff": 24}
     if model.get("architecture") == "lstm":

@@ -18,7 +18,8 @@ from regard.inspection import trace as trace_module
 from regard.inspection.hooks import SITES, Head, attentions, mute_heads, observe
 from regard.inspection.trace import CANDIDATES, Token, Trace, group_words, trace
 from regard.nn.multi_head_attention import MultiHeadAttention
-from regard.tasks import DecodingOptions, Translator
+from regard.recipe import DecodingOptions
+from regard.tasks import Translator
 
 TEXT = "ein Hund dog"
 

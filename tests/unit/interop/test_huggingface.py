@@ -23,8 +23,9 @@ from regard.inspection.trace import trace
 from regard.interop import huggingface
 from regard.interop.convert import export_model
 from regard.interop.huggingface import export_huggingface, import_huggingface
+from regard.recipe import DecodingOptions
 from regard.storage.run_dir import RunDir
-from regard.tasks import DecodingOptions, Translator
+from regard.tasks import Translator
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'regard[interop]'")
 

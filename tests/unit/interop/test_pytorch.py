@@ -167,4 +167,4 @@ def test_an_imported_tokenizer_cannot_be_trained() -> None:
     from regard.data.tokenizer import Tokenizer
 
     with pytest.raises(RegardError, match="belongs to imported models and cannot be trained"):
-        Tokenizer.train(recipe.Tokenizer(kind="marian"), list)
+        Tokenizer.train(recipe.TokenizerConfig(kind="marian"), list)

@@ -19,7 +19,7 @@ from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import LENGTHS, NonAutoregressiveTransformer, Predicted, UntilEOS
 from regard.nn.token_masking import random_token_mask
 from regard.nn.transformer import EncoderOutput, Transformer
-from regard.recipe import Recipe, Training
+from regard.recipe import Recipe, TrainingConfig
 from regard.recipe.registry import allowed_names
 from regard.tasks import Translator, build_network
 from regard.tasks.translation import translation_loss
@@ -207,7 +207,9 @@ def test_one_to_all_tokens_are_masked_with_equal_probability() -> None:
 def test_the_loss_is_the_mean_over_masked_tokens_times_the_number_of_labels(
     network: NonAutoregressiveTransformer,
 ) -> None:
-    loss_fn = MaskPredictLoss(network, Training(learning_rate=1.0, label_smoothing=0.0)).eval()
+    loss_fn = MaskPredictLoss(
+        network, TrainingConfig(learning_rate=1.0, label_smoothing=0.0)
+    ).eval()
     tokens = network.length.position_labels(SOURCE, LABELS)
     masked = random_token_mask(tokens != PAD, torch.Generator().manual_seed(1))
     logits = network(SOURCE, tokens.masked_fill(masked, MASK)).double().numpy(force=True)
@@ -220,7 +222,7 @@ def test_the_loss_is_the_mean_over_masked_tokens_times_the_number_of_labels(
 def test_validation_always_masks_the_same_tokens_and_training_does_not(
     network: NonAutoregressiveTransformer,
 ) -> None:
-    loss_fn = MaskPredictLoss(network, Training(learning_rate=1.0))
+    loss_fn = MaskPredictLoss(network, TrainingConfig(learning_rate=1.0))
     torch.manual_seed(1)
     validation = {loss_fn.eval()(SOURCE, LABELS, LABELS).item() for _ in range(5)}
     training = {loss_fn.train()(SOURCE, LABELS, LABELS).item() for _ in range(5)}
@@ -237,7 +239,9 @@ def test_the_weight_of_the_length_loss_does_not_depend_on_the_batch_size(
 ) -> None:
     """Repeating a batch multiplies the loss and the number of tokens that it is divided by."""
     network = make(small_recipe, length_loss_weight=1.0)
-    loss_fn = MaskPredictLoss(network, Training(learning_rate=1.0, label_smoothing=0.0)).train()
+    loss_fn = MaskPredictLoss(
+        network, TrainingConfig(learning_rate=1.0, label_smoothing=0.0)
+    ).train()
     gradients = []
     for times in (1, 4):
         network.zero_grad()
@@ -249,7 +253,7 @@ def test_the_weight_of_the_length_loss_does_not_depend_on_the_batch_size(
 
 
 def test_a_batch_without_labels_has_zero_gradients(network: NonAutoregressiveTransformer) -> None:
-    loss_fn = MaskPredictLoss(network, Training(learning_rate=1.0)).train()
+    loss_fn = MaskPredictLoss(network, TrainingConfig(learning_rate=1.0)).train()
     loss = loss_fn(SOURCE, LABELS, torch.zeros_like(LABELS))
     loss.backward()
     assert loss.item() == 0
@@ -259,7 +263,7 @@ def test_a_batch_without_labels_has_zero_gradients(network: NonAutoregressiveTra
 
 
 def test_each_network_has_its_loss(small_recipe: SmallRecipe) -> None:
-    section, training = small_recipe().model, Training(learning_rate=1.0)
+    section, training = small_recipe().model, TrainingConfig(learning_rate=1.0)
     assert type(translation_loss(make(small_recipe), training, 5)) is MaskPredictLoss
     assert type(translation_loss(Transformer(section, V, V), training, 5)) is Seq2SeqLoss
 

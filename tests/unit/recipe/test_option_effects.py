@@ -1,7 +1,7 @@
 """An option has an effect or is refused: every key of a recipe against every registered choice.
 
-For each choice a small model is trained and used while all accesses to recipe keys are recorded. A key that nothing read
-must be refused when a recipe sets it.
+For each choice a small model is trained and used while all accesses to recipe keys are recorded. A key that nothing
+read must be refused when a recipe sets it.
 """
 
 import random

@@ -11,12 +11,15 @@ from hypothesis import given, settings, strategies as st
 from regard.errors import RegardError
 from regard.recipe import (
     PRESETS,
+    DecodingConfig,
+    DecodingOptions,
     Recipe,
     bundled_recipes,
     load_recipe,
     make_recipe,
     parse_recipe,
 )
+from regard.recipe.parsing import RENAMED_KEYS
 
 DATA = "data: {train: {pairs: pairs.tsv}}\n"
 FOLDER = Path(__file__).parents[3] / "recipes"
@@ -437,3 +440,27 @@ def test_whole_yaml_has_every_key() -> None:
     values = yaml.safe_load(parse(DATA).to_yaml())
     assert values.keys() == Recipe.model_fields.keys()
     assert values["model"].keys() == type(parse(DATA).model).model_fields.keys()
+
+
+def test_options_of_a_call_are_the_keys_of_the_decoding_section() -> None:
+    assert DecodingOptions.__annotations__.keys() == DecodingConfig.model_fields.keys()
+
+
+def test_old_names_are_refused_with_the_new_ones() -> None:
+    text = DATA + "model: {norm_place: before, architecture: parallel}\nsearch: {alpha: 1.0}\n"
+    message = refusal(text)
+    assert "line 2: model.norm_place was renamed to model.norm_order" in message
+    assert "line 2: model.architecture: parallel was renamed to non_autoregressive" in message
+    assert (
+        "line 3: search was renamed to decoding, search.alpha to decoding.length_penalty" in message
+    )
+    assert "model.norm_order: before was renamed to pre" in refusal(DATA, "model.norm_order=before")
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())
+def test_every_new_name_exists(old: str, new: str) -> None:
+    values: Any = parse(DATA).model_dump()
+    for part in new.split("."):
+        assert part in values
+        values = values[part]
+    assert re.search(rf"{re.escape(old)} (was renamed )?to {new}", refusal(DATA, f"{old}=1"))

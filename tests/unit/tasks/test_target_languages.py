@@ -18,7 +18,13 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.interop.convert import export_model
 from regard.nn.state_dict import named_weights
-from regard.recipe import Cleaning, Data, Recipe, Tokenizer as Section, make_recipe
+from regard.recipe import (
+    CleaningConfig,
+    DataConfig,
+    Recipe,
+    TokenizerConfig as Section,
+    make_recipe,
+)
 from regard.server.app import create_app
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, build_network
@@ -102,7 +108,7 @@ def test_each_file_has_its_tags(files: Path) -> None:
     ],
 )
 def test_whether_all_languages_have_names(train: dict[str, str], named: bool) -> None:
-    assert Data.model_validate({"train": train}).named is named
+    assert DataConfig.model_validate({"train": train}).named is named
 
 
 def test_a_tag_is_an_entry_that_no_text_is_cut_into(run: Path) -> None:
@@ -121,7 +127,7 @@ def test_a_tag_is_an_entry_that_no_text_is_cut_into(run: Path) -> None:
 def test_the_same_text_to_two_languages_is_no_repeat(tmp_path: Path, run: Path) -> None:
     tokenizer = RunDir(run).tokenizer(RunDir(run).recipe())
     pairs = [TaggedPair.from_pair(Pair("OK", "OK"), (tag,)) for tag in ("2de", "2fr", "2de")]
-    counts = write_dataset(tmp_path / "a", pairs, tokenizer, Cleaning())
+    counts = write_dataset(tmp_path / "a", pairs, tokenizer, CleaningConfig())
     assert (counts.kept, counts.duplicates) == (2, 1)
     store = TokenDataset(tmp_path / "a")
     assert pad_sources(store, np.arange(2))[:, 0].tolist() == [5, 7]

@@ -28,7 +28,7 @@ from regard.nn.encoder_heads import (
 )
 from regard.nn.loss import LabelLoss, MaskedLMLoss
 from regard.nn.token_masking import drop_tokens, mask_tokens
-from regard.recipe import Cleaning, DataFiles, Recipe, make_recipe
+from regard.recipe import CleaningConfig, DataFiles, Recipe, make_recipe
 from regard.tasks import TASKS, LanguageModel, MaskedLM, build_network
 from regard.tasks.encoding import label_names
 
@@ -172,7 +172,7 @@ def stored(
     task: str, pairs: Iterable[Pair], folder: Path, tokenizer: Tokenizer, **data: Any
 ) -> tuple[Any, TokenDataset]:
     recipe = recipe_of(task)
-    clean = Cleaning(**data)
+    clean = CleaningConfig(**data)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"clean": clean})})
     form = TASKS[task].encoder(recipe)
     write_dataset(folder / "a.arrow", pairs, tokenizer, clean, form.rows)
@@ -180,7 +180,7 @@ def stored(
 
 
 def characters(pairs: list[Pair], labels: bool = False) -> Tokenizer:
-    section = recipes.Tokenizer(kind="char", vocab_size=300, shared=not labels)
+    section = recipes.TokenizerConfig(kind="char", vocab_size=300, shared=not labels)
     return Tokenizer.train(section, lambda: pairs, labels)
 
 

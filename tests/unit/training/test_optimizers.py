@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn, optim
 
-from regard.recipe import Recipe, Training
+from regard.recipe import Recipe, TrainingConfig
 from regard.training.optimizers import OPTIMIZERS, learning_rate
 
 Array = npt.NDArray[np.float64]
@@ -22,7 +22,7 @@ CURVES = np.array([1.0, 4.0, 0.3])
 """f(x) = sum of c x^2 / 2, so the gradient is c x"""
 
 
-def by_torch(name: str, training: Training) -> list[Array]:
+def by_torch(name: str, training: TrainingConfig) -> list[Array]:
     x = nn.Parameter(torch.tensor(INITIAL))
     optimizer = OPTIMIZERS[name]([x], training)
     found = []
@@ -130,8 +130,8 @@ def test_sgd_fits_a_line_as_computed_by_hand(small_recipe: SmallRecipe) -> None:
 
 
 @pytest.fixture
-def training(small_recipe: SmallRecipe) -> Callable[..., Training]:
-    def make(**section: Any) -> Training:
+def training(small_recipe: SmallRecipe) -> Callable[..., TrainingConfig]:
+    def make(**section: Any) -> TrainingConfig:
         return small_recipe(training=section).training
 
     return make
@@ -139,7 +139,7 @@ def training(small_recipe: SmallRecipe) -> Callable[..., Training]:
 
 @pytest.mark.parametrize("step", [1, 2, 399, 3999, 4000, 4001, 16_000, 100_000])
 def test_noam_schedule_follows_the_formula_of_the_paper(
-    training: Callable[..., Training], step: int
+    training: Callable[..., TrainingConfig], step: int
 ) -> None:
     expected = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
     assert learning_rate(step, training(), 512) == pytest.approx(expected, rel=1e-12)
@@ -147,20 +147,20 @@ def test_noam_schedule_follows_the_formula_of_the_paper(
     assert doubled == pytest.approx(2 * expected, rel=1e-12)
 
 
-def test_noam_schedule_peaks_at_the_end_of_warmup(training: Callable[..., Training]) -> None:
+def test_noam_schedule_peaks_at_the_end_of_warmup(training: Callable[..., TrainingConfig]) -> None:
     rates = [learning_rate(step, training(), 512) for step in range(1, 12_001)]
     assert rates.index(max(rates)) + 1 == 4000
     assert max(rates) == pytest.approx(6.9877e-4, rel=1e-4)
 
 
-def test_noam_schedule_without_warmup_only_decays(training: Callable[..., Training]) -> None:
+def test_noam_schedule_without_warmup_only_decays(training: Callable[..., TrainingConfig]) -> None:
     for step in (1, 4, 100):
         rate = learning_rate(step, training(warmup=0), 64)
         assert rate == pytest.approx(1 / math.sqrt(64 * step), rel=1e-12)
 
 
 def test_cosine_rises_to_the_learning_rate_and_ends_at_zero(
-    training: Callable[..., Training],
+    training: Callable[..., TrainingConfig],
 ) -> None:
     section = training(schedule="cosine", learning_rate=0.4, warmup=100, steps=1100)
     found = {step: learning_rate(step, section, 512) for step in (1, 50, 100, 350, 600, 1100)}
@@ -169,12 +169,12 @@ def test_cosine_rises_to_the_learning_rate_and_ends_at_zero(
     assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-def test_cosine_stays_at_zero_after_the_last_step(training: Callable[..., Training]) -> None:
+def test_cosine_stays_at_zero_after_the_last_step(training: Callable[..., TrainingConfig]) -> None:
     section = training(schedule="cosine", learning_rate=0.4, warmup=10, steps=100)
     assert learning_rate(150, section, 512) == pytest.approx(0, abs=1e-12)
 
 
-def test_constant_warms_up_and_stays(training: Callable[..., Training]) -> None:
+def test_constant_warms_up_and_stays(training: Callable[..., TrainingConfig]) -> None:
     section = training(schedule="constant", learning_rate=0.5, warmup=10)
     assert learning_rate(1, section, 512) == pytest.approx(0.05)
     assert learning_rate(10, section, 512) == learning_rate(9999, section, 512) == 0.5
