@@ -42,7 +42,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
 RECIPES = {
     "Transformer": "multi30k-transformer",
-    "recurrent": "multi30k-recurrent",
+    "recurrent": "multi30k-lstm",
     "convolution": "multi30k-convolution",
 }
 VOCAB_SIZE = 8000

@@ -1,6 +1,6 @@
 """Autoregressive against non-autoregressive models: BLEU and speed, measured in one run.
 
-    python benchmarks/non_autoregressive.py runs/multi30k-transformer runs/multi30k-parallel
+    python benchmarks/non_autoregressive.py runs/multi30k-transformer runs/multi30k-non-autoregressive
     # writes benchmarks/non_autoregressive.json
 
 Both runs translate the test pairs of the second. Scores are of all of them. Speed is measured on the CPU, on some of

@@ -42,7 +42,7 @@ def test_a_variant_that_the_recipe_does_not_allow_is_skipped(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [benchmark.BASE, "R-Drop 1"]
-    found = benchmark.valid_variants(plan(benchmark, "wikitext2-mask"), names)
+    found = benchmark.valid_variants(plan(benchmark, "wikitext2-mlm"), names)
     assert list(found) == [benchmark.BASE]
     assert "R-Drop 1: skipped: " in capsys.readouterr().out
 

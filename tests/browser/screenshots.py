@@ -1,7 +1,7 @@
 """The screenshots in docs/inspection.md: every view, in the light and the dark theme.
 
     python -m tests.browser.screenshots runs/demo                                # writes docs/images/page-*.png
-    python -m tests.browser.screenshots --iterations runs/multi30k-parallel      # a non-autoregressive model
+    python -m tests.browser.screenshots --iterations runs/multi30k-non-autoregressive      # a non-autoregressive model
 
 The first run is the demo's: it can translate the sentence.
 """

@@ -63,7 +63,7 @@ def write_heads(recipe: str, data_folder: Path, folder: Path) -> str:
         for split in ("train", "valid"):
             write_pairs(folder / split, generate(split, LINES))
         return ""
-    if recipe in ("multi30k-parallel", "multi30k-fast"):
+    if recipe in ("multi30k-non-autoregressive", "multi30k-fast"):
         return write_student(recipe, data_folder, folder)
     missing = [name for name in needed(recipe) if not (data_folder / name).is_file()]
     if missing:

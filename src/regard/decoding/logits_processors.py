@@ -101,6 +101,7 @@ class DecodingContext:
     """False at padding and EOS"""
     record_cross_attention: Callable[[], LastAttention]
     """starts to record cross-attention; for processors with ``needs_attention``"""
+    eos: int
 
 
 class OptionalProcessor(LogitsProcessor):

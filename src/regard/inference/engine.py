@@ -363,6 +363,7 @@ class Engine:
             context = DecodingContext(
                 source_mask=(sources != PAD) & (sources != EOS),
                 record_cross_attention=partial(record_cross_attention, network, recording),
+                eos=EOS,
             )
             for processor in enabled_processors(decoding):
                 processors.append(processor.from_options(decoding, context))

@@ -362,7 +362,7 @@ def test_weights_that_share_one_buffer_can_be_saved(
     assert all(torch.equal(found[name], weight) for name, weight in weights.items())
 
 
-@pytest.mark.parametrize("name", ["multi30k-recurrent", "multi30k-convolution"])
+@pytest.mark.parametrize("name", ["multi30k-lstm", "multi30k-convolution"])
 def test_the_baselines_are_as_large_as_the_transformer(name: str) -> None:
     sizes = []
     for one in (name, "multi30k"):
