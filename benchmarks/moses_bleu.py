@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = model.recipe.data
     language = target_language(data, given.language)
     pairs = load_pairs(data, [given.source, given.reference] if given.source else [], language)
-    translations = (model.into(language) if data.targets else model).answer_to(pairs)
+    translations = (model.with_target_language(language) if data.targets else model).predict_pairs(
+        pairs
+    )
     for name, value in scores(translations, [pair.target for pair in pairs], language):
         print(f"{value:6.2f}  {name}")
 

@@ -59,8 +59,8 @@ def _section(keys: Sequence[str]) -> str:
     columns["what it is"] = [one.summary for one in choices]
     optional = {
         "reads": [_code(one.options) for one in choices],
-        "packed training": [_yes(one.packed) for one in choices],
-        "packed inference": [_yes(one.fused) for one in choices],
+        "packed batches": [_yes(one.packed_batches) for one in choices],
+        "fast inference": [_yes(one.fast_inference) for one in choices],
         "export": [", ".join(one.formats) for one in choices],
     }
     columns |= {heading: cells for heading, cells in optional.items() if any(cells)}

@@ -6,7 +6,7 @@
     model = regard.load("runs/demo")                   # a run folder
     model.translate(["The dog is tired."], beam=4)
 
-The packages are listed in the order in which data pass; a package imports only from those above it.
+The packages are listed in the order of the data flow; a package imports only from those above it.
 
     errors       RegardError, the exception for mistakes that users can fix
     recipe/      recipe schema, presets, registries of components, validation
@@ -21,7 +21,7 @@ The packages are listed in the order in which data pass; a package imports only 
     inspection/  hooks, traces, alignment, training history, the HTML page
     interop/     Hugging Face, CTranslate2, ONNX, torch, bundles
     server/      HTTP server: LibreTranslate's API, batching, streaming
-    bench/       speed against other libraries
+    bench/       speed compared with other libraries
     demo/        the built-in corpus and the demo
     cli/         the commands
 """

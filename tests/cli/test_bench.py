@@ -54,8 +54,8 @@ def test_each_precision_has_a_row_in_the_table(tmp_path: Path) -> None:
             ("--peer", "ctranslat"),
             "regard: --peer ctranslat: no such peer; did you mean ctranslate2?",
         ),
-        (("--precision", "int4"), "regard: --precision int4: no such name; did you mean int8?"),
-        (("--preset", "huge"), "regard: --preset huge: no such name; allowed: tiny, small"),
+        (("--precision", "int4"), "regard: --precision int4: unknown name; did you mean int8?"),
+        (("--preset", "huge"), "regard: --preset huge: unknown name; allowed: tiny, small"),
     ],
 )
 def test_unknown_names_are_refused_in_one_line(

@@ -100,12 +100,12 @@ ERRORS: dict[str, tuple[str, str]] = {
     "changed tokenizer": ("translate changed abc", r"changed/tokenizer.model: not the file that"),
     "two files of pairs": (
         "train a.tsv b.jsonl.gz",
-        r"a.tsv, b.jsonl.gz: two files of pairs; give",
+        r"a.tsv, b.jsonl.gz: both are files of pairs; give",
     ),
     "keys without a key": ("serve run --api-keys ,", r"--api-keys ',': contains no key"),
     "too many checkpoints": (
         "average run --out new --last 9",
-        r"cannot average 9 checkpoints, there are only 3",
+        r"cannot average 9 checkpoints: there are only 3",
     ),
 }
 """what is wrong: the command, and the expected message"""

@@ -103,7 +103,7 @@ class Echo:
     def start_workers(self) -> None:
         """It has none."""
 
-    def into(self, language: str | None) -> "Echo":
+    def with_target_language(self, language: str | None) -> "Echo":
         return self
 
     def search(self, texts: list[str], **options: Any) -> list[list[Translation]]:
@@ -154,7 +154,10 @@ def test_terms_and_placeholders_are_kept_and_losses_are_reported(
             "--set coverage: expected key=value with a key of the recipe's decoding section",
         ),
         (["--nbest", "2", "--alignment", "al"], "--nbest 2: cannot be combined with --alignment"),
-        (["--mbr", "4", "--beam", "2"], "beam 2, mbr 4: mbr samples; give only one of the two"),
+        (
+            ["--mbr", "4", "--beam", "2"],
+            "beam 2, mbr 4: mbr turns on sampling, which uses no beam; give only one of the two",
+        ),
         (["--glossary", "absent"], "absent: no such file"),
         (["--input", "absent", "--output", "out"], "absent: no such file"),
     ],

@@ -11,7 +11,7 @@ from tests.cli.commands import inside, write
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot spell it"),
+        ([], "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot spell them"),
         (["--set", "beam_groups=5"], "beam_groups 5: cannot be combined with constraints"),
         (["--mbr", "4"], "sampling cannot guarantee them"),
     ],

@@ -124,7 +124,7 @@ def test_an_old_name_may_be_a_text(tmp_path: Path) -> None:
     done = inside("translate", "absent", "--", "--alpha", cwd=tmp_path)
     assert (
         done.stderr
-        == "regard: absent: no such folder (a run folder has a recipe.yaml; regard train makes one)\n"
+        == "regard: absent: no such folder (a run folder contains recipe.yaml; regard train creates one)\n"
     )
 
 
@@ -142,8 +142,8 @@ def test_an_old_name_may_be_a_text(tmp_path: Path) -> None:
         ("translate run a --nbest 0", "--nbest 0: must be greater than or equal to 1 (see"),
         ("translate run a --nbest=x", "--nbest x: must be a valid integer"),
         ("info run other", "got unexpected extra argument(s) (other)"),
-        ("translate run a --precision int4", "--precision int4: no such name; did you mean int8?"),
-        ("bench translate --device gpu", "--device gpu: no such name; did you mean cpu?"),
+        ("translate run a --precision int4", "--precision int4: unknown name; did you mean int8?"),
+        ("bench translate --device gpu", "--device gpu: unknown name; did you mean cpu?"),
     ],
 )
 def test_a_wrong_argument_is_reported_in_one_line(

@@ -95,7 +95,7 @@ def test_distill_does_not_overwrite_the_training_data(
         ("train in.txt absent.txt", "absent.txt: no such file"),
         (
             "serve absent-run --languages en",
-            "--languages en: expected two codes and a comma, for example en,de",
+            "--languages en: expected two codes separated by a comma, for example en,de",
         ),
     ],
 )

@@ -38,7 +38,7 @@ class OneSentence:
     def start_workers(self) -> None:
         """It has none."""
 
-    def into(self, language: str | None) -> "OneSentence":
+    def with_target_language(self, language: str | None) -> "OneSentence":
         return self
 
     def search(

@@ -288,7 +288,7 @@ def test_fine_tuning_with_another_shape_is_refused(
             "a\tZ",
             "label 'Z' of 'a' does not occur in data.train; known labels: X, Y",
         ),
-        ("classification", "a b\tvery good", "a\tbad", "'very good' is not a label of 'a b'"),
+        ("classification", "a b\tvery good", "a\tbad", "'very good' cannot be the label of 'a b'"),
         (
             "classification",
             "a b\tgood",
@@ -318,7 +318,7 @@ def test_more_tokens_than_a_block(learned: dict[str, Learned]) -> None:
     done = inside("generate", "run", "a", "--tokens", 40, cwd=learned["continue"].folder)
     assert done.returncode == 2
     assert (
-        "tokens 40: must be from 1 to 39, because the model was trained on blocks of 40 tokens"
+        "tokens 40: must be between 1 and 39, because the model was trained on blocks of 40 tokens"
         in done.stderr
     )
 

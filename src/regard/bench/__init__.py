@@ -1,1 +1,1 @@
-"""``regard bench``: the speed of translation and training, next to other libraries, in one run."""
+"""``regard bench``: the speed of translation and training, compared with other libraries in the same run."""

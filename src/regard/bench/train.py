@@ -1,4 +1,4 @@
-"""Training speed: one training step, next to the same step of other libraries, in one run.
+"""Training speed: one training step, compared with the same step of other libraries in the same run.
 
 A step is loss, gradient and Adam, on random tokens. On a GPU, Regard is measured with ``batching: packed`` (compiled,
 in a CUDA graph) and with padded batches in eager mode; on a CPU only with the latter. Speeds do not count padding.
@@ -180,36 +180,37 @@ def regard_steps(setting: TrainSetting) -> list[Callable[[TrainSetting], StepBen
 
 def cuda_graph(setting: TrainSetting) -> StepBenchmark:
     """Packed batches and a CUDA graph, as in training on a GPU with ``batching: packed``."""
-    space = packed_size(*setting.lengths, setting.tokens_per_batch)
-    plan = plan_packed(*setting.lengths, space, 1, 0)
+    size = packed_size(*setting.lengths, setting.tokens_per_batch)
+    plan = plan_packed(*setting.lengths, size, 1, 0)
     # The last batch of an epoch may be almost empty.
-    batches = [pack(setting.dataset, rows, space) for rows in (plan[:-1] or plan)[:BATCHES]]
-    update = _update(setting)
-    learn = CUDAGraphStep(update, update.objective.network)
-    return _side("regard", learn, [batch.map(Tensor.pin_memory) for batch in batches])
+    batches = [pack(setting.dataset, rows, size) for rows in (plan[:-1] or plan)[:BATCHES]]
+    step = _train_step(setting)
+    recorded = CUDAGraphStep(step, cast(Seq2SeqLoss, step.loss_fn).network)
+    return _benchmark("regard", recorded, [batch.map(Tensor.pin_memory) for batch in batches])
 
 
 def plain(setting: TrainSetting) -> StepBenchmark:
     """Padded batches, one text per row, in eager mode."""
-    update = _update(setting)
-    return _side("regard, plain", update, _padded(setting))
+    return _benchmark("regard, plain", _train_step(setting), _padded(setting))
 
 
-def _update(setting: TrainSetting) -> Any:
+def _train_step(setting: TrainSetting) -> TrainStep:
     recipe = setting.recipe
     network = ARCHITECTURES["transformer"](recipe.model, setting.vocab_size, setting.vocab_size)
-    objective = Seq2SeqLoss(network.to(setting.device), recipe.training)
+    loss_fn = Seq2SeqLoss(network.to(setting.device), recipe.training)
     optimizer = OPTIMIZERS[recipe.training.optimizer](network.parameters(), recipe.training)
-    return TrainStep(objective, optimizer, recipe.training, setting.device)
+    return TrainStep(loss_fn, optimizer, recipe.training, setting.device)
 
 
-def _side(name: str, learn: Callable[..., Tensor], batches: Sequence[Batch]) -> StepBenchmark:
+def _benchmark(
+    name: str, train_step: Callable[..., Tensor], batches: Sequence[Batch]
+) -> StepBenchmark:
     tokens = [batch.tokens for batch in batches]
     endless = cycle(zip(batches, tokens, strict=True))
 
     def step() -> None:
         batch, count = next(endless)
-        learn([batch], StepScalars(1 / count, 1e-4))
+        train_step([batch], StepScalars(1 / count, 1e-4))
 
     return StepBenchmark(name, step, *_counts(batches))
 

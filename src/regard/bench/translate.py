@@ -1,9 +1,9 @@
-"""Translation speed: sentences per second, next to other engines with the same weights, in one run.
+"""Translation speed: sentences per second, compared with other engines with the same weights in the same run.
 
 All engines get ids or pieces, so that tokenization is not timed, and use the same stopping rule. They take turns, so
-that other load on the machine affects all of them alike; each figure is a median. CTranslate2 is measured in two
+that other load on the machine affects all of them equally; each figure is a median. CTranslate2 is measured in two
 configurations: its default (``ctranslate2``), with all threads in one batch, and with one batch per thread, which is
-mostly faster.
+usually faster.
 """
 
 from __future__ import annotations

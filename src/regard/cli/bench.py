@@ -16,7 +16,7 @@ from regard.errors import RegardError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure the speed of translation or training, next to other libraries.",
+    help="Measure the speed of translation or training, and compare it with other libraries.",
 )
 
 
@@ -48,7 +48,7 @@ def translate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Number format: auto, fp32, bf16 or int8; repeatable, and other libraries use the last "
+            help="Number format: auto, fp32, bf16 or int8; repeatable; other libraries use the last one "
             "(default: auto).",
         ),
     ] = None,
@@ -62,11 +62,11 @@ def translate(
         str, typer.Option(metavar="NAME", help="Device to run on: cpu, cuda or auto.")
     ] = "cpu",
     repeats: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Repetitions; the median is reported.")
+        int, typer.Option(metavar="N", min=1, help="Number of repetitions; the median is reported.")
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure translated sentences per second, and how often the translations agree.
+    """Measure how many sentences are translated per second, and how often the translations agree.
 
     Other libraries translate the same sentences with the same weights.
     """
@@ -126,7 +126,8 @@ def train(
         ),
     ] = None,
     length: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Tokens of each sentence, on both sides.")
+        int,
+        typer.Option(metavar="N", min=2, help="Number of tokens in each sentence, on both sides."),
     ] = 32,
     vocabulary: Annotated[
         int | None,
@@ -140,18 +141,18 @@ def train(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Instead of random sentences: the training data of this run, with their lengths.",
+            help="Use the training data of this run, with its sentence lengths, instead of random sentences.",
         ),
     ] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Device to run on: cpu, cuda or auto.")
     ] = "auto",
     repeats: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Repetitions; the median is reported.")
+        int, typer.Option(metavar="N", min=1, help="Number of repetitions; the median is reported.")
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the target tokens per second of a training step, its memory, and its share of peak speed."""
+    """Measure a training step: target tokens per second, memory, and share of the peak speed."""
     from regard.bench import train as bench
     from regard.data.dataset import TokenDataset
     from regard.inference.precision import choose_device

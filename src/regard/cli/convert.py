@@ -29,11 +29,12 @@ def import_(
     like: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="For torch: the run folder to take recipe and tokenizer from."
+            metavar="RUN",
+            help="For torch: the run folder that provides the recipe and the tokenizer.",
         ),
     ] = None,
 ) -> None:
-    """Convert a model of another library to a run folder, and verify that both compute the same outputs."""
+    """Convert a model from another library to a run folder, and verify that both compute the same outputs."""
     from regard.interop.convert import import_model
 
     for line in import_model(model, format_, out, like):

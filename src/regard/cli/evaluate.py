@@ -33,7 +33,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Source texts, one per line; with --reference.",
+            help="Source texts, one per line; needs --reference.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -49,7 +49,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Instead: sources and references in one .tsv or .jsonl file.",
+            help="Sources and references in one .tsv or .jsonl file, instead of --source and --reference.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -57,7 +57,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Instead, for tagging: a CoNLL-U file.",
+            help="CoNLL-U file to score, for tagging.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Instead, for masked_lm and language_model: a text file.",
+            help="Text file to score, for masked_lm and language_model.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -73,7 +73,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="RUN2",
-            help="Also compare with this run by a paired significance test.",
+            help="Also compare with this run, using a paired significance test.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -87,7 +87,7 @@ def evaluate(
 ) -> None:
     """Score a model on test data, with 95% confidence intervals.
 
-    Without files, the data.test files of the recipe are used.
+    Without files, the data.test files of the recipe are scored.
     """
     from regard.tasks import Model
 

@@ -40,14 +40,14 @@ def look(
         typer.Option(
             "--checkpoints",
             metavar=FLAG,
-            help="Also show the alignment at each checkpoint of the training.",
+            help="Also show the alignment at each training checkpoint.",
         ),
     ] = False,
     prefix: Annotated[
         str,
         typer.Option(
             metavar="TEXT",
-            help="How the translation must begin (default: nothing is imposed).",
+            help="Text that the translation must begin with (default: none).",
             show_default=False,
             rich_help_panel=DECODING,
         ),
@@ -55,7 +55,7 @@ def look(
     *,
     decoding: dict[str, Any],
 ) -> None:
-    """Show how a model translates one sentence: attention, candidates and the beam, as an HTML page.
+    """Show how a model translates one sentence: attention, candidates and beam search, as an HTML page.
 
     The page is one file that works offline.
     """
@@ -67,7 +67,7 @@ def look(
     if not text.strip():
         raise RegardError("the text is blank: there is nothing to inspect")
     check_writable(out)
-    model = Translator.load(run).into(to)
+    model = Translator.load(run).with_target_language(to)
     (parse,) = read_parses([text], parses, "the sentence") if parses else [None]
     trace = model.trace(text, **decoding, prefix=prefix, parse=parse, checkpoints=checkpoints)
     write_text(out, page(trace))

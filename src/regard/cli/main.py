@@ -137,7 +137,8 @@ def _check_renamed(arguments: Sequence[str]) -> None:
 def _usage_message(error: Exception) -> str | None:
     """One line for a mistake in the command's options or arguments; empty if the help was printed instead.
 
-    None for any other error. The classes of these errors differ between versions of typer, so attributes tell them.
+    None for any other error. Such errors are recognized by their attributes, because their classes differ between
+    versions of typer.
     """
     if not hasattr(error, "format_message"):
         return None

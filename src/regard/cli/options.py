@@ -27,7 +27,8 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a 
 Texts = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="TEXT", help="Texts to process; without them and --input, standard input."
+        metavar="TEXT",
+        help="Texts to process (default: the lines of --input, or of standard input).",
     ),
 ]
 Input = Annotated[
@@ -42,7 +43,7 @@ Output = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write to this file instead of standard output; it is replaced only at the end.",
+        help="Write to this file instead of standard output; an existing file is replaced only at the end.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -52,7 +53,7 @@ Overwrite = Annotated[
     typer.Option(
         "--overwrite",
         metavar=FLAG,
-        help="Start from the beginning, even if the output of another command was interrupted.",
+        help="Start from the beginning and discard the unfinished output of an interrupted command.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -86,7 +87,7 @@ Threads = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Batches to process at a time on a CPU (default: the number of cores).",
+        help="Number of batches to process at the same time on a CPU (default: the number of cores).",
         rich_help_panel=PERFORMANCE,
     ),
 ]
@@ -131,7 +132,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="N",
-            help="No sequence of N tokens occurs twice in a translation; 0 is off "
+            help="Never generate the same sequence of N tokens twice in a translation; 0 turns this off "
             "(default: the recipe's).",
             rich_help_panel=DECODING,
         ),
@@ -150,7 +151,7 @@ def decoding_options(
         typer.Option(
             metavar="N",
             help="Minimum Bayes risk decoding: draw N samples and return the one most similar to "
-            "the others; 0 is off (default: the recipe's).",
+            "the others; 0 turns this off (default: the recipe's).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -168,8 +169,8 @@ def decoding_options(
         float | None,
         typer.Option(
             metavar="T",
-            help="Sample instead of searching: below 1 sharpens the distribution, above 1 flattens it "
-            "(default: the recipe's).",
+            help="Sample instead of searching; values below 1 sharpen the distribution, values above 1 "
+            "flatten it (default: the recipe's).",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -177,7 +178,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="K",
-            help="Sample from the K most probable tokens; 0 is all (default: the recipe's).",
+            help="Sample from the K most probable tokens; 0 means all (default: the recipe's).",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -202,7 +203,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="N",
-            help="Mask-predict iterations; 1 predicts all tokens once (default: the recipe's).",
+            help="Number of mask-predict iterations; 1 predicts all tokens once (default: the recipe's).",
             rich_help_panel=NON_AUTOREGRESSIVE,
         ),
     ] = None,

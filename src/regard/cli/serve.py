@@ -47,7 +47,8 @@ def serve(
     keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
     if api_keys is not None and not keys:
         raise RegardError(
-            f"--api-keys {api_keys!r}: contains no key, so anyone could use the server"
+            f"--api-keys {api_keys!r}: contains no key, so anyone could use the server; "
+            "give at least one"
         )
     pair = None if languages is None else _language_pair(languages)
     settings = Settings(api_keys=keys)
@@ -58,6 +59,6 @@ def _language_pair(languages: str) -> tuple[str, str]:
     codes = re.fullmatch(r"([\w-]+),([\w-]+)", languages)
     if codes is None:
         raise RegardError(
-            f"--languages {languages}: expected two codes and a comma, for example en,de"
+            f"--languages {languages}: expected two codes separated by a comma, for example en,de"
         )
     return codes[1], codes[2]

@@ -19,9 +19,9 @@ def tag(
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tag the words of texts, printed as word/TAG.
+    """Tag the words of texts, and print them as word/TAG.
 
-    Words are separated by spaces; put spaces around punctuation as well.
+    Words must be separated by spaces; put spaces around punctuation, too.
     """
     from regard.storage.atomic_files import check_distinct_files
     from regard.tasks import Tagger
@@ -74,7 +74,7 @@ def fill(
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Predict masked tokens: print the probability and the token, best first."""
+    """Predict masked tokens: print each predicted token after its probability, best first."""
     from regard.tasks import MaskedLM
 
     gaps = MaskedLM.load(run).fill(text, best)
@@ -93,18 +93,18 @@ def generate(
         str, typer.Argument(metavar="TEXT", help="The beginning of the text (default: empty).")
     ] = "",
     tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Largest number of tokens to generate.")
+        int, typer.Option(metavar="N", min=1, help="Maximum number of tokens to generate.")
     ] = 50,
     temperature: Annotated[
         float,
         typer.Option(
             metavar="T",
             min=0.0,
-            help="Below 1 sharpens the distribution, above 1 flattens it; 0 is greedy search.",
+            help="Values below 1 sharpen the distribution, values above 1 flatten it; 0 is greedy search.",
         ),
     ] = 1.0,
     top_k: Annotated[
-        int, typer.Option(metavar="K", help="Sample from the K most probable tokens; 0 is all.")
+        int, typer.Option(metavar="K", help="Sample from the K most probable tokens; 0 means all.")
     ] = 0,
     top_p: Annotated[
         float,

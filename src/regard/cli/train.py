@@ -33,7 +33,7 @@ def demo(
 ) -> None:
     """Train and evaluate a small English-German translator in about three minutes.
 
-    The corpus is built in: nothing is downloaded.
+    The corpus is built in, so nothing is downloaded.
     """
     from regard.demo.demo import demo as run_demo
     from regard.training.run import Interrupted
@@ -74,9 +74,9 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a model, or resume a training that was interrupted.
+    """Train a model, or resume an interrupted run.
 
-    Without a recipe, one is chosen from the data. To resume, run the same command again.
+    Without a recipe, Regard chooses one from the data. To resume, run the same command again.
     """
     from regard.training.run import Interrupted, train as run_training
 
@@ -104,7 +104,7 @@ def _recipe(data: list[str], changes: list[str]) -> tuple[Recipe, str]:
         if path.is_file() and path.suffix not in (".yaml", ".yml"):
             raise RegardError(
                 f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
-                "of two parallel text files, give both"
+                "if it is one of two parallel text files, give both"
             )
         return load_recipe(data[0], changes), name
     recipe, reasons = autoconfigure(_data_files(data), str(Path.cwd()), changes)
@@ -127,8 +127,8 @@ def _data_files(data: list[str]) -> DataFiles:
     check_distinct_files({"source": Path(source), "target": Path(target)})
     if all(uncompressed_name(file).endswith(pair_suffixes()) for file in data):
         raise RegardError(
-            f"{source}, {target}: two files of pairs; give one, or a recipe with "
-            "data.train.pairs: [both]"
+            f"{source}, {target}: both are files of pairs; give only one, or list both in "
+            "data.train.pairs of a recipe"
         )
     return DataFiles(source=(source,), target=(target,))
 
@@ -157,7 +157,7 @@ def distill(
         Path,
         typer.Option(
             metavar="FILE",
-            help="File of pairs to write; its name ends in .tsv or .jsonl.",
+            help="File of pairs to write; its name must end in .tsv or .jsonl.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = Path("distilled.tsv"),
@@ -167,7 +167,7 @@ def distill(
         typer.Option(
             "--back-translation",
             metavar=FLAG,
-            help="Swap the sides: the translation becomes the source, the text the target.",
+            help="Swap the sides: the translation becomes the source, and the text becomes the target.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = False,
@@ -175,7 +175,7 @@ def distill(
     *,
     decoding: dict[str, Any],
 ) -> None:
-    """Translate the training sources, or other texts, into pairs that another model can learn from.
+    """Translate the training sources, or other texts, and write pairs that another model can learn from.
 
     To resume after an interruption, run the same command again.
     """
@@ -187,7 +187,7 @@ def distill(
     model = Translator.load(run)
     model.start_workers()
     count = write_pairs(
-        model.into(to),
+        model.with_target_language(to),
         output,
         input,
         partial(typer.echo, err=True),

@@ -57,7 +57,7 @@ def translate(
         typer.Option(
             "--sentences",
             metavar=FLAG,
-            help="Translate each sentence of a line separately, and join the translations.",
+            help="Split each line into sentences, translate them separately, and join the translations.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = False,
@@ -66,8 +66,8 @@ def translate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Print the N best translations of each line, or N samples, as: line number, tab, "
-            "score, tab, translation.",
+            help="Print the N best translations of each line, or N samples; each output line is line number, "
+            "tab, score, tab, translation.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = 1,
@@ -75,7 +75,7 @@ def translate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the word alignment of each line, in Pharaoh format: 0-0 1-2.",
+            help="Write the word alignment of each line to this file, in Pharaoh format (0-0 1-2).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -86,7 +86,8 @@ def translate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Terms to use where their source term occurs; each line is source term, tab, target term.",
+            help="Glossary with lines of source term, tab, target term; where a source term occurs, its "
+            "target term is used.",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -94,7 +95,7 @@ def translate(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help='How every translation must begin, for example "Dear" (default: nothing is imposed).',
+            help='Text that every translation must begin with, for example "Dear" (default: none).',
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -104,7 +105,7 @@ def translate(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of tokens of each translation (default: predicted by the model).",
+            help="Number of tokens in each translation (default: predicted by the model).",
             rich_help_panel=NON_AUTOREGRESSIVE,
         ),
     ] = None,
@@ -113,7 +114,7 @@ def translate(
 ) -> None:
     """Translate texts, a file, or standard input: one line in, one line out, in the same order.
 
-    A translation with --input and --output that was interrupted is resumed by the same command.
+    To resume an interrupted translation with --input and --output, run the same command again.
     """
     from regard.data.glossary import Glossary
     from regard.storage.atomic_files import check_distinct_files
@@ -138,7 +139,7 @@ def translate(
     if not texts:  # texts of a command line are too few for worker processes
         model.start_workers()
     job = Job(
-        model=model.into(to),
+        model=model.with_target_language(to),
         decoding=decoding,
         nbest=nbest,
         length=length,

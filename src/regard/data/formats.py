@@ -9,9 +9,10 @@ To add a format, write a class here and register it:
 
         def read(self, *paths: Path) -> Iterator[Pair]: ...
 
-Files of ``data.train.pairs`` with that suffix, also compressed, are then read by it, and ``regard train`` accepts them
-on the command line. Readers stream: a corpus is never in memory as a whole. A reader whose files name languages yields
-``TaggedPair``. A line that cannot be read raises an error with its file and number; nothing is repaired or skipped.
+Files of ``data.train.pairs`` with that suffix, compressed or not, are then read by it, and ``regard train`` accepts
+them on the command line. Readers stream: a corpus is never in memory as a whole. A reader whose files name languages
+yields ``TaggedPair``. A line that cannot be read raises an error with its file and number; nothing is repaired or
+skipped.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ def read_parses(lines: Iterable[str], path: Path, name: str) -> Iterator[ParsedS
             continue
         parse = next(parses, None)
         if parse is None:
-            raise RegardError(f"{path}: no tree left for line {number} of {name}")
+            raise RegardError(f"{path}: there is no tree for line {number} of {name}")
         check_parse(line, parse, f"{path}:{parse.line}, line {number} of {name}")
         yield parse
     if parse := next(parses, None):

@@ -1,7 +1,7 @@
 """Vocabularies of imported Marian (OPUS-MT) models.
 
 A Marian model has two SentencePiece models, one for each side, and its own list of pieces, ``vocab.json``, in another
-order than SentencePiece's. The rows of the weights follow that list, with our special tokens put first.
+order. The rows of the weights follow that list, with our special tokens put first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pair of source and target text, and what a pair may carry besides."""
+"""A pair of source and target text, and the extra data that a pair may have."""
 
 from __future__ import annotations
 

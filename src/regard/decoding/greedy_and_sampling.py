@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decoding.beam_search import top_k as best_k
 from regard.decoding.hypotheses import (
     NEG_INF,
     ActiveHypotheses,
@@ -17,8 +16,9 @@ from regard.decoding.hypotheses import (
     SequenceRules,
     StepFunction,
 )
-from regard.decoding.length_penalty import GNMT, LengthNormalization
+from regard.decoding.length_penalty_and_stopping import GNMT, LengthNormalization
 from regard.decoding.logits_processors import LogitsProcessor, LogitsProcessorList
+from regard.decoding.top_k import top_k as best_k
 from regard.errors import RegardError
 from regard.recipe import MIN_TEMPERATURE
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.length_penalty import Penalty, gnmt_length_penalty
+from regard.decoding.length_penalty_and_stopping import Penalty, gnmt_length_penalty
 
 NEG_INF = -torch.inf
 """log-probability of an impossible token or hypothesis"""

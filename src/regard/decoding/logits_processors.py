@@ -1,4 +1,4 @@
-"""Logits processors: optional influences on decoding, one class each, that can be combined.
+"""Logits processors: optional changes to decoding, one class each, that can be combined.
 
 Besides the model and the ``SequenceRules``, a processor may
 

@@ -30,7 +30,7 @@ from regard.decoding.beam_search import beam_search
 from regard.decoding.constraints import Constraints, Phrase, WordBoundaries, tokens_needed
 from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
+from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.decoding.logits_processors import (
     DecodingContext,
     LastAttention,
@@ -210,7 +210,7 @@ class Engine:
         """Batches of similar length, possibly in parallel; hypotheses in the order of the requests."""
         if not requests:
             return []
-        if decoding.samples or decoding.mbr:  # every sample is a row of its own
+        if decoding.is_sampling:  # every sample is a row of its own
             samples = decoding.mbr or nbest
             requests = [
                 one._replace(sample=one.sample + number)
@@ -233,7 +233,7 @@ class Engine:
             for row, hypotheses in zip(some, each, strict=True)
         }
         ordered = [found[row] for row in range(len(requests))]
-        if decoding.samples or decoding.mbr:
+        if decoding.is_sampling:
             return [
                 [one for (one,) in ordered[start : start + samples]]
                 for start in range(0, len(ordered), samples)
@@ -244,7 +244,7 @@ class Engine:
         """How many hypotheses of a request are in memory at once."""
         if isinstance(self.network, NonAutoregressiveTransformer):
             return LENGTH_COST * max(decoding.length_beam, nbest)
-        if decoding.samples or decoding.mbr:
+        if decoding.is_sampling:
             return 1
         return max(decoding.beam, decoding.constrained_beam) if constrained else decoding.beam
 
@@ -295,7 +295,7 @@ class Engine:
     ) -> Callable[..., list[list[Hypothesis]] | list[Hypothesis]]:
         """Sampling, greedy search or beam search."""
         rule = LENGTH_NORMALIZATIONS[decoding.length_normalization]
-        if decoding.samples or decoding.mbr:
+        if decoding.is_sampling:
             temperature = decoding.temperature or MBR_TEMPERATURE
             return partial(
                 sample,

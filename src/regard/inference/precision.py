@@ -50,7 +50,10 @@ def choose_device(device: Device) -> torch.device:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which matrix products run in this precision; weights and sums stay in float32."""
+    """Mixed precision: the context in which matrix products run in this precision.
+
+    Weights and sums stay in float32.
+    """
     if (default_precision(device) if precision == "auto" else precision) == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
@@ -114,7 +117,7 @@ def _release_memory() -> None:
 def unsupported_reason(model: recipe.ModelConfig) -> str | None:
     """The first choice of a recipe that packed inference does not support; None if it supports all."""
     for key, choice in recipe.model_choices(model):
-        if not choice.fused:
+        if not choice.fast_inference:
             return f"{key}: {choice.name}"
     if model.attention.key_value_heads not in (None, model.heads):
         return "model.attention.key_value_heads"

@@ -1,4 +1,4 @@
-"""Training history: what a model is built on and how it was trained, as values for the page to draw.
+"""Training history: positions, learning rates, labels, log and checkpoints of a model, as values for the page to draw.
 
 Every value comes from the function that training itself uses: the position encoding, the learning rate of each step,
 the smoothed labels, the run's log and its checkpoints. A model without its run folder has the first three.
@@ -197,7 +197,9 @@ class PastCheckpoints:
     def _at(self, step: int) -> Translator:
         model, files = self.model, self.files()
         if step not in files:
-            raise RegardError(f"no checkpoint of step {step}: the run has those of {list(files)}")
+            raise RegardError(
+                f"no checkpoint of step {step}; the run has checkpoints of steps {list(files)}"
+            )
         self.network = self.network or deepcopy(model.network)
         copy_weights(self.network, checkpoint_weights(files[step]), str(files[step]))
         return Translator(

@@ -132,7 +132,7 @@ def observe(model: Translator, request: Request, inputs: Sequence[int]) -> Obser
     projections = {
         site: _projections(layers, recorded, rows[site])
         for site, layers in sites.items()
-        if layers and all(module.attention.fused for module in layers)
+        if layers and all(module.attention.uses_sdpa for module in layers)
     }
     compressed = {
         site

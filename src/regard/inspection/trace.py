@@ -1,4 +1,4 @@
-"""Traces: everything that can be seen while one text is translated. The only contract between Python and the page.
+"""Traces: everything that can be seen while one text is translated. The only interface between Python and the page.
 
 ``trace`` translates a text with the engine, exactly as ``Translator.translate`` does, then decodes the best hypothesis
 again with an observer and reads it with teacher forcing, to record attention and probabilities. ``Trace.to_json`` is
@@ -31,7 +31,7 @@ from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
 from regard.decoding.beam_tree import BeamTree, Node
 from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
+from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import (
@@ -385,7 +385,7 @@ def _checked(forced: Sequence[int], vocabulary: Vocabulary) -> Sequence[int]:
     for token in forced:
         if not 0 <= token < vocabulary.size or token in SKIPPED_TOKENS:
             raise RegardError(
-                f"forced token {token}: must be from 0 to {vocabulary.size - 1}, "
+                f"forced token {token}: must be between 0 and {vocabulary.size - 1}, "
                 "and not a padding, BOS or EOS token"
             )
     return forced
@@ -437,7 +437,7 @@ def _decode(
             translation.text, request, passes, {"iterations": len(passes), "forced": 0}
         )
     tree = BeamTree(BOS)
-    searched = not decoding.samples and not decoding.mbr
+    searched = not decoding.is_sampling
     if not searched:
         penalty = LENGTH_NORMALIZATIONS[decoding.length_normalization].penalty
         tree.add_path(hypothesis, EOS, lambda length: penalty(length, decoding.length_penalty))

@@ -193,7 +193,7 @@ def _vocabs(folder: Path, settings: Mapping[str, Any]) -> list[dict[str, int]]:
         vocab = _json(folder / name)
         if sorted(vocab.values()) != list(range(size)) or "<unk>" not in vocab:
             raise RegardError(
-                f"{folder / name}: must have {size} pieces, <unk> among them, with the ids 0 to {size - 1}"
+                f"{folder / name}: must have {size} pieces, including <unk>, with the ids 0 to {size - 1}"
             )
         found.append(vocab)
     return [found[0], found[-1]]
@@ -242,7 +242,7 @@ def _tokenizer(
 ) -> Tokenizer:
     words = settings.get("bad_words_ids") or []
     if any(len(word) != 1 for word in words):
-        raise RegardError(f"{folder}: bad_words_ids with several tokens are not supported")
+        raise RegardError(f"{folder}: bad_words_ids with more than one token are not supported")
     suppressed = sorted({maps[1].our_id(row) for (row,) in words} - {PAD, BOS, MASK, EOS})
     models = [_bytes(folder / f"{side}.spm") for side in SIDES]
     try:
@@ -274,13 +274,15 @@ def _their_weights(folder: Path) -> dict[str, Tensor]:
         elif pickled.is_file():
             found = torch.load(pickled, map_location="cpu", weights_only=True)
         else:
-            raise RegardError(f"{folder}: there is no model.safetensors and no pytorch_model.bin")
+            raise RegardError(f"{folder}: contains neither model.safetensors nor pytorch_model.bin")
     except (SafetensorError, RuntimeError, EOFError) as error:
         raise RegardError(f"{folder}: the weights are damaged: {error}") from None
     except Exception as error:  # pickle.UnpicklingError: the file holds more than tensors
         if isinstance(error, RegardError):
             raise
-        raise RegardError(f"{pickled}: holds more than weights, so it is not loaded") from None
+        raise RegardError(
+            f"{pickled}: contains more than weights, so it is not loaded; save the weights as model.safetensors"
+        ) from None
     return {name: tensor.float() for name, tensor in found.items()}
 
 
@@ -317,7 +319,7 @@ def _first(theirs: Mapping[str, Tensor], *names: str) -> Tensor:
     for name in names:
         if name in theirs:
             return theirs[name]
-    raise RegardError(f"{names[-1]} is missing in the weights")
+    raise RegardError(f"the weight {names[-1]} is missing")
 
 
 # ---------------------------------------------------------------------------------------------

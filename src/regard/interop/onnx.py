@@ -27,14 +27,14 @@ from regard.interop.files import position_table, require_package, write_json, wr
 from regard.interop.supported import ONNX
 from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
 from regard.nn.attention import AttentionMask, KeyValue
-from regard.nn.layers import Cache
+from regard.nn.layers import KVCache
 from regard.nn.transformer import EncoderOutput, Transformer
 from regard.storage.atomic_files import atomic_folder
 from regard.tasks import Translator
 
 
 @dataclass
-class GraphCache(Cache):
+class GraphCache(KVCache):
     """A KV cache with rows [B, beams]. It concatenates before it flattens: a graph cannot reshape an empty tensor."""
 
     past: tuple[Tensor, Tensor] | None = None

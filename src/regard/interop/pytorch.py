@@ -170,7 +170,7 @@ def _our_weights(theirs: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
     names = [(weight.ours, weight.theirs) for weight in NAMES.weights(config)]
     names += EMBEDDINGS.items()
     if missing := [name for _, name in names if name not in split]:
-        raise RegardError(f"{missing[0]} is missing in the state dict")
+        raise RegardError(f"the weight {missing[0]} is missing from the state dict")
     return {ours: split[theirs_name] for ours, theirs_name in names}
 
 

@@ -2,7 +2,7 @@
 
 Two networks in PyTorch are compared layer by layer in float64: equal functions agree to about 1e-12. An engine that
 shows only its outputs is compared by them, in float32. If the outputs differ, truncated networks are compared, each
-with one layer more than the one before, and the first that differs names the layer.
+with one layer more than the one before; the first one that differs shows which layer is wrong.
 """
 
 from __future__ import annotations

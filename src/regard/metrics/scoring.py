@@ -70,6 +70,6 @@ def _check(metrics: Sequence[str], lines: Mapping[str, Lines]) -> None:
     counts = {role: len(some) for role, some in lines.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{count} {role}" for role, count in counts.items())
-        raise RegardError(f"scoring needs the same number of lines of each: got {listed}")
+        raise RegardError(f"scoring needs equal numbers of lines, but got {listed}")
     if not all(counts.values()):
         raise RegardError("nothing to score: there are no lines")

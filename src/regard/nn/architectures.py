@@ -26,7 +26,9 @@ _SEARCH = (
     *("protect", "constrained_beam"),
 )
 
-ARCHITECTURES.register("transformer", packed=True, fused=True, formats=FORMATS)(Transformer)
+ARCHITECTURES.register("transformer", packed_batches=True, fast_inference=True, formats=FORMATS)(
+    Transformer
+)
 ARCHITECTURES.register(
     "decoder_only",
     ignores=[

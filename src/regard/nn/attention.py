@@ -6,7 +6,7 @@ Notable:
 - The recipe selects each step: the ``score``, the ``weighting``, and what positions add (``AttentionPosition``).
 - There are two implementations of one formula. ``Attention.forward`` is the fast path: it calls torch's fused kernel
   if there is one, and never stores the weights. ``Attention.attention_with_weights`` is the formula written out, and
-  returns every intermediate. A test holds the two equal.
+  returns every intermediate. A test checks that the two agree.
 - ``AttentionMask`` describes which keys each query may attend to; it builds a matrix only when a kernel needs one.
 """
 
@@ -48,10 +48,13 @@ class Spans:
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which keys each query may attend to. True means *may attend*, as in torch's scaled_dot_product_attention."""
+    """The attention mask: which keys each query may attend to.
+
+    True means *may attend*, as in torch's scaled_dot_product_attention.
+    """
 
     non_pad: Bool[Tensor, "B K"] | None = None
-    """True at keys that are not padding; None: there is no padding"""
+    """the padding mask: True at keys that are not padding; None: there is no padding"""
     causal: bool = False
     """position i attends to j <= i only; the queries are the last positions of the keys"""
     tree_distance: Int[Tensor, "B K K"] | None = None
@@ -145,7 +148,7 @@ class AttentionScore(nn.Module):
 SCORES: Registry[Callable[[recipe.ModelConfig], AttentionScore]] = Registry("model.attention.score")
 
 
-@SCORES.register("scaled_dot_product", packed=True, fused=True, formats=FORMATS)
+@SCORES.register("scaled_dot_product", packed_batches=True, fast_inference=True, formats=FORMATS)
 class ScaledDotProduct(AttentionScore):
     """q.k / sqrt(d_k): the scale keeps the variance at 1 for any number of features."""
 
@@ -160,7 +163,7 @@ class ScaledDotProduct(AttentionScore):
         return query @ key.transpose(-2, -1)
 
 
-@SCORES.register("dot_product", packed=True, fused=True)
+@SCORES.register("dot_product", packed_batches=True, fast_inference=True)
 class UnscaledDotProduct(ScaledDotProduct):
     """q.k without the scale: softmax saturates and its gradient vanishes as d_k grows."""
 
@@ -192,7 +195,7 @@ class Additive(AttentionScore):
 WEIGHTINGS: Registry[Callable[[Tensor], Tensor]] = Registry("model.attention.weighting")
 
 
-@WEIGHTINGS.register("softmax", packed=True, fused=True, formats=FORMATS)
+@WEIGHTINGS.register("softmax", packed_batches=True, fast_inference=True, formats=FORMATS)
 def softmax(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
     """exp(score) divided by the sum over all keys: weights that sum to 1."""
     return masked.softmax(dim=-1)
@@ -218,7 +221,7 @@ class Attention(nn.Module):
         self.position = position
         self.dropout = config.attention_dropout
         fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
-        self.fused = fused and not position.in_scores
+        self.uses_sdpa = fused and not position.in_scores
         """whether torch has one kernel for the whole formula"""
 
     def forward(
@@ -231,7 +234,7 @@ class Attention(nn.Module):
         causal: bool = False,
     ) -> Float[Tensor, "B h Q dv"]:
         """The fast path. With ``causal``, the mask is a square lower triangle and the kernel skips the rest."""
-        if not self.fused:
+        if not self.uses_sdpa:
             assert not causal
             return self.attention_with_weights(query, key, value, allowed, distance).output
         key, value = repeat_kv(query, key), repeat_kv(query, value)
@@ -286,6 +289,9 @@ class Attention(nn.Module):
 def repeat_kv(
     query: Float[Tensor, "B h Q dk"], x: Float[Tensor, "B g K dx"]
 ) -> Float[Tensor, "B h K dx"]:
-    """Keys or values of g heads, repeated for h query heads: h / g neighbouring heads share one."""
+    """Grouped-query attention (GQA): keys or values of g heads, repeated for h query heads.
+
+    h / g neighbouring query heads share one key-value head.
+    """
     repeats = query.shape[1] // x.shape[1]
     return x if repeats == 1 else x.repeat_interleave(repeats, dim=1)

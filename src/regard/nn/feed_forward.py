@@ -47,16 +47,26 @@ ACTIVATIONS: Registry[Callable[[recipe.ModelConfig], nn.Module]] = Registry("mod
 """the feed-forward network, by the name of its activation"""
 
 ACTIVATIONS.register(
-    "relu", summary="max(0, x), as in the paper", packed=True, fused=True, formats=FORMATS
+    "relu",
+    summary="max(0, x), as in the paper",
+    packed_batches=True,
+    fast_inference=True,
+    formats=FORMATS,
 )(partial(FeedForward, activation=F.relu))
 ACTIVATIONS.register(
-    "gelu", summary="x Phi(x) (Hendrycks and Gimpel 2016)", packed=True, fused=True, formats=FORMATS
+    "gelu",
+    summary="x Phi(x) (Hendrycks and Gimpel 2016)",
+    packed_batches=True,
+    fast_inference=True,
+    formats=FORMATS,
 )(partial(FeedForward, activation=F.gelu))
 ACTIVATIONS.register(
     "swish",
     summary="x sigmoid(x), also called SiLU",
-    packed=True,
-    fused=True,
+    packed_batches=True,
+    fast_inference=True,
     formats=("huggingface", "ctranslate2", "onnx"),
 )(partial(FeedForward, activation=F.silu))
-ACTIVATIONS.register("swiglu", packed=True, fused=True, formats=("ctranslate2", "onnx"))(Gated)
+ACTIVATIONS.register(
+    "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx")
+)(Gated)

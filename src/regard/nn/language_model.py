@@ -22,7 +22,7 @@ from regard.data.special_tokens import PAD
 from regard.nn.attention import AttentionMask
 from regard.nn.dropout import Dropout
 from regard.nn.embeddings import Embedding
-from regard.nn.layers import Cache, EncoderLayer, final_norm, initialize
+from regard.nn.layers import EncoderLayer, KVCache, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, PositionInfo
@@ -48,7 +48,7 @@ class Prompt:
 class DecoderOnlyState:
     """The state between two decoding steps. Rows are sentences x beams."""
 
-    caches: Sequence[Cache]
+    caches: Sequence[KVCache]
     non_pad: Bool[Tensor, "R K"]
     """True at positions so far that are not padding"""
     padding: Int[Tensor, "R 1"]
@@ -99,7 +99,7 @@ class DecoderOnlyTransformer(Network):
         return states[:, memory.ids.shape[1] :]
 
     def start(self, memory: Prompt) -> DecoderOnlyState:
-        caches = [Cache() for _ in self.layers]
+        caches = [KVCache() for _ in self.layers]
         if memory.ids.shape[1]:
             self._run_layers(memory.ids, memory, caches)
         return DecoderOnlyState(caches, memory.non_pad, memory.padding)
@@ -111,7 +111,7 @@ class DecoderOnlyTransformer(Network):
         x = self.position(x, state.non_pad.shape[1] - state.padding)
         newest = torch.ones_like(state.padding, dtype=torch.bool)
         non_pad = torch.cat([state.non_pad, newest], dim=1)
-        caches = [Cache(cache.kv) for cache in state.caches]  # the old state stays valid
+        caches = [KVCache(cache.kv) for cache in state.caches]  # the old state stays valid
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, AttentionMask(non_pad, causal=True), None, cache)
         return self.project(self.norm(x)[:, 0]), DecoderOnlyState(caches, non_pad, state.padding)
@@ -125,7 +125,7 @@ class DecoderOnlyTransformer(Network):
         }
 
     def _run_layers(
-        self, ids: Int[Tensor, "B T"], memory: Prompt, caches: Sequence[Cache | None]
+        self, ids: Int[Tensor, "B T"], memory: Prompt, caches: Sequence[KVCache | None]
     ) -> Float[Tensor, "B T d"]:
         """All positions at once. The rows of ids begin with the prompt."""
         non_pad = ids != PAD

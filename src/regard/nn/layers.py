@@ -23,7 +23,7 @@ Sublayer = Callable[[Tensor], Tensor]
 RESIDUALS: Registry[Callable[[recipe.ModelConfig], "PostNorm"]] = Registry("model.norm_order")
 
 
-@RESIDUALS.register("post", packed=True, fused=True, formats=FORMATS)
+@RESIDUALS.register("post", packed_batches=True, fast_inference=True, formats=FORMATS)
 class PostNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
 
@@ -41,7 +41,9 @@ class PostNorm(nn.Module):
         return y
 
 
-@RESIDUALS.register("pre", packed=True, fused=True, formats=("ctranslate2", "onnx", "torch"))
+@RESIDUALS.register(
+    "pre", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "torch")
+)
 class PreNorm(PostNorm):
     """x + Dropout(Sublayer(LayerNorm(x))): deep networks train more easily (Xiong et al. 2020)."""
 
@@ -65,7 +67,7 @@ def final_norm(config: recipe.ModelConfig) -> nn.Module:
 
 
 @dataclass
-class Cache:
+class KVCache:
     """The KV cache of one self-attention: keys and values of the tokens decoded so far."""
 
     kv: KeyValue | None = None
@@ -79,8 +81,8 @@ class Cache:
         self.kv = new if self.kv is None else self.kv.concat(new)
         return self.kv
 
-    def select(self, rows: Tensor) -> "Cache":
-        return Cache(None if self.kv is None else self.kv.select(rows))
+    def select(self, rows: Tensor) -> "KVCache":
+        return KVCache(None if self.kv is None else self.kv.select(rows))
 
 
 class EncoderLayer(nn.Module):
@@ -99,7 +101,7 @@ class EncoderLayer(nn.Module):
         x: Float[Tensor, "B T d"],
         mask: AttentionMask,
         non_pad: NonPad = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Float[Tensor, "B T d"]:
         """With a cache, x holds only the newest positions, which also attend to the cached ones."""
         x = self.self_attention_sublayer(x, mask, non_pad, cache)
@@ -110,7 +112,7 @@ class EncoderLayer(nn.Module):
         x: Float[Tensor, "B T d"],
         mask: AttentionMask,
         non_pad: NonPad,
-        cache: Cache | None,
+        cache: KVCache | None,
     ) -> Float[Tensor, "B T d"]:
         """Self-attention with its residual connection."""
 
@@ -147,7 +149,7 @@ class DecoderLayer(EncoderLayer):
         memory: KeyValue,
         memory_mask: AttentionMask,
         non_pad: NonPad = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Float[Tensor, "R T d"]:
         """All positions at once; with a cache, the newest position of each row.
 

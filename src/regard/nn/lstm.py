@@ -5,7 +5,7 @@
 
 Notable:
 - Residual connections, norms, dropout, heads and tied weights are those of the Transformer, similar to RNMT+ (Chen et
-  al. 2018). Only the way tokens interact differs, so a comparison measures just that.
+  al. 2018). Only the way tokens interact is different, so a comparison measures just that.
 - Cross-attention comes after the LSTM has read the whole target, so training needs one call of the fused LSTM per
   layer. Feeding attention back into the same LSTM (Bahdanau et al. 2015; Luong's input feeding) would need one call per
   token. Here attention enters the recurrence of the next layer.

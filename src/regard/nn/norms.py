@@ -15,7 +15,7 @@ NonPad = Bool[Tensor, "B T"] | None
 NORMS: Registry[Callable[[int], nn.Module]] = Registry("model.norm")
 
 
-@NORMS.register("layer", packed=True, fused=True, formats=FORMATS)
+@NORMS.register("layer", packed_batches=True, fast_inference=True, formats=FORMATS)
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / sqrt(biased variance + eps) * gain + bias, over the features of each position."""
 
@@ -28,7 +28,7 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x)
 
 
-@NORMS.register("rms", packed=True, fused=True, formats=("ctranslate2", "onnx"))
+@NORMS.register("rms", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx"))
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean square + eps) * gain, without subtracting the mean (Zhang and Sennrich 2019)."""
 
@@ -41,7 +41,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-@NORMS.register("batch", fused=True, formats=("onnx",))
+@NORMS.register("batch", fast_inference=True, formats=("onnx",))
 class BatchNorm(nn.Module):
     """(x - mean) / sqrt(variance + eps) * gain + bias, for each feature over all tokens of the batch.
 
@@ -120,7 +120,7 @@ def in_several_processes() -> bool:
     )
 
 
-@NORMS.register("none", packed=True, fused=True, formats=("onnx",))
+@NORMS.register("none", packed_batches=True, fast_inference=True, formats=("onnx",))
 class NoNorm(nn.Module):
     """x unchanged."""
 

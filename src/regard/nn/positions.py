@@ -229,7 +229,7 @@ class AttentionPosition(nn.Module):
 
 
 class Rotary(AttentionPosition):
-    """Rotates each pair of features of queries and keys by an angle proportional to the position (Su et al. 2021).
+    """Rotary positions (RoPE): rotates pairs of features of queries and keys by position (Su et al. 2021).
 
     The dot product of a query and a key then depends only on their distance.
     """
@@ -250,7 +250,7 @@ class Rotary(AttentionPosition):
 
 
 class Relative(AttentionPosition):
-    """Adds a learned vector for each clipped distance to keys and values (Shaw et al. 2018).
+    """Relative positions: a learned vector for each clipped distance, added to keys and values (Shaw et al. 2018).
 
     e_ij = q_i.(k_j + a_ij), and the output is the sum of w_ij (v_j + b_ij). All heads share the vectors.
     """
@@ -324,22 +324,30 @@ _ADDED = ("ctranslate2", "onnx")
 """formats that store positions as a table to add to the embeddings"""
 
 POSITIONS.register(
-    "none", summary="no positional encoding", packed=True, fused=True, formats=_ADDED
+    "none",
+    summary="no positional encoding",
+    packed_batches=True,
+    fast_inference=True,
+    formats=_ADDED,
 )(PositionSpec())
-POSITIONS.register("index", summary=first_line(Index), packed=True, fused=True, formats=_ADDED)(
-    PositionSpec(embedding=Index)
-)
 POSITIONS.register(
-    "sinusoidal", summary=first_line(Sinusoidal), packed=True, fused=True, formats=FORMATS
+    "index", summary=first_line(Index), packed_batches=True, fast_inference=True, formats=_ADDED
+)(PositionSpec(embedding=Index))
+POSITIONS.register(
+    "sinusoidal",
+    summary=first_line(Sinusoidal),
+    packed_batches=True,
+    fast_inference=True,
+    formats=FORMATS,
 )(PositionSpec(embedding=Sinusoidal))
 POSITIONS.register(
     "learned",
     summary=first_line(Learned),
     options=["model.max_length"],
-    fused=True,
+    fast_inference=True,
     formats=_ADDED,
 )(PositionSpec(embedding=Learned))
-POSITIONS.register("rotary", summary=first_line(Rotary), packed=True, fused=True)(
+POSITIONS.register("rotary", summary=first_line(Rotary), packed_batches=True, fast_inference=True)(
     PositionSpec(attention=Rotary)
 )
 POSITIONS.register("relative", summary=first_line(Relative), options=["model.max_distance"])(

@@ -2,8 +2,8 @@
 
 A pattern sits between a layer and ``Attention``. Its ``forward``, the fast path, cuts queries and keys into blocks and
 calls the same attention on each, so every score, weighting and position works with every pattern. Its
-``attention_with_weights`` computes full attention with a mask: quadratic, but it returns the weights. A test holds the
-two equal.
+``attention_with_weights`` computes full attention with a mask: quadratic, but it returns the weights. A test checks
+that the two agree.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,11 @@ PATTERNS: Registry[Callable[[recipe.ModelConfig, recipe.AttentionSite], "FullAtt
 
 
 @PATTERNS.register(
-    "full", sites=get_args(recipe.AttentionSite), packed=True, fused=True, formats=FORMATS
+    "full",
+    sites=get_args(recipe.AttentionSite),
+    packed_batches=True,
+    fast_inference=True,
+    formats=FORMATS,
 )
 class FullAttention(nn.Module):
     """Every query attends to every key."""
@@ -70,7 +74,7 @@ class FullAttention(nn.Module):
             return attention.span_attention(query, *kv, mask.spans)
         sizes = query.shape[2], kv.key.shape[2]
         # For a causal square without padding, a flag lets the kernel skip everything above the diagonal.
-        if attention.fused and mask.causal and mask.non_pad is None and sizes[0] == sizes[1]:
+        if attention.uses_sdpa and mask.causal and mask.non_pad is None and sizes[0] == sizes[1]:
             return cast(Tensor, attention(query, *kv, None, causal=True))
         allowed = mask.matrix(*sizes, query.device)
         return cast(Tensor, attention(query, *kv, allowed, distances(attention, query, kv, mask)))
@@ -136,7 +140,7 @@ class Window(FullAttention):
             non_pad = None if mask.non_pad is None else mask.non_pad[:, -self.size - 1 :]
             return super().forward(attention, query, last, replace(mask, non_pad=non_pad))
         assert kv.key.shape[2] == query.shape[2], "window attention is self-attention"
-        if query.is_cuda and attention.fused:
+        if query.is_cuda and attention.uses_sdpa:
             spans = self.spans(mask, len(query), query.shape[2], query.device)
             return attention.span_attention(query, *kv, spans)
         return self.blockwise_attention(attention, query, kv, mask)

@@ -25,7 +25,7 @@ from regard.data.special_tokens import PAD
 from regard.nn.attention import AttentionMask, KeyValue, Spans
 from regard.nn.dropout import Dropout
 from regard.nn.embeddings import Embedding
-from regard.nn.layers import Cache, DecoderLayer, EncoderLayer, final_norm, initialize
+from regard.nn.layers import DecoderLayer, EncoderLayer, KVCache, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention, fused_linear, split_heads
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, Packing, PositionInfo, RowSpan, Start, Tree
@@ -123,7 +123,7 @@ class Decoder(nn.Module):
     """Embedding and position, then N layers in which a token attends to earlier tokens and to the memory."""
 
     layer: ClassVar[type[nn.Module]] = DecoderLayer
-    cache: ClassVar[type[LayerCache]] = Cache
+    cache: ClassVar[type[LayerCache]] = KVCache
 
     def __init__(self, config: recipe.ModelConfig, embedding: Embedding) -> None:
         super().__init__()

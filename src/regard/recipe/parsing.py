@@ -120,7 +120,7 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
                     f"regard train {path / 'recipe.yaml'} --out {path}"
                 )
             raise RegardError(
-                f"{name}: no such file, and no recipe of that name{suggest(str(name), bundled)}"
+                f"{name}: no such file, and no recipe with that name{suggest(str(name), bundled)}"
             )
         path = bundled[str(name)]
     try:
@@ -327,7 +327,7 @@ def parse_choice(names: Iterable[Name], value: str, option: str) -> Name:
     """The given name, if it is one of the allowed names of a command-line option."""
     known = {str(name): name for name in names}
     if value not in known:
-        raise RegardError(f"{option} {value}: no such name{suggest(value, known)}")
+        raise RegardError(f"{option} {value}: unknown name{suggest(value, known)}")
     return known[value]
 
 

@@ -2,11 +2,11 @@
 
     NORMS: Registry[type[Norm]] = Registry("model.norm")
 
-    @NORMS.register("layer", packed=True, fused=True, formats=FORMATS)
+    @NORMS.register("layer", packed_batches=True, fast_inference=True, formats=FORMATS)
     class LayerNorm(Norm): ...
 
 A registration also states what the choice supports. Everything is off unless stated, so a new choice works in the
-plain code path at once and in the optimized ones when somebody has made sure of it. The recipe schema looks up names
+plain code path at once, and in the optimized ones once somebody has checked it there. The recipe schema looks up names
 here, and ``recipe/validation.py`` refuses options that no selected choice reads.
 """
 
@@ -41,7 +41,7 @@ LOCATIONS = {
     "training.optimizer": "regard.training.optimizers:OPTIMIZERS",
     "training.schedule": "regard.training.optimizers:SCHEDULES",
     "training.label_smoothing_over": "regard.nn.loss:LABEL_SMOOTHINGS",
-    "decoding.length_normalization": "regard.decoding.length_penalty:LENGTH_NORMALIZATIONS",
+    "decoding.length_normalization": "regard.decoding.length_penalty_and_stopping:LENGTH_NORMALIZATIONS",
     "decoding.protect": "regard.data.protected_spans:PROTECTED_SPANS",
     "evaluation.metrics": "regard.metrics.scoring:METRICS",
 }
@@ -62,10 +62,10 @@ class Choice(Generic[T]):
     """recipe keys that have no effect with this choice"""
     sites: tuple[str, ...] = ()
     """attention patterns only: encoder, decoder, cross_attention"""
-    packed: bool = False
+    packed_batches: bool = False
     """works with ``training.batching: packed`` on a GPU"""
-    fused: bool = False
-    """works in the packed inference engine, which int8 needs"""
+    fast_inference: bool = False
+    """works with the packed weights of the inference engine (fp32, bf16 and int8)"""
     formats: tuple[str, ...] = ()
     """formats of other libraries that can represent it"""
 
@@ -85,8 +85,8 @@ class Registry(Mapping[str, T]):
         options: Collection[str] = (),
         ignores: Collection[str] = (),
         sites: Collection[str] = (),
-        packed: bool = False,
-        fused: bool = False,
+        packed_batches: bool = False,
+        fast_inference: bool = False,
         formats: Collection[str] = (),
     ) -> Callable[[V], V]:
         """A decorator that registers a class, function or object.
@@ -99,7 +99,7 @@ class Registry(Mapping[str, T]):
             line = summary or (getattr(value, "__doc__", None) or "").strip().split("\n")[0]
             choice: Choice[Any] = Choice(
                 *(name, value, line, tuple(options), tuple(ignores)),
-                *(tuple(sites), packed, fused, tuple(formats)),
+                *(tuple(sites), packed_batches, fast_inference, tuple(formats)),
             )
             self.choices[name] = choice
             return value

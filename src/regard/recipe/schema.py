@@ -111,7 +111,8 @@ class DataFiles(Section):
         sources = self.source or self.pairs or ()
         if self.parses and len(self.parses) != len(sources):
             raise ValueError(
-                f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): give one for each"
+                f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): "
+                "give one for each source file"
             )
         for name, given in (("to", self.to), ("tag", self.tag)):
             if given and not sources:
@@ -129,16 +130,16 @@ def _for_each(given: Sequence[str | None], count: int) -> list[str | None]:
 
 
 class CleaningConfig(Section):
-    """Which training pairs are dropped. Every reason is counted and reported."""
+    """Which training pairs are dropped. The number of pairs dropped for each reason is reported."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
-    """drop pairs with a longer side"""
+    """drop pairs in which one side has more tokens than this"""
     max_ratio: Annotated[float, Field(ge=1)] | None = 9.0
-    """drop pairs with one side this many times longer than the other; null keeps all"""
+    """drop pairs in which one side is more than this many times as long as the other; null keeps all"""
     keep_duplicates: bool = False
-    """keep exact repeats of a pair; they are dropped by default"""
+    """keep exact duplicates of a pair; by default they are dropped"""
     truncate: bool = False
-    """truncate sources longer than max_tokens, in training and in use, instead of dropping them"""
+    """truncate sources longer than max_tokens, in training and at inference, instead of dropping them"""
 
 
 UNNAMED_LANGUAGES = ("source", "target")
@@ -147,10 +148,10 @@ UNNAMED_LANGUAGES = ("source", "target")
 
 class DataConfig(Section):
     root: str | None = None
-    """folder that file names are relative to; defaults to $REGARD_DATA, else the current folder"""
+    """folder that file names are relative to; by default $REGARD_DATA, or the current folder if that is not set"""
     train: DataFiles
     valid: DataFiles | None = None
-    """validation pairs; without them a fraction of train is held out"""
+    """validation pairs; without them, a fraction of train is held out"""
     test: DataFiles | None = None
     """test pairs, scored once at the end of training"""
     hold_out: Annotated[float, Field(gt=0, le=0.5)] = 0.02
@@ -227,9 +228,9 @@ class TokenizerConfig(Section):
     kind: Annotated[str, registered("tokenizer.kind")] = "unigram"
     """unigram, bpe, char or word, trained by SentencePiece; marian comes with an imported model"""
     target_kind: Annotated[str, registered("tokenizer.kind")] | None = None
-    """kind of the target tokenizer if it differs, such as word for phonemes; needs shared: false"""
+    """kind of the target tokenizer if it is different, such as word for phonemes; needs shared: false"""
     vocab_size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000
-    """largest vocabulary; small data give fewer entries"""
+    """maximum vocabulary size; small corpora get fewer entries"""
     shared: StrictBool = True
     """use one vocabulary for source and target"""
     normalize: Annotated[str, registered("tokenizer.normalize")] = "nfc"
@@ -276,13 +277,13 @@ class AttentionConfig(Section):
     block_size: Annotated[int, Field(ge=1)] = 64
     """bigbird: positions per block; each block sees itself and its two neighbours"""
     global_blocks: Annotated[int, Field(ge=0)] = 2
-    """bigbird: number of first blocks that see all blocks and are seen by all"""
+    """bigbird: number of blocks at the beginning that see all blocks and are seen by all"""
     random_blocks: Annotated[int, Field(ge=0)] = 3
     """bigbird: number of random blocks that each block sees"""
     key_value_heads: Annotated[int, Field(ge=1)] | None = None
     """number of key and value heads (grouped-query attention); null: as many as query heads"""
     bias: bool = False
-    """biases in W^Q, W^K, W^V and W^O; the paper has none, torch and Marian do"""
+    """add biases to W^Q, W^K, W^V and W^O; the paper has none, torch and Marian have them"""
 
 
 class NonAutoregressiveConfig(Section):
@@ -291,7 +292,7 @@ class NonAutoregressiveConfig(Section):
     length: Annotated[str, registered("model.non_autoregressive.length")] = "predicted"
     """predicted: from the encoder output; eos: all positions after the first EOS are dropped"""
     max_length_difference: Annotated[int, Field(ge=1)] = 64
-    """predicted: largest difference between target and source length, in tokens"""
+    """predicted: maximum difference between target and source length, in tokens"""
     length_loss_weight: Annotated[float, Field(ge=0)] = 0.1
     """predicted: weight of the length loss, a mean over sentences, relative to the token loss"""
     extra_positions: Annotated[int, Field(ge=1)] = 10
@@ -309,7 +310,7 @@ class ModelConfig(Section):
     architecture: Annotated[str, registered("model.architecture")] = "transformer"
     """transformer, decoder_only, non_autoregressive, or one of the baselines lstm and convolution"""
     preset: Preset = "base"
-    """the sizes to start from; sizes given in the recipe override it"""
+    """named set of model sizes; sizes given in the recipe override it"""
     d_model: Annotated[int, Field(ge=2)]
     """width of embeddings and layers"""
     heads: Annotated[int, Field(ge=1)]
@@ -341,17 +342,17 @@ class ModelConfig(Section):
     position: Annotated[str, registered("model.position")] = "sinusoidal"
     """positional encoding; tree needs ``data.train.parses``"""
     max_length: Annotated[int, Field(ge=1)] = 1024
-    """longest sequence, special tokens included, of ``position: learned`` and of linformer"""
+    """maximum sequence length, special tokens included, of ``position: learned`` and of linformer"""
     max_distance: Annotated[int, Field(ge=1)] = 16
     """relative and tree positions: larger distances are clipped to this one"""
     kernel_size: Annotated[int, Field(ge=1)] = 3
     """convolution: width of the convolution"""
     tie_embeddings: bool
-    """share one embedding matrix between source and target; needs a shared vocabulary"""
+    """embedding tying: share one embedding matrix between source and target; needs a shared vocabulary"""
     tie_output: bool = True
-    """use the target embedding as the output projection"""
+    """weight tying: use the target embedding as the output projection"""
     output_bias: bool = False
-    """a bias in the output projection; the paper has none, Marian does"""
+    """add a bias to the output projection; the paper has none, Marian has one"""
 
     @model_validator(mode="before")
     @classmethod
@@ -381,11 +382,11 @@ class ModelConfig(Section):
 
 class TrainingConfig(Section):
     init_from: str | None = None
-    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification take its encoder"""
+    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification use its encoder"""
     steps: Annotated[int, Field(ge=1)] = 100_000
     """number of optimizer steps"""
     tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
-    """largest number of source tokens, and of target tokens, in a batch, padding included"""
+    """maximum number of source tokens, and of target tokens, in a batch, padding included"""
     batching: Literal["padded", "packed"] = "padded"
     """padded: sentences of similar length in each batch; packed: sentences of all lengths end to end in one row, which
     a GPU processes without padding, compiled and as one CUDA graph"""
@@ -395,23 +396,24 @@ class TrainingConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)]
     """peak learning rate; with schedule noam, a factor on the paper's schedule (default 1.0)"""
     betas: tuple[Probability, Probability] = (0.9, 0.98)
-    """adam and adamw"""
+    """adam and adamw: decay rates of the moment estimates"""
     epsilon: Annotated[float, Field(gt=0)] = 1e-9
-    """adam and adamw"""
+    """adam and adamw: added to the denominator"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     schedule: Annotated[str, registered("training.schedule")] = "noam"
     """learning-rate schedule: noam (the paper's), constant or cosine"""
     warmup: Annotated[int, Field(ge=0)] = 4000
-    """number of steps in which the learning rate rises linearly"""
+    """number of steps over which the learning rate rises linearly"""
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """largest gradient norm; null turns clipping off, as in the paper"""
+    """maximum gradient norm; null turns clipping off, as in the paper"""
     subword_sampling: Probability = 0.0
     """random subword segmentation: for bpe the dropout probability of a merge (BPE-dropout), for unigram the smoothing
     parameter alpha, where smaller values sample more diverse segmentations; 0 is off"""
     subword_copies: Annotated[int, Field(ge=1, le=999)] = 16
     """subword_sampling: number of segmented copies of the training data; epoch n uses copy n modulo this number"""
     rdrop: Annotated[float, Field(ge=0)] = 0.0
-    """weight of R-Drop: each batch passes twice with different dropout, and the two outputs are pulled together"""
+    """weight of R-Drop: each batch passes through the network twice with different dropout, and a loss term penalizes
+    the difference between the two outputs"""
     word_dropout: Probability = 0.0
     """fraction of source tokens replaced by MASK in each step"""
     target_word_dropout: Probability = 0.0
@@ -424,15 +426,15 @@ class TrainingConfig(Section):
     validate_sentences: Annotated[int, Field(ge=0)] = 500
     """validation pairs to translate greedily for the validation score; 0 validates by loss alone"""
     best_checkpoint_metric: Literal["loss", "score"] = "score"
-    """what the best checkpoint is best in: loss, or score, the first of evaluation.metrics"""
+    """how the best checkpoint is chosen: by loss, or by score, the first of evaluation.metrics"""
     patience: Annotated[int, Field(ge=1)] | None = None
-    """stop after this many validations without a new best; null never stops early"""
+    """stop after this many validations without improvement; null never stops early"""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1000
     """steps between two checkpoints"""
     keep_checkpoints: Annotated[int, Field(ge=1)] = 5
     """number of checkpoints to keep, and to average at the end"""
     average: Literal["best", "last", "none"] = "best"
-    """average the best or the last kept checkpoints (the paper: the last 5, for big 20), or none"""
+    """average the best or the last kept checkpoints (the paper: the last 5, or 20 for big), or none"""
     ema: Probability = 0.0
     """decay of an exponential moving average of the weights, which replaces the weights; 0 is off"""
     log_every: Annotated[int, Field(ge=1)] = 50
@@ -440,7 +442,7 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     device: Device = "auto"
     precision: TrainingPrecision = "auto"
-    """auto is bf16 on a GPU that supports it, else fp32"""
+    """mixed precision: auto is bf16 on a GPU that supports it, else fp32"""
 
     @model_validator(mode="before")
     @classmethod
@@ -461,9 +463,9 @@ class TrainingConfig(Section):
 # Decoding and evaluation
 
 MIN_TEMPERATURE = 0.01
-"""Lower temperatures are greedy search in all but name, and overflow."""
+"""Lower temperatures are practically greedy search, and they overflow."""
 MBR_TEMPERATURE = 0.7
-"""The temperature of minimum Bayes risk samples where none is given."""
+"""The temperature of minimum Bayes risk samples if none is given."""
 
 
 class DecodingConfig(Section):
@@ -478,7 +480,7 @@ class DecodingConfig(Section):
     extra_length: Annotated[int, Field(ge=1)] = 50
     """a translation has at most source length + this many tokens"""
     max_length: Annotated[int, Field(ge=1)] | None = None
-    """largest number of tokens of a translation, whatever its source; null sets no such limit"""
+    """maximum number of tokens in a translation, regardless of its source; null sets no such limit"""
     iterations: Annotated[int, Field(ge=1, le=1000)] = 10
     """non_autoregressive: mask-predict iterations; 1 predicts all tokens once"""
     length_beam: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -492,11 +494,11 @@ class DecodingConfig(Section):
     diversity_penalty: Annotated[float, Field(ge=0)] = 0.5
     """beam_groups: penalty for a token that an earlier group selected in the same step"""
     temperature: Annotated[float, Field(ge=MIN_TEMPERATURE)] | None = None
-    """sample from the model instead of searching; below 1 sharpens the distribution, above 1 flattens it"""
+    """sample from the model instead of searching; values below 1 sharpen the distribution, values above 1 flatten it"""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """sampling: sample from the k most probable tokens; 0 is all"""
+    """sampling: sample from the k most probable tokens; 0 means all"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """sampling: sample from the most probable tokens that together have this probability"""
+    """nucleus sampling: sample from the most probable tokens that together have this probability"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     """sampling: random seed"""
     mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
@@ -508,9 +510,9 @@ class DecodingConfig(Section):
     """smallest beam for texts with protected spans, glossary terms or other constraints"""
 
     @property
-    def samples(self) -> bool:
-        """Whether it samples instead of searching."""
-        return self.temperature is not None and not self.mbr
+    def is_sampling(self) -> bool:
+        """Whether hypotheses are sampled: with a temperature, or for minimum Bayes risk decoding."""
+        return self.temperature is not None or self.mbr > 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -523,10 +525,12 @@ class DecodingConfig(Section):
         }
         used = [name for name, on in beam_only.items() if on]
         if self.mbr and used:
-            raise ValueError(f"mbr samples, so it cannot be combined with {' and '.join(used)}")
+            raise ValueError(
+                f"mbr draws samples, so it cannot be combined with {' and '.join(used)}"
+            )
         if self.temperature is not None and used:
             raise ValueError(
-                f"temperature samples, so it cannot be combined with {' and '.join(used)}"
+                f"temperature turns on sampling, so it cannot be combined with {' and '.join(used)}"
             )
         if self.protect and self.beam_groups > 1:
             raise ValueError("protect cannot be combined with beam_groups")
@@ -534,7 +538,7 @@ class DecodingConfig(Section):
 
 
 class DecodingOptions(TypedDict, total=False):
-    """Options that override the recipe's ``decoding`` section for one call; see there for what they do.
+    """Options that override the recipe's ``decoding`` section for one call; ``DecodingConfig`` explains them.
 
     A missing option, or None, keeps the recipe's value.
     """
@@ -585,7 +589,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, given: Any) -> Any:
-        """Fill in the defaults of the task, and what one section needs to know of another."""
+        """Fill in the defaults of the task, and values that one section needs from another."""
         if not isinstance(given, Mapping):
             return given
         empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}

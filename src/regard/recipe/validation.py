@@ -1,4 +1,4 @@
-"""What a recipe may not combine. Each problem is one line that says what to do; all of them are reported at once.
+"""What a recipe must not combine. Each problem is one line that says what to do. All problems are reported at once.
 
 The general rule comes first: **an option without effect is an error** (``_unused_options``). Which options a component
 reads is stated where the component is registered. The other functions check values that contradict each other.
@@ -90,14 +90,14 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
             yield f"{option}: {value} has no effect with {ignored[option]}; remove it"
         elif option not in used:
             needed = " or ".join(dict.fromkeys(readers[option]))
-            yield f"{option}: {value} has no effect; it is for {needed}"
+            yield f"{option}: {value} has no effect; it only applies to {needed}"
     yield from _switched_off(recipe, defaults)
 
 
 def _switched_off(recipe: Recipe, defaults: Recipe) -> Iterator[str]:
     """Options of features that are turned off by another option."""
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
-    sampling = decoding.temperature is not None or bool(decoding.mbr)
+    sampling = decoding.is_sampling
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
     needs = {
         "training.subword_copies": ("training.subword_sampling", training.subword_sampling > 0),
@@ -113,7 +113,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe) -> Iterator[str]:
     for option, (needed, on) in needs.items():
         value = attrgetter(option)(recipe)
         if not on and value != attrgetter(option)(defaults):
-            yield f"{option}: {value} has no effect; it is for {needed}"
+            yield f"{option}: {value} has no effect; it only applies to {needed}"
 
 
 def _defaults(recipe: Recipe) -> Recipe:
@@ -173,7 +173,7 @@ def _files(recipe: Recipe) -> Iterator[str]:
     task = find_registry("task")[recipe.task]
     for name, files in recipe.data.splits.items():
         if task.text_only and files.text is None:
-            yield f"data.{name}: task {recipe.task} needs text: file(s) without targets"
+            yield f"data.{name}: task {recipe.task} needs text, that is, file(s) without targets"
         if not task.text_only and files.text is not None:
             yield f"data.{name}: task {recipe.task} needs targets: give source and target, or pairs"
         if files.conllu is not None and recipe.task != "tagging":
@@ -192,7 +192,7 @@ def _tags(recipe: Recipe) -> Iterator[str]:
         if keys and recipe.model.position == "tree":
             yield f"data.{name}.{keys[0]}: model.position: tree does not support tags; remove it"
         if data.targets and not files.to:
-            yield f"data.{name}.to is missing: one of {', '.join(data.targets)}"
+            yield f"data.{name}.to is missing; give one of {', '.join(data.targets)}"
         if taken := {f"<{tag}>" for tag in files.tag or ()} & {*SPECIAL_TOKENS.values()}:
             yield f"data.{name}.tag: {min(taken)} is a special token of the vocabulary; choose another name"
         unknown = sorted({tag for tags in files.tags for tag in tags} - {*data.tags})
@@ -206,9 +206,12 @@ def _tokenizer(recipe: Recipe) -> Iterator[str]:
     if kind and recipe.tokenizer.shared:
         yield f"tokenizer.target_kind: {kind} needs tokenizer.shared: false"
     if kind and task.has_labels:
-        yield f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer"
+        yield (
+            f"tokenizer.target_kind: task {recipe.task} has labels as targets, so it has no target tokenizer; "
+            "remove it"
+        )
     if kind == "marian":
-        yield "tokenizer.target_kind: marian comes with an imported model, for both sides"
+        yield "tokenizer.target_kind: marian comes with an imported model and applies to both sides; remove it"
     if recipe.model.tie_embeddings and not recipe.tokenizer.shared:
         yield "model.tie_embeddings: true needs tokenizer.shared: true"
 
@@ -231,23 +234,23 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
     if training.subword_sampling and tokenizer.kind not in ("unigram", "bpe"):
         yield f"training.subword_sampling needs tokenizer.kind: unigram or bpe, not {tokenizer.kind}"
     if training.subword_sampling and tokenizer.target_kind:
-        yield "training.subword_sampling cannot be combined with tokenizer.target_kind"
+        yield "training.subword_sampling cannot be combined with tokenizer.target_kind; remove one of them"
     if training.subword_sampling and task.text_only:
         yield (
             "training.subword_sampling is for the tasks translation, tagging and classification, "
             f"not for {recipe.task}"
         )
     if training.subword_sampling and model.position == "tree":
-        yield "training.subword_sampling cannot be combined with model.position: tree"
+        yield "training.subword_sampling cannot be combined with model.position: tree; remove one of them"
     if training.rdrop and (recipe.task == "masked_lm" or mask_predict):
         yield (
             "training.rdrop compares two passes over the same input; task masked_lm and architecture: "
-            "non_autoregressive mask other tokens in each pass, so set it to 0"
+            "non_autoregressive mask different tokens in each pass, so set it to 0"
         )
     dropouts = (model.dropout, model.attention_dropout, model.activation_dropout)
     word_dropouts = (training.word_dropout, training.target_word_dropout)
     if training.rdrop and not any((*dropouts, *word_dropouts)):
-        yield "training.rdrop needs dropout, or both passes are the same: set model.dropout"
+        yield "training.rdrop needs dropout, because otherwise both passes are the same: set model.dropout"
 
 
 def _schedule(recipe: Recipe) -> Iterator[str]:
@@ -258,7 +261,8 @@ def _schedule(recipe: Recipe) -> Iterator[str]:
         if training.warmup != default:
             yield (
                 f"training.warmup: {training.warmup:,} is longer than training.steps: {training.steps:,}, so the "
-                f"learning rate would never reach its peak; set training.warmup, for example {training.steps // 10}"
+                "learning rate would never reach its peak; set a smaller training.warmup, for example "
+                f"{training.steps // 10}"
             )
 
 

@@ -169,7 +169,7 @@ def create_app(
     _add_regard_routes(app, service, card or {})
     if isinstance(model, Translator):
         # Any model that translates can be served, but only this one can be inspected, in its first target language.
-        inspected = model.into(service.to(service.target))
+        inspected = model.with_target_language(service.to(service.target))
         add_trace_routes(app, service, inspected)
         add_history_routes(app, service, inspected)
         add_live_route(app, service, inspected)

@@ -46,7 +46,7 @@ def serve(
         if model.recipe.data.targets:
             raise RegardError(
                 f"--languages {','.join(languages)}: {run} has several target languages, "
-                "named in its recipe"
+                "which its recipe names; leave --languages out"
             )
         data = model.recipe.data.model_copy(update={"languages": languages})
         model.recipe = model.recipe.model_copy(update={"data": data})

@@ -1,4 +1,4 @@
-"""A run folder is the unit of everything: what a model is, where it came from, and how good it is.
+"""A run folder holds everything about a model: what it is, where it came from, and how good it is.
 
     recipe.yaml         the complete recipe, with all defaults written out
     tokenizer*.model    one file, or one for each side; an imported tokenizer also has its pieces in JSON
@@ -59,7 +59,7 @@ class RunDir:
             problem = "a file, not a folder" if self.folder.exists() else "no such folder"
             problem = "not a run folder" if self.folder.is_dir() else problem
             raise RegardError(
-                f"{self}: {problem} (a run folder has a recipe.yaml; regard train makes one)"
+                f"{self}: {problem} (a run folder contains recipe.yaml; regard train creates one)"
             )
         return load_recipe(self.recipe_file)
 
@@ -151,7 +151,7 @@ class RunDir:
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
     def write_weights(self, weights: Mapping[str, Tensor]) -> None:
-        # The card describes the finished weights. It must never lie beside others, not even after a crash.
+        # The card describes the finished weights. It must never be next to other weights, not even after a crash.
         self.card_file.unlink(missing_ok=True)
         write_tensors(self.weights_file, weights, self._dependencies())
 
@@ -172,7 +172,7 @@ class RunDir:
                 if self.recipe_file.name not in expected:
                     raise RegardError(
                         f"{self.weights_file}: does not name the recipe it belongs to, "
-                        "so it was not written by regard"
+                        "so it was not written by Regard"
                     )
                 actual = self._dependencies()
                 for name in sorted(expected):

@@ -137,12 +137,12 @@ class Model(ABC):
         return [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
 
     @abstractmethod
-    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+    def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         """The output for each source, to be scored against its target; quick: a fast method for validation."""
 
-    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+    def predict_pairs(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
         """The output for the source of each pair, with its parse and target language."""
-        return self.answer([pair.source for pair in pairs], quick=quick)
+        return self.predict([pair.source for pair in pairs], quick=quick)
 
     def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
         """Score the outputs for the sources against the targets.
@@ -150,7 +150,7 @@ class Model(ABC):
         quick: for validation; only the first metric, without a confidence interval.
         """
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        return self._score(self.answer_to(pairs, quick=quick), references, sources, quick)
+        return self._score(self.predict_pairs(pairs, quick=quick), references, sources, quick)
 
     def compare(
         self, other: Self, pairs: Sequence[Pair]
@@ -162,7 +162,7 @@ class Model(ABC):
                 f"{', '.join(sorted(wrong))}: models cannot be compared by this metric"
             )
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        ours, theirs = self.answer_to(pairs), other.answer_to(pairs)
+        ours, theirs = self.predict_pairs(pairs), other.predict_pairs(pairs)
         both = ours, theirs, references, sources
         found = compare(evaluation.metrics, *both, tokenize=evaluation.tokenize)
         return self._score(ours, references, sources), found

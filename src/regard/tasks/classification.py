@@ -44,7 +44,7 @@ class LabelEncoder(PairEncoder):
         for pair, ids in zip(pairs, super().encode(pairs, tokenizer), strict=True):
             if len(pair.target.split()) != 1:
                 raise RegardError(
-                    f"{pair.target!r} is not a label of {abbreviate(pair.source)}: "
+                    f"{pair.target!r} cannot be the label of {abbreviate(pair.source)}: "
                     "a label is one word without spaces"
                 )
             labels = label_ids(pair.target.split(), tokenizer.target, pair.source)
@@ -84,7 +84,7 @@ class Classifier(Model):
             recipe.model, tokenizer.source.size, tokenizer.target.size
         )
 
-    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+    def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         return [found.label for found in self.classify(sources)]
 
     @torch.inference_mode()

@@ -76,7 +76,7 @@ class LanguageModel(SequenceGenerator):
     task = "language_model"
     command = "generate"
 
-    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+    def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         return [self.generate(source, ANSWER_TOKENS, temperature=0) for source in sources]
 
     def generate(
@@ -96,7 +96,7 @@ class LanguageModel(SequenceGenerator):
         longest = self.recipe.data.clean.max_tokens
         if not 1 <= tokens < longest:
             raise RegardError(
-                f"tokens {tokens}: must be from 1 to {longest - 1}, because the model was trained on "
+                f"tokens {tokens}: must be between 1 and {longest - 1}, because the model was trained on "
                 f"blocks of {longest} tokens"
             )
         (ids,) = self.tokenizer.source.encode([text.rstrip()])

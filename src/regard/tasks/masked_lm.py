@@ -84,7 +84,7 @@ class MaskedLM(Model):
     def build(recipe: Recipe, tokenizer: Tokenizer) -> EncoderForMaskedLM:
         return EncoderForMaskedLM(recipe.model, tokenizer.source.size)
 
-    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+    def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         """Each text with its gaps filled."""
         answers = []
         for source in sources:
@@ -100,7 +100,7 @@ class MaskedLM(Model):
         """For each [MASK] of the text the most probable fillings, best first."""
         parts = [part.strip() for part in text.split(GAP)]
         if len(parts) == 1:
-            raise RegardError(f"no {GAP} in {text!r}: write it where a word is to be guessed")
+            raise RegardError(f"no {GAP} in {text!r}: write it in place of each missing token")
         first, *rest = self.tokenizer.source.encode(parts)
         row = [*first, *(i for ids in rest for i in (MASK, *ids)), EOS]
         gaps = [place for place, i in enumerate(row) if i == MASK]
@@ -128,7 +128,7 @@ class MaskedLM(Model):
         texts = self.tokenizer.source.encode([pair.source for pair in pairs if pair.source.strip()])
         rows = [ids[at : at + longest] for ids in texts for at in range(0, len(ids), longest)]
         if not rows:
-            raise RegardError("there is nothing to score: no text")
+            raise RegardError("nothing to score: there are no texts")
         counts = np.zeros((len(rows), 3))  # right, negative log-probability, hidden words
         tried = [self._hiding(ids, number) for number, ids in enumerate(rows)]
         for part in plan_rows([len(row) for row in rows], self.device, self.tokenizer.source.size):

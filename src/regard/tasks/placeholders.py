@@ -1,7 +1,7 @@
 """Placeholders: a placeholder is translated as a word that the model copies, and restored afterwards.
 
 A model that has never seen ``{name}`` translates the sentence around it badly. Around a word that it copies, such as
-the name of a city, it translates well. Which words it copies is found by asking the model.
+the name of a city, it translates well. The model itself determines which words it copies.
 """
 
 from __future__ import annotations

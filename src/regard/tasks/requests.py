@@ -25,7 +25,7 @@ def language_of_each(to: Languages, count: int) -> Sequence[str | None]:
     if to is None or isinstance(to, str):
         return [to] * count
     if len(to) != count:
-        raise RegardError(f"{len(to)} languages (to) for {count} texts: give one for each, or one")
+        raise RegardError(f"{len(to)} languages (to) for {count} texts: give one, or one for each")
     return to
 
 
@@ -143,7 +143,10 @@ def phrases_of(
     found = {text: phrase_of(text, vocabulary) for text in terms}
     if missing := [text for text, phrase in found.items() if phrase is None]:
         which = repr(missing[0]) + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-        raise RegardError(f"{which} cannot be guaranteed: this model's tokenizer cannot spell it")
+        them = "them" if len(missing) > 1 else "it"
+        raise RegardError(
+            f"{which} cannot be guaranteed: this model's tokenizer cannot spell {them}"
+        )
     found |= {
         text: phrase_of(text, vocabulary, *how, free=True)
         for text, how in protected.occurrences(source).items()

@@ -76,7 +76,7 @@ class Tagger(Model):
             recipe.model, tokenizer.source.size, tokenizer.target.size
         )
 
-    def answer(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
+    def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:
         return [" ".join(tagged.tags) for tagged in self.tag(sources)]
 
     @torch.inference_mode()

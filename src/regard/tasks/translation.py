@@ -1,4 +1,4 @@
-"""Translation: text in one language in, text in another out; or whatever the two sides of the pairs are."""
+"""Translation: text in one language to text in another, or any other pairs of text."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Translator(SequenceGenerator):
         super().freeze()
         self.substitutes = None
 
-    def into(self, language: str | None) -> Translator:
+    def with_target_language(self, language: str | None) -> Translator:
         """The same model with another default target language."""
         self.languages.tags(0, language)
         other = copy(self)
@@ -116,16 +116,16 @@ class Translator(SequenceGenerator):
 
     # Evaluation
 
-    def answer(
+    def predict(
         self, sources: Sequence[str], *, quick: bool = False, to: Languages = None
     ) -> list[str]:
         return self.translate(sources, to=to, **self._quick(quick))
 
-    def answer_to(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
+    def predict_pairs(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[str]:
         sources = [pair.source for pair in pairs]
         # Of two models that are compared, perhaps only one uses trees.
         if not self.needs_trees:
-            return self.answer(sources, quick=quick, to=[language_of(pair) for pair in pairs])
+            return self.predict(sources, quick=quick, to=[language_of(pair) for pair in pairs])
         parses = [parse_of(pair) for pair in pairs]
         return self.translate(sources, parses=parses if any(parses) else None, **self._quick(quick))
 
@@ -225,16 +225,14 @@ class Translator(SequenceGenerator):
     ) -> list[list[Generated]]:
         """Like ``search``, with the request and the hypothesis of each translation; none for a blank text."""
         if isinstance(texts, str):
-            raise RegardError("give a list of texts: [text]")
+            raise RegardError("the texts must be a list: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
         if length is not None and options.get("length_beam") not in (None, 1):
-            _refuse(
-                "with a length there is one length candidate", length_beam=options["length_beam"]
-            )
+            _refuse("no effect with a given length", length_beam=options["length_beam"])
         terms = terms_of_each(constraints, len(texts))
         requests = self.requests(texts, prefixes, parses, to)
-        if decoding.samples:
+        if decoding.is_sampling and not decoding.mbr:
             requests = _number_samples(requests, nbest)
         # For blank texts too: a term that the tokenizer cannot spell is always refused.
         requests = [
@@ -277,7 +275,7 @@ class Translator(SequenceGenerator):
         nbest: int,
     ) -> list[Generated]:
         """The translations of a request; minimum Bayes risk ranks its samples by their mean chrF to the others."""
-        sampled = decoding.samples or bool(decoding.mbr)
+        sampled = decoding.is_sampling
         every = [
             Generated(
                 self._translation(one), request._replace(sample=request.sample + n * sampled), one
@@ -319,11 +317,11 @@ class Translator(SequenceGenerator):
         if known:
             _refuse(f"no effect on {kind}", **known)
         decoding = override_decoding(self.recipe.decoding, given)
-        sampled = "mbr" if decoding.mbr else "temperature" if decoding.samples else None
+        sampled = "mbr" if decoding.mbr else "temperature" if decoding.is_sampling else None
         if sampled and "beam" in given and given["beam"] != 1:
             raise RegardError(
-                f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} samples; "
-                "give only one of the two"
+                f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
+                "which uses no beam; give only one of the two"
             )
         if not sampled:
             defaults = DecodingConfig()
@@ -357,7 +355,7 @@ class Translator(SequenceGenerator):
             self._check_length(decoding, nbest, length)
             return
         _refuse("only for a non-autoregressive model", length=length)
-        if decoding.mbr or decoding.samples:
+        if decoding.is_sampling:
             _refuse("sampling cannot guarantee them", constraints=constraints)
             if decoding.mbr and nbest > decoding.mbr:
                 raise RegardError(f"nbest {nbest}: mbr generates only {decoding.mbr} samples")

@@ -83,7 +83,7 @@ def autoconfigure(
     values: dict[str, Any] = {
         "data": {"root": root, "train": files.model_dump(), "hold_out": round(hold_out, 4)},
         "tokenizer": {"kind": "unigram", "vocab_size": corpus.vocab_size(tier)},
-        # Pre-norm is stable even in short trainings with a high learning rate.
+        # Pre-norm is stable even in a short run with a high learning rate.
         "model": {"preset": tier.preset, "dropout": tier.dropout, "norm_order": "pre"},
     }
     if corpus.tokenizer_kinds:

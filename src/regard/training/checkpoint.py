@@ -146,7 +146,7 @@ def load_optimizer_state(
 
 
 # ---------------------------------------------------------------------------------------------
-# Averaging
+# Checkpoint averaging
 
 
 def is_scheduled(step: int, training: TrainingConfig) -> bool:
@@ -202,7 +202,7 @@ def average_run(run: Path, out: Path, last: int | None) -> list[int]:
     files = averageable_checkpoints(old.checkpoints, recipe.training)
     if not files or (last or 0) > len(files):
         raise RegardError(
-            f"{run}: cannot average {last or 1} checkpoint{'s' * ((last or 1) > 1)}, there are only {len(files)}"
+            f"{run}: cannot average {last or 1} checkpoint{'s' * ((last or 1) > 1)}: there are only {len(files)}"
             + _excluded(old.checkpoints, files)
         )
     if new.folder.exists() and any(new.folder.iterdir()):

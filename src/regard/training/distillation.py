@@ -1,7 +1,7 @@
 """Sequence-level distillation and back-translation: a model translates sources, and the pairs become training data.
 
-A non-autoregressive or small student learns far better from the translations of a teacher than from those of people:
-they are less varied, so there is less to choose between (Kim and Rush 2016).
+A non-autoregressive or small student learns far better from the translations of a teacher than from human
+translations: they vary less, so there is less to choose between (Kim and Rush 2016).
 
 With a model of the opposite direction and the two sides swapped, the pairs are back-translations: the source is written
 by a model, the target by people (Sennrich et al. 2016).

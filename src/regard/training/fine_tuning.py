@@ -64,7 +64,7 @@ def load_initial_weights(network: nn.Module, recipe: Recipe, tokenizer: Tokenize
     new = [name for name in own if name not in copied]
     randomly = f"; randomly initialized: {', '.join(new)}" if new else ""
     part = "encoder " if recipe.has_labels else ""
-    return f"Initialized tokenizer and {len(copied)} {part}weights from {run}{randomly}"
+    return f"Initialized the tokenizer and {len(copied)} {part}weights from {run}{randomly}"
 
 
 def _check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
@@ -81,7 +81,7 @@ def _check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
     )
     if different := [text for _, text in recipe_differences(theirs, ours)]:
         raise RegardError(
-            f"training.init_from: {run} does not fit this recipe: {'; '.join(different)}"
+            f"training.init_from: {run} does not match this recipe: {'; '.join(different)}"
         )
 
 

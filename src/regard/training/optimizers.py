@@ -55,10 +55,10 @@ def _rmsprop(
 _ADAM_OPTIONS = ("training.betas", "training.epsilon")
 
 OPTIMIZERS.register(
-    "adam", summary="Adam with bias correction", options=_ADAM_OPTIONS, packed=True
+    "adam", summary="Adam with bias correction", options=_ADAM_OPTIONS, packed_batches=True
 )(partial(_adam, optim.Adam))
 OPTIMIZERS.register(
-    "adamw", summary="Adam with decoupled weight decay", options=_ADAM_OPTIONS, packed=True
+    "adamw", summary="Adam with decoupled weight decay", options=_ADAM_OPTIONS, packed_batches=True
 )(partial(_adam, optim.AdamW))
 OPTIMIZERS.register("sgd", summary="stochastic gradient descent")(partial(_sgd, 0.0))
 OPTIMIZERS.register("momentum", summary="SGD with momentum 0.9")(partial(_sgd, 0.9))
@@ -108,7 +108,7 @@ def constant(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
 
 @SCHEDULES.register("cosine", options=["training.warmup"])
 def cosine(step: int, training: recipe.TrainingConfig, d_model: int) -> float:
-    """Linear warmup, then half a cosine down to zero at the last step."""
+    """Cosine schedule: linear warmup, then half a cosine down to zero at the last step."""
     done = max(0, step - training.warmup) / max(1, training.steps - training.warmup)
     decay = (1 + math.cos(math.pi * min(1.0, done))) / 2
     return training.learning_rate * warmup_factor(step, training.warmup) * decay

@@ -1,9 +1,9 @@
 """Data preparation: from text files to a tokenizer and token ids on disk. Done once per run and reused on resume.
 
-With ``training.subword_sampling``, the training data are also written in several copies, each with other randomly
+With ``training.subword_sampling``, the training data are also written in several copies, each with different randomly
 sampled subword segmentations (BPE-dropout, or sampling from a unigram model), and each epoch uses the next copy. They
 are written in advance, by several processes, because a GPU trains on a small corpus faster than one process can
-tokenize it. The segmentations depend on the seed alone, so a resumed or distributed training sees the same ones.
+tokenize it. The segmentations depend on the seed alone, so a resumed or distributed run uses the same ones.
 """
 
 from __future__ import annotations

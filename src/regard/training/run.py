@@ -142,7 +142,7 @@ def _fit(
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Allow one training at a time in a folder; the lock is released when the process ends, however it ends."""
+    """Allow one process at a time to train in a folder; the lock is released when the process ends, however it ends."""
     check_run_folder(run)
     try:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,9 @@ def locked(run: RunDir) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RegardError(f"{run}: another process is training here") from None
+            raise RegardError(
+                f"{run}: another process is training here; wait for it, or choose another --out"
+            ) from None
         for pattern in STALE_FILES:
             for path in run.folder.glob(pattern):
                 path.unlink()
@@ -195,13 +197,14 @@ def open_run(run: RunDir, recipe: Recipe) -> None:
     ]
     if forbidden:
         raise RegardError(
-            f"{run}: contains a run of another recipe; choose another --out. Different: "
+            f"{run}: contains a run with a different recipe; choose another --out. Differences: "
             + "; ".join(forbidden[:5])
         )
     done = checkpoint_step(checkpoint_files(run.checkpoints)[-1])
     if recipe.training.steps < done:
         raise RegardError(
-            f"{run}: already trained for {done:,} steps, more than training.steps: {recipe.training.steps:,}"
+            f"{run}: already trained for {done:,} steps, more than training.steps: {recipe.training.steps:,}; "
+            "increase training.steps, or choose another --out"
         )
     if differences:
         run.card_file.unlink(missing_ok=True)  # it belongs to the old recipe

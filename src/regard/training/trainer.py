@@ -170,9 +170,9 @@ class Trainer:
                     self.validate_and_save_best(reporter)
                     stop = StopReason(max(stop, group.max(early_stop(state, training))))
                 if saving:
-                    meter.exclude_time()  # so that the checkpoint includes the time of the validation
+                    meter.restart_clock()  # so that the checkpoint includes the time of the validation
                     self.save()
-                    meter.exclude_time()
+                    meter.restart_clock()
                 if stop is not StopReason.NONE:
                     return stop
 
@@ -307,9 +307,11 @@ class Trainer:
         if not few:
             return
         with self.evaluation_mode():
-            self.model.answer_to(few[:1], quick=True)  # warm up: the first use of a device is slow
+            self.model.predict_pairs(
+                few[:1], quick=True
+            )  # warm up: the first use of a device is slow
             start = time.monotonic()
-            self.model.answer_to(few, quick=True)
+            self.model.predict_pairs(few, quick=True)
         each = (time.monotonic() - start) / len(few)
         self.validation_seconds = min(limit, each * len(self.examples))
 
@@ -379,7 +381,7 @@ def unpackable_choices(recipe: recipes.Recipe) -> list[str]:
     """The choices of a recipe that do not support packed rows, such as ``model.norm: batch``."""
     optimizer = OPTIMIZERS.choices[recipe.training.optimizer]
     choices = [("training.optimizer", optimizer), *recipes.model_choices(recipe.model)]
-    return [f"{key}: {choice.name}" for key, choice in choices if not choice.packed]
+    return [f"{key}: {choice.name}" for key, choice in choices if not choice.packed_batches]
 
 
 def uses_cuda_graph(recipe: recipes.Recipe, group: ProcessGroup) -> bool:
@@ -509,8 +511,8 @@ class Meter:
         self.total_loss.zero_()
         self.steps, self.tokens, self.start = 0, state.tokens, time.monotonic()
 
-    def exclude_time(self) -> None:
-        """Leave the time since the log line, spent on validation and saving, out of the training speed."""
+    def restart_clock(self) -> None:
+        """Count the time since the last log line as training time, but not in the training speed."""
         self.trainer.state.seconds += time.monotonic() - self.start
         self.start = time.monotonic()
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 
 from regard.decoding.constraints import Constraints, Phrase, Spelling, WordBoundaries, tokens_needed
-from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS
+from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.decoding.logits_processors import LogitsProcessor, NoRepeatNgram
 from tests.unit.decoding.mock_model import (
     BOS,

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS, LengthNormalization
+from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS, LengthNormalization
 from regard.errors import RegardError
 from tests.unit.decoding.mock_model import (
     BOS,

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from regard.decoding.beam_search import beam_search
 from regard.decoding.constraints import Constraints, WordBoundaries
 from regard.decoding.greedy_and_sampling import greedy, sample
-from regard.decoding.length_penalty import gnmt_length_penalty
+from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
 from regard.decoding.logits_processors import (
     CoveragePenalty,
     DiverseBeamGroups,

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from regard.nn.attention import AttentionMask
 from regard.nn.feed_forward import ACTIVATIONS, FeedForward, Gated
 from regard.nn.layers import (
-    Cache,
     EncoderLayer,
+    KVCache,
     PostNorm,
     PreNorm,
     final_norm,
@@ -237,4 +237,4 @@ def test_linear_layers_are_initialized_with_glorot_uniform_weights_and_zero_bias
 
 
 def test_an_empty_cache_can_be_selected_from() -> None:
-    assert Cache().select(torch.tensor([0, 0, 1])).kv is None
+    assert KVCache().select(torch.tensor([0, 0, 1])).kv is None

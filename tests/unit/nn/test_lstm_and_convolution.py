@@ -400,7 +400,7 @@ def test_the_baselines_are_as_large_as_the_transformer(name: str) -> None:
         ),
         (
             {"kernel_size": 5},
-            "model.kernel_size: 5 has no effect; it is for model.architecture: convolution",
+            "model.kernel_size: 5 has no effect; it only applies to model.architecture: convolution",
         ),
     ],
     ids=str,

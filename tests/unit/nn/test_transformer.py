@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
 from regard.nn.feed_forward import FeedForward
-from regard.nn.layers import Cache
+from regard.nn.layers import KVCache
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import DecoderState, Transformer
 from regard.recipe import Recipe, make_recipe
@@ -298,7 +298,7 @@ def test_cross_attention_keys_and_values_are_computed_once_per_sentence(
     assert calls == [(3, 5, 16)] * 4  # two layers, keys and values
     for memory, cache in zip(state.memory, state.caches, strict=True):
         assert memory.key.shape[0] == memory.value.shape[0] == 3
-        assert isinstance(cache, Cache)
+        assert isinstance(cache, KVCache)
         assert cache.kv is not None
         assert cache.kv.key.shape == (12, 2, 4, 8)
     assert state.length == 4

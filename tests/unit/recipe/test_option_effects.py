@@ -203,7 +203,8 @@ def recorded_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     def get(self: Section, name: str) -> Any:
         kind = type(self)
         if name in kind.__pydantic_fields__:
-            read.add(f"{prefixes.get(kind.__name__, kind.__name__.lower())}.{name}")
+            section = kind.__name__.removesuffix("Config")
+            read.add(f"{prefixes.get(section, section.lower())}.{name}")
         return object.__getattribute__(self, name)
 
     with monkeypatch.context() as patch:
@@ -268,7 +269,7 @@ def is_refused(values: dict[str, Any], option: str) -> bool:
         ),
         (
             {"training": {"optimizer": "sgd", "betas": (0.8, 0.9)}},
-            "has no effect; it is for training.optimizer: adam or training.optimizer: adamw",
+            "has no effect; it only applies to training.optimizer: adam or training.optimizer: adamw",
         ),
         (
             {"model": {"attention": {"window_size": 3}}},

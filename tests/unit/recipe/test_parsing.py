@@ -315,7 +315,9 @@ def test_learned_positions_must_reach_the_longest_text() -> None:
     assert "model.max_length: 256 is shorter than the longest training text: 257" in message
     assert parse(learned, "data.clean.max_tokens=255").model.max_length == 256
     message = refusal(DATA, "model.max_length=1")
-    assert "model.max_length: 1 has no effect; it is for model.position: learned" in message
+    assert (
+        "model.max_length: 1 has no effect; it only applies to model.position: learned" in message
+    )
 
 
 def test_two_kinds_of_pieces_are_two_vocabularies() -> None:

@@ -148,15 +148,15 @@ def test_a_language_for_all_texts_or_for_each(run: Path) -> None:
     texts = ["a dog", "OK"]
     german, french = (model.translate(texts, to=code) for code in ("de", "fr"))
     assert german != french
-    assert model.into("fr").translate(texts) == french
+    assert model.with_target_language("fr").translate(texts) == french
     assert model.translate(texts, to=["de", "fr"]) == [german[0], french[1]]
-    assert model.into("fr").trace("a dog").translation == french[0]
+    assert model.with_target_language("fr").trace("a dog").translation == french[0]
     assert model.language is None
     for wrong in (None, "xx", ["de", None]):
         with pytest.raises(RegardError, match="this model translates to de, fr, en"):
             model.translate(texts, to=wrong)
     with pytest.raises(RegardError, match="language xx"):
-        model.into("xx")
+        model.with_target_language("xx")
 
 
 def test_a_model_of_one_language_takes_no_other(finished_run: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_model_of_one_language_takes_no_other(finished_run: Path) -> None:
         RegardError, match="language de: this model translates to one language only, so"
     ):
         model.translate(["ein Hund"], to="de")
-    assert model.into(None).translate(["ein Hund"]) == model.translate(["ein Hund"])
+    assert model.with_target_language(None).translate(["ein Hund"]) == model.translate(["ein Hund"])
 
 
 def test_each_language_is_scored_apart(run: Path, files: Path) -> None:
@@ -192,7 +192,7 @@ def test_what_has_no_pairs_to_score_is_refused(run: Path, files: Path) -> None:
 
 
 def test_pairs_turned_round_are_back_translations(run: Path, files: Path, tmp_path: Path) -> None:
-    model = Translator.load(run).into("en")
+    model = Translator.load(run).with_target_language("en")
     output = tmp_path / "back.jsonl"
     assert distill(model, output, files / "t.de", back_translation=True, beam=1) == 3
     texts = make(tmp_path, data={"train": {"pairs": "back.jsonl", "tag": "bt"}}).data
@@ -244,7 +244,7 @@ def test_a_server_of_several_languages(run: Path) -> None:
         ({"train": {**TRAIN, "to": ["de", "fr"]}}, "to has 2 values for 3 file"),
         ({"train": {**TRAIN, "to": ["de", "fr", "e n"]}}, "data.train.to"),
         ({"train": {**TRAIN, "tag": "mask"}}, "<mask> is a special token of the vocabulary"),
-        ({"valid": {"pairs": "v.tsv"}}, "data.valid.to is missing: one of de, fr, en"),
+        ({"valid": {"pairs": "v.tsv"}}, "data.valid.to is missing; give one of de, fr, en"),
         ({"valid": {"pairs": "v.tsv", "to": "cs"}}, "<2cs> does not occur in data.train"),
         ({"train": {"text": "t", "to": "de"}}, "to needs source and target, or pairs"),
     ],

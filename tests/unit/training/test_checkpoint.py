@@ -302,10 +302,10 @@ def test_a_checkpoint_validated_at_a_time_limit_counts_among_the_best(
 def test_more_checkpoints_than_there_are_cannot_be_averaged(
     run_with_checkpoints: Path, run_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RegardError, match=r"cannot average 4 checkpoints, there are only 3$"):
+    with pytest.raises(RegardError, match=r"cannot average 4 checkpoints: there are only 3$"):
         average_run(run_with_checkpoints, tmp_path / "out", 4)
     delete_checkpoints(checkpoint_files(RunDir(run_folder).checkpoints), [])
-    with pytest.raises(RegardError, match=r"cannot average 1 checkpoint, there are only 0$"):
+    with pytest.raises(RegardError, match=r"cannot average 1 checkpoint: there are only 0$"):
         average_run(run_folder, tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 

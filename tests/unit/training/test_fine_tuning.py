@@ -103,7 +103,7 @@ def test_a_run_that_does_not_fit_is_refused_with_the_differences(
     sections: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     start = run_of(recipe_of("masked_lm"), tmp_path / "before")
-    with pytest.raises(RegardError, match=f"does not fit this recipe: .*{message}"):
+    with pytest.raises(RegardError, match=f"does not match this recipe: .*{message}"):
         initial_tokenizer(recipe_of("tagging", start, **sections), lambda: PAIRS)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.length_penalty import LENGTH_NORMALIZATIONS, gnmt_length_penalty
+from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS, gnmt_length_penalty
 
 BOS, EOS, V = 0, 1, 9
 
