@@ -22,8 +22,8 @@ from reporting import markdown_table, read_test_pairs
 from regard import __version__
 from regard.data.pairs import Pair
 from regard.metrics import score
-from regard.recipe import Device
-from regard.tasks import DecodingOptions, Translator
+from regard.recipe import DecodingOptions, Device
+from regard.tasks import Translator
 from regard.training.run import hardware
 
 BATCHES = (1, 32)

@@ -1,9 +1,9 @@
 """The screenshots in docs/inspection.md: every view, in the light and the dark theme.
 
     python -m tests.browser.screenshots runs/demo                                # writes docs/images/page-*.png
-    python -m tests.browser.screenshots --iterations runs/multi30k-non-autoregressive      # a non-autoregressive model
+    python -m tests.browser.screenshots --iterations RUN           # the view of a non-autoregressive model
 
-The first run is the demo's: it can translate the sentence.
+Both runs are trained on the demo's corpus, so that they can translate the sentence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ VIEWS = {
     "tour": "#view=heads&tour=10&arrive=1",
 }
 """the link of each view"""
-CAPTION = "Two young men are playing football in the snow while a brown dog watches them."
 ITERATIONS = {"iterations": "#view=iterations"}
 """the view that only non-autoregressive models have"""
 WIDTH, HEIGHT, TALLEST, MARGIN = 1200, 900, 1500, 10
@@ -48,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    text, views = (CAPTION, ITERATIONS) if options.iterations else (TEXT, VIEWS)
+    text, views = TEXT, ITERATIONS if options.iterations else VIEWS
     with sync_playwright() as running, served(options.run) as address:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         for scheme in ("light", "dark"):

@@ -414,7 +414,9 @@ def record_cross_attention(
     assert not isinstance(network, PackedTransformer), "a packed network does not record attention"
     layers = network.attentions().get("cross_attention", [])
     if not layers or not all(layer.pattern.keeps_tokens for layer in layers):
-        raise RegardError("coverage_penalty: this model has no cross-attention to source tokens")
+        raise RegardError(
+            "coverage_penalty: this model has no cross-attention to source tokens; set it to 0"
+        )
     recorded = recording.enter_context(record_attention(layers))
 
     def mean_weights() -> Tensor:
