@@ -119,12 +119,12 @@ def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tup
     preview = CorpusPreview(files, config)
     languages = None if files.source and not config.languages else preview.languages
     recipe, reasons = autoconfigure(files, root, changes, languages, preview.pairs())
-    typer.echo("These data were found:", err=True)
-    for line in preview.lines():
-        typer.echo(f"  {line}", err=True)
     typer.echo("No recipe was given. This one was chosen from the data:", err=True)
     for reason in reasons:
         typer.echo(f"  {reason}", err=True)
+    typer.echo("The data:", err=True)
+    for line in preview.lines():
+        typer.echo(f"  {line}", err=True)
     return recipe, "data" if "*" in name or "?" in name else name
 
 

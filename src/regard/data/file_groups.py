@@ -161,16 +161,17 @@ class Folder(FileCollection):
 
 def folder_files(path: Path) -> list[Path]:
     """The files of a folder and its subfolders, or those that match a pattern, in order of their names."""
-    if not path.is_dir():
-        root = Path(path.anchor or ".")
-        found = root.glob(str(path.relative_to(root) if path.anchor else path))
-        return sorted(file for file in found if file.is_file())
+    root = path if path.is_dir() else Path(path.anchor or ".")
+    pattern = "**/*" if path.is_dir() else str(path.relative_to(path.anchor))
     try:
-        files = [file for file in path.rglob("*") if file.is_file()]
-    except OSError as error:
-        raise read_error(path, error) from None
-    hidden = (any(part.startswith(".") for part in file.relative_to(path).parts) for file in files)
-    return sorted(file for file, hide in zip(files, hidden, strict=True) if not hide)
+        files = [file for file in root.glob(pattern) if file.is_file()]
+    except (OSError, ValueError) as error:  # a pattern such as a**b is a ValueError
+        raise RegardError(f"{path}: cannot be read: {error}") from None
+    return sorted(file for file in files if not _is_hidden(file.relative_to(root)))
+
+
+def _is_hidden(file: Path) -> bool:
+    return any(part.startswith(".") and part != ".." for part in file.parts)
 
 
 @INPUT_FORMATS.register("zip")

@@ -35,7 +35,7 @@ class Skipped:
     def messages(self) -> list[str]:
         """One line for each reason."""
         return [
-            f"{count:,} {reason}; the first: {self.examples[reason]}"
+            f"{reason}: {count:,} (the first: {self.examples[reason]})"
             for reason, count in self.counts.items()
         ]
 
