@@ -12,7 +12,10 @@ import pytest
 
 from tests.cli.commands import inside, succeeds_inside, write
 
-WORDS = ("dog cat house tree sleeps runs".split(), "Hund Katze Haus Baum schläft rennt".split())
+WORDS = (
+    ("dog", "cat", "house", "tree", "sleeps", "runs"),
+    ("Hund", "Katze", "Haus", "Baum", "schläft", "rennt"),
+)
 SHORT = ("--set", "training.steps=2", "--set", "training.device=cpu")
 
 
@@ -110,7 +113,10 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
         ("many.tsv", "which columns are source and target? Candidates: 'en', 'de', 'fr'"),
         ("many.tsv --columns en", "--columns en: expected two names and a comma"),
         ("many.tsv --on-bad-line ignore", "--on-bad-line ignore: must be error or skip"),
-        ("my.yaml --columns en,de", "--columns is for files; in a recipe, write data.train.columns"),
+        (
+            "my.yaml --columns en,de",
+            "--columns is for files; in a recipe, write data.train.columns",
+        ),
         ("empty", "empty: no files of pairs"),
         ("*.tmx", "*.tmx: no such file"),
         ("table.xlsx", "table.xlsx: a spreadsheet; save it as CSV (UTF-8)"),
