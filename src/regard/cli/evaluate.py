@@ -162,7 +162,7 @@ def _check_language(model: Model, to: str | None) -> None:
 
 
 def _test_pairs(
-    model: Model, files: dict[str, Any], to: str | None, languages: tuple[str, str] | None
+    model: Model, files: dict[str, Any], to: str | None, languages: tuple[str, str] | None = None
 ) -> list[Pair]:
     """The pairs of the files, or of the recipe's data.test; ``to`` selects a target language."""
     from pydantic import ValidationError
