@@ -34,7 +34,7 @@ CODE_ELEMENTS = frozenset(
 
 def inline_text(element: Element) -> str:
     """The text of a segment, without the formatting codes in it."""
-    return one_line("".join(_text_parts(element)))
+    return one_line("".join(_text_parts(element)) if len(element) else element.text or "")
 
 
 def _text_parts(element: Element) -> Iterator[str]:
@@ -97,11 +97,10 @@ class TMX(InputFormat):
                 [text for code, text in unit.texts if is_language(code, language)]
                 for language in languages
             )
-            others = {code for code, _ in unit.texts if not is_language(code, source)}
-            others = {code for code in others if not is_language(code, target)}
+            others = len(unit.texts) - len(sources) - len(targets)
             if others and not chosen:
                 raise RegardError(
-                    f"{path}:{unit.line}: language {min(others)} besides {source} and {target}; "
+                    f"{path}:{unit.line}: language {_other(unit, languages)} besides {source} and {target}; "
                     + how_to_choose_languages(source, target)
                 )
             pairs = [Pair(*texts) for texts in product(sources, targets) if all(texts)]
@@ -173,6 +172,12 @@ class TMX(InputFormat):
             else:
                 source = element.get("srclang") or header
                 yield TranslationUnit(line, texts, None if source == "*all*" else source)
+
+
+def _other(unit: TranslationUnit, languages: Two) -> str:
+    """The first language of a unit that is none of these."""
+    codes = (code for code, _ in unit.texts)
+    return next(code for code in codes if not any(is_language(code, one) for one in languages))
 
 
 # ---------------------------------------------------------------------------------------------

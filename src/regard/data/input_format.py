@@ -167,4 +167,7 @@ def abbreviate(value: object) -> str:
 
 def one_line(text: str) -> str:
     """A text with its line breaks, and the indentation after them, replaced by spaces."""
-    return re.sub(r"[ \t]*[\r\n]+[ \t\r\n]*", " ", text.strip(" \t\r\n"))
+    text = text.strip(" \t\r\n")
+    if "\n" not in text and "\r" not in text:
+        return text
+    return re.sub(r"[ \t]*[\r\n]+[ \t\r\n]*", " ", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _TWO_LETTERS = """
 aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo
@@ -54,6 +55,7 @@ def normalized_code(code: str) -> str:
     return code.strip().casefold().replace("_", "-")
 
 
+@lru_cache(maxsize=1024)  # a large file asks for every text
 def is_language(code: str, wanted: str) -> bool:
     """Whether a code is the wanted language, or a variant of it: ``de-AT`` is ``de``, but not the reverse."""
     code, wanted = normalized_code(code), normalized_code(wanted)

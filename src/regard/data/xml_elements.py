@@ -19,11 +19,12 @@ MAX_DEPTH = 100
 """of nested elements"""
 MAX_SIZE = 1 << 24
 """characters of one unit"""
-XML_LANG = "http://www.w3.org/XML/1998/namespace lang"
+ELEMENT_SIZE = 100
+"""what an element counts as, in characters"""
 
 
 class XmlElement(NamedTuple):
-    """An element of a document. Tags have no namespaces, and of the attributes with one, there is only xml:lang."""
+    """An element of a document. Tags are without the prefix of a namespace, attributes as written: ``xml:lang``."""
 
     line: int
     element: Element
@@ -67,7 +68,7 @@ class _ElementReader:
         self.found: list[XmlElement] = []
         self.builder: TreeBuilder | None = None
         self.depth = self.unit_depth = self.unit_line = self.size = 0
-        self.parser = parser = expat.ParserCreate(namespace_separator=" ")
+        self.parser = parser = expat.ParserCreate()  # without namespaces
         parser.buffer_text = True
         parser.StartElementHandler = self.start
         parser.EndElementHandler = self.end
@@ -79,7 +80,7 @@ class _ElementReader:
         return RegardError(f"{self.path}:{self.parser.CurrentLineNumber}: {problem}")
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        tag = name.rpartition(" ")[2]
+        tag = name.rpartition(":")[2]
         self.depth += 1
         if self.depth == 1 and tag != self.root:
             raise self.refuse(f"<{tag[:40]}> is the outermost element; expected <{self.root}>")
@@ -89,15 +90,15 @@ class _ElementReader:
             self.builder, self.unit_depth, self.size = TreeBuilder(), self.depth, 0
             self.unit_line = self.parser.CurrentLineNumber
         if self.builder is not None:
-            self.builder.start(tag, _plain(attributes))
-            self.grow(len(tag) + 100)
+            self.builder.start(tag, attributes)
+            self.grow(ELEMENT_SIZE)
         elif tag in self.containers:
-            element = Element(tag, _plain(attributes))
+            element = Element(tag, attributes)
             self.found.append(XmlElement(self.parser.CurrentLineNumber, element, False))
 
     def end(self, name: str) -> None:
         if self.builder is not None:
-            self.builder.end(name.rpartition(" ")[2])
+            self.builder.end(name.rpartition(":")[2])
             if self.depth == self.unit_depth:
                 self.found.append(XmlElement(self.unit_line, self.builder.close(), True))
                 self.builder = None
@@ -121,10 +122,3 @@ class _ElementReader:
     def skipped_entity(self, name: str, is_parameter: bool) -> None:
         if not is_parameter:
             raise self.refuse(f"the entity &{name[:40]}; is not defined")
-
-
-def _plain(attributes: dict[str, str]) -> dict[str, str]:
-    plain = {name: value for name, value in attributes.items() if " " not in name}
-    if XML_LANG in attributes:
-        plain["xml:lang"] = attributes[XML_LANG]
-    return plain
