@@ -65,10 +65,10 @@ def train_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pa
     return (pair for pair in pairs if not is_held_out(pair.source, data.hold_out))
 
 
-def valid_pairs(data: DataConfig) -> Iterator[Pair]:
+def valid_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
     """The validation pairs: those of ``data.valid``, or the held-out training pairs."""
     if data.valid is not None:
-        return read_pairs(data.valid, data, "data.valid")
+        return read_pairs(data.valid, data, "data.valid", skipped)
     pairs = read_pairs(data.train, data, "data.train")
     return (pair for pair in pairs if is_held_out(pair.source, data.hold_out))
 

@@ -86,7 +86,11 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
             "give data.valid, or increase data.hold_out"
         )
     rows = TASKS[recipe.task].encoder(recipe).rows
-    valid = write_dataset(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
+    skipped = Skipped()
+    pairs = valid_pairs(recipe.data, skipped)
+    valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, None, rows)
+    for line in skipped.messages():
+        reporter.message(line)
     reporter.message(f"Validation pairs: {valid.read:,}")
     _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
     _check_test_lengths(recipe, tokenizer)

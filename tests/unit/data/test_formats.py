@@ -359,6 +359,24 @@ def test_po_of_gettext(tmp_path: Path) -> None:
     assert refusal(path, languages=("en", "fr")) == ": the language is de, not fr"
 
 
+@pytest.mark.parametrize("kind", ["tmx", "xliff", "po"])
+def test_files_that_translate_toolkit_writes(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("translate")
+    from translate.storage import factory
+
+    path = tmp_path / f"m.{kind}"
+    store: Any = factory.getclass(str(path))()  # type: ignore[no-untyped-call]
+    store.setsourcelanguage("en")
+    store.settargetlanguage("de")
+    for source, target in (DOG, TOMS):
+        if kind == "tmx":
+            store.addtranslation(source, "en", target, "de")
+        else:
+            store.addsourceunit(source).target = target
+    path.write_bytes(bytes(store))
+    assert read_file(path, languages=("en", "de")) == [DOG, TOMS]
+
+
 def write_zip(path: Path, files: dict[str, str]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
