@@ -129,7 +129,7 @@ def _input_formats() -> str:
         "file names end in": [_code(one.value.suffixes) for one in choices],
         "what it is": [one.summary for one in choices],
     }
-    text = "Files may be compressed with gzip (`.gz`) or Zstandard (`.zst`)."
+    text = "Text files may be compressed: `.gz`, `.zst` or `.xz`. [Your data](your_data.md) has examples."
     return "\n".join(["## Input formats", "", text, "", *_table(columns)]) + "\n"
 
 

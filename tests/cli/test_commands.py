@@ -98,9 +98,9 @@ ERRORS: dict[str, tuple[str, str]] = {
     "missing input": ("translate run --input absent", r"absent: no such file"),
     "unequal files": ("evaluate run --source test.src --reference train.tgt", r"has 150 lines but"),
     "changed tokenizer": ("translate changed abc", r"changed/tokenizer.model: not the file that"),
-    "two files of pairs": (
-        "train a.tsv b.jsonl.gz",
-        r"a.tsv, b.jsonl.gz: both are files of pairs; give",
+    "columns of text files": (
+        "train train.src train.tgt --columns en,de",
+        r"--columns en,de: text files have no columns",
     ),
     "keys without a key": ("serve run --api-keys ,", r"--api-keys ',': contains no key"),
     "too many checkpoints": (

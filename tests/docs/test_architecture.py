@@ -11,20 +11,19 @@ MODULES = {
     "class ScaleNorm": "regard.nn.norms",
     "class Dilated": "regard.nn.sparse_attention",
     "class MinLength": "regard.decoding.logits_processors",
-    "class CSV": "regard.data.formats",
+    "class Bitext": "regard.data.formats",
     "class Summarizer": "regard.tasks.translation",
     "class SplitRequest": "regard.server.schemas",
 }
 """the module that each example is added to"""
 CHECK = """
-import csv, sys
+import sys
 from importlib import import_module
 from pathlib import Path
 import torch
 
 for module, code in EXAMPLES:
     space = vars(import_module(module))
-    space["csv"] = csv
     exec(code, space)
 
 from regard.data.formats import pair_format
@@ -35,7 +34,7 @@ from regard.tasks import TASKS
 recipe = make_recipe(
     {
         "task": "summarization",
-        "data": {"train": {"pairs": "my.csv"}},
+        "data": {"train": {"pairs": "my.bitext"}},
         "model": {
             "preset": "tiny", "dropout": 0, "norm": "scale",
             "attention": {"encoder": "dilated", "decoder": "dilated"},
@@ -51,8 +50,8 @@ network = Transformer(recipe.model, 20, 20).eval()
 assert [type(one).__name__ for one in network.modules()].count("ScaleNorm") > 10
 memory = network.encode(torch.tensor([[5, 6, 7, 2]]))
 assert memory.states.isfinite().all()
-Path("my.csv").write_text('a,"b, c"\\n')
-assert [*pair_format(Path("my.csv")).read(Path("my.csv"))] == [("a", "b, c")]
+Path("my.bitext").write_text("a ||| b, c\\n")
+assert [*pair_format(Path("my.bitext")).read(Path("my.bitext"))] == [("a", "b, c")]
 """
 
 

@@ -11,12 +11,17 @@ import typer
 from regard.cli.options import (
     INPUT_OUTPUT,
     AsJson,
+    BadLines,
+    Columns,
+    LanguagePair,
     Parses,
     PrecisionName,
     RunFolder,
     TargetLanguage,
     Threads,
+    parse_bad_lines,
     parse_precision,
+    parse_two,
     with_decoding_options,
 )
 from regard.errors import RegardError
@@ -49,10 +54,14 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Sources and references in one .tsv or .jsonl file, instead of --source and --reference.",
+            help="Sources and references in one file, instead of --source and --reference: TSV, CSV, JSONL, "
+            "Parquet, TMX, XLIFF, PO, a zip archive or a folder of these.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
+    columns: Columns = None,
+    languages: LanguagePair = None,
+    on_bad_line: BadLines = "error",
     conllu: Annotated[
         Path | None,
         typer.Option(
@@ -101,7 +110,13 @@ def evaluate(
     }
     model = Model.load(run, precision=parse_precision(precision), threads=threads)
     _set_decoding(model, decoding)
-    test = _test_pairs(model, {role: str(file) for role, file in files.items() if file}, to)
+    given: dict[str, Any] = {role: str(file) for role, file in files.items() if file}
+    if columns or languages or parse_bad_lines(on_bad_line) == "skip":
+        if not (pairs or source):
+            option = "--columns" if columns else "--languages" if languages else "--on-bad-line"
+            raise RegardError(f"{option} is for the files of --pairs or --source")
+        given |= {"columns": parse_two("--columns", columns), "on_bad_line": on_bad_line}
+    test = _test_pairs(model, given, to, parse_two("--languages", languages))
     model.start_workers()
     comparisons: list[Any] = []
     if against is None:
@@ -146,11 +161,14 @@ def _check_language(model: Model, to: str | None) -> None:
     model.languages.tags(0, to)
 
 
-def _test_pairs(model: Model, files: dict[str, str], to: str | None) -> list[Pair]:
+def _test_pairs(
+    model: Model, files: dict[str, Any], to: str | None, languages: tuple[str, str] | None = None
+) -> list[Pair]:
     """The pairs of the files, or of the recipe's data.test; ``to`` selects a target language."""
     from pydantic import ValidationError
 
     from regard.data.corpus import read_pairs
+    from regard.data.formats import Skipped
     from regard.data.pairs import language_of
     from regard.recipe import DataConfig, DataFiles
 
@@ -173,7 +191,15 @@ def _test_pairs(model: Model, files: dict[str, str], to: str | None) -> list[Pai
     try:
         test: DataFiles = DataFiles.model_validate(files)
     except ValidationError:
+        if files.get("columns") and "pairs" not in files:
+            raise RegardError("--columns is for the file of --pairs") from None
         raise RegardError(
             "give either --source and --reference, or --pairs, or --conllu, or --text"
         ) from None
-    return list(read_pairs(test, DataConfig(root=".", train=test), section=""))
+    skipped = Skipped()
+    # The languages of the model select those of a file that has several.
+    test_data = DataConfig(root=".", train=test, languages=languages or data.languages)
+    found = list(read_pairs(test, test_data, "", skipped))
+    for line in skipped.messages():
+        typer.echo(line, err=True)
+    return found

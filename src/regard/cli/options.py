@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from regard.errors import RegardError
+
 if TYPE_CHECKING:
     from regard.recipe import Precision
 
@@ -74,6 +76,33 @@ TargetLanguage = Annotated[
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE,TARGET",
+        help="Columns, keys or languages of source and target in files of pairs, by name or number, "
+        "for example en,de or 2,3 (default: found from headers, keys and language codes).",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+LanguagePair = Annotated[
+    str | None,
+    typer.Option(
+        "--languages",
+        metavar="SOURCE,TARGET",
+        help="Languages of source and target, for example en,de (default: found in the files).",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+BadLines = Annotated[
+    str,
+    typer.Option(
+        "--on-bad-line",
+        metavar="error | skip",
+        help="What to do with a line that cannot be read: stop, or skip it and report how many.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
 PrecisionName = Annotated[
     str,
     typer.Option(
@@ -91,6 +120,23 @@ Threads = Annotated[
         rich_help_panel=PERFORMANCE,
     ),
 ]
+
+
+def parse_two(option: str, value: str | None) -> tuple[str, str] | None:
+    """Check the value of an option that names source and target."""
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if len(parts) != 2 or not all(parts):
+        raise RegardError(f"{option} {value}: expected two names and a comma, for example en,de")
+    return parts[0], parts[1]
+
+
+def parse_bad_lines(value: str) -> str:
+    """Check the value of ``--on-bad-line``."""
+    if value not in ("error", "skip"):
+        raise RegardError(f"--on-bad-line {value}: must be error or skip")
+    return value
 
 
 def parse_precision(name: str) -> Precision:

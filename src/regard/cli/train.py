@@ -12,9 +12,14 @@ from regard.cli.options import (
     FLAG,
     INPUT_OUTPUT,
     AsJson,
+    BadLines,
+    Columns,
+    LanguagePair,
     Overwrite,
     RunFolder,
     TargetLanguage,
+    parse_bad_lines,
+    parse_two,
     with_decoding_options,
 )
 from regard.errors import RegardError
@@ -50,7 +55,7 @@ def train(
         typer.Argument(
             metavar="RECIPE | SOURCE TARGET | PAIRS",
             help="A recipe (a YAML file or a name from  regard recipes), two parallel text files, or "
-            "one .tsv or .jsonl file of pairs.",
+            "files of pairs: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives, or a folder of these.",
         ),
     ],
     changes: Annotated[
@@ -73,6 +78,9 @@ def train(
             help="Stop in time to finish within this many minutes (default: no limit).",
         ),
     ] = None,
+    columns: Columns = None,
+    languages: LanguagePair = None,
+    on_bad_line: BadLines = "error",
 ) -> None:
     """Train a model, or resume an interrupted run.
 
@@ -80,57 +88,107 @@ def train(
     """
     from regard.training.run import Interrupted, train as run_training
 
-    recipe, name = _recipe(data, changes or [])
+    reading = {
+        "columns": parse_two("--columns", columns),
+        "languages": parse_two("--languages", languages),
+        "on_bad_line": parse_bad_lines(on_bad_line),
+    }
+    recipe, name = _recipe(data, changes or [], reading)
     try:
         run_training(recipe, out or Path("runs") / name, minutes)
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _recipe(data: list[str], changes: list[str]) -> tuple[Recipe, str]:
+def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tuple[Recipe, str]:
     """The recipe for the arguments of ``train``, and a name for its run."""
-    from regard.data.formats import pair_suffixes
-    from regard.data.text_files import uncompressed_name
-    from regard.recipe import load_recipe
+    from regard.data.preview import CorpusPreview
+    from regard.recipe import DataConfig, load_recipe
     from regard.training.autoconfig import autoconfigure
 
-    name = Path(data[0]).name.split(".")[0]
-    if len(data) > 2:
-        raise RegardError(
-            f"{len(data)} files given: train takes a recipe, two parallel text files, or one file of pairs"
-        )
-    if len(data) == 1 and not uncompressed_name(data[0]).endswith((*pair_suffixes(), ".txt")):
-        path = Path(data[0])
-        if path.is_file() and path.suffix not in (".yaml", ".yml"):
-            raise RegardError(
-                f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
-                "if it is one of two parallel text files, give both"
-            )
+    name = Path(data[0]).resolve().name.split(".")[0] or "data"
+    if len(data) == 1 and not _is_data(data[0]):
+        for option, key in _RECIPE_KEYS.items():
+            if reading[option] not in (None, "error"):
+                flag = option.replace("_", "-")
+                raise RegardError(f"--{flag} is for files; in a recipe, write {key}")
         return load_recipe(data[0], changes), name
-    recipe, reasons = autoconfigure(_data_files(data), str(Path.cwd()), changes)
+    files = _data_files(data, reading)
+    root = str(Path.cwd())
+    config = DataConfig(root=root, train=files, languages=reading["languages"])
+    preview = CorpusPreview(files, config)
+    languages = None if files.source and not config.languages else preview.languages
+    recipe, reasons = autoconfigure(files, root, changes, languages, preview.pairs())
     typer.echo("No recipe was given. This one was chosen from the data:", err=True)
     for reason in reasons:
         typer.echo(f"  {reason}", err=True)
-    return recipe, name
+    typer.echo("The data:", err=True)
+    for line in preview.lines():
+        typer.echo(f"  {line}", err=True)
+    return recipe, "data" if "*" in name or "?" in name else name
 
 
-def _data_files(data: list[str]) -> DataFiles:
-    """One file of pairs, or two parallel files."""
-    from regard.data.formats import pair_suffixes
+_RECIPE_KEYS = {
+    "columns": "data.train.columns",
+    "languages": "data.languages",
+    "on_bad_line": "data.train.on_bad_line",
+}
+"""options that a recipe has keys for"""
+
+
+def _is_data(name: str) -> bool:
+    """Whether the only argument names data; otherwise it is a recipe."""
+    from regard.data.formats import is_pattern, pair_suffixes
     from regard.data.text_files import uncompressed_name
+    from regard.recipe import bundled_recipes
+
+    path = Path(name)
+    if _is_pair_file(name) or uncompressed_name(name).endswith(".txt") or is_pattern(path):
+        return True
+    try:
+        if path.is_dir() and name not in bundled_recipes():
+            return not (path / "recipe.yaml").exists()
+        is_file = path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+    if is_file and path.suffix in (".xlsx", ".xls", ".ods"):
+        raise RegardError(f"{path}: a spreadsheet; save it as CSV (UTF-8) and give that file")
+    if is_file and path.suffix not in (".yaml", ".yml"):
+        raise RegardError(
+            f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
+            "of two parallel text files, give both"
+        )
+    return False
+
+
+def _is_pair_file(name: str) -> bool:
+    """Whether a file is one of pairs, by its suffix."""
+    from regard.data.input_format import suffix_format
+
+    return suffix_format(Path(name)) is not None
+
+
+def _data_files(data: list[str], reading: dict[str, Any]) -> DataFiles:
+    """Files of pairs, or two parallel files."""
+    from regard.data.formats import is_pattern
     from regard.recipe import DataFiles
     from regard.storage.atomic_files import check_distinct_files
 
-    if len(data) == 1:
-        return DataFiles(pairs=(data[0],))
+    columns, on_bad_line = reading["columns"], reading["on_bad_line"]
+    collections = [Path(name).is_dir() or is_pattern(Path(name)) for name in data]
+    pairs = [_is_pair_file(name) for name in data]
+    if len(data) == 1 or all(map(max, collections, pairs)):
+        check_distinct_files({f"file {number}": Path(name) for number, name in enumerate(data, 1)})
+        return DataFiles(pairs=tuple(data), columns=columns, on_bad_line=on_bad_line)
+    if len(data) > 2:
+        raise RegardError(
+            f"{len(data)} files given: train takes a recipe, two parallel text files, or files of pairs"
+        )
+    if columns:
+        raise RegardError(f"--columns {','.join(columns)}: text files have no columns")
     source, target = data
     check_distinct_files({"source": Path(source), "target": Path(target)})
-    if all(uncompressed_name(file).endswith(pair_suffixes()) for file in data):
-        raise RegardError(
-            f"{source}, {target}: both are files of pairs; give only one, or list both in "
-            "data.train.pairs of a recipe"
-        )
-    return DataFiles(source=(source,), target=(target,))
+    return DataFiles(source=(source,), target=(target,), on_bad_line=on_bad_line)
 
 
 def recipes() -> None:

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from itertools import chain, tee
 from pathlib import Path
 
-from regard.data.formats import INPUT_FORMATS, pair_format, read_parses
+from regard.data.file_groups import folder_files
+from regard.data.formats import (
+    INPUT_FORMATS,
+    ReadOptions,
+    Skipped,
+    is_pattern,
+    pair_format,
+    read_parses,
+)
 from regard.data.pairs import Pair, ParsedPair, TaggedPair
 from regard.data.text_files import read_error
 from regard.errors import RegardError
@@ -18,37 +26,49 @@ FILE_KEYS = ("source", "target", "pairs", "conllu", "text", "parses")
 """the keys of ``data.train`` that name files"""
 
 
-def read_pairs(files: DataFiles, data: DataConfig, section: str = "data.train") -> Iterator[Pair]:
+def read_pairs(
+    files: DataFiles,
+    data: DataConfig,
+    section: str = "data.train",
+    skipped: Skipped | None = None,
+) -> Iterator[Pair]:
     """The pairs of all files, one file after another.
 
-    The existence of the files is checked by the call itself, before the first pair is requested.
+    The existence of the files is checked by the call itself, before the first pair is requested. ``skipped`` counts
+    what is left out.
     """
     paths = data_paths(files, data, section)
+    options = read_options(files, data, skipped)
     if "pairs" in paths:
         sources = paths["pairs"]
-        streams = [pair_format(path).read(path) for path in sources]
+        streams = [pair_format(path, options).read(path) for path in sources]
     else:
         kind = next(kind for kind in INPUT_FORMATS.values() if kind.keys[0] in paths)
         sources = paths[kind.keys[0]]
         groups = zip(*(paths[key] for key in kind.keys), strict=True)
-        streams = [kind().read(*group) for group in groups]
+        streams = [kind(options).read(*group) for group in groups]
     if "parses" in paths:
         streams = list(map(_with_parses, streams, sources, paths["parses"]))
     return chain.from_iterable(map(_with_tags, streams, files.tags))
 
 
-def train_pairs(data: DataConfig) -> Iterator[Pair]:
+def read_options(files: DataFiles, data: DataConfig, skipped: Skipped | None = None) -> ReadOptions:
+    """What the recipe says about how files are read."""
+    return ReadOptions(files.columns, data.languages, files.on_bad_line, skipped or Skipped())
+
+
+def train_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
     """The training pairs, without those that are held out for validation."""
-    pairs = read_pairs(data.train, data, "data.train")
+    pairs = read_pairs(data.train, data, "data.train", skipped)
     if data.valid is not None:
         return pairs
     return (pair for pair in pairs if not is_held_out(pair.source, data.hold_out))
 
 
-def valid_pairs(data: DataConfig) -> Iterator[Pair]:
+def valid_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
     """The validation pairs: those of ``data.valid``, or the held-out training pairs."""
     if data.valid is not None:
-        return read_pairs(data.valid, data, "data.valid")
+        return read_pairs(data.valid, data, "data.valid", skipped)
     pairs = read_pairs(data.train, data, "data.train")
     return (pair for pair in pairs if is_held_out(pair.source, data.hold_out))
 
@@ -71,19 +91,38 @@ def _fold(source: str) -> str:
 
 
 def fingerprint(files: DataFiles, data: DataConfig) -> str:
-    """SHA-256 over the files' contents, their order, recipe keys and tags; not their names."""
+    """SHA-256 over the files' contents, their order, recipe keys and tags, and how they are read; not their names."""
     digest = hashlib.sha256()
     for tags in files.tags if any(files.tags) else ():
         digest.update(" ".join(tags).encode() + b"\0")
     for key, paths in data_paths(files, data, "data").items():
-        for path in paths:
+        for path in _all_files(paths) if key == "pairs" else paths:
             digest.update(key.encode() + b"\0")
             try:
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             except OSError as error:
                 raise read_error(path, error) from None
+    digest.update(_layout_key(files, data).encode())
     return digest.hexdigest()
+
+
+def _all_files(paths: list[Path]) -> Iterator[Path]:
+    """The files, those in folders included."""
+    for path in paths:
+        if path.is_dir() or is_pattern(path):
+            yield from folder_files(path)
+        else:
+            yield path
+
+
+def _layout_key(files: DataFiles, data: DataConfig) -> str:
+    """Identifies how files are read; empty for the defaults, as before there was a choice."""
+    options = read_options(files, data)
+    paths = data_paths(files, data, "data").get("pairs", [])
+    keys = [pair_format(path, options).layout(path).key for path in paths]
+    skips = "" if files.on_bad_line == "error" else files.on_bad_line
+    return "\0".join([*keys, skips]) if any(keys) or skips else ""
 
 
 def data_paths(files: DataFiles, data: DataConfig, section: str) -> dict[str, list[Path]]:
@@ -95,7 +134,7 @@ def data_paths(files: DataFiles, data: DataConfig, section: str) -> dict[str, li
     paths = {key: [data.path(name) for name in names] for key, names in named.items() if names}
     for key, key_paths in paths.items():
         for path in key_paths:
-            if path.exists():
+            if path.exists() or (key == "pairs" and is_pattern(path) and folder_files(path)):
                 continue
             if not section:
                 raise RegardError(f"{path}: no such file")

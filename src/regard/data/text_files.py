@@ -1,45 +1,76 @@
-"""Lines of text files, decompressed if necessary."""
+"""Bytes and lines of text files, decompressed and decoded if necessary."""
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import lzma
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import zstandard
 
 from regard.errors import RegardError
 
+DataFile: TypeAlias = Path | zipfile.Path
+"""a file, or a file in a zip archive"""
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK = 1 << 20
 """bytes read at a time"""
+COMPRESSED = (".gz", ".zst", ".xz")
+"""suffixes of compressed files"""
+SAMPLE = 1 << 10
+"""bytes from which an encoding is recognised"""
+DAMAGED = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile)
+"""what decompression raises, besides EOFError"""
 
 
-def read_lines(path: Path, may_be_empty: bool = False) -> Iterator[str]:
-    """The lines of a UTF-8 file, decompressed if its name ends in ``.gz`` or ``.zst``.
+@dataclass(frozen=True)
+class BadLine:
+    """A line that cannot be decoded."""
+
+    problem: str
+
+
+def read_lines(path: DataFile, may_be_empty: bool = False) -> Iterator[str]:
+    """The lines of a UTF-8 or UTF-16 file, decompressed if its name ends in ``.gz``, ``.zst`` or ``.xz``.
 
     Only a line feed ends a line. ``str.splitlines`` also splits at U+2028, U+0085, form feed …, which would put
     line-parallel files out of step.
     """
+    for number, line in enumerate(decoded_lines(path, may_be_empty), start=1):
+        if isinstance(line, BadLine):
+            raise RegardError(f"{path}:{number}: {line.problem}")
+        yield line
+
+
+def decoded_lines(path: DataFile, may_be_empty: bool = False) -> Iterator[str | BadLine]:
+    """The same, but lines that cannot be decoded are returned as such."""
     number = 0
-    for number, line in enumerate(split_lines(_chunks(path)), start=1):
+    for number, line in enumerate(split_lines(_as_utf8(path)), start=1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         try:
             yield line.removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise RegardError(
-                f"{path}:{number}: not UTF-8: byte 0x{line[error.start]:02X} "
-                f"after {error.start} valid bytes of the line"
-            ) from None
+            yield BadLine(
+                f"not UTF-8: byte 0x{line[error.start]:02X} after {error.start} valid bytes of the line"
+            )
     if number == 0 and not may_be_empty:
         raise RegardError(f"{path}: the file is empty")
 
 
-def uncompressed_name(path: str | Path) -> str:
-    """The name of a file without ``.gz`` or ``.zst``."""
-    return Path(path).name.removesuffix(".gz").removesuffix(".zst")
+def uncompressed_name(path: str | DataFile) -> str:
+    """The name of a file without ``.gz``, ``.zst`` or ``.xz``."""
+    name = Path(path).name if isinstance(path, str) else path.name
+    for suffix in COMPRESSED:
+        name = name.removesuffix(suffix)
+    return name
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -58,7 +89,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield rest
 
 
-def read_error(path: Path, error: OSError) -> RegardError:
+def read_error(path: DataFile, error: OSError) -> RegardError:
     """The error to raise for a file that cannot be read."""
     match error:
         case FileNotFoundError():
@@ -68,32 +99,79 @@ def read_error(path: Path, error: OSError) -> RegardError:
     return RegardError(f"{path}: cannot be read: {error.strerror or error}")
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def read_chunks(path: DataFile) -> Iterator[bytes]:
     """The decompressed bytes of a file."""
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as compressed:
-                yield from iter(lambda: compressed.read(CHUNK), b"")
-        elif path.suffix == ".zst":
-            yield from _decompress_zst(path)
-        else:
-            with path.open("rb") as file:
+        with path.open("rb") as file:
+            suffix = Path(path.name).suffix
+            if suffix == ".zst":
+                yield from _decompress_zst(iter(lambda: file.read(CHUNK), b""))
+            elif suffix == ".gz":
+                with gzip.GzipFile(fileobj=file) as compressed:
+                    yield from iter(lambda: compressed.read(CHUNK), b"")
+            elif suffix == ".xz":
+                with lzma.LZMAFile(file) as compressed_xz:
+                    yield from iter(lambda: compressed_xz.read(CHUNK), b"")
+            else:
                 yield from iter(lambda: file.read(CHUNK), b"")
-    except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+    except (*DAMAGED, EOFError) as error:
         raise RegardError(f"{path}: damaged, cannot be decompressed: {error}") from None
     except OSError as error:
         raise read_error(path, error) from None
 
 
-def _decompress_zst(path: Path) -> Iterator[bytes]:
+def _decompress_zst(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Frame by frame, because zstandard's own readers do not notice that a file is truncated."""
     frame = None
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            while chunk:
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(chunk)
-                chunk = frame.unused_data if frame.eof else b""
-                frame = None if frame.eof else frame
+    for chunk in chunks:
+        while chunk:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield frame.decompress(chunk)
+            chunk = frame.unused_data if frame.eof else b""
+            frame = None if frame.eof else frame
     if frame is not None:
         raise EOFError("the file ends before its last frame does")
+
+
+def find_encoding(sample: bytes) -> str:
+    """The Unicode encoding of a text that begins with these bytes."""
+    marks = {
+        codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16: the marks begin alike
+        codecs.BOM_UTF32_BE: "utf-32",
+        codecs.BOM_UTF16_LE: "utf-16",
+        codecs.BOM_UTF16_BE: "utf-16",
+    }
+    for mark, encoding in marks.items():
+        if sample.startswith(mark):
+            return encoding
+    # Without a mark: in UTF-16, letters and spaces of most languages have a zero byte on the same side.
+    if len(sample) >= 32 and sample.count(0) > len(sample) / 5:
+        if 0 not in sample[0::2]:
+            return "utf-16-le"
+        if 0 not in sample[1::2]:
+            return "utf-16-be"
+    return "utf-8"
+
+
+def _as_utf8(path: DataFile) -> Iterator[bytes]:
+    """The bytes of a file in UTF-8; those of a UTF-8 file are unchanged, whether valid or not."""
+    chunks = read_chunks(path)
+    sample = b""
+    for chunk in chunks:
+        sample += chunk
+        if len(sample) >= SAMPLE:
+            break
+    encoding = find_encoding(sample[:SAMPLE])
+    if encoding == "utf-8":
+        yield sample
+        yield from chunks
+        return
+    # Half of a surrogate pair is passed on, so that the line with it can be named.
+    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+    try:
+        yield decoder.decode(sample).encode("utf-8", "surrogatepass")
+        for chunk in chunks:
+            yield decoder.decode(chunk).encode("utf-8", "surrogatepass")
+        decoder.decode(b"", final=True)
+    except UnicodeError as error:
+        raise RegardError(f"{path}: damaged {encoding.upper()}: {error.args[-1]}") from None

@@ -72,11 +72,12 @@ class DataFiles(Section):
     """The files of one split: two line-parallel files, files of pairs, CoNLL-U files, or plain text."""
 
     source: Files | None = None
-    """text file(s), one sentence per line; ``.gz`` and ``.zst`` files are decompressed"""
+    """text file(s), one sentence per line; ``.gz``, ``.zst`` and ``.xz`` files are decompressed"""
     target: Files | None = None
     """the translations: as many files and lines as ``source``"""
     pairs: Files | None = None
-    """instead of source and target: TSV (source, tab, target) or JSONL (keys ``source`` and ``target``) file(s)"""
+    """instead of source and target: file(s) with both sides: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives; or
+    a folder or a pattern such as ``memories/*.tmx``"""
     conllu: Files | None = None
     """CoNLL-U file(s) for task tagging: the words of each sentence and their universal part-of-speech tags"""
     text: Files | None = None
@@ -87,6 +88,12 @@ class DataFiles(Section):
     """target language of all files, or of each: with ``de``, the token <2de> is prepended to every source"""
     tag: Annotated[tuple[Tag | None, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
     """another token to prepend to every source, for all files or for each: <bt> for ``bt``, none for null"""
+
+    columns: tuple[str, str] | None = None
+    """pairs: names or numbers (from 1) of the columns of source and target, or their keys or languages, such as
+    [en, de]; found from headers, keys and language codes by default"""
+    on_bad_line: Literal["error", "skip"] = "error"
+    """what to do with a line that cannot be read: error, or skip, which counts them and reports the number"""
 
     @property
     def tags(self) -> list[tuple[str, ...]]:
@@ -108,6 +115,10 @@ class DataFiles(Section):
                 f"source has {len(self.source)} file(s) and target has {len(self.target)}: "
                 "give one target file for each source file"
             )
+        if self.columns and not self.pairs:
+            raise ValueError("columns needs pairs: other files have no columns")
+        if self.on_bad_line == "skip" and (self.conllu or self.parses):
+            raise ValueError("on_bad_line: skip is not for CoNLL-U files")
         sources = self.source or self.pairs or ()
         if self.parses and len(self.parses) != len(sources):
             raise ValueError(
@@ -157,7 +168,8 @@ class DataConfig(Section):
     hold_out: Annotated[float, Field(gt=0, le=0.5)] = 0.02
     """fraction of the distinct training sources to hold out for validation when valid is not given"""
     languages: tuple[str, str] | None = None
-    """language codes of source and target, such as [en, de]; read from file names like train.en.gz by default"""
+    """language codes of source and target, such as [en, de], which also select the languages of a TMX or XLIFF file and
+    the columns of a table; read from file names like train.en.gz by default"""
     clean: CleaningConfig = CleaningConfig()
 
     @property
@@ -215,7 +227,9 @@ def language_tag(code: str) -> str:
 
 def _language(name: str) -> str | None:
     """The language code in a file name such as train.en.gz or corpus.zh-CN."""
-    suffix = Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.removeprefix(".")
+    suffix = Path(
+        name.removesuffix(".gz").removesuffix(".zst").removesuffix(".xz")
+    ).suffix.removeprefix(".")
     known = re.fullmatch(r"(?!txt|tok|raw)[a-z]{2,3}(-[A-Za-z]{2,4})?", suffix)
     return suffix if known else None
 

@@ -63,13 +63,19 @@ SIZE_TIERS = (
 
 
 def autoconfigure(
-    files: DataFiles, root: str, overrides: Sequence[str] = ()
+    files: DataFiles,
+    root: str,
+    overrides: Sequence[str] = (),
+    languages: tuple[str, str] | None = None,
+    pairs: Iterable[Pair] | None = None,
 ) -> tuple[Recipe, list[str]]:
     """A complete recipe for training files under ``root``, and the reasons, one line each.
 
-    ``overrides`` are ``key=value`` settings of the user.
+    ``overrides`` are ``key=value`` settings of the user, ``languages`` the codes of source and target, if they are
+    known, and ``pairs`` the pairs of the files, if the caller reads them.
     """
-    corpus = collect_statistics(read_pairs(files, DataConfig(root=root, train=files), section=""))
+    data = DataConfig(root=root, train=files, languages=languages)
+    corpus = collect_statistics(pairs or read_pairs(files, data, section=""))
     count = corpus.pairs
     if count < MIN_PAIRS:
         raise RegardError(
@@ -86,6 +92,8 @@ def autoconfigure(
         # Pre-norm is stable even in a short run with a high learning rate.
         "model": {"preset": tier.preset, "dropout": tier.dropout, "norm_order": "pre"},
     }
+    if languages:
+        values["data"]["languages"] = languages
     if corpus.tokenizer_kinds:
         values["tokenizer"] = _symbol_tokenizer(corpus, overrides)
         second = "per" if corpus.tokenizer_kinds[1] == "word" else "chrf"

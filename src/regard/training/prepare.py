@@ -22,6 +22,7 @@ from typing import Any
 from regard.data.cleaning import CleaningCounts
 from regard.data.corpus import data_paths, fingerprint, read_pairs, train_pairs, valid_pairs
 from regard.data.dataset import TokenDataset, write_dataset
+from regard.data.input_format import Skipped
 from regard.data.pairs import Pair, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer
@@ -85,7 +86,11 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
             "give data.valid, or increase data.hold_out"
         )
     rows = TASKS[recipe.task].encoder(recipe).rows
-    valid = write_dataset(run.data / "valid.arrow", valid_pairs(recipe.data), tokenizer, None, rows)
+    skipped = Skipped()
+    pairs = valid_pairs(recipe.data, skipped)
+    valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, None, rows)
+    for line in skipped.messages():
+        reporter.message(line)
     reporter.message(f"Validation pairs: {valid.read:,}")
     _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
     _check_test_lengths(recipe, tokenizer)
@@ -107,10 +112,12 @@ def _write_train(
     run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
 ) -> CleaningCounts:
     """Write the training data, and report the overlap with validation and test data."""
-    overlap = SourceOverlap(recipe)
-    pairs = overlap.watch(train_pairs(recipe.data))
+    overlap, skipped = SourceOverlap(recipe), Skipped()
+    pairs = overlap.watch(train_pairs(recipe.data, skipped))
     rows = TASKS[recipe.task].encoder(recipe).rows
     counts = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
+    for line in skipped.messages():
+        reporter.message(line)
     reporter.message(f"Training pairs: {counts.summary}")
     if recipe.training.subword_sampling:
         write_sampled_copies(run, recipe, counts.read)

@@ -1,23 +1,43 @@
+import csv
 import gzip
+import io
 import json
-from collections.abc import Iterator
+import lzma
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-from regard.data.corpus import read_pairs
-from regard.data.formats import INPUT_FORMATS, InputFormat, pair_format, pair_suffixes, read_conllu
+from regard.data.corpus import fingerprint, read_pairs
+from regard.data.formats import (
+    INPUT_FORMATS,
+    InputFormat,
+    Skipped,
+    pair_format,
+    pair_suffixes,
+    read_conllu,
+)
 from regard.data.pairs import Pair
-from regard.data.text_files import read_lines
+from regard.data.preview import CorpusPreview
+from regard.data.text_files import DataFile, read_lines
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles
 
 
 def compressed(path: Path, content: bytes) -> Path:
     """Write a file, compressed as its suffix says."""
-    compress = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+    compress: dict[str, Callable[[bytes], bytes]] = {
+        ".gz": gzip.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+        ".xz": lzma.compress,
+    }
     path.write_bytes(compress.get(path.suffix, bytes)(content))
     return path
 
@@ -46,13 +66,13 @@ def test_adding_a_format_takes_one_class(tmp_path: Path, monkeypatch: pytest.Mon
 
         suffixes = (".ssv",)
 
-        def read(self, *paths: Path) -> Iterator[Pair]:
+        def read(self, *paths: DataFile) -> Iterator[Pair]:
             (path,) = paths
             for line in read_lines(path):
                 source, _, target = line.partition(";")
                 yield Pair(source, target)
 
-    assert pair_suffixes() == (".tsv", ".jsonl", ".ssv")
+    assert {".tsv", ".jsonl", ".ssv"} < {*pair_suffixes()}
     assert isinstance(pair_format(Path("x.ssv.zst")), Semicolons)
     assert pairs_of(pair_data(tmp_path, "p.ssv.gz", "a;b\nc;d\n")) == [
         Pair("a", "b"),
@@ -125,3 +145,620 @@ def test_conllu_with_the_wrong_number_of_fields_is_refused(tmp_path: Path) -> No
     (tmp_path / "a").write_text("1\tx\n")
     with pytest.raises(RegardError, match="a:1: 2 fields, CoNLL-U has 10"):
         list(read_conllu(tmp_path / "a"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Samples as other programs write them
+
+DOG = Pair("The dog sleeps.", "Der Hund schläft.")
+TOMS = Pair("Tom's cat & mine", "Toms Katze und meine")
+
+
+def read_file(path: Path, **options: Any) -> list[Pair]:
+    """The pairs of one file of pairs."""
+    languages = options.pop("languages", None)
+    skipped = options.pop("skipped", None)
+    files = DataFiles(pairs=(str(path),), **options)
+    data = DataConfig(root="/", train=files, languages=languages)
+    return list(read_pairs(files, data, "", skipped))
+
+
+def refusal(path: Path, **options: Any) -> str:
+    """The one line with which a file is refused."""
+    with pytest.raises(RegardError) as error:
+        read_file(path, **options)
+    message = str(error.value).removeprefix(str(path))
+    assert "\n" not in message
+    return message
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+OMEGAT = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4">
+  <header creationtool="OmegaT" o-tmf="OmegaT TMX" adminlang="EN-US" datatype="plaintext" creationtoolversion="6.0.0"
+          segtype="sentence" srclang="EN-US"/>
+  <body>
+<!-- Default translations -->
+    <tu>
+      <tuv xml:lang="EN-US">
+        <seg>The dog sleeps.</seg>
+      </tuv>
+      <tuv xml:lang="DE-DE" changeid="translator" changedate="20240105T101500Z">
+        <seg>Der Hund schläft.</seg>
+      </tuv>
+    </tu>
+    <tu>
+      <note>checked</note>
+      <prop type="file">cats.odt</prop>
+      <tuv xml:lang="EN-US">
+        <seg><bpt i="1" x="1">&lt;f1&gt;</bpt>Tom's<ept i="1">&lt;/f1&gt;</ept> cat
+          <hi>&amp;</hi> mine</seg>
+      </tuv>
+      <tuv xml:lang="DE-DE">
+        <seg>Toms Katze<ph x="2" type="x-br">&lt;br/&gt;</ph>und meine</seg>
+      </tuv>
+    </tu>
+    <tu>
+      <tuv xml:lang="EN-US"><seg>Not translated.</seg></tuv>
+    </tu>
+  </body>
+</tmx>
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_tmx_of_omegat(tmp_path: Path, encoding: str) -> None:
+    text = OMEGAT.replace('"UTF-8"', '"UTF-16"') if encoding == "utf-16" else OMEGAT
+    path, skipped = written(tmp_path / "m.tmx", text, encoding), Skipped()
+    assert read_file(path, skipped=skipped) == [DOG, TOMS]
+    reason = "translation units without both EN-US and DE-DE"
+    assert skipped.messages() == [f"{reason}: 1 (the first: {path}:27)"]
+    assert read_file(path, languages=("de", "en"))[0] == Pair(*DOG[::-1])
+    assert read_file(path, columns=("en-us", "de"))[0] == DOG
+
+
+def test_tmx_with_several_languages_is_refused_with_the_candidates(tmp_path: Path) -> None:
+    french = '<tuv xml:lang="fr"><seg>Le chien dort.</seg></tuv></tu>'
+    path = written(tmp_path / "m.tmx", OMEGAT.replace("</tu>", french))
+    assert refusal(path) == (
+        ": languages EN-US, DE-DE, fr: which are the source and the target? name them with --languages, "
+        "such as --languages EN-US,DE-DE (in a recipe: data.languages)"
+    )
+    assert read_file(path, languages=("fr", "de"))[0] == Pair("Le chien dort.", "Der Hund schläft.")
+    assert refusal(path, languages=("fr", "it")) == ": no language it; found: EN-US, DE-DE, fr"
+
+
+def test_tmx_without_a_source_language_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "m.tmx", OMEGAT.replace('srclang="EN-US"', 'srclang="*all*"'))
+    assert ": languages EN-US, DE-DE: which is the source?" in refusal(path)
+
+
+def test_a_language_that_appears_late_is_not_lost_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(INPUT_FORMATS["tmx"], "sample", 1)
+    late = '<tu><tuv xml:lang="fr"><seg>x</seg></tuv></tu></body>'
+    path = written(tmp_path / "m.tmx", OMEGAT.replace("</body>", late))
+    assert "language fr besides EN-US and DE-DE" in refusal(path)
+
+
+OKAPI = """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2" xmlns:okp="okapi-framework:xliff-extensions"
+       xmlns:sdl="http://sdl.com/FileTypes/SdlXliff/1.0">
+<file original="word/document.xml" source-language="en-US" target-language="de-DE" datatype="x-docx">
+<header><sdl:ref-files/><reference><internal-file form="base64">AAAA</internal-file></reference></header>
+<body>
+<group id="P1"><trans-unit id="P1-tu1" okp:wsHandling="preserve" approved="yes">
+<source xml:lang="en-US">The dog sleeps. <g id="1">Tom's</g> cat &amp; mine</source>
+<seg-source><mrk mid="0" mtype="seg">The dog sleeps.</mrk> <mrk mid="1" mtype="seg"><g id="1">Tom's</g> cat
+&amp; mine</mrk> <mrk mid="2" mtype="seg">Unfinished.</mrk></seg-source>
+<target xml:lang="de-DE"><mrk mid="0" mtype="seg">Der Hund schläft.</mrk> <mrk mid="1" mtype="seg"
+>Toms<x id="2"/> Katze <bpt id="3">&lt;b&gt;</bpt>und<ept id="3">&lt;/b&gt;</ept> meine</mrk></target>
+<alt-trans match-quality="80"><source>Wrong.</source><target>Falsch.</target></alt-trans>
+</trans-unit></group>
+<trans-unit id="2"><source>One.</source><target state="needs-translation">One.</target></trans-unit>
+<trans-unit id="3"><source>Two.</source><target state="translated">Zwei.</target></trans-unit>
+<trans-unit id="4"><source>Three.</source></trans-unit>
+</body></file></xliff>
+"""
+XLIFF2 = """<?xml version="1.0"?>
+<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" version="2.0" srcLang="en" trgLang="de"
+       xmlns:mtc="urn:oasis:names:tc:xliff:matches:2.0">
+ <file id="f1"><skeleton href="x.skl"/>
+  <group id="g1"><unit id="u1">
+   <mtc:matches><mtc:match ref="#s1"><source>Wrong.</source><target>Falsch.</target></mtc:match></mtc:matches>
+   <originalData><data id="d1">&lt;b&gt;</data></originalData>
+   <segment id="s1" state="final"><source>The <pc id="1" dataRefStart="d1">dog</pc> sleeps.</source>
+    <target>Der <pc id="1" dataRefStart="d1">Hund</pc> schläft.</target></segment>
+   <ignorable><source> </source></ignorable>
+   <segment id="s2"><source><mrk id="m1" type="term">Tom's</mrk> cat<ph id="2"/> &amp; mine</source>
+    <target>Toms Katze und meine</target></segment>
+   <segment id="s3" state="initial"><source>One.</source><target>One.</target></segment>
+   <segment id="s4"><source>Two.</source></segment>
+  </unit></group>
+ </file>
+</xliff>
+"""
+
+
+def test_xliff_12_of_okapi(tmp_path: Path) -> None:
+    path, skipped = written(tmp_path / "m.sdlxliff", OKAPI), Skipped()
+    assert read_file(path, skipped=skipped) == [DOG, TOMS, Pair("Two.", "Zwei.")]
+    assert skipped.counts == {"segments without a translation": 3}
+    assert read_file(path, languages=("de", "en"))[0] == Pair(*DOG[::-1])
+    assert refusal(path, languages=("fr", "en")) == ": no translated segments fr to en"
+
+
+def test_xliff_2(tmp_path: Path) -> None:
+    path, skipped = written(tmp_path / "m.xlf", XLIFF2), Skipped()
+    assert read_file(path, skipped=skipped) == [DOG, TOMS]
+    assert skipped.counts == {"segments without a translation": 2}
+
+
+def test_xliff_with_several_target_languages_is_refused(tmp_path: Path) -> None:
+    body = '<body><trans-unit id="1"><source>a</source><target>b</target></trans-unit></body>'
+    files = "".join(
+        f'<file source-language="en" target-language="{code}">{body}</file>'
+        for code in ("de", "fr")
+    )
+    path = written(tmp_path / "m.xliff", f'<xliff version="1.2">{files}</xliff>')
+    assert ":1: en to fr after en to de; name them with --languages" in refusal(path)
+    assert read_file(path, languages=("en", "fr")) == [Pair("a", "b")]
+
+
+GETTEXT = r"""# German translations for hello.
+# Copyright (C) 2024
+msgid ""
+msgstr ""
+"Project-Id-Version: hello 1.0\n"
+"PO-Revision-Date: 2024-02-01 10:00+0100\n"
+"Language: de\n"
+"MIME-Version: 1.0\n"
+"Content-Type: text/plain; charset=UTF-8\n"
+"Content-Transfer-Encoding: 8bit\n"
+"Plural-Forms: nplurals=2; plural=(n != 1);\n"
+
+#. shown at night
+#: src/dog.c:12
+msgid "The dog sleeps."
+msgstr "Der Hund schläft."
+
+#: src/cat.c:7
+#, c-format
+msgid "%d cat\n"
+msgid_plural "%d cats\n"
+msgstr[0] "%d Katze\n"
+msgstr[1] "%d Katzen\n"
+
+#, fuzzy
+#| msgid "Opened"
+msgid "Open"
+msgstr "Geöffnet"
+
+msgctxt "menu"
+msgid "New"
+msgstr ""
+
+#~ msgid "Old"
+#~ msgstr "Alt"
+"""
+
+
+def test_po_of_gettext(tmp_path: Path) -> None:
+    pytest.importorskip("translate")
+    path, skipped = written(tmp_path / "de.po", GETTEXT), Skipped()
+    plural = [Pair("%d cat", "%d Katze"), Pair("%d cats", "%d Katzen")]
+    assert read_file(path, skipped=skipped) == [DOG, *plural]
+    assert skipped.counts == {"messages untranslated, fuzzy or obsolete": 3}
+    assert read_file(path, languages=("de", "en"))[0] == Pair(*DOG[::-1])
+    assert refusal(path, languages=("en", "fr")) == ": the language is de, not fr"
+
+
+@pytest.mark.parametrize("kind", ["tmx", "xliff", "po"])
+def test_files_that_translate_toolkit_writes(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("translate")
+    from translate.storage import factory
+
+    path = tmp_path / f"m.{kind}"
+    store: Any = factory.getclass(str(path))()  # type: ignore[no-untyped-call]
+    store.setsourcelanguage("en")
+    store.settargetlanguage("de")
+    for source, target in (DOG, TOMS):
+        if kind == "tmx":
+            store.addtranslation(source, "en", target, "de")
+        else:
+            store.addsourceunit(source).target = target
+    path.write_bytes(bytes(store))
+    assert read_file(path, languages=("en", "de")) == [DOG, TOMS]
+
+
+def write_zip(path: Path, files: dict[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_moses_archive_of_opus(tmp_path: Path) -> None:
+    files = {
+        "Books.de-en.de": "Der Hund schläft.\nJa.\n",
+        "Books.de-en.en": "The dog sleeps.\nYes.\n",
+        "Books.de-en.xml": "<cesAlign/>",
+        "LICENSE": "free",
+        "README": "Corpus Name: Books",
+    }
+    path = write_zip(tmp_path / "de-en.txt.zip", files)
+    assert read_file(path) == [Pair(*DOG[::-1]), Pair("Ja.", "Yes.")]
+    assert read_file(path, languages=("en", "de")) == [DOG, Pair("Yes.", "Ja.")]
+    assert ": no files of pairs" in refusal(path, languages=("en", "fr"))
+    write_zip(path, files | {"Books.de-en.de": "Ja.\n"})
+    assert "Books.de-en.de has 1 lines but" in refusal(path)
+    write_zip(path, {"x.en": "a\n", "x.de": "b\n"})
+    assert ": x in the languages de, en: which is the source? name them with" in refusal(path)
+    assert read_file(path, languages=("en", "de")) == [Pair("a", "b")]
+
+
+def test_a_folder_and_a_pattern_stand_for_their_files(tmp_path: Path) -> None:
+    folder = tmp_path / "my data"
+    (folder / "more").mkdir(parents=True)
+    written(folder / "a.tmx", OMEGAT)
+    written(folder / "notes.odt", "x")
+    written(folder / ".hidden.tsv", "x")
+    compressed(folder / "more" / "b.en-US.xz", b"yes\n")
+    compressed(folder / "more" / "b.de-DE.gz", b"ja\n")
+    written(folder / "c.tsv", "EN-US\tDE-DE\nno\tnein\n")
+    expected = [DOG, TOMS, Pair("no", "nein"), Pair("yes", "ja")]
+    assert ": b in the languages" in refusal(folder)
+    assert read_file(folder, languages=("en", "de")) == expected
+    assert read_file(folder / "*.t*", languages=("en", "de")) == expected[:3]
+    assert "no such file" in refusal(folder / "*.xlf")
+    written(folder / "train.tsv", "x\ty\n")
+    written(folder / "test.tsv", "x\ty\n")
+    assert ": contains train.tsv and test.tsv: give the training files alone" in refusal(folder)
+
+
+def test_files_of_different_languages_are_not_mixed(tmp_path: Path) -> None:
+    written(tmp_path / "a.tsv", "en\tde\na\tb\n")
+    written(tmp_path / "b.tsv", "en\tfr\na\tb\n")
+    message = ": several pairs of languages: en to de (a.tsv), en to fr (b.tsv); name them with"
+    assert message in refusal(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("source\ttarget\na\tb\n", [("a", "b")]),
+        ("en\tde\na\tb\n", [("a", "b")]),
+        ("\ufeffEN\tDE\r\na\tb\r\n", [("a", "b")]),
+        ("id\ten\tde\n1\ta\tb\n2\tc\td\n", [("a", "b"), ("c", "d")]),
+        ("target\tid\tsource\nb\t1\ta\n", [("a", "b")]),
+        ("English\tGerman\na\tb\n", [("a", "b")]),
+        ("sentence\tlabel\na\t1\n", [("a", "1")]),
+        ("Hello\tHallo\na\tb\n", [("Hello", "Hallo"), ("a", "b")]),
+        ("Go.\tGeh.\tCC-BY 2.0 (France) Attribution: tatoeba.org #1\n", [("Go.", "Geh.")]),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_header_is_recognised_only_by_known_names(
+    tmp_path: Path, text: str, pairs: list[tuple[str, str]], encoding: str
+) -> None:
+    assert read_file(written(tmp_path / "p.tsv", text, encoding)) == pairs
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32"])
+def test_utf_16_is_recognised_without_a_mark(tmp_path: Path, encoding: str) -> None:
+    text = "".join(f"source {number}\tTürkçe ς {number}\n" for number in range(2000))
+    pairs = read_file(written(tmp_path / "p.tsv", text, encoding))
+    assert len(pairs) == 2000
+    assert pairs[1999] == Pair("source 1999", "Türkçe ς 1999")
+
+
+def test_damaged_utf_16_is_named(tmp_path: Path) -> None:
+    content = "a\tb\nc\t".encode("utf-16") + b"\x00\xd8" + "\n".encode("utf-16-le")
+    (tmp_path / "p.tsv").write_bytes(content)
+    assert ":2: not UTF" in refusal(tmp_path / "p.tsv")
+    (tmp_path / "p.tsv").write_bytes(content[:-1])
+    assert ": damaged UTF-16: " in refusal(tmp_path / "p.tsv")
+
+
+def test_columns_that_are_not_certain_are_refused_with_the_candidates(tmp_path: Path) -> None:
+    three = written(tmp_path / "three.tsv", "17\tdog\tHund\n18\tcat\tKatze\n")
+    assert refusal(three) == (
+        ": 3 columns without known names: 1 '17', 2 'dog', 3 'Hund'; name them with --columns, such as "
+        "--columns 1,2 (in a recipe: columns)"
+    )
+    assert read_file(three, columns=("2", "3")) == [Pair("dog", "Hund"), Pair("cat", "Katze")]
+    assert read_file(three, columns=("3", "2"))[0] == Pair("Hund", "dog")
+    assert ": no column 'en' among the columns '17', 'dog', 'Hund'" in refusal(
+        three, columns=("en", "de")
+    )
+    many = written(tmp_path / "many.tsv", "en\tde\tfr\na\tb\tc\n")
+    assert ": which columns are source and target? Candidates: 'en', 'de', 'fr';" in refusal(many)
+    assert read_file(many, columns=("fr", "en")) == [Pair("c", "a")]
+    assert read_file(many, languages=("de", "fr")) == [Pair("b", "c")]
+    other = written(tmp_path / "other.tsv", "Begriff\tWort\tTerm\n1\tHund\tdog\n")
+    assert read_file(other, columns=("Term", "Wort")) == [Pair("dog", "Hund")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'id,en,de\r\n1,"a, b","c ""d"""\r\n2,"two\r\nlines",e\r\n',
+        'id;en;de\r\n1;a, b;"c ""d"""\r\n2;"two\r\nlines";e\r\n\r\n',
+        '\ufeffen;de\n"a, b";"c ""d"""\ntwo lines;e\n',
+        '"a, b","c ""d"""\n"two lines",e\n',
+    ],
+)
+def test_csv_as_spreadsheets_write_it(tmp_path: Path, text: str) -> None:
+    expected = [Pair("a, b", 'c "d"'), Pair("two lines", "e")]
+    assert read_file(written(tmp_path / "p.csv", text)) == expected
+
+
+def test_csv_with_an_unquoted_comma_is_refused_or_skipped(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.csv", "en,de\na,b\nc, d,e\nf,g\n")
+    assert refusal(path) == ":3: 3 fields, but the first line has 2"
+    skipped = Skipped()
+    pairs = read_file(path, on_bad_line="skip", skipped=skipped)
+    assert pairs == [Pair("a", "b"), Pair("f", "g")]
+    message = f"bad lines skipped: 1 (the first: {path}:3: 3 fields, but the first line has 2)"
+    assert skipped.messages() == [message]
+    both = written(tmp_path / "both.csv", "a;b,c\nd;e,f\n")
+    assert ": are fields separated by ',' (2 columns) or ';' (2 columns)?" in refusal(both)
+
+
+@given(rows=st.lists(st.tuples(st.text(), st.text()), min_size=1))
+def test_csv_round_trips_what_python_writes(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
+) -> None:
+    file = io.StringIO(newline="")
+    csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("source", "target"), *rows])
+    path = tmp_path_factory.mktemp("csv") / "p.csv"
+    path.write_bytes(file.getvalue().encode("utf-8", "replace"))
+    found = read_file(path)
+    assert len(found) == len(rows)
+    assert [pair.source.split() for pair in found] == [source.split() for source, _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "expected"),
+    [
+        ({"src": "a", "tgt": "b"}, {}, ("a", "b")),
+        ({"id": 3, "en": "a", "de": "b"}, {}, ("a", "b")),
+        ({"id": "3", "translation": {"en": "a", "de": "b"}}, {}, ("a", "b")),
+        ({"translation": {"de": "b", "en": "a"}}, {"languages": ("en", "de")}, ("a", "b")),
+        ({"q": "a", "x": 1, "a": "b"}, {"columns": ("q", "a")}, ("a", "b")),
+        ({"en": "a", "de": "b", "fr": "c"}, {"columns": ("fr", "en")}, ("c", "a")),
+    ],
+)
+def test_jsonl_and_parquet_of_hugging_face(
+    tmp_path: Path, record: dict[str, Any], options: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    path = written(tmp_path / "p.jsonl", json.dumps(record) + "\n")
+    assert read_file(path, **options) == [expected]
+    pq.write_table(pa.Table.from_pylist([record] * 3), tmp_path / "p.parquet")
+    assert read_file(tmp_path / "p.parquet", **options) == [expected] * 3
+
+
+def test_keys_that_are_not_certain_are_refused_with_the_candidates(tmp_path: Path) -> None:
+    record = {"question": "a", "answer": "b"}
+    path = written(tmp_path / "p.jsonl", json.dumps(record))
+    message = "which keys are source and target? Candidates: 'question', 'answer'; name them with"
+    assert f":1: {message}" in refusal(path)
+    pq.write_table(pa.Table.from_pylist([record]), tmp_path / "p.parquet")
+    assert message.replace("keys", "columns") in refusal(tmp_path / "p.parquet")
+
+
+def test_an_empty_cell_of_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    pq.write_table(pa.table({"en": ["a", None, "c"], "de": ["b", "x", "d"]}), path)
+    assert refusal(path) == ", row 2: en must be a string, found None"
+    assert read_file(path, on_bad_line="skip") == [Pair("a", "b"), Pair("c", "d")]
+
+
+# ---------------------------------------------------------------------------------------------
+# Bad lines, compression, fingerprints, previews
+
+
+def test_bad_lines_are_named_or_counted_and_skipped(tmp_path: Path) -> None:
+    path, skipped = tmp_path / "p.tsv", Skipped()
+    path.write_bytes(b"a\tb\nlatin \xe4\tc\nno tab\nd\te\n")
+    assert refusal(path) == ":2: not UTF-8: byte 0xE4 after 6 valid bytes of the line"
+    pairs = read_file(path, on_bad_line="skip", skipped=skipped)
+    assert pairs == [Pair("a", "b"), Pair("d", "e")]
+    assert skipped.counts == {"bad lines skipped": 2}
+    jsonl = written(tmp_path / "p.jsonl", 'x\n{"en": "a", "de": "b"}\n{"en": 1}\n')
+    assert read_file(jsonl, on_bad_line="skip") == [Pair("a", "b")]
+
+
+def test_a_bad_line_of_parallel_files_is_skipped_on_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"1\n\xff\n3\n4\n")
+    (tmp_path / "t").write_bytes(b"1\n2\n\xff\n4\n")
+    files = DataFiles(source=("s",), target=("t",), on_bad_line="skip")
+    data, skipped = DataConfig(root=str(tmp_path), train=files), Skipped()
+    assert list(read_pairs(files, data, "", skipped)) == [Pair("1", "1"), Pair("4", "4")]
+    assert skipped.counts == {"bad lines skipped": 2}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz"])
+def test_every_text_format_may_be_compressed(tmp_path: Path, suffix: str) -> None:
+    assert read_file(compressed(tmp_path / f"m.tmx{suffix}", OMEGAT.encode())) == [DOG, TOMS]
+    assert read_file(compressed(tmp_path / f"m.xlf{suffix}", XLIFF2.encode())) == [DOG, TOMS]
+    table = compressed(tmp_path / f"m.csv{suffix}", "en,de\na,b\n".encode("utf-16"))
+    assert read_file(table) == [Pair("a", "b")]
+    whole = table.read_bytes()
+    table.write_bytes(whole[: len(whole) // 2])
+    assert "damaged, cannot be decompressed" in refusal(table)
+
+
+def test_the_fingerprint_depends_on_what_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.tsv", "en\tde\na\tb\n")
+
+    def identity(name: str = "p.tsv", languages: tuple[str, str] | None = None) -> str:
+        files = DataFiles(pairs=(name,))
+        return fingerprint(files, DataConfig(root=str(tmp_path), train=files, languages=languages))
+
+    assert identity() == identity(languages=("en", "de")) != identity(languages=("de", "en"))
+    path.write_text("a\tb\n")
+    assert identity() == identity(languages=("de", "en"))  # plain columns are always the same
+    (tmp_path / "folder").mkdir()
+    written(tmp_path / "folder" / "a.tsv", "a\tb\n")
+    before = identity("folder")
+    written(tmp_path / "folder" / "b.tsv", "a\tb\n")
+    assert before != identity("folder")
+
+
+def test_a_preview_says_what_was_understood(tmp_path: Path) -> None:
+    files = DataFiles(pairs=(str(written(tmp_path / "m.tmx", OMEGAT)),))
+    preview = CorpusPreview(files, DataConfig(root="/", train=files))
+    assert len(list(preview.pairs())) == 2
+    assert preview.lines() == [
+        f"{tmp_path / 'm.tmx'}: tmx",
+        "2 pairs, EN-US to DE-DE; the first:",
+        "  The dog sleeps.  →  Der Hund schläft.",
+        "  Tom's cat & mine  →  Toms Katze und meine",
+        f"translation units without both EN-US and DE-DE: 1 (the first: {tmp_path / 'm.tmx'}:27)",
+    ]
+
+
+# ---------------------------------------------------------------------------------------------
+# Hostile and damaged files
+
+BOMB = """<?xml version="1.0"?>
+<!DOCTYPE tmx [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
+<tmx version="1.4"><header srclang="en"/><body><tu><tuv xml:lang="en"><seg>&b;</seg></tuv></tu></body></tmx>"""
+
+
+def test_entities_are_refused(tmp_path: Path) -> None:
+    assert "declares the entity 'a'" in refusal(written(tmp_path / "m.tmx", BOMB))
+    secret = written(tmp_path / "secret", "password")
+    text = BOMB.replace('<!ENTITY a "ha">', f'<!ENTITY a SYSTEM "file://{secret}">')
+    assert "declares the entity 'a'" in refusal(written(tmp_path / "m.tmx", text))
+    undefined = OMEGAT.replace("sleeps", "&sleeps;")
+    message = "the entity &sleeps; is not defined"
+    assert message in refusal(written(tmp_path / "m.tmx", undefined))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("m.tmx", "<html/>", ":1: <html> is the outermost element; expected <tmx>"),
+        ("m.tmx", OMEGAT[:600], ": not well-formed XML: no element found"),
+        ("m.tmx", "<tmx/>", ": no translation units"),
+        ("m.xlf", "<xliff>" + "<g>" * 200, "more than 100 nested elements"),
+        ("m.xlf", "<xliff/>", ": no translated segments"),
+        ("m.tmx", "", ": the file is empty"),
+        ("m.po", "", ": the file is empty"),
+        ("m.po", "hello", ": not a PO file"),
+        ("m.csv", "", ": the file is empty"),
+        ("m.csv", "one\ntwo\n", "1 columns in 'one'; at least 2 are needed"),
+        ("m.zip", "PK", ": damaged zip archive"),
+        ("m.parquet", "PAR1", ": damaged, or not Parquet"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    assert message in refusal(written(tmp_path / name, text))
+
+
+def whole_files() -> dict[str, bytes]:
+    """One good file of every format."""
+    table, archive = io.BytesIO(), io.BytesIO()
+    pq.write_table(pa.table({"en": ["a"] * 50, "de": ["b"] * 50}), table)
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.de-en.de", "a\n" * 50)
+        file.writestr("x.de-en.en", "b\n" * 50)
+    return {
+        "p.tmx": OMEGAT.encode(),
+        "p.xlf": OKAPI.encode(),
+        "p2.xlf": XLIFF2.encode(),
+        "p.po": GETTEXT.encode(),
+        "p.tsv": "id\ten\tde\n1\ta\tä\n".encode("utf-16"),
+        "p.csv": b'en,de\n"a, b",c\n',
+        "p.jsonl": b'{"translation": {"en": "a", "de": "b"}}\n',
+        "p.parquet": table.getvalue(),
+        "p.zip": archive.getvalue(),
+        "p.tsv.xz": lzma.compress(b"a\tb\n"),
+    }
+
+
+WHOLE = whole_files()
+MANY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def reads_or_refuses(path: Path) -> None:
+    """A file is read, or refused in one line; there is no third way."""
+    for on_bad_line in ("error", "skip"):
+        message = ""
+        try:
+            read_file(path, on_bad_line=on_bad_line)
+        except RegardError as error:
+            message = str(error)
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@MANY
+@given(data=st.data())
+def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    content = bytearray(WHOLE[name])
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    for _ in range(data.draw(st.integers(0, 4)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / name).write_bytes(bytes(content))
+    reads_or_refuses(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@MANY
+@given(content=st.binary(max_size=300))
+def test_random_bytes_are_read_or_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    reads_or_refuses(tmp_path / name)
+
+
+# ---------------------------------------------------------------------------------------------
+# Large files
+
+
+def large_tmx(path: Path, units: int) -> Path:
+    start, end = OMEGAT.split("<body>")[0] + "<body>", "</body></tmx>"
+    with path.open("w", encoding="utf-8") as file:
+        file.write(start)
+        for number in range(units):
+            file.write(
+                f'<tu tuid="{number}"><prop type="x">{number}</prop>'
+                f'<tuv xml:lang="en"><seg>sentence {number} of a large memory, {"long " * 30}</seg></tuv>'
+                f'<tuv xml:lang="de"><seg>Satz {number} eines Speichers, {"lang " * 30}</seg></tuv></tu>\n'
+            )
+        file.write(end)
+    return path
+
+
+def test_a_large_tmx_is_read_in_constant_memory(tmp_path: Path) -> None:
+    def peak(units: int) -> tuple[int, int, int]:
+        path = large_tmx(tmp_path / f"{units}.tmx", units)
+        files = DataFiles(pairs=(str(path),))
+        data = DataConfig(root="/", train=files, languages=("en", "de"))
+        tracemalloc.start()
+        count = sum(1 for _ in read_pairs(files, data, ""))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return count, path.stat().st_size, found
+
+    small, large = peak(8_000), peak(100_000)
+    assert (small[0], large[0]) == (8_000, 100_000)
+    assert large[1] > 45_000_000
+    assert large[2] < 1.1 * small[2] < 30_000_000

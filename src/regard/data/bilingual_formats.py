@@ -1,0 +1,382 @@
+"""Files of translation tools: TMX, XLIFF and PO.
+
+TMX and XLIFF stream (``xml_elements.py``). PO files are read by translate-toolkit, which keeps the whole file in
+memory: they contain the messages of one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from itertools import islice, product
+from typing import Any, NamedTuple
+from xml.etree.ElementTree import Element
+
+from regard.data.input_format import (
+    INPUT_FORMATS,
+    InputFormat,
+    Layout,
+    ReadOptions,
+    Two,
+    one_line,
+)
+from regard.data.language_codes import is_language, normalized_code
+from regard.data.pairs import Pair
+from regard.data.text_files import DataFile, read_chunks
+from regard.data.xml_elements import read_elements
+from regard.errors import RegardError
+
+CODE_ELEMENTS = frozenset(
+    ("bpt", "ept", "it", "ph", "ut", "sub", "x", "bx", "ex", "sc", "ec", "sm", "em", "cp")
+)
+"""inline elements that stand for formatting codes of the original document; others contain text"""
+
+
+def inline_text(element: Element) -> str:
+    """The text of a segment, without the formatting codes in it."""
+    return one_line("".join(_text_parts(element)) if len(element) else element.text or "")
+
+
+def _text_parts(element: Element) -> Iterator[str]:
+    yield element.text or ""
+    for child in element:
+        if child.tag not in CODE_ELEMENTS:
+            yield from _text_parts(child)
+        elif _is_line_break(child):
+            yield "\n"
+        yield child.tail or ""
+
+
+def _is_line_break(code: Element) -> bool:
+    kind = code.get("ctype") or code.get("subType") or code.get("type") or ""
+    return kind in ("lb", "x-lb", "xlf:lb") or (code.text or "").strip().lower().startswith("<br")
+
+
+def language_names(languages: Two) -> str:
+    return f"{languages[0]} to {languages[1]}"
+
+
+def how_to_choose_languages(source: str, target: str) -> str:
+    """How to name the languages, in a command or in a recipe."""
+    return (
+        f"name them with --languages, such as --languages {source},{target} "
+        "(in a recipe: data.languages)"
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# TMX
+
+
+class TranslationUnit(NamedTuple):
+    """The texts of a unit in each language, in order."""
+
+    line: int
+    texts: list[tuple[str, str]]
+    """language and text"""
+    source: str | None
+    """the source language, if the unit or the header names one"""
+
+
+@INPUT_FORMATS.register("tmx")
+class TMX(InputFormat):
+    """translation memory (TMX): the languages are named by xml:lang, the source by srclang"""
+
+    suffixes = (".tmx",)
+    sample = 1000
+    """units from which the languages are recognised"""
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        found = False
+        chosen = self.options.wanted_languages is not None
+        languages = self.languages(path)
+        source, target = languages
+        for unit in self.units(path):
+            sources, targets = (
+                [text for code, text in unit.texts if is_language(code, language)]
+                for language in languages
+            )
+            others = len(unit.texts) - len(sources) - len(targets)
+            if others and not chosen:
+                raise RegardError(
+                    f"{path}:{unit.line}: language {_other(unit, languages)} besides {source} and {target}; "
+                    + how_to_choose_languages(source, target)
+                )
+            pairs = [Pair(*texts) for texts in product(sources, targets) if all(texts)]
+            if not pairs:
+                reason = f"translation units without both {source} and {target}"
+                self.options.skipped.add(reason, f"{path}:{unit.line}")
+            found = found or bool(pairs)
+            yield from pairs
+        if not found:
+            raise RegardError(f"{path}: no pairs of {source} and {target}")
+
+    def layout(self, *paths: DataFile) -> Layout:
+        languages = self.languages(paths[0])
+        return Layout((), languages, language_names(languages))
+
+    def languages(self, path: DataFile) -> Two:
+        """The languages of source and target: those that the user wants, or the only two."""
+        quiet = type(self)(ReadOptions(on_bad_line=self.options.on_bad_line))
+        with closing(quiet.units(path)) as units:
+            sample = list(islice(units, self.sample))
+        codes: dict[str, str] = {}
+        for unit in sample:
+            for code, _ in unit.texts:
+                codes.setdefault(normalized_code(code), code)
+        if not codes:
+            raise RegardError(f"{path}: no translation units")
+        found = list(codes.values())
+        if wanted := self.options.wanted_languages:
+            for language in wanted:
+                # One that occurs later is found when the file is read.
+                if len(sample) < self.sample and not any(is_language(c, language) for c in found):
+                    raise RegardError(f"{path}: no language {language}; found: {', '.join(found)}")
+            if normalized_code(wanted[0]) == normalized_code(wanted[1]):
+                raise RegardError(f"{path}: source and target are both {wanted[0]}")
+            return wanted
+        sources = {normalized_code(unit.source) for unit in sample if unit.source}
+        if len(found) == 2 and len(sources) == 1:
+            (source,) = sources
+            matching = [code for code in found if is_language(code, source)] or [
+                code for code in found if is_language(source, code)
+            ]
+            if len(matching) == 1:
+                (other,) = (code for code in found if code not in matching)
+                return matching[0], other
+        names = ", ".join(found[:12]) + ", …" * (len(found) > 12)
+        second = found[1] if len(found) > 1 else "de"
+        question = (
+            "which is the source?" if len(found) == 2 else "which are the source and the target?"
+        )
+        raise RegardError(
+            f"{path}: languages {names}: {question} {how_to_choose_languages(found[0], second)}"
+        )
+
+    def units(self, path: DataFile) -> Generator[TranslationUnit, None, None]:
+        """The translation units of a file."""
+        header: str | None = None
+        for line, element, is_unit in read_elements(path, "tmx", ("tu",), ("header",)):
+            if not is_unit:
+                header = element.get("srclang")
+                continue
+            texts = []
+            for variant in element.iterfind("tuv"):
+                language = variant.get("xml:lang") or variant.get("lang")
+                segment = variant.find("seg")
+                if not language:
+                    self.bad(f"{path}:{line}", "a translation unit has a text without xml:lang")
+                    break
+                texts.append((language, "" if segment is None else inline_text(segment)))
+            else:
+                source = element.get("srclang") or header
+                yield TranslationUnit(line, texts, None if source == "*all*" else source)
+
+
+def _other(unit: TranslationUnit, languages: Two) -> str:
+    """The first language of a unit that is none of these."""
+    codes = (code for code, _ in unit.texts)
+    return next(code for code in codes if not any(is_language(code, one) for one in languages))
+
+
+# ---------------------------------------------------------------------------------------------
+# XLIFF
+
+
+class XliffSegment(NamedTuple):
+    """A source and its translation, with what the file says about their languages."""
+
+    line: int
+    pair: Pair
+    languages: tuple[str | None, str | None]
+    is_translated: bool
+
+
+@INPUT_FORMATS.register("xliff")
+class XLIFF(InputFormat):
+    """XLIFF 1.2 and 2, also of SDL, memoQ and Phrase; segments without a translation are left out"""
+
+    suffixes = (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff")
+    untranslated = ("new", "needs-translation", "initial")
+    """states of targets that are no translations yet"""
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        wanted, found = self.options.wanted_languages, False
+        stated: tuple[str | None, str | None] | None = None
+        for line, pair, languages, is_translated in self.segments(path):
+            if not is_translated or not all(pair):
+                reason = "segments without a translation"
+                self.options.skipped.add(reason, f"{path}:{line}")
+                continue
+            if wanted is None:
+                stated = stated or languages
+                if stated != languages:
+                    raise RegardError(
+                        f"{path}:{line}: {_stated(languages)} after {_stated(stated)}; "
+                        + how_to_choose_languages(languages[0] or "en", languages[1] or "de")
+                    )
+            elif not _matches(languages, wanted):
+                if not _matches(languages[::-1], wanted):
+                    reason = f"segments not {language_names(wanted)}"
+                    self.options.skipped.add(reason, f"{path}:{line}: {_stated(languages)}")
+                    continue
+                pair = Pair(pair.target, pair.source)
+            found = True
+            yield pair
+        if not found:
+            of = f" {language_names(wanted)}" if wanted else ""
+            raise RegardError(f"{path}: no translated segments{of}")
+
+    def layout(self, *paths: DataFile) -> Layout:
+        (path,) = paths
+        wanted = self.options.wanted_languages
+        if wanted is None:
+            with closing(self.segments(path)) as segments:
+                first = next((one for one in segments if one.is_translated), None)
+            source, target = first.languages if first else (None, None)
+            return Layout((), (source, target) if source and target else None)
+        return Layout((), wanted, language_names(wanted))
+
+    def segments(self, path: DataFile) -> Generator[XliffSegment, None, None]:
+        """All segments of a file, in both versions of the format."""
+        languages: tuple[str | None, str | None] = (None, None)
+        containers = ("xliff", "file")
+        for line, element, is_unit in read_elements(
+            path, "xliff", ("trans-unit", "unit"), containers
+        ):
+            if element.tag == "file" and element.get("source-language"):
+                languages = element.get("source-language"), element.get("target-language")
+            elif element.tag == "xliff" and element.get("srcLang"):
+                languages = element.get("srcLang"), element.get("trgLang")
+            elif is_unit:
+                parts = self._unit12 if element.tag == "trans-unit" else self._unit2
+                for source, target, is_translated in parts(element):
+                    pair = Pair(inline_text(source), inline_text(target))
+                    own = source.get("xml:lang"), target.get("xml:lang")
+                    stated = (own[0] or languages[0], own[1] or languages[1])
+                    yield XliffSegment(line, pair, stated, is_translated)
+
+    def _unit12(self, unit: Element) -> Iterator[tuple[Element, Element, bool]]:
+        """The segments of a unit of XLIFF 1.2, or the whole unit if it is not segmented."""
+        source, target = unit.find("source"), unit.find("target")
+        if source is None:
+            return
+        missing = Element("target")
+        if target is None:
+            yield source, missing, False
+            return
+        is_translated = target.get("state") not in self.untranslated
+        segmented = unit.find("seg-source")
+        sources = _marked(segmented) if segmented is not None else {}
+        targets = _marked(target)
+        if not sources or not targets:
+            yield source, target, is_translated
+            return
+        for number, segment in sources.items():
+            yield segment, targets.get(number, missing), is_translated and number in targets
+
+    def _unit2(self, unit: Element) -> Iterator[tuple[Element, Element, bool]]:
+        """The segments of a unit of XLIFF 2."""
+        for segment in unit.iterfind("segment"):
+            source, target = segment.find("source"), segment.find("target")
+            if source is None:
+                continue
+            is_translated = target is not None and segment.get("state") not in self.untranslated
+            yield source, Element("target") if target is None else target, is_translated
+
+
+def _marked(element: Element) -> dict[str, Element]:
+    """The segments of a source or target by their numbers."""
+    marks = (mark for mark in element.iter("mrk") if mark.get("mtype") == "seg")
+    return {mark.get("mid", ""): mark for mark in marks}
+
+
+def _matches(stated: tuple[str | None, ...], wanted: Two) -> bool:
+    """Whether languages are the wanted ones, as far as they are stated."""
+    return all(
+        code is None or is_language(code, language)
+        for code, language in zip(stated, wanted, strict=True)
+    )
+
+
+def _stated(languages: tuple[str | None, str | None]) -> str:
+    return f"{languages[0] or 'unknown'} to {languages[1] or 'unknown'}"
+
+
+# ---------------------------------------------------------------------------------------------
+# PO
+
+
+@INPUT_FORMATS.register("po")
+class PO(InputFormat):
+    """gettext messages (PO): msgid is the source, msgstr the target; fuzzy and obsolete messages are left out"""
+
+    suffixes = (".po",)
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        store = self._parse(path)
+        swap, found = self._is_swapped(path, store), False
+        for unit in store.units:
+            if unit.isheader():
+                continue
+            if unit.isobsolete() or unit.isfuzzy() or not unit.istranslated():
+                reason = "messages untranslated, fuzzy or obsolete"
+                self.options.skipped.add(reason, f"{path}: {str(unit.source)[:40]!r}")
+                continue
+            for source, target in _messages(unit):
+                if source and target:
+                    found = True
+                    yield Pair(target, source) if swap else Pair(source, target)
+        if not found:
+            raise RegardError(f"{path}: no translated messages")
+
+    def layout(self, *paths: DataFile) -> Layout:
+        (path,) = paths
+        store = self._parse(path)
+        swap = self._is_swapped(path, store)
+        if wanted := self.options.wanted_languages:
+            return Layout((), wanted, "swapped" if swap else "")
+        header = store.parseheader()
+        source, target = header.get("X-Source-Language"), header.get("Language")
+        return Layout((), (source, target) if source and target else None)
+
+    def _is_swapped(self, path: DataFile, store: Any) -> bool:
+        """Whether the user wants to translate from the language of msgstr; raises if it is another one."""
+        wanted, language = self.options.wanted_languages, store.parseheader().get("Language")
+        if not wanted or not language or is_language(language, wanted[1]):
+            return False
+        if is_language(language, wanted[0]):
+            return True
+        raise RegardError(f"{path}: the language is {language}, not {wanted[1]}")
+
+    def _parse(self, path: DataFile) -> Any:
+        try:
+            from translate.storage.pypo import pofile
+        except ImportError:
+            raise RegardError(
+                f"{path}: PO files need translate-toolkit: pip install 'regard[formats]'"
+            ) from None
+        content = b"".join(read_chunks(path))
+        if not content:
+            raise RegardError(f"{path}: the file is empty")
+        try:
+            store: Any = pofile.parsestring(content)  # type: ignore[no-untyped-call,unused-ignore]
+            store.parseheader()
+        except Exception as error:  # what it raises for a damaged file is not documented
+            problem = str(error).split("\n")[0] or type(error).__name__
+            raise RegardError(f"{path}: not a PO file: {problem[:200]}") from None
+        return store
+
+
+def _messages(unit: Any) -> list[tuple[str, str]]:
+    """The message of a unit; of a plural, the singular and each form of the plural."""
+    if not unit.hasplural():
+        return [(one_line(str(unit.source)), one_line(str(unit.target)))]
+    singular, plural = (one_line(str(text)) for text in unit.source.strings[:2])
+    forms = [one_line(str(text)) for text in unit.target.strings]
+    if len(forms) == 1:  # languages without a plural
+        return [(plural, forms[0])]
+    return [(singular, forms[0]), *((plural, form) for form in forms[1:])]

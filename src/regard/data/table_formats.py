@@ -1,0 +1,387 @@
+"""Tables of pairs: TSV, CSV, JSON lines, Parquet.
+
+The columns of source and target follow from a header or from keys, see ``columns.py``, or from what the user says.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from regard.data.columns import (
+    LICENCE,
+    choose_columns,
+    column_languages,
+    how_to_choose,
+    is_header,
+)
+from regard.data.input_format import (
+    INPUT_FORMATS,
+    InputFormat,
+    Layout,
+    ReadOptions,
+    abbreviate,
+    one_line,
+)
+from regard.data.pairs import Pair
+from regard.data.text_files import DataFile, read_error
+from regard.errors import RegardError
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Which fields of a record are source and target."""
+
+    columns: tuple[int, int]
+    names: tuple[str, ...] = ()
+    """of all columns, if the first record is a header"""
+    first: int = 0
+    """the number of the line with the first record"""
+    width: int = 2
+    """number of fields of the first record"""
+
+    def describe(self, options: ReadOptions, default: tuple[int, int] = (0, 1)) -> Layout:
+        """The layout as the user sees it."""
+        if not self.names:
+            numbers = f"{self.columns[0] + 1} and {self.columns[1] + 1} of {self.width}"
+            key = "" if self.columns == default else f"columns {self.columns}"
+            details = (f"columns {numbers}, without a header",) if self.width > 2 or key else ()
+            return Layout(details, options.languages, key)
+        source, target = (self.names[column] for column in self.columns)
+        details = (f"source is {source}, target is {target} of: {', '.join(self.names)}",)
+        languages = options.languages or column_languages((source, target))
+        return Layout(details, languages, f"named {source!r} {target!r}")
+
+
+class DelimitedFormat(InputFormat):
+    """A table of text fields, with or without a header."""
+
+    @abstractmethod
+    def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
+        """The fields of each record, with the number of its line."""
+
+    def layout(self, *paths: DataFile) -> Layout:
+        return self.find_layout(paths[0]).describe(self.options)
+
+    def find_layout(self, path: DataFile) -> TableLayout:
+        """The layout of a file, from its first record with two fields."""
+        # Bad lines are counted when the file is read, not here as well.
+        quiet = type(self)(ReadOptions(on_bad_line=self.options.on_bad_line))
+        with closing(quiet.records(path)) as records:
+            for number, fields in records:
+                if len(fields) < 2:
+                    self.check_width(path, number, fields)
+                    continue
+                try:
+                    return _table_layout(number, fields, self.options)
+                except ValueError as error:
+                    raise RegardError(f"{path}: {error}") from None
+        raise RegardError(f"{path}: no line has two columns")
+
+    def check_width(self, path: DataFile, number: int, fields: list[str]) -> None:
+        """Raise if the first record has fewer than two fields, unless bad lines are skipped."""
+        if self.options.on_bad_line == "error":
+            self.bad(f"{path}:{number}", self.too_few(fields, 2))
+
+    def too_few(self, fields: list[str], needed: int) -> str:
+        return (
+            f"{len(fields)} columns in {abbreviate(' '.join(fields))}; at least {needed} are needed"
+        )
+
+
+def _table_layout(number: int, fields: Sequence[str], options: ReadOptions) -> TableLayout:
+    """The layout of a table with this first record."""
+    fields = [field.strip() for field in fields]
+    named = options.columns is not None and not all(name.isdecimal() for name in options.columns)
+    if named or is_header(fields):
+        columns = choose_columns(fields, options)
+        return TableLayout(columns, tuple(fields), number, len(fields))
+    width = len(fields)
+    if options.columns is not None:
+        columns = choose_columns([str(one) for one in range(1, width + 1)], options)
+        return TableLayout(columns, (), number, width)
+    if width > 2 and not all(LICENCE.match(field) for field in fields[2:3]):
+        shown = ", ".join(
+            f"{one} {abbreviate(text[:30])}" for one, text in enumerate(fields[:8], 1)
+        )
+        raise ValueError(
+            f"{width} columns without known names: {shown}; {how_to_choose(['1', '2'])}"
+        )
+    return TableLayout((0, 1), (), number, width)
+
+
+@INPUT_FORMATS.register("tsv")
+class TSV(DelimitedFormat):
+    """tab-separated values, with or without a header; of two columns or without names, source is the first"""
+
+    suffixes = (".tsv",)
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        layout = self.find_layout(path)
+        source, target = layout.columns
+        needed = max(source, target) + 1
+        for number, fields in self.records(path):
+            if layout.names and number == layout.first:
+                continue
+            if len(fields) < needed:
+                self.bad(f"{path}:{number}", self.too_few(fields, needed))
+            else:
+                yield Pair(fields[source], fields[target])
+
+    def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
+        for number, line in self.lines(path):
+            yield number, line.split("\t")
+
+    def too_few(self, fields: list[str], needed: int) -> str:
+        if len(fields) < 2:
+            return f"no tab in {abbreviate(fields[0])}; a line is source, tab, target"
+        return super().too_few(fields, needed)
+
+
+@INPUT_FORMATS.register("csv")
+class CSV(DelimitedFormat):
+    """comma-separated values, also with semicolons as spreadsheets write them, with or without a header"""
+
+    suffixes = (".csv",)
+    delimiters = ",;\t|"
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        layout = self.find_layout(path)
+        source, target = layout.columns
+        for number, fields in self.records(path):
+            if layout.names and number == layout.first:
+                continue
+            if len(fields) != layout.width:
+                # An unquoted comma must not cut a text.
+                self.bad(
+                    f"{path}:{number}",
+                    f"{len(fields)} fields, but the first line has {layout.width}",
+                )
+            else:
+                yield Pair(one_line(fields[source]), one_line(fields[target]))
+
+    def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
+        numbers = [0]
+        reader = csv.reader(
+            self._numbered(path, numbers), delimiter=self.delimiter(path), strict=True
+        )
+        while True:
+            begins = numbers[0] + 1
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                self.bad(f"{path}:{begins}", f"not CSV: {error}")
+                continue
+            if fields:  # blank lines are no records
+                yield begins, fields
+
+    def delimiter(self, path: DataFile) -> str:
+        """The character that divides the first records into the same number of fields, at least two."""
+        quiet = type(self)(ReadOptions(on_bad_line="skip"))
+        with closing(quiet.lines(path)) as lines:
+            sample = [line + "\n" for _, line in islice(lines, 50)]
+        possible = {}
+        for delimiter in self.delimiters:
+            try:
+                records = [fields for fields in csv.reader(sample, delimiter=delimiter) if fields]
+            except csv.Error:
+                continue
+            if records and is_header(records[0]):
+                return delimiter
+            # The last one may go on after the sample.
+            widths = {len(fields) for fields in records[:-1] or records}
+            if len(widths) == 1 and min(widths) > 1:
+                possible[delimiter] = min(widths)
+        if len(possible) > 1 and not {"\t"} & {*possible}:
+            found = " or ".join(f"{one!r} ({width} columns)" for one, width in possible.items())
+            raise RegardError(
+                f"{path}: are fields separated by {found}? Add a header such as en{self.delimiters[0]}de"
+            )
+        return "\t" if "\t" in possible else next(iter(possible), ",")
+
+    def _numbered(self, path: DataFile, numbers: list[int]) -> Iterator[str]:
+        for number, line in self.lines(path):
+            numbers[0] = number
+            yield line + "\n"
+
+
+# ---------------------------------------------------------------------------------------------
+# JSON lines
+
+
+@INPUT_FORMATS.register("jsonl")
+class JSONL(InputFormat):
+    """JSON lines: objects with keys such as source and target, en and de, or translation: {en, de}"""
+
+    suffixes = (".jsonl", ".ndjson")
+    expected = 'a line is {"source": "…", "target": "…"}'
+    default = (("source",), ("target",))
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        keys = self.find_keys(path)
+        for number, line in self.lines(path):
+            try:
+                record = self.parse(line)
+                source, target = (self.text(record, key) for key in keys)
+            except ValueError as error:
+                self.bad(f"{path}:{number}", str(error))
+            else:
+                yield Pair(source, target)
+
+    def layout(self, *paths: DataFile) -> Layout:
+        keys = self.find_keys(paths[0])
+        if keys == self.default:
+            return Layout((), self.options.languages)
+        source, target = map(".".join, keys)
+        languages = self.options.languages or column_languages((source, target))
+        return Layout((f"source is {source}, target is {target}",), languages, f"{source} {target}")
+
+    def find_keys(self, path: DataFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The keys of source and target, from the first record."""
+        quiet = type(self)(ReadOptions(on_bad_line=self.options.on_bad_line))
+        with closing(quiet.lines(path)) as lines:
+            for number, line in lines:
+                try:
+                    record = self.parse(line)
+                except ValueError as error:
+                    quiet.bad(f"{path}:{number}", str(error))
+                    continue
+                keys = list(_flat_keys(record))
+                if not self.options.columns and {"source", "target"} <= {*record}:
+                    return self.default
+                try:
+                    source, target = choose_columns(
+                        [".".join(key) for key in keys], self.options, "keys"
+                    )
+                except ValueError as error:
+                    raise RegardError(f"{path}:{number}: {error}") from None
+                return keys[source], keys[target]
+        raise RegardError(f"{path}: no line is a JSON object")
+
+    def parse(self, line: str) -> dict[str, Any]:
+        """The object of a line; raises ValueError."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ValueError(f"not JSON: {abbreviate(line)}; {self.expected}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"not a JSON object: {abbreviate(line)}; {self.expected}")
+        return record
+
+    def text(self, record: dict[str, Any], key: tuple[str, ...]) -> str:
+        """The text of a key; raises ValueError."""
+        value: Any = record
+        for part in key:
+            found = isinstance(value, dict) and part in value
+            value = value[part] if found else None
+        name = ".".join(key)
+        if not isinstance(value, str):
+            shown = abbreviate(value) if found else "nothing"
+            expected = f"; {self.expected}" if key in self.default else ""
+            raise ValueError(f'"{name}" must be a string, found {shown}{expected}')
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            # JSON can escape half of a surrogate pair, which is not text and has no UTF-8 form.
+            raise ValueError(f'"{name}" has half of a surrogate pair: {abbreviate(value)}')
+        return value
+
+
+def _flat_keys(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The keys of a record; those of an object in it follow its own key."""
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from ((key, inner) for inner in value)
+        else:
+            yield (key,)
+
+
+# ---------------------------------------------------------------------------------------------
+# Parquet
+
+
+@INPUT_FORMATS.register("parquet")
+class Parquet(InputFormat):
+    """Parquet, as Hugging Face datasets are stored, with columns such as en and de or translation: {en, de}"""
+
+    suffixes = (".parquet",)
+    rows = 4096
+    """in memory at a time"""
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+
+        (path,) = paths
+        number = 0
+        try:
+            with path.open("rb") as file, ParquetFile(file) as table:
+                names = self.choose(path, table.schema_arrow)
+                for batch in table.iter_batches(self.rows, columns=list(names)):
+                    flat = pa.Table.from_batches([batch]).flatten()
+                    columns = (flat.column(name).to_pylist() for name in names)
+                    for source, target in zip(*columns, strict=True):
+                        number += 1
+                        if isinstance(source, str) and isinstance(target, str):
+                            yield Pair(source, target)
+                        else:
+                            name, value = (
+                                (names[1], target)
+                                if isinstance(source, str)
+                                else (names[0], source)
+                            )
+                            self.bad(
+                                f"{path}, row {number}",
+                                f"{name} must be a string, found {abbreviate(value)}",
+                            )
+        except FileNotFoundError as error:
+            raise read_error(path, error) from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise RegardError(f"{path}: damaged, or not Parquet: {_first_line(error)}") from None
+        if number == 0:
+            raise RegardError(f"{path}: the file is empty")
+
+    def layout(self, *paths: DataFile) -> Layout:
+        import pyarrow as pa
+        from pyarrow.parquet import read_schema
+
+        (path,) = paths
+        try:
+            with path.open("rb") as file:
+                names = self.choose(path, read_schema(file))
+        except FileNotFoundError as error:
+            raise read_error(path, error) from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise RegardError(f"{path}: damaged, or not Parquet: {_first_line(error)}") from None
+        languages = self.options.languages or column_languages(names)
+        details = (f"source is {names[0]}, target is {names[1]}",)
+        return Layout(details, languages, f"{names[0]} {names[1]}")
+
+    def choose(self, path: DataFile, schema: Any) -> tuple[str, str]:
+        """The names of the columns of source and target; those of a struct follow its own name."""
+        import pyarrow as pa
+
+        names: list[str] = []
+        for column in schema:
+            if pa.types.is_struct(column.type):
+                names += [f"{column.name}.{inner.name}" for inner in column.type]
+            else:
+                names.append(column.name)
+        try:
+            source, target = choose_columns(names, self.options)
+        except ValueError as error:
+            raise RegardError(f"{path}: {error}") from None
+        return names[source], names[target]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
