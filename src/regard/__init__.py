@@ -112,8 +112,13 @@ def load(
     precision: fp32, bf16, int8, or auto for the fastest that the machine supports.
     threads: number of batches to process at a time on a CPU; all cores by default.
     """
-    from regard.tasks import Translator
+    from regard.errors import RegardError
+    from regard.tasks import Model, Translator
 
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Model)):
+        raise RegardError(
+            f"load: {kind!r} is not a model class; options are given by name: device='cpu'"
+        )
     return (kind or Translator).load(run, device, precision, threads)
 
 
@@ -159,9 +164,13 @@ def train(
     from regard.errors import RegardError
     from regard.recipe import Recipe, load_recipe
     from regard.recipe.registry import find_registry
-    from regard.tasks import Translator
+    from regard.tasks import Model, Translator
     from regard.training.run import train as train_run
 
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Model)):
+        raise RegardError(
+            f"train: {kind!r} is not a model class; options are given by name: out='runs/my'"
+        )
     expected = kind or Translator
     if isinstance(recipe, Recipe):
         if out is None or changes:

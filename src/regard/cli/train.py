@@ -63,7 +63,7 @@ def train(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Change a value of the recipe, for example training.steps=500; repeatable.",
+            help="Change a value of the recipe, for example model.dropout=0.2; repeatable.",
         ),
     ] = None,
     out: Annotated[

@@ -4,11 +4,10 @@ Each step considers the ``2 * beam`` best candidates of a sentence, where a cand
 more token. EOS among the first ``beam`` candidates finishes a hypothesis. The first ``beam`` candidates that are not
 EOS become the active hypotheses of the next step; as each hypothesis has one EOS, there are enough of them.
 
-A sentence is done when its length normalization says so (see ``length_penalty.py``), or at its maximum length. At the
-maximum length EOS may still follow, under the same rule, but no other token; if the length normalization cuts at the
-limit, nothing follows. The result is the finished hypotheses. If there are none, the active ones are returned,
-truncated.
-"""
+A sentence is done when its length normalization says so (see ``length_penalty_and_stopping.py``), or at its maximum
+length. At the maximum length EOS may still follow, under the same rule, but no other token; if the length
+normalization cuts at the limit, nothing follows. The result is the finished hypotheses. If there are none, the active
+ones are returned, truncated."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -126,7 +125,8 @@ def beam_search(
         # 5. Extend the hypotheses of the sentences that are not done.
         if observer is not None:
             new_penalty = penalty(active.length + 1, length_penalty)
-            observer(BeamStep(active.length, candidates, ended, continued, done, new_penalty))
+            step_record = (active.length, candidates, ended, continued, done, new_penalty)
+            observer(BeamStep(*step_record, groups))
         active = active.advance(~done, continued)
         if processors:
             processor.advance((~done).nonzero().squeeze(1), continued)

@@ -28,6 +28,8 @@ class BeamStep(NamedTuple):
     """which sentences end with this step"""
     penalty: float
     """length penalty of a hypothesis of the new length"""
+    groups: int = 1
+    """groups of the beam; the candidates and the continued ones of each group are side by side"""
 
 
 @dataclass(frozen=True)
@@ -62,20 +64,24 @@ class BeamTree:
 
     def __call__(self, step: BeamStep) -> None:
         assert len(step.done) == 1, "a beam tree records one sentence"
-        extensions = _extensions(step.continued)
+        extensions = _extensions(step.continued, step.groups)
         kept = set() if bool(step.done[0]) else set(extensions)
         log_probabilities = step.candidates.log_probabilities[0].tolist()
         totals = step.candidates.totals[0].tolist()
         finished = step.finished[0].tolist()
         candidates = zip(
-            _extensions(step.candidates), log_probabilities, totals, finished, strict=True
+            _extensions(step.candidates, step.groups),
+            log_probabilities,
+            totals,
+            finished,
+            strict=True,
         )
         ids: dict[Extension, int] = {}
         for extension, log_probability, total, ends in candidates:
             if total == -torch.inf:
                 continue
             state: NodeState = "finished" if ends else "kept" if extension in kept else "pruned"
-            beam, token = extension
+            _, beam, token = extension
             ids[extension] = number = len(self.nodes)
             parent, score = self.active_nodes[beam], total / step.penalty
             self.nodes.append(Node(number, parent, token, log_probability, total, score, state))
@@ -93,9 +99,14 @@ class BeamTree:
             self.nodes.append(Node(step, step - 1, token, log_probability, total, score, state))
 
 
-Extension = tuple[int, int]
-"""A beam and the token it is extended by: unique among the candidates of a step."""
+Extension = tuple[int, int, int]
+"""A group, a beam and the token it is extended by: unique among the candidates of a step."""
 
 
-def _extensions(candidates: BeamCandidates) -> list[Extension]:
-    return list(zip(candidates.beams[0].tolist(), candidates.tokens[0].tolist(), strict=True))
+def _extensions(candidates: BeamCandidates, groups: int) -> list[Extension]:
+    beams, tokens = candidates.beams[0].tolist(), candidates.tokens[0].tolist()
+    per_group = len(beams) // groups
+    return [
+        (column // per_group, beam, token)
+        for column, (beam, token) in enumerate(zip(beams, tokens, strict=True))
+    ]

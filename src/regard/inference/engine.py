@@ -186,7 +186,7 @@ class Engine:
         reads_attention = any(one.needs_attention for one in enabled_processors(decoding))
         plain = plain or self.packed is None or reads_attention
         total = None if plain else len(requests)
-        if observer is not None:
+        if observer is not None and not decoding.is_sampling:
             assert len(requests) == 1, "an observer watches one request"
             return self.generate_batch(
                 DecodingBatch(requests, decoding, nbest, length, total), observer
@@ -219,7 +219,7 @@ class Engine:
             ]
         parallel = total is not None and self.device.type == "cpu"
         lengths = [len(one.source) for one in requests]
-        width = self._width(decoding, nbest, bool(requests[0].phrases))
+        width = self._width(decoding, nbest, bool(requests[0].phrases), length)
         # The longest first: what is left at the end, when not all workers are busy, is short.
         rows = [*self.plan(lengths, width, self.threads if parallel else 1)][::-1]
         batches = [
@@ -240,10 +240,12 @@ class Engine:
             ]
         return ordered
 
-    def _width(self, decoding: DecodingConfig, nbest: int, constrained: bool) -> int:
+    def _width(
+        self, decoding: DecodingConfig, nbest: int, constrained: bool, length: int | None = None
+    ) -> int:
         """How many hypotheses of a request are in memory at once."""
         if isinstance(self.network, NonAutoregressiveTransformer):
-            return LENGTH_COST * max(decoding.length_beam, nbest)
+            return LENGTH_COST * (1 if length is not None else max(decoding.length_beam, nbest))
         if decoding.is_sampling:
             return 1
         return max(decoding.beam, decoding.constrained_beam) if constrained else decoding.beam
@@ -264,6 +266,7 @@ class Engine:
         requests, decoding, nbest, length, total = batch
         packed = None if total is None or self.packed is None else self.packed.for_sentences(total)
         network = packed or self.network
+        assert len({(one.prompt, one.start) for one in requests}) == 1, "requests of one kind"
         closing = [] if requests[0].prompt else [EOS]
         sources = pad_rows([[*one.source, *closing] for one in requests], self.device)
         context = (
@@ -428,6 +431,8 @@ def record_cross_attention(
 
 def sample_seed(seed: int, request: Request) -> int:
     """The seed of one sample. It depends on the text, not on the row or on other texts of the call."""
+    if request.prompt:  # a language model continues one text
+        return seed + request.sample
     sequence = np.random.SeedSequence([seed, request.sample, *request.source])
     return int(sequence.generate_state(1)[0])
 

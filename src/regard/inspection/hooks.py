@@ -178,12 +178,16 @@ def _array(tensor: Tensor) -> Floats:
     return array
 
 
+MAX_NODE_WEIGHTS = 1 << 24
+"""attention weights of beam nodes in memory at once: 64 MiB in float32"""
+
+
 @torch.inference_mode()
 def node_attention(model: Translator, request: Request, nodes: Sequence[Node]) -> dict[int, Floats]:
     """[layer, head, source] cross-attention of every beam node that was continued, by its id.
 
-    The paths of the beam are read again in one batch, with teacher forcing. A decoder is causal, so the attention at a
-    position does not depend on what follows.
+    The paths of the beam are read again with teacher forcing, in batches of bounded size. A decoder is causal, so the
+    attention at a position does not depend on what follows.
     """
     cross = attentions(model)["cross_attention"]
     parents = {node.parent for node in nodes if node.parent is not None}
@@ -192,17 +196,25 @@ def node_attention(model: Translator, request: Request, nodes: Sequence[Node]) -
     paths = {node: _path(nodes, node) for node in sorted(parents)}
     inner = {node for path in paths.values() for node in path[:-1]}
     leaves = [node for node in paths if node not in inner]
-    tokens = [[nodes[node].token for node in paths[leaf]] for leaf in leaves]
-    target = pad_rows(tokens, model.device)
-    source = pad_rows([[*request.source, EOS]], model.device).expand(len(leaves), -1)
-    trees = model.engine.trees([request] * len(leaves))
-    with record_attention(cross) as recorded:
-        model.network(source, target, trees)
+    source = pad_rows([[*request.source, EOS]], model.device)
+    memory = model.network.encode(source, model.engine.trees([request]))
+    longest = max(len(paths[leaf]) for leaf in leaves)
+    row_size = longest * source.shape[1] * sum(module.heads for module in cross)
+    batch_size = max(1, MAX_NODE_WEIGHTS // row_size)
     found: dict[int, Floats] = {}
-    for row, leaf in enumerate(leaves):
-        weights = np.stack([_array(recorded[module].weights[row]) for module in cross])
-        for position, node in enumerate(paths[leaf]):
-            found.setdefault(node, weights[:, :, position])
+    for first in range(0, len(leaves), batch_size):
+        batch = leaves[first : first + batch_size]
+        tokens = [[nodes[node].token for node in paths[leaf]] for leaf in batch]
+        target = pad_rows(tokens, model.device)
+        with record_attention(cross) as recorded:
+            model.network.decode(target, memory)
+        # The rows of one sentence are queries side by side: [1, head, row * position, source].
+        weights = np.stack([_array(recorded[module].weights[0]) for module in cross])
+        weights = weights.reshape(*weights.shape[:2], *target.shape, -1)
+        for row, leaf in enumerate(batch):
+            for position, node in enumerate(paths[leaf]):
+                if node not in found:
+                    found[node] = weights[:, :, row, position].copy()
     return {node: found[node] for node in sorted(parents)}
 
 

@@ -507,8 +507,9 @@ class DecodingConfig(Section):
     """diverse beam search: number of groups, with beam / beam_groups hypotheses each"""
     diversity_penalty: Annotated[float, Field(ge=0)] = 0.5
     """beam_groups: penalty for a token that an earlier group selected in the same step"""
-    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE)] | None = None
-    """sample from the model instead of searching; values below 1 sharpen the distribution, values above 1 flatten it"""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """sample from the model instead of searching: values below 1 sharpen the distribution, values above 1 flatten it;
+    0 or null searches"""
     top_k: Annotated[int, Field(ge=0)] = 0
     """sampling: sample from the k most probable tokens; 0 means all"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -526,10 +527,15 @@ class DecodingConfig(Section):
     @property
     def is_sampling(self) -> bool:
         """Whether hypotheses are sampled: with a temperature, or for minimum Bayes risk decoding."""
-        return self.temperature is not None or self.mbr > 0
+        return bool(self.temperature) or self.mbr > 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.temperature and self.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"temperature {self.temperature:g} must be 0, which searches instead of sampling, or at least "
+                f"{MIN_TEMPERATURE}"
+            )
         if self.beam % self.beam_groups:
             raise ValueError(f"beam_groups {self.beam_groups} must divide beam {self.beam}")
         beam_only = {
@@ -542,7 +548,7 @@ class DecodingConfig(Section):
             raise ValueError(
                 f"mbr draws samples, so it cannot be combined with {' and '.join(used)}"
             )
-        if self.temperature is not None and used:
+        if self.temperature and used:
             raise ValueError(
                 f"temperature turns on sampling, so it cannot be combined with {' and '.join(used)}"
             )

@@ -70,8 +70,9 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
     ignored = {option: f"{key}: {one.name}" for key, one in selected for option in one.ignores}
     readers: dict[str, list[str]] = {}
     for key in LOCATIONS:
+        site = key.rpartition(".")[2]
         for choice in find_registry(key).choices.values():
-            for option in choice.options:
+            for option in choice.options if not choice.sites or site in choice.sites else ():
                 readers.setdefault(option, []).append(f"{key}: {choice.name}")
     # A choice reads its options only if its own key is in use.
     used: set[str] = set()
@@ -91,10 +92,10 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
         elif option not in used:
             needed = " or ".join(dict.fromkeys(readers[option]))
             yield f"{option}: {value} has no effect; it only applies to {needed}"
-    yield from _switched_off(recipe, defaults)
+    yield from _switched_off(recipe, defaults, {*ignored})
 
 
-def _switched_off(recipe: Recipe, defaults: Recipe) -> Iterator[str]:
+def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterator[str]:
     """Options of features that are turned off by another option."""
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
     sampling = decoding.is_sampling
@@ -112,7 +113,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe) -> Iterator[str]:
     }
     for option, (needed, on) in needs.items():
         value = attrgetter(option)(recipe)
-        if not on and value != attrgetter(option)(defaults):
+        if not on and option not in ignored and value != attrgetter(option)(defaults):
             yield f"{option}: {value} has no effect; it only applies to {needed}"
 
 

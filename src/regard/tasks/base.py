@@ -103,7 +103,8 @@ class Model(ABC):
         kind = TASKS[recipe.task].model
         if not issubclass(kind, cls):
             raise RegardError(
-                f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {kind.command}"
+                f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {kind.command}, "
+                f"in Python with regard.load(run, regard.{kind.__name__})"
             )
         weights = run.weights()
         tokenizer = run.tokenizer(recipe)
@@ -126,6 +127,10 @@ class Model(ABC):
             raise RegardError(
                 f"precision int8: not supported for task {self.task}; use fp32, bf16 or auto"
             )
+
+    def set_precision(self, precision: Precision) -> None:
+        """Compute in another precision from now on."""
+        self.precision = precision
 
     def start_workers(self) -> None:  # noqa: B027 (only sequence generators have workers)
         """Process batches in worker processes from now on, if that is faster."""
@@ -197,6 +202,10 @@ class SequenceGenerator(Model):
         config = recipe.model
         build = ARCHITECTURES[config.architecture]
         return build(config, tokenizer.source.size, tokenizer.target.size)
+
+    def set_precision(self, precision: Precision) -> None:
+        super().set_precision(precision)
+        self.engine.precision = precision
 
     def freeze(self) -> None:
         self.engine.freeze()

@@ -49,6 +49,7 @@ QUICK: DecodingOptions = {
     "beam_groups": 1,
     "coverage_penalty": 0.0,
     "mbr": 0,
+    "temperature": 0.0,
     "protect": (),
 }
 """greedy search, for validation"""
@@ -242,12 +243,13 @@ class Translator(SequenceGenerator):
         rows = [row for row, text in enumerate(texts) if text.strip()]
         found: dict[int, list[Generated]] = {}
         if "placeholders" in decoding.protect and not self.needs_trees:
+            languages = language_of_each(to, len(texts))
             chosen = [texts[row] for row in rows]
             some = self._with_substitutes(
                 chosen,
                 [list(requests[row].prefix) for row in rows],
                 [terms[row] for row in rows],
-                [language_of_each(to, len(texts))[row] for row in rows],
+                [languages[row] for row in rows],
                 decoding,
                 nbest,
                 plain,
@@ -331,10 +333,9 @@ class Translator(SequenceGenerator):
                 if name in given and given[name] != getattr(defaults, name)
             }
             _refuse("no effect without temperature or mbr", **unused)
-        if "beam" not in given and nbest > decoding.beam and not sampled:
-            return override_decoding(decoding, {"beam": nbest})
-        if self.non_autoregressive and "length_beam" not in given and nbest > decoding.length_beam:
-            return override_decoding(decoding, {"length_beam": nbest})
+        width = "length_beam" if self.non_autoregressive else "beam"
+        if width not in given and nbest > getattr(decoding, width) and not sampled:
+            return override_decoding(decoding, {width: nbest})
         return decoding
 
     def _check_call(
@@ -346,6 +347,8 @@ class Translator(SequenceGenerator):
         length: int | None,
     ) -> None:
         """Refuse arguments that the model or the decoding method does not support."""
+        if nbest < 1:
+            raise RegardError(f"nbest {nbest}: must be at least 1")
         if self.non_autoregressive:
             _refuse(
                 "not supported by a non-autoregressive model",
@@ -402,8 +405,10 @@ class Translator(SequenceGenerator):
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
         sources = self.encode(texts, to)
-        given = prefixes or [""] * len(texts)
-        forced = [self._encode_prefix(one) if isinstance(one, str) else list(one) for one in given]
+        forced = [
+            self._encode_prefix(one) if isinstance(one, str) else list(one)
+            for one in prefixes or [()] * len(texts)
+        ]
         position = self.recipe.model.position
         trees = trees_of(texts, parses, sources, self.tokenizer.source, position)
         return [

@@ -252,7 +252,7 @@ def finish(
     """Average checkpoints if that is better, score the result, write the card."""
     start = time.monotonic()
     trainer.ema = None  # from here on the network itself holds the weights to score
-    trainer.model.precision = "fp32"  # as when the model is loaded
+    trainer.model.set_precision("fp32")  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
     averaged, valid = _select_weights(trainer, reporter, deadline)

@@ -1,5 +1,6 @@
 """What a call asks of search holds for that call, and what cannot be searched so is refused in one line."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_a_translation_is_as_long_as_the_call_allows(
         ({"length_penalty": 400.0}, "length_penalty"),
         (
             {"beam": 1, "temperature": 1e-45},
-            "temperature: 1e-45 must be greater than or equal to 0.01",
+            "temperature 1e-45 must be 0, which searches",
         ),
     ],
 )
@@ -54,7 +55,7 @@ def test_what_cannot_be_searched_is_refused_while_watched_too(
 
 def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:
     for ask in (model.search, model.translate):
-        with pytest.raises(RegardError, match="a list of texts"):
+        with pytest.raises(RegardError, match="the texts must be a list"):
             ask("ein Hund")
 
 
@@ -75,3 +76,53 @@ def test_a_table_of_waves_is_long_enough_whatever_another_thread_puts_in_its_pla
 
     waves = Hurried(lambda length: torch.ones(length, 2))
     assert len(waves(700, torch.device("cpu"))) >= 700
+
+
+@pytest.fixture(scope="module")
+def sharp(make_run: Callable[..., Path]) -> Path:
+    return make_run(decoding={"extra_length": 6})
+
+
+def test_every_method_needs_at_least_one_translation(sharp: Path) -> None:
+    model = Translator.load(sharp, "cpu")
+    methods: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"mbr": 3}]
+    for options in methods:
+        for nbest in (0, -1):
+            with pytest.raises(RegardError, match=f"nbest {nbest}: must be at least 1"):
+                model.search(["a dog"], nbest=nbest, **options)
+
+
+def test_temperature_zero_searches_whatever_the_recipe_says(sharp: Path) -> None:
+    model = Translator.load(sharp, "cpu")
+    searched = model.search(["the dog sees a cat"])
+    greedy = model.predict(["the dog sees a cat"], quick=True)
+    model.set_decoding(temperature=2.0, mbr=4)
+    assert model.search(["the dog sees a cat"], temperature=0.0, mbr=0) == searched
+    assert model.predict(["the dog sees a cat"], quick=True) == greedy, "validation is greedy"
+
+
+def test_more_translations_than_the_beam_widen_it(make_run: Callable[..., Path]) -> None:
+    sections = {"model": {"architecture": "non_autoregressive"}}
+    model = Translator.load(make_run(**sections), "cpu")
+    (found,) = model.search(["the dog sees a cat"], nbest=7)
+    assert 1 < len(found) <= 7
+
+
+def test_the_precision_of_a_model_is_that_of_its_engine(sharp: Path) -> None:
+    plain = Translator.load(sharp, "cpu")
+    model = Translator(plain.recipe, plain.tokenizer, plain.network, plain.device, "bf16")
+    half = model.search(["the dog sees a cat"])[0][0].log_probability
+    model.set_precision("fp32")
+    whole = model.search(["the dog sees a cat"])[0][0].log_probability
+    assert half != whole
+    assert whole == pytest.approx(
+        plain.search(["the dog sees a cat"])[0][0].log_probability, abs=1e-4
+    )
+
+
+def test_a_tree_of_groups_has_every_candidate_once(sharp: Path) -> None:
+    trace = Translator.load(sharp, "cpu").trace("the dog sees a cat", beam=4, beam_groups=2)
+    first = [node for node in trace.beam if node.parent == 0]
+    assert sum(node.state == "kept" for node in first) <= 4
+    ids = {node.id for node in trace.beam}
+    assert len(ids) == len(trace.beam)

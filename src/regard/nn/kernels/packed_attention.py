@@ -36,7 +36,7 @@ def tile_indices(count, TILE: tl.constexpr):
 def keep_mask(seed, row, queries, keys, count, dropout):
     """The dropout mask: True where a hash of the indices (Wellons' lowbias32) is above a threshold.
 
-    The same kind of hash as ``nn.hashing.mix_bits``, which a Triton kernel cannot call.
+    The same kind of hash as ``nn.dropout.mix_bits``, which a Triton kernel cannot call.
     """
     x = (row * count + queries).to(tl.uint32)[:, None] * 0x9E3779B1
     x ^= keys.to(tl.uint32)[None, :] * 0x85EBCA6B + seed.to(tl.uint32)
