@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
@@ -34,6 +34,23 @@ def sha256(path: Path) -> str:
     """The hash of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SELECTION = "selection"
+"""The key of a ``Selection`` in the header of the weights; all other keys are names of files."""
+
+
+class Selection(NamedTuple):
+    """Which weights model.safetensors has, and how they validated. It is in the header of that file."""
+
+    averaged_checkpoints: int
+    objective: float
+    loss: float
+
+    @property
+    def sort_key(self) -> tuple[float, float]:
+        """Orders selections, best first, like validations."""
+        return self.objective, self.loss
 
 
 class RunDir:
@@ -150,13 +167,23 @@ class RunDir:
         digest = hashlib.sha256(sections.encode()).hexdigest()
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
-    def write_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def write_weights(
+        self, weights: Mapping[str, Tensor], selection: Selection | None = None
+    ) -> None:
+        """Write the weights; ``selection`` says how they validated, if they were validated."""
         # The card describes the finished weights. It must never lie beside others, not even after a crash.
         self.card_file.unlink(missing_ok=True)
-        write_tensors(self.weights_file, weights, self._dependencies())
+        metadata: dict[str, Any] = dict(self._dependencies())
+        if selection is not None:
+            metadata[SELECTION] = selection
+        write_tensors(self.weights_file, weights, metadata)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights, after checking that all files of the run still belong together."""
+        return self.read_weights()[0]
+
+    def read_weights(self) -> tuple[dict[str, Tensor], Selection | None]:
+        """The same with their selection; None if these weights were not selected in training."""
         from safetensors import SafetensorError, safe_open
 
         if not self.weights_file.is_file():
@@ -174,10 +201,12 @@ class RunDir:
                         f"{self.weights_file}: does not name the recipe it belongs to, "
                         "so it was not written by regard"
                     )
+                selection = expected.pop(SELECTION, None)
                 actual = self._dependencies()
                 for name in sorted(expected):
                     self._check_hash(name, actual.get(name), expected[name], "model.safetensors")
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return weights, None if selection is None else Selection(*selection)
         except SafetensorError as error:
             raise RegardError(f"{self.weights_file}: damaged: {error}") from None
 

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from enum import IntEnum
 from functools import cached_property
@@ -35,7 +35,7 @@ from regard.metrics import MetricResult
 from regard.nn.state_dict import copy_weights, named_weights
 from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
-from regard.storage.run_dir import RunDir
+from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import TASKS, build_network
 from regard.training.checkpoint import (
     TrainingState,
@@ -120,6 +120,8 @@ class Trainer:
             self.network.parameters(), self.training
         )
         self.state = TrainingState()
+        self.selection: Selection | None = None
+        """the weights in the run's model.safetensors; None if there are none yet"""
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
         special_tokens = prepared.tokenizer.source.num_special_tokens
@@ -283,7 +285,11 @@ class Trainer:
         return Validation(loss, result, -result.value if result.higher_is_better else result.value)
 
     def validate_and_save_best(self, reporter: ProgressReporter) -> None:
-        """Validate, and save the weights as the run's model if they are the best so far; main process only."""
+        """Validate, and save the weights as the run's model if they are the best so far; main process only.
+
+        The model of a run that was finished before may be an average that is better than any single checkpoint. It is
+        replaced only by better weights.
+        """
         state = self.state
         if not self.group.is_main:
             return
@@ -293,9 +299,9 @@ class Trainer:
         best = validation.sort_key < state.best
         state.validations.append((state.step, *validation.sort_key))
         _report_validation(reporter, state.step, validation, best)
-        if best:
+        if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
             with self.evaluation_mode():
-                self.run.write_weights(named_weights(self.network))
+                self.select(named_weights(self.network), Selection(1, *validation.sort_key))
 
     def estimate_validation_time(self, limit: float) -> None:
         """Set ``validation_seconds`` before the first validation: a high estimate from a few examples.
@@ -336,6 +342,11 @@ class Trainer:
     # -----------------------------------------------------------------------------------------
     # Saving and resuming
 
+    def select(self, weights: Mapping[str, Tensor], selection: Selection) -> None:
+        """Make these weights the run's model."""
+        self.run.write_weights(weights, selection)
+        self.selection = selection
+
     def save(self) -> None:
         """Save a checkpoint, delete those no longer needed, and let the other processes wait for it."""
         if self.group.is_main:
@@ -362,6 +373,8 @@ class Trainer:
         if self.ema is not None:
             self._set_ema({n: t.to(self.group.device) for n, t in tensors["ema"].items()})
         load_optimizer_state(self.optimizer, self.parameter_names, tensors["optimizer"])
+        if self.group.is_main and self.run.weights_file.exists():
+            _, self.selection = self.run.read_weights()
 
     def selected_checkpoints(self) -> list[Path]:
         """The checkpoints to keep and, at the end, to average."""
