@@ -35,6 +35,7 @@ from regard.training.trainer import (
     StopReason,
     Trainer,
     finished,
+    is_out_of_memory,
     perplexity,
     unpackable_choices,
 )
@@ -76,6 +77,13 @@ def train(recipe: Recipe, out: str | Path, minutes: float | None = None) -> Mode
                     _train(run, recipe, group, reporter, deadline)
             else:
                 _train(run, recipe, group, reporter, deadline)
+        except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
+            if not is_out_of_memory(error):
+                raise
+            raise RegardError(
+                f"{run}: out of memory. What was trained is saved. Use a smaller model, or a smaller "
+                "training.tokens_per_batch and a larger training.accumulate"
+            ) from None
         finally:
             reporter.close()
     return Model.load(out, recipe.training.device)
@@ -134,6 +142,24 @@ def _fit(
             "Try a smaller training.learning_rate, a longer training.warmup, training.clip_norm: 1.0, "
             "or training.precision: fp32"
         ) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Here, and not above: the error holds the tensors of the step that failed.
+    raise _out_of_memory(trainer, reporter)
+
+
+def _out_of_memory(trainer: Trainer, reporter: ProgressReporter) -> RegardError:
+    """Save what can be saved, and say how to need less memory."""
+    step, training = trainer.state.step, trainer.training
+    saved = trainer.rescue()
+    reporter.log("stop", step=step, reason="out of memory", resumable=saved > 0)
+    kept = f"Everything up to step {saved:,} is saved" if saved else "No step was saved"
+    return RegardError(
+        f"out of memory after step {step:,} on {hardware(trainer.group.device)}. {kept}. Use a smaller "
+        f"training.tokens_per_batch (now {training.tokens_per_batch:,}) and a larger training.accumulate (now "
+        f"{training.accumulate}) in a new --out, or resume this run where more memory is free"
+    )
 
 
 # ---------------------------------------------------------------------------------------------

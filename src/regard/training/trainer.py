@@ -31,6 +31,7 @@ from regard.data.batching import (
 from regard.data.corpus import valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
+from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.state_dict import copy_weights, named_weights
 from regard.recipe import TrainingConfig
@@ -61,6 +62,17 @@ PREFETCHED_BATCHES = 8
 
 class NonFiniteError(Exception):
     """A weight or the loss is infinite or not a number."""
+
+
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
+"""Parts of the messages of torch's errors when memory runs out; on a CPU they have no class of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the memory of the machine or of the GPU is exhausted."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 class DataCursor(NamedTuple):
@@ -157,6 +169,9 @@ class Trainer:
         reporter.start(state.step, training.steps, deadline)
         prefetched = closing(prefetch(self.batches(), PREFETCHED_BATCHES))
         with catch_signals() as interrupted, prefetched as batches:
+            if self.validation_is_due():
+                self.validate_and_save_best(reporter)
+                self.save()
             while True:
                 meter.update(self.step([next(batches) for _ in range(training.accumulate)]))
                 reporter.advance(state.step)
@@ -178,6 +193,13 @@ class Trainer:
                 if stop is not StopReason.NONE:
                     return stop
 
+    def validation_is_due(self) -> bool:
+        """Whether the last step was saved without its validation, because memory ran out."""
+        step = self.state.step
+        due = step > 0 and step % self.training.validate_every == 0
+        validated = any(step == validated for validated, *_ in self.state.validations)
+        return self.group.max(self.group.is_main and due and not validated) == 1
+
     def _stop_reason(self, deadline: float | None, interrupted: bool) -> StopReason:
         if interrupted:
             return StopReason.INTERRUPTED
@@ -190,8 +212,7 @@ class Trainer:
 
     def step(self, batches: list[TrainingBatch]) -> Tensor:
         """One optimizer step on some batches; returns the mean loss per token of this process."""
-        self.state.step += 1
-        step, training = self.state.step, self.training
+        step, training = self.state.step + 1, self.training
         _seed_step(training.seed, step, self.group.rank)
         tokens = sum(batch.tokens for batch in batches)
         # In the first steps the moving average follows closely, so that it forgets the random initialization.
@@ -202,6 +223,7 @@ class Trainer:
         micro_batches = [part for batch in batches for part in batch.micro_batches]
         train_step = self.cuda_graph_step or self.train_step
         loss = train_step(micro_batches, StepScalars(grad_scale, rate, ema_rate))
+        self.state.step = step  # from here on the state is that of the new weights
         self.state.tokens += tokens
         self.state.epoch, self.state.batch = batches[-1].cursor
         return loss
@@ -362,6 +384,22 @@ class Trainer:
         save_checkpoint(path, self.state, weights, self.ema, optimizer)
         files = checkpoint_files(self.run.checkpoints)
         delete_checkpoints(files, keep=[*self.selected_checkpoints(), files[-1]])
+
+    def rescue(self) -> int:
+        """Save a checkpoint after memory ran out, if that is possible, and return the step of the newest one.
+
+        It is not possible in the middle of an update, and not for one of several processes.
+        """
+        self.optimizer.zero_grad(set_to_none=True)  # frees the gradients
+        files = checkpoint_files(self.run.checkpoints)
+        newest = checkpoint_step(files[-1]) if files else 0
+        if self.train_step.updating or self.group.size > 1 or self.state.step <= newest:
+            return newest
+        try:
+            self._save_checkpoint()
+        except (MemoryError, RuntimeError, RegardError, NonFiniteError):
+            return newest
+        return self.state.step
 
     def load(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
