@@ -100,6 +100,8 @@ class Echo:
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")
 
+    max_text_tokens = 4096
+
     def start_workers(self) -> None:
         """It has none."""
 

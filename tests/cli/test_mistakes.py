@@ -367,13 +367,71 @@ def test_a_mistake_is_reported_in_one_line(
 def test_chunks_of_any_size_give_the_same_lines(text: bytes, size: int) -> None:
     chunks = [text[at : at + size] for at in range(0, len(text), size)]
     *lines, rest = text.split(b"\n")
-    assert list(split_lines(chunks)) == lines + [rest] * bool(rest)
+    assert list(split_lines(chunks, "x")) == lines + [rest] * bool(rest)
 
 
 def test_a_long_line_takes_time_by_its_length() -> None:
     def seconds(count: int) -> float:
         start = time.process_time()
-        assert [len(line) for line in split_lines([b"a" * 4096] * count)] == [count * 4096]
+        lines = split_lines([b"a" * 4096] * count, "x", limit=count * 4096)
+        assert [len(line) for line in lines] == [count * 4096]
         return time.process_time() - start
 
     assert seconds(8_000) < 0.5, "copied with each chunk it would be 130 GB"
+
+
+LIMIT = "1,000,000 bytes, the limit for a line"
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("chunk", [999, 1_000_000, 3_000_000])
+def test_a_line_that_is_too_long_is_refused_by_number(before: int, chunk: int) -> None:
+    for after in (b"", b"\nmore\n"):
+        text = b"short\n" * before + b"a" * 1_000_001 + after
+        chunks = [text[at : at + chunk] for at in range(0, len(text), chunk)]
+        with pytest.raises(RegardError, match=f"x:{before + 1}: longer than {LIMIT}"):
+            list(split_lines(chunks, "x"))
+    assert len(list(split_lines([b"a" * 1_000_000, b"\nb"], "x"))) == 2
+
+
+def test_an_endless_line_is_refused_while_it_is_read(folder: Path) -> None:
+    """The address space is limited, so that reading it all would end in a MemoryError, not in a dead machine."""
+    limits = "import resource, runpy; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
+    limited = [sys.executable, "-c", limits + "runpy.run_module('regard', run_name='__main__')"]
+    for source in (["--input", "/dev/zero"], ["--input", "/dev/zero", "--output", "out.txt"], []):
+        with Path("/dev/zero").open("rb") as zeros:
+            done = subprocess.run(
+                [*limited, "translate", "run", *source],
+                cwd=folder,
+                env=environment(),
+                stdin=zeros,
+                capture_output=True,
+                encoding="utf-8",
+                timeout=60,
+                check=False,
+            )
+        name = "/dev/zero" if source else "standard input"
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[1:] == [f"regard: {name}:1: longer than {LIMIT}"]
+    assert not (folder / "out.txt").exists()
+
+
+def test_a_line_that_takes_too_long_to_translate_is_refused_by_number(folder: Path) -> None:
+    write(folder / "long.txt", ["ein Hund", " ".join(["ein Hund"] * 50_000)])
+    start = time.monotonic()
+    message = "line 2 has 100,000 tokens, and at most 4,096 are translated as one text; "
+    for options, advice in {(): "--sentences splits it", ("--nbest", 2): "shorten it"}.items():
+        done = inside("translate", "run", "--input", "long.txt", *options, cwd=folder)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == f"regard: {message}{advice}"
+    assert time.monotonic() - start < 30
+    model = Translator.load(folder / "run", "cpu")
+    with pytest.raises(RegardError, match="text 2 has 4,097 tokens, and at most 4,096 are read"):
+        model.translate(["ein", " ".join(["ein"] * 4097)])
+
+
+def test_data_without_an_end_are_refused(folder: Path) -> None:
+    done = inside("train", "/dev/zero", "/dev/zero", "--out", "new", cwd=folder)
+    assert done.returncode == 2
+    assert "/dev/zero" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -27,6 +27,7 @@ class OneSentence:
     engine = SimpleNamespace(summary="fp32 on no device")
     words = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
     tokenizer = SimpleNamespace(source=words)
+    max_text_tokens = 4096
 
     def __init__(self, truncate: bool = False) -> None:
         train = DataFiles(source=("train.en",), target=("train.de",))

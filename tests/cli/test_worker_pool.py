@@ -18,6 +18,7 @@ import torch
 from regard.errors import RegardError
 from regard.inference.worker_pool import WorkerDied, WorkerPool, _cgroup_cores, map_in_threads
 from regard.tasks import Translator
+from tests.cli.commands import environment, write
 
 forked = pytest.mark.skipif(not WorkerPool.possible, reason="processes are forked on Linux only")
 Map = Callable[[Callable[[int], Any], range], list[Any]]
@@ -126,7 +127,7 @@ def test_an_error_has_the_traceback_of_the_worker_even_if_it_cannot_be_pickled()
     }.items():
         with pytest.raises(kind) as error:
             pool.map([item])
-        assert "_worker_loop" in error.value.__notes__[0]
+        assert "in _handle" in error.value.__notes__[0]
         assert item == "result" or "the_culprit" in error.value.__notes__[0]
     pool.end()
 
@@ -186,27 +187,111 @@ def test_when_a_worker_is_killed_the_others_end() -> None:
 
 
 ALONE = """
-import os, time
+import os, sys, time
 from regard.inference.worker_pool import WorkerPool
-def work(item):
+def sleep(item):
     print(os.getpid(), flush=True)
-    time.sleep(0.3)
-pool = WorkerPool(work, 2)
+    time.sleep(item)
+def compute(item):
+    print(os.getpid(), flush=True)
+    end = time.monotonic() + item
+    while time.monotonic() < end:
+        pass
+pool = WorkerPool(globals()[sys.argv[1]], 2)
 while True:
-    pool.map([1, 2])
+    pool.map([float(sys.argv[2])] * 2)
 """
 
 
 @forked
-def test_no_worker_outlives_the_main_process() -> None:
-    with subprocess.Popen([sys.executable, "-c", ALONE], stdout=subprocess.PIPE, text=True) as main:
+@pytest.mark.parametrize("work", [("sleep", "0.3"), ("sleep", "600"), ("compute", "600")])
+def test_no_worker_outlives_the_main_process(work: tuple[str, str]) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ALONE, *work], stdout=subprocess.PIPE, text=True
+    ) as main:
         assert main.stdout is not None
         workers = [int(main.stdout.readline()) for _ in range(2)]
         main.kill()
-    end = time.monotonic() + 20
-    while any(map(_runs, workers)):
-        assert time.monotonic() < end, f"{workers} still run"
+    assert_end(workers)
+
+
+def assert_end(workers: list[int]) -> None:
+    """Check that the processes end within 5 seconds; none of them is left behind if they do not."""
+    end = time.monotonic() + 5
+    while any(map(_runs, workers)) and time.monotonic() < end:
         time.sleep(0.05)
+    left = list(filter(_runs, workers))
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    assert left == []
+
+
+SLOW_TRANSLATE = """
+import os, sys, time
+from regard.inference.engine import Engine
+def slow(self, batch):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+Engine.generate_batch = slow
+from regard.cli.main import main
+sys.argv[:] = ["regard", "translate", sys.argv[1], "--threads", "2", "--input", sys.argv[2]]
+main()
+"""
+
+
+@forked
+def test_no_worker_outlives_a_killed_translation(finished_run: Path, tmp_path: Path) -> None:
+    write(tmp_path / "in.txt", ["the dog sees a cat", "a cat"] * 500)
+    command = [sys.executable, "-c", SLOW_TRANSLATE, str(finished_run), str(tmp_path / "in.txt")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as main:
+        assert main.stdout is not None
+        worker = int(main.stdout.readline())
+        assert worker != main.pid
+        main.kill()
+    assert_end([worker])
+
+
+@forked
+def test_sigterm_ends_an_idle_worker_and_a_busy_one_after_its_item() -> None:
+    def work(seconds: float) -> int:
+        time.sleep(seconds)
+        return os.getpid()
+
+    pool = WorkerPool(work, 1)
+    (process,) = pool.workers.values()
+    threading.Timer(0.3, os.kill, (process, signal.SIGTERM)).start()
+    assert pool.map([1.0]) == [process]  # nothing of it is lost
+    assert os.waitpid(process, 0) == (process, 0)
+    with pytest.raises(WorkerDied):
+        pool.map([0.0])
+    pool = WorkerPool(work, 1)
+    assert pool.map([0.0]) == [*pool.workers.values()]
+    (process,) = pool.workers.values()
+    time.sleep(0.2)
+    os.kill(process, signal.SIGTERM)
+    assert os.waitpid(process, 0) == (process, 0)
+    pool.end()
+
+
+@forked
+def test_a_worker_ignores_the_interrupt_of_the_terminal() -> None:
+    pool: WorkerPool[int, int] = WorkerPool(abs, 1)
+    (process,) = pool.workers.values()
+    assert pool.map([-1]) == [1]
+    os.kill(process, signal.SIGINT)
+    assert pool.map([-2]) == [2]
+    pool.end()
+
+
+@forked
+def test_workers_outlive_the_thread_that_started_them() -> None:
+    pools: list[WorkerPool[int, int]] = []
+    thread = threading.Thread(target=lambda: pools.append(WorkerPool(abs, 2)))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    assert pools[0].map([-1, -2, -3]) == [1, 2, 3]
+    pools[0].end()
 
 
 def _runs(process: int) -> bool:

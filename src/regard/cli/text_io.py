@@ -83,4 +83,4 @@ def _raw_lines() -> Iterator[bytes]:
     """Read from the file descriptor: a thread blocked in sys.stdin cannot be stopped cleanly."""
     from regard.data.text_files import split_lines
 
-    return split_lines(iter(lambda: os.read(0, 65536), b""))
+    return split_lines(iter(lambda: os.read(0, 65536), b""), "standard input")

@@ -152,7 +152,8 @@ def translate(
     )
     job.check_options()
     files = [path for path in (output, alignment) if path]
-    key = job.resume_key(input, parses) if input and output else None
+    # What is read from a device or pipe is gone, and a device may have no end.
+    key = job.resume_key(input, parses) if input and output and input.is_file() else None
     with ResumableOutput(files, key, overwrite) if files else nullcontext() as resumable:
         done = resumable.done if resumable else 0
         if resumable and done:
@@ -252,6 +253,7 @@ class Job:
     def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
         """The output for a chunk and its alignment, as lines of text. done: the number of lines before the chunk."""
         lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
+        self._refuse_long_lines(lines, done)
         self._warn_of_long_lines(lines, done)
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
@@ -315,7 +317,30 @@ class Job:
         """The target terms that the translation of a text must contain."""
         return self.glossary.target_terms(text) if self.glossary else []
 
-    # Warnings
+    # Warnings and refusals
+
+    def _refuse_long_lines(self, lines: Sequence[str], done: int) -> None:
+        """Refuse a line whose translation as one text would take too much time and memory."""
+        if self.by_sentence or self.model.recipe.data.clean.truncate:
+            return
+        limit = self.model.max_text_tokens
+        for number, line in enumerate(lines, done + 1):
+            if len(line.encode(errors="replace")) <= limit:  # a token has at least about one byte
+                continue
+            if (tokens := self._count_tokens(line)) > limit:
+                advice = "shorten it" if self._needs_whole_lines else "--sentences splits it"
+                raise RegardError(
+                    f"line {number} has {tokens:,} tokens, and at most {limit:,} are translated as one text; {advice}"
+                )
+
+    def _count_tokens(self, line: str) -> int:
+        return len(self.model.tokenizer.source.encode([line])[0])
+
+    @property
+    def _needs_whole_lines(self) -> bool:
+        """Whether an option is given that cannot be combined with --sentences."""
+        whole = self.with_alignment or self.with_parses or self.nbest > 1
+        return whole or self.length is not None or bool(self.prefix)
 
     def _warn_of_long_lines(self, lines: Sequence[str], done: int) -> None:
         """Warn once of a line with several sentences, or with more tokens than the model was trained on."""
@@ -332,7 +357,7 @@ class Job:
 
     def _too_long(self, line: str) -> str | None:
         """What a warning says about a line; None if the line is fine."""
-        whole = self.with_alignment or self.nbest > 1 or self.length is not None or self.prefix
+        whole = self._needs_whole_lines
         count = count_sentences(line, self._source_language)
         if count > 1:
             advice = "" if whole else "; --sentences translates each separately"
@@ -340,7 +365,7 @@ class Job:
         longest = self.model.recipe.data.clean.max_tokens
         if len(line.encode(errors="replace")) <= longest:  # a token has at least about one byte
             return None
-        tokens = len(self.model.tokenizer.source.encode([line])[0])
+        tokens = self._count_tokens(line)
         if tokens <= longest:
             return None
         advice = "" if whole else "; --sentences splits it"

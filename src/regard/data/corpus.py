@@ -98,6 +98,10 @@ def fingerprint(files: DataFiles, data: DataConfig) -> str:
     for key, paths in data_paths(files, data, "data").items():
         for path in _all_files(paths) if key == "pairs" else paths:
             digest.update(key.encode() + b"\0")
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise RegardError(
+                    f"{path}: not a regular file; training reads its data several times"
+                )
             try:
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -28,6 +28,8 @@ SAMPLE = 1 << 10
 """bytes from which an encoding is recognised"""
 DAMAGED = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile)
 """what decompression raises, besides EOFError"""
+MAX_LINE_BYTES = 1_000_000
+"""A longer line is refused as soon as this much of it is read: it is not text, or it lacks its line feeds."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def read_lines(path: DataFile, may_be_empty: bool = False) -> Iterator[str]:
 def decoded_lines(path: DataFile, may_be_empty: bool = False) -> Iterator[str | BadLine]:
     """The same, but lines that cannot be decoded are returned as such."""
     number = 0
-    for number, line in enumerate(split_lines(_as_utf8(path)), start=1):
+    for number, line in enumerate(split_lines(_as_utf8(path), str(path)), start=1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
         try:
@@ -73,20 +75,39 @@ def uncompressed_name(path: str | DataFile) -> str:
     return name
 
 
-def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines that end in a line feed; anything after the last line feed is a line, too."""
+def split_lines(
+    chunks: Iterable[bytes], where: str, limit: int = MAX_LINE_BYTES
+) -> Iterator[bytes]:
+    """Lines that end in a line feed; anything after the last line feed is a line, too.
+
+    A line of more than ``limit`` bytes is refused; ``where`` names the file in the error message.
+    """
+    number = 1
     begun: list[
         bytes
     ] = []  # joined once; otherwise a line of many chunks would be copied with each
+    size = 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         begun.append(first)
+        size += len(first)
         if others:
+            _check_line(size, where, number, limit)
             yield b"".join(begun)
-            yield from others[:-1]
-            begun = others[-1:]
+            for line in others[:-1]:
+                number += 1
+                _check_line(len(line), where, number, limit)
+                yield line
+            number += 1
+            begun, size = others[-1:], len(others[-1])
+        _check_line(size, where, number, limit)
     if rest := b"".join(begun):
         yield rest
+
+
+def _check_line(size: int, where: str, number: int, limit: int) -> None:
+    if size > limit:
+        raise RegardError(f"{where}:{number}: longer than {limit:,} bytes, the limit for a line")
 
 
 def read_error(path: DataFile, error: OSError) -> RegardError:

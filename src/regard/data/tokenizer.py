@@ -240,7 +240,10 @@ class Tokenizer:
         for stem, vocabulary in zip(file_stems(self.shared), vocabularies, strict=True):
             files |= vocabulary.files(stem)
         for name, content in files.items():
-            (folder / name).write_bytes(content)
+            try:
+                (folder / name).write_bytes(content)
+            except OSError as error:
+                raise RegardError(f"{folder / name}: cannot be written: {error.strerror}") from None
         for other in folder.glob("tokenizer*"):
             if other.name not in files:
                 other.unlink()

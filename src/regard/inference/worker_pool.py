@@ -11,6 +11,7 @@ a decoding step are too small to split, and most of the other work cannot be spl
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import signal
@@ -112,8 +113,11 @@ class WorkerPool(Generic[Item, Result]):
     """Worker processes that apply one function to items, each on one core.
 
     They are forked from this process, so they have everything that the function needs: nothing is loaded, packed or
-    kept in memory twice. Items and results travel through pipes. When this process ends, for whatever reason, the
-    workers end after their present item.
+    kept in memory twice. Items and results travel through pipes.
+
+    When this process ends, for whatever reason, the workers end at once: the kernel kills them. Where it cannot be
+    asked to, they end after their present item. SIGTERM ends a worker after its present item, too. SIGINT does not: a
+    terminal sends it to all processes, and this one handles it.
     """
 
     possible = sys.platform == "linux"
@@ -136,6 +140,7 @@ class WorkerPool(Generic[Item, Result]):
 
     def _fork(self, function: Callable[[Item], Result]) -> None:
         ours, theirs = Pipe()
+        parent, die_with_parent = os.getpid(), _death_signal()
         with warnings.catch_warnings():
             # Python warns that another thread may hold a lock during the fork. The threads of torch's kernels hold
             # none between two products, and a worker, which uses one core, does not need them.
@@ -146,9 +151,10 @@ class WorkerPool(Generic[Item, Result]):
             self.workers[ours] = process
             return
         try:
+            die_with_parent()
             for other in (*self.workers, ours):  # a pipe closes only when no process holds it
                 other.close()
-            _worker_loop(theirs, function)
+            _worker_loop(theirs, function, parent)
         finally:
             os._exit(0)  # skip the exit handlers of the parent process
 
@@ -222,23 +228,58 @@ def _worker_died() -> WorkerDied:
     return WorkerDied("a worker process was killed, possibly because memory ran out")
 
 
-def _worker_loop(pipe: Connection, function: Callable[[Item], Result]) -> None:
-    """The main loop of a worker: handle items until the other end of the pipe is closed."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent process handles them
-        signal.signal(number, signal.SIG_IGN)
+PR_SET_PDEATHSIG = 1
+"""Option of Linux's prctl: the signal that a process gets when its parent dies."""
+
+
+def _death_signal() -> Callable[[], object]:
+    """A function to call in a fork, so that the kernel kills it when this process dies, whatever it is doing.
+
+    It does nothing where there is no prctl, and in a thread other than the main one: the kernel would send the signal
+    when that thread ends.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    try:
+        prctl = ctypes.CDLL(
+            None
+        ).prctl  # looked up here, because a fork should do as little as possible
+    except (OSError, AttributeError):
+        return lambda: None
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _worker_loop(pipe: Connection, function: Callable[[Item], Result], parent: int) -> None:
+    """The main loop of a worker: handle items until the pipe is closed, ``parent`` has died, or SIGTERM arrives."""
+    busy, terminated = False, False
+
+    def terminate(number: int, frame: object) -> None:
+        nonlocal terminated
+        terminated = True
+        if not busy:  # the loop is waiting for an item
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
-        while True:
-            item = pickle.loads(pipe.recv_bytes())
-            start = time.process_time()
-            try:
-                with torch.inference_mode():
-                    result = function(item)
-                data = pickle.dumps(Outcome(result, None, time.process_time() - start))
-            except BaseException as error:
-                outcome = Outcome(None, _portable(error), time.process_time() - start)
-                data = pickle.dumps(outcome)
-            pipe.send_bytes(data)
+        while not terminated and os.getppid() == parent:
+            data = pipe.recv_bytes()
+            busy = True
+            pipe.send_bytes(_handle(data, function))
+            busy = False
+
+
+def _handle(data: bytes, function: Callable[[Item], Result]) -> bytes:
+    """The outcome of one item; both are pickled."""
+    item = pickle.loads(data)
+    start = time.process_time()
+    try:
+        with torch.inference_mode():
+            result = function(item)
+        return pickle.dumps(Outcome(result, None, time.process_time() - start))
+    except BaseException as error:
+        return pickle.dumps(Outcome(None, _portable(error), time.process_time() - start))
 
 
 def _portable(error: BaseException) -> BaseException:

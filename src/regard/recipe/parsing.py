@@ -100,6 +100,55 @@ _Loader.add_implicit_resolver(
 )
 
 
+MAX_CHARACTERS = 200_000
+MAX_DEPTH = 32
+MAX_NODES = 20_000
+"""Bounds of a YAML document: its size, its nesting, and its keys and values with every alias written out. An alias that
+contains aliases multiplies: a few lines can stand for billions of values."""
+SHOWN_PROBLEMS = 20
+
+
+class _LimitError(Exception):
+    """A document that is too large, too deeply nested, or has an alias that contains itself."""
+
+
+def load_yaml(text: str) -> Any:
+    """The value of a YAML document, after its limits have been checked."""
+    _check_limits(text)
+    return yaml.load(text, Loader=_Loader)
+
+
+def _check_limits(text: str) -> None:
+    """Count what a document would contain, from its stream of events; nothing is built."""
+    if len(text) > MAX_CHARACTERS:
+        raise _LimitError(f"more than {MAX_CHARACTERS:,} characters, too large")
+    sizes: dict[str, int] = {}  # of each anchor that is complete
+    open_anchors: list[str | None] = []
+    counts = [0]  # of each open collection, within that of the document
+    for event in yaml.parse(text, Loader=_Loader):
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent):
+            if anchor in open_anchors:
+                raise _LimitError("an alias in it contains itself")
+            counts[-1] += sizes.get(anchor or "", 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            counts[-1] += 1
+            sizes |= {anchor: 1} if anchor else {}
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_anchors.append(anchor)
+            counts.append(1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, name = counts.pop(), open_anchors.pop()
+            sizes |= {name: size} if name else {}
+            counts[-1] += size
+        if len(counts) > MAX_DEPTH:
+            raise _LimitError(f"nested more than {MAX_DEPTH} levels deep")
+        if counts[-1] > MAX_NODES:
+            raise _LimitError(
+                f"more than {MAX_NODES:,} keys and values with its aliases written out, too large"
+            )
+
+
 def bundled_recipes() -> dict[str, Path]:
     """The recipes that come with Regard by name, from the installed package or from the repository."""
     package = Path(__file__).parents[1]
@@ -124,7 +173,8 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
             )
         path = bundled[str(name)]
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)  # more is refused by its parser
     except UnicodeDecodeError as error:
         raise RegardError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
@@ -135,12 +185,14 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
 def parse_recipe(text: str, where: str, changes: Sequence[str] = ()) -> Recipe:
     """Parse the YAML text of a recipe. ``where`` names it in error messages."""
     try:
+        values = load_yaml(text)
         lines = _lines(yaml.compose(text, Loader=_Loader))
-        values = yaml.load(text, Loader=_Loader)
     except _DuplicateKeyError as error:
         raise RegardError(f"{where}: {error}") from None
-    except RecursionError:
-        raise RegardError(f"{where}: not a recipe: an alias in it contains itself") from None
+    except _LimitError as error:
+        raise RegardError(f"{where}: not a recipe: {error}") from None
+    except ValueError as error:  # a date with 13 months, a number of 5,000 digits
+        raise RegardError(f"{where}: not a recipe: {abbreviate(error)}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark else ""
@@ -182,7 +234,10 @@ def make_recipe(
         return recipe
     if len(problems) == 1:
         raise RegardError(f"{where}: {problems[0]}")
-    listing = "".join(f"\n  {problem}" for problem in problems)
+    shown = problems[:SHOWN_PROBLEMS]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown):,} more")
+    listing = "".join(f"\n  {problem}" for problem in shown)
     raise RegardError(f"{where}: {len(problems)} problems:{listing}")
 
 
@@ -243,9 +298,11 @@ def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
             f"--set {change}: expected section.key=value, for example training.steps=500"
         )
     try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
-        raise RegardError(f"--set {change}: the value is not YAML") from None
+        value = load_yaml(text)
+    except (yaml.YAMLError, ValueError):
+        raise RegardError(f"--set {_shorten(change)}: the value is not YAML") from None
+    except _LimitError as error:
+        raise RegardError(f"--set {_shorten(change)}: {error}") from None
     section = values
     for name in location[:-1]:
         inner = section.get(name)
@@ -281,11 +338,11 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     named = tuple(str(part) for part in details["loc"] if isinstance(part, str))
     line = lines.get(named[:-1] if _is_fraction(details) else named)
     start = f"line {line}: " if line else ""
-    key = ".".join(location)
+    key = _shorten(".".join(location))
     if details["type"] == "extra_forbidden":
         if key in RENAMED_KEYS:
             return start + _renamed(key, details["input"])
-        return f"{start}unknown key {key}{suggest(location[-1], _keys(location[:-1]))}"
+        return f"{start}unknown key {key}{suggest(_shorten(location[-1]), _keys(location[:-1]))}"
     if details["type"] == "missing":
         return f"{start}{key} is missing"
     if _is_fraction(details):
@@ -297,9 +354,30 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     if details["type"] == "choice" and str(details["input"]) in renamed:
         return f"{start}{key}: {details['input']} was renamed to {renamed[str(details['input'])]}"
     message = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = _shorten(message, 1000)
     if details["type"] == "value_error":
         return f"{start}{key}: {message}" if key else f"{start}{message}"
-    return f"{start}{key}: {details['input']!r} {message}"
+    return f"{start}{key}: {abbreviate(details['input'])} {message}"
+
+
+SHOWN_CHARACTERS = 80
+
+
+def abbreviate(value: object) -> str:
+    """A value as it is shown in an error message: one line, not longer than ``SHOWN_CHARACTERS``."""
+    if isinstance(value, str):
+        value = _shorten(value)
+    elif isinstance(value, Mapping | Sequence) and len(value) > SHOWN_CHARACTERS:
+        return f"{len(value):,} values"
+    try:
+        text = str(value) if isinstance(value, Exception) else repr(value)
+    except ValueError:  # an integer with thousands of digits
+        return "a number that is too long"
+    return _shorten(" ".join(text.split()))
+
+
+def _shorten(text: str, length: int = SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _renamed(key: str, value: object) -> str:

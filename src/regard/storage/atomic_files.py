@@ -7,6 +7,7 @@ file, and a crash leaves the previous version in place.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -87,18 +88,27 @@ def write_text(path: Path, text: str) -> None:
     write_atomic(path, write)
 
 
+CHECKSUM = "sha256"
+"""The key of the checksum in our metadata."""
+
+
+class NoChecksum(ValueError):  # noqa: N818
+    """A safetensors file that this version did not write."""
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write a safetensors file atomically; ``metadata`` is stored as JSON in its header."""
+    """Write a safetensors file atomically; ``metadata`` is stored as JSON in its header, with a checksum."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
+
+    on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    full = {**metadata, CHECKSUM: tensors_checksum(on_cpu, metadata)}
 
     def write(temporary: Path) -> None:
         try:
             temporary.touch()  # with the user's umask; safetensors would set a mode of its own
             mode = temporary.stat().st_mode
-            save_file(
-                dict(tensors), temporary, {METADATA_KEY: json.dumps(metadata, sort_keys=True)}
-            )
+            save_file(on_cpu, temporary, {METADATA_KEY: json.dumps(full, sort_keys=True)})
             temporary.chmod(mode)
         except SafetensorError as error:  # raised for a full disk, for example
             raise OSError(errno.EIO, str(error)) from None
@@ -106,9 +116,46 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     write_atomic(path, write)
 
 
+def tensors_checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+    """SHA-256 over the metadata and over the names, types, shapes and bytes of tensors on a CPU."""
+    import torch
+
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the metadata of a file that ``write_tensors`` wrote; refused if a single bit has changed.
+
+    The tensors are mapped from the file. Damage is a SafetensorError, OSError or ValueError.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = read_metadata(file)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    checksum = metadata.pop(CHECKSUM, None)
+    if checksum is None:
+        raise NoChecksum(
+            "no checksum in its header, so it was not written by this version of regard"
+        )
+    if tensors_checksum(tensors, metadata) != checksum:
+        raise ValueError("its contents do not match the checksum in its header")
+    return tensors, metadata
+
+
 def read_metadata(file: Any) -> dict[str, Any]:
     """The metadata of an open safetensors file; empty if ``write_tensors`` did not write it."""
-    metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+    try:
+        metadata = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+    except RecursionError:
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise ValueError("its header has no metadata of regard")
     return metadata
 
 

@@ -2,7 +2,8 @@
 
     recipe.yaml         the complete recipe, with all defaults written out
     tokenizer*.model    one file, or one for each side; an imported tokenizer also has its pieces in JSON
-    model.safetensors   the weights; the header has the hashes of the recipe and the tokenizer they belong to
+    model.safetensors   the weights; the header has their checksum, their validation, and the hashes of the recipe and
+                        the tokenizer they belong to
     card.json           scores, data, sizes, versions, times, and the hashes of all files above; written last
     log.jsonl, events/  the training log, as JSON lines and for TensorBoard
     checkpoints/        to resume training from
@@ -18,13 +19,13 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
 from regard.metrics.base import MetricResult
 from regard.recipe import Recipe, load_recipe
-from regard.storage.atomic_files import read_metadata, write_tensors, write_text
+from regard.storage.atomic_files import NoChecksum, read_tensors, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,23 @@ def sha256(path: Path) -> str:
     """The hash of a file's contents."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SELECTION = "selection"
+"""The key of a ``Selection`` in the header of the weights; all other keys are names of files."""
+
+
+class Selection(NamedTuple):
+    """Which weights model.safetensors has, and how they validated. It is in the header of that file."""
+
+    averaged_checkpoints: int
+    objective: float
+    loss: float
+
+    @property
+    def sort_key(self) -> tuple[float, float]:
+        """Orders selections, best first, like validations."""
+        return self.objective, self.loss
 
 
 class RunDir:
@@ -73,10 +91,13 @@ class RunDir:
             return {}
         try:
             card = json.loads(self.card_file.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             card = None
         if not isinstance(card, dict):
             raise RegardError(f"{self.card_file}: damaged, not a card in JSON")
+        files = card.get("files", {})
+        if not isinstance(files, dict) or not all(isinstance(one, str) for one in files.values()):
+            raise RegardError(f"{self.card_file}: damaged, its files are not names with hashes")
         return card
 
     def write_card(self, card: Mapping[str, Any]) -> None:
@@ -91,8 +112,9 @@ class RunDir:
         lines = self.log_file.read_text(encoding="utf-8") if self.log_file.is_file() else ""
         events = []
         for line in lines.split("\n"):
-            with suppress(ValueError):
-                events.append(json.loads(line))
+            with suppress(ValueError, RecursionError):
+                if isinstance(event := json.loads(line), dict):
+                    events.append(event)
         return events
 
     def describe(self, recipe: Recipe, card: Mapping[str, Any]) -> list[str]:
@@ -113,7 +135,7 @@ class RunDir:
             return [*lines, f"state        {state}"]
         try:
             return [*lines, *self._describe_training(card)]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise RegardError(f"{self.card_file}: incomplete card: {error!r}") from None
 
     def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
@@ -150,14 +172,24 @@ class RunDir:
         digest = hashlib.sha256(sections.encode()).hexdigest()
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
-    def write_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def write_weights(
+        self, weights: Mapping[str, Tensor], selection: Selection | None = None
+    ) -> None:
+        """Write the weights; ``selection`` says how they validated, if they were validated."""
         # The card describes the finished weights. It must never be next to other weights, not even after a crash.
         self.card_file.unlink(missing_ok=True)
-        write_tensors(self.weights_file, weights, self._dependencies())
+        metadata: dict[str, Any] = dict(self._dependencies())
+        if selection is not None:
+            metadata[SELECTION] = selection
+        write_tensors(self.weights_file, weights, metadata)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights, after checking that all files of the run still belong together."""
-        from safetensors import SafetensorError, safe_open
+        return self.read_weights()[0]
+
+    def read_weights(self) -> tuple[dict[str, Tensor], Selection | None]:
+        """The same with their selection; None if these weights were not selected in training."""
+        from safetensors import SafetensorError
 
         if not self.weights_file.is_file():
             raise RegardError(
@@ -167,19 +199,22 @@ class RunDir:
             path = self.folder / Path(name).name
             self._check_hash(name, sha256(path) if path.is_file() else None, digest, "card.json")
         try:
-            with safe_open(self.weights_file, "pt") as file:
-                expected = read_metadata(file)
-                if self.recipe_file.name not in expected:
-                    raise RegardError(
-                        f"{self.weights_file}: does not name the recipe it belongs to, "
-                        "so it was not written by Regard"
-                    )
-                actual = self._dependencies()
-                for name in sorted(expected):
-                    self._check_hash(name, actual.get(name), expected[name], "model.safetensors")
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            weights, expected = read_tensors(self.weights_file)
+            recorded = expected.pop(SELECTION, None)
+            selection = None if recorded is None else Selection(*recorded)
+        except NoChecksum as error:
+            raise RegardError(f"{self.weights_file}: {error}") from None
+        except (SafetensorError, ValueError, TypeError) as error:
             raise RegardError(f"{self.weights_file}: damaged: {error}") from None
+        if self.recipe_file.name not in expected:
+            raise RegardError(
+                f"{self.weights_file}: does not name the recipe it belongs to, "
+                "so it was not written by Regard"
+            )
+        actual = self._dependencies()
+        for name in sorted(expected):
+            self._check_hash(name, actual.get(name), expected[name], "model.safetensors")
+        return weights, selection
 
     def _check_hash(self, name: str, actual: str | None, expected: str, named_by: str) -> None:
         path = self.folder / name

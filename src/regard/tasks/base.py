@@ -62,6 +62,11 @@ def build_network(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
     return TASKS[recipe.task].model.build(recipe, tokenizer)
 
 
+MAX_TEXT_TOKENS = 4096
+"""Texts of more tokens are refused, unless the model was trained on texts half as long: time and memory of attention
+grow with the square of the length."""
+
+
 class Model(ABC):
     """A run folder opened for use. Each task has a subclass with the method that performs the task."""
 
@@ -139,7 +144,23 @@ class Model(ABC):
         """Source ids of texts, truncated as in training."""
         clean = self.recipe.data.clean
         longest = clean.max_tokens if clean.truncate else None
-        return [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
+        encoded = [ids[:longest] for ids in self.tokenizer.source.encode(texts)]
+        self.check_lengths(encoded)
+        return encoded
+
+    @property
+    def max_text_tokens(self) -> int:
+        """The number of tokens of the longest text that is read as one."""
+        return max(MAX_TEXT_TOKENS, 2 * self.recipe.data.clean.max_tokens)
+
+    def check_lengths(self, texts: Sequence[Sequence[int]]) -> None:
+        """Refuse a text, given as token ids, that is too long."""
+        for number, ids in enumerate(texts, 1):
+            if len(ids) > self.max_text_tokens:
+                raise RegardError(
+                    f"text {number} has {len(ids):,} tokens, and at most {self.max_text_tokens:,} are read as one; "
+                    "split it"
+                )
 
     @abstractmethod
     def predict(self, sources: Sequence[str], *, quick: bool = False) -> list[str]:

@@ -87,6 +87,7 @@ class Tagger(Model):
         words = [text.split() for text in texts]
         tokens = [self.tokenizer.source.encode(some) for some in words]
         rows = [[*chain(*some), EOS] for some in tokens]
+        self.check_lengths(rows)
         names = label_names(self.tokenizer.target)
         found = [Tagged([], [], []) for _ in texts]
         for batch in plan_rows([len(row) for row in rows], self.device, len(names)):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,7 +21,7 @@ from torch import Tensor, optim
 
 from regard.errors import RegardError
 from regard.recipe import TrainingConfig
-from regard.storage.atomic_files import read_metadata, write_tensors
+from regard.storage.atomic_files import CHECKSUM, read_metadata, read_tensors, write_tensors
 from regard.storage.run_dir import RunDir
 
 TENSOR_GROUPS = ("model", "ema", "optimizer")
@@ -92,30 +93,45 @@ def save_checkpoint(
     write_tensors(path, tensors, asdict(state))
 
 
-def load_checkpoint(
-    path: Path, groups: Sequence[str] = TENSOR_GROUPS
-) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
-    """The training state, and the tensors of each group by name; only the given groups are read."""
-    tensors: dict[str, dict[str, Tensor]] = {group: {} for group in TENSOR_GROUPS}
+def load_checkpoint(path: Path) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
+    """The training state, and the tensors of each group by name."""
+    groups: dict[str, dict[str, Tensor]] = {group: {} for group in TENSOR_GROUPS}
+    try:
+        tensors, header = read_tensors(path)
+        for key, tensor in tensors.items():
+            group, _, name = key.partition(".")
+            groups[group][name] = tensor
+        return _training_state(header), groups
+    except DAMAGE as error:
+        raise RegardError(f"{path}: not a complete checkpoint: {error}") from None
+
+
+def load_training_state(path: Path) -> TrainingState:
+    """The training state of a checkpoint; its tensors are not read."""
     try:
         with safe_open(path, "pt") as file:
             header = read_metadata(file)
-            for key in file.keys():  # noqa: SIM118
-                group, _, name = key.partition(".")
-                if group in groups:
-                    tensors[group][name] = file.get_tensor(key)
-        header["validations"] = [
-            (int(step), float(objective), float(loss))
-            for step, objective, loss in header["validations"]
-        ]
-        return TrainingState(**header), tensors
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        header.pop(CHECKSUM, None)
+        return _training_state(header)
+    except DAMAGE as error:
         raise RegardError(f"{path}: not a complete checkpoint: {error}") from None
+
+
+DAMAGE = (SafetensorError, OSError, KeyError, ValueError, TypeError)
+"""Errors from reading a file that is damaged, or not a checkpoint."""
+
+
+def _training_state(header: dict[str, Any]) -> TrainingState:
+    header["validations"] = [
+        (int(step), float(objective), float(loss))
+        for step, objective, loss in header["validations"]
+    ]
+    return TrainingState(**header)
 
 
 def checkpoint_weights(path: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint for inference: the moving average if there is one."""
-    _, tensors = load_checkpoint(path, ("model", "ema"))
+    _, tensors = load_checkpoint(path)
     return tensors["ema"] or tensors["model"]
 
 
@@ -166,7 +182,7 @@ def averageable_checkpoints(
     """
     files = checkpoint_files(folder)
     if state is None:
-        state = load_checkpoint(files[-1], ())[0] if files else TrainingState()
+        state = load_training_state(files[-1]) if files else TrainingState()
     validated = {step for step, *_ in state.validations} if training.average != "last" else set()
     steps = [checkpoint_step(path) for path in files]
     return [

@@ -72,6 +72,7 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
         raise RegardError(
             f"{run}: the data have changed since this run started; restore them, or choose another --out"
         )
+    _check_valid(recipe)
     start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
     (run.data / METADATA).unlink(missing_ok=True)  # it describes the datasets about to be replaced
@@ -80,11 +81,6 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
     tokenizer.save(run.folder)
     reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
     train = _write_train(run, recipe, tokenizer, reporter)
-    if next(valid_pairs(recipe.data), None) is None:
-        raise RegardError(
-            "no pair was held out for validation, because there are too few distinct sources; "
-            "give data.valid, or increase data.hold_out"
-        )
     rows = TASKS[recipe.task].encoder(recipe).rows
     skipped = Skipped()
     pairs = valid_pairs(recipe.data, skipped)
@@ -229,6 +225,22 @@ def _check_evaluation(recipe: Recipe) -> None:
             pass
 
 
+def _check_valid(recipe: Recipe) -> None:
+    """Raise if there are no validation data, or if a line of ``data.valid`` cannot be read."""
+    pairs = valid_pairs(recipe.data)
+    first = next(pairs, None)
+    if recipe.data.valid is not None:
+        if first is None:
+            raise RegardError("data.valid: has no pairs; validation needs at least one")
+        for _ in pairs:
+            pass
+    elif first is None:
+        raise RegardError(
+            "no pair was held out for validation, because there are too few distinct sources; "
+            "give data.valid, or increase data.hold_out"
+        )
+
+
 def _check_valid_lengths(recipe: Recipe, valid: TokenDataset) -> None:
     """Raise if a validation text is longer than the model can read; texts without targets were split into blocks."""
     limit = max_sequence_length(recipe.model)
@@ -286,7 +298,12 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
 def _read_metadata(run: RunDir) -> dict[str, Any]:
     """The metadata, or nothing if they are missing or belong to another tokenizer."""
     path = run.data / METADATA
-    metadata: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        metadata = json.loads(path.read_text()) if path.is_file() else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(metadata, dict):
+        return {}
     hashes = {path.name: sha256(path) for path in run.tokenizer_files()}
     return metadata if metadata.get("tokenizer") == hashes else {}
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from regard.errors import RegardError
 from regard.storage.run_dir import RunDir
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
@@ -27,7 +30,7 @@ class ProgressReporter:
         self.run = run
         self.enabled = enabled
         self.console = console or Console(stderr=True, highlight=False)
-        self.tensorboard: SummaryWriter | None = None
+        self.tensorboard: EventFile | None = None
         self.bar: Progress | None = None
         self.last_line = 0.0
         self.first_step, self.start_time = 0, 0.0
@@ -43,19 +46,13 @@ class ProgressReporter:
         if not self.enabled:
             return
         line = {"event": event, "time": round(time.time(), 3), **values}
-        with self.run.log_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        if "step" in values:
-            for name, value in values.items():
-                if isinstance(value, float):
-                    self._writer().add_scalar(f"{event}/{name}", value, values["step"])
-
-    def _writer(self) -> SummaryWriter:
-        if self.tensorboard is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.tensorboard = SummaryWriter(str(self.run.events))
-        return self.tensorboard
+        _append_line(self.run.log_file, json.dumps(line, ensure_ascii=False))
+        scalars = {
+            f"{event}/{name}": value for name, value in values.items() if isinstance(value, float)
+        }
+        if "step" in values and scalars:
+            self.tensorboard = self.tensorboard or EventFile(self.run.events)
+            self.tensorboard.write(values["step"], scalars)
 
     def start(self, step: int, steps: int, deadline: float | None = None) -> None:
         """Start the progress bar at ``step`` of ``steps``; ``deadline`` is a time of ``time.monotonic()``."""
@@ -105,3 +102,60 @@ class ProgressReporter:
         if self.tensorboard is not None:
             self.tensorboard.close()
             self.tensorboard = None
+
+
+def _append_line(path: Path, line: str) -> None:
+    """Append a line to a file, on a line of its own even if a crash has left half a line at the end."""
+    try:
+        with path.open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode("utf-8") + b"\n")
+    except OSError as error:
+        raise _write_error(path, error) from None
+
+
+def _write_error(path: Path, error: OSError) -> RegardError:
+    return RegardError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+class EventFile:
+    """A file of scalars for TensorBoard.
+
+    TensorBoard's own writer has a thread, whose errors (a full disk) are printed as tracebacks after ours.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        name = f"events.out.tfevents.{time.time_ns():019d}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("ab")
+        except OSError as error:
+            raise _write_error(self.path, error) from None
+        self.records = RecordWriter(self.file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add the scalars of a step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for name, value in scalars.items():
+            summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+            self._write(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def _write(self, event: Any) -> None:
+        try:
+            self.records.write(event.SerializeToString())
+            self.file.flush()
+        except OSError as error:
+            raise _write_error(self.path, error) from None
+
+    def close(self) -> None:
+        with suppress(OSError):  # reported when it was written
+            self.file.close()

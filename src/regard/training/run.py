@@ -23,7 +23,7 @@ from regard.metrics import MetricResult
 from regard.nn.state_dict import copy_weights
 from regard.recipe import Recipe
 from regard.storage.atomic_files import PARTIAL
-from regard.storage.run_dir import RunDir
+from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import ProcessGroup, process_group
@@ -35,6 +35,7 @@ from regard.training.trainer import (
     StopReason,
     Trainer,
     finished,
+    is_out_of_memory,
     perplexity,
     unpackable_choices,
 )
@@ -76,6 +77,13 @@ def train(recipe: Recipe, out: str | Path, minutes: float | None = None) -> Mode
                     _train(run, recipe, group, reporter, deadline)
             else:
                 _train(run, recipe, group, reporter, deadline)
+        except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
+            if not is_out_of_memory(error):
+                raise
+            raise RegardError(
+                f"{run}: out of memory. What was trained is saved. Use a smaller model, or a smaller "
+                "training.tokens_per_batch and a larger training.accumulate"
+            ) from None
         finally:
             reporter.close()
     return Model.load(out, recipe.training.device)
@@ -134,6 +142,24 @@ def _fit(
             "Try a smaller training.learning_rate, a longer training.warmup, training.clip_norm: 1.0, "
             "or training.precision: fp32"
         ) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # Here, and not above: the error holds the tensors of the step that failed.
+    raise _out_of_memory(trainer, reporter)
+
+
+def _out_of_memory(trainer: Trainer, reporter: ProgressReporter) -> RegardError:
+    """Save what can be saved, and say how to need less memory."""
+    step, training = trainer.state.step, trainer.training
+    saved = trainer.rescue()
+    reporter.log("stop", step=step, reason="out of memory", resumable=saved > 0)
+    kept = f"Everything up to step {saved:,} is saved" if saved else "No step was saved"
+    return RegardError(
+        f"out of memory after step {step:,} on {hardware(trainer.group.device)}. {kept}. Use a smaller "
+        f"training.tokens_per_batch (now {training.tokens_per_batch:,}) and a larger training.accumulate (now "
+        f"{training.accumulate}) in a new --out, or resume this run where more memory is free"
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -255,13 +281,13 @@ def finish(
     trainer.model.set_precision("fp32")  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
-    averaged, valid = _select_weights(trainer, reporter, deadline)
+    selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
     state, prepared = trainer.state, trainer.prepared
     card = {
         "regard": __version__,
         "reason_stopped": reason,
-        "averaged_checkpoints": averaged,
+        "averaged_checkpoints": selection.averaged_checkpoints,
         "steps": state.step,
         "epochs": state.epoch,
         "target_tokens": state.tokens,
@@ -277,7 +303,7 @@ def finish(
             "target": prepared.tokenizer.target.size,
         },
         "data": {key: prepared.metadata[key] for key in ("identity", "train", "valid")},
-        "valid": valid,
+        "valid": _validation_values(trainer, selection),
         "test": [result.to_json() for result in _score_test(trainer, reporter, deadline)],
         "decoding": trainer.recipe.decoding.model_dump(),
         "versions": {name: version(name) for name in ("torch", "sentencepiece", "sacrebleu")},
@@ -293,46 +319,62 @@ def finish(
 
 def _select_weights(
     trainer: Trainer, reporter: ProgressReporter, deadline: float | None
-) -> tuple[int, dict[str, float]]:
-    """Make the average of the checkpoints the run's model, or the best single one if that validates better.
+) -> Selection:
+    """Make the average of the checkpoints the run's model, unless the weights in the file validate better.
 
-    Returns the number of checkpoints and the validation values.
+    The network then has the weights of the file.
     """
-    selected = trainer.selected_checkpoints()
-    copy_weights(trainer.network, trainer.run.weights(), str(trainer.run))
-    single = 1, _validation_values(trainer, *trainer.state.best)
-    if trainer.training.average == "none" or len(selected) < 2:
-        return single
+    checkpoints = trainer.selected_checkpoints()
+    count = len(checkpoints)
+    averaging = trainer.training.average != "none" and count > 1
+    current = _validate_selection(trainer, deadline, validations=1 + averaging)
+    if not averaging:
+        return current
     if _too_late(deadline, trainer.validation_seconds):
         reporter.message("No time left to average the checkpoints")
-        return single
-    mean = average_checkpoints(selected)
+        return current
+    mean = average_checkpoints(checkpoints)
     copy_weights(trainer.network, mean, "the average")
     validation = trainer.validate()
     # The average of the last checkpoints is used as it is, as in the paper; that of the best must beat the best.
-    used = trainer.training.average == "last" or validation.sort_key < trainer.state.best
-    steps = [checkpoint_step(path) for path in selected]
+    used = trainer.training.average == "last" or validation.sort_key < current.sort_key
+    steps = [checkpoint_step(path) for path in checkpoints]
     reporter.log("average", checkpoints=steps, objective=validation.objective, used=used)
     if not used:
+        kept = "the earlier average" if current.averaged_checkpoints > 1 else "the best checkpoint"
         reporter.message(
-            f"The average of {len(selected)} checkpoints is no better than the best checkpoint, so the best one is kept"
+            f"The average of {count} checkpoints is no better than {kept}, which is kept"
         )
         copy_weights(trainer.network, trainer.run.weights(), str(trainer.run))
-        return single
-    reporter.message(f"Using the average of {len(selected)} checkpoints")
-    trainer.run.write_weights(mean)
-    return len(selected), _validation_values(trainer, *validation.sort_key)
+        return current
+    reporter.message(f"Using the average of {count} checkpoints")
+    trainer.select(mean, Selection(count, *validation.sort_key))
+    return Selection(count, *validation.sort_key)
+
+
+def _validate_selection(trainer: Trainer, deadline: float | None, validations: int) -> Selection:
+    """Validate the weights in the run's file; as they validated when they were written if time is short.
+
+    ``validations``: the number of validations for which there must be time.
+    """
+    weights, recorded = trainer.run.read_weights()
+    copy_weights(trainer.network, weights, str(trainer.run))
+    if recorded is None:
+        raise RegardError(f"{trainer.run.weights_file}: not written by this training; remove it")
+    if _too_late(deadline, validations * trainer.validation_seconds):
+        return recorded
+    return Selection(recorded.averaged_checkpoints, *trainer.validate().sort_key)
 
 
 def _too_late(deadline: float | None, seconds: float) -> bool:
     return deadline is not None and time.monotonic() + seconds > deadline
 
 
-def _validation_values(trainer: Trainer, objective: float, loss: float) -> dict[str, float]:
+def _validation_values(trainer: Trainer, selection: Selection) -> dict[str, float]:
     """Loss and score of the selected weights: those with the best objective, not always with the lowest loss."""
-    values = {"loss": loss, "perplexity": perplexity(loss)}
+    values = {"loss": selection.loss, "perplexity": perplexity(selection.loss)}
     if trainer.training.best_checkpoint_metric == "score":
-        values[trainer.recipe.evaluation.metrics[0]] = abs(objective)
+        values[trainer.recipe.evaluation.metrics[0]] = abs(selection.objective)
     return values
 
 

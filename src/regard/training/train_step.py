@@ -53,6 +53,8 @@ class TrainStep:
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.ema: tuple[list[Tensor], list[Tensor]] | None = None
         """an exponential moving average, and the weights that it averages"""
+        self.updating = False
+        """whether a step has begun to change the weights; if it fails after that, they belong to no step"""
 
     def __call__(self, micro_batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
         set_learning_rate(self.optimizer, scalars.learning_rate)
@@ -64,9 +66,11 @@ class TrainStep:
             total += loss.detach()
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
+        self.updating = True
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._update_ema(scalars.ema_rate)
+        self.updating = False
         return total * scalars.grad_scale
 
     def compute_loss(self, loss_fn: nn.Module, batch: Batch) -> Tensor:

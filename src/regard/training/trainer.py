@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from enum import IntEnum
 from functools import cached_property
@@ -31,11 +31,12 @@ from regard.data.batching import (
 from regard.data.corpus import valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
+from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.state_dict import copy_weights, named_weights
 from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
-from regard.storage.run_dir import RunDir
+from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import TASKS, build_network
 from regard.training.checkpoint import (
     TrainingState,
@@ -61,6 +62,17 @@ PREFETCHED_BATCHES = 8
 
 class NonFiniteError(Exception):
     """A weight or the loss is infinite or not a number."""
+
+
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
+"""Parts of the messages of torch's errors when memory runs out; on a CPU they have no class of their own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the memory of the machine or of the GPU is exhausted."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 class DataCursor(NamedTuple):
@@ -120,6 +132,8 @@ class Trainer:
             self.network.parameters(), self.training
         )
         self.state = TrainingState()
+        self.selection: Selection | None = None
+        """the weights in the run's model.safetensors; None if there are none yet"""
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
         special_tokens = prepared.tokenizer.source.num_special_tokens
@@ -155,6 +169,9 @@ class Trainer:
         reporter.start(state.step, training.steps, deadline)
         prefetched = closing(prefetch(self.batches(), PREFETCHED_BATCHES))
         with catch_signals() as interrupted, prefetched as batches:
+            if self.validation_is_due():
+                self.validate_and_save_best(reporter)
+                self.save()
             while True:
                 meter.update(self.step([next(batches) for _ in range(training.accumulate)]))
                 reporter.advance(state.step)
@@ -176,6 +193,13 @@ class Trainer:
                 if stop is not StopReason.NONE:
                     return stop
 
+    def validation_is_due(self) -> bool:
+        """Whether the last step was saved without its validation, because memory ran out."""
+        step = self.state.step
+        due = step > 0 and step % self.training.validate_every == 0
+        validated = any(step == validated for validated, *_ in self.state.validations)
+        return self.group.max(self.group.is_main and due and not validated) == 1
+
     def _stop_reason(self, deadline: float | None, interrupted: bool) -> StopReason:
         if interrupted:
             return StopReason.INTERRUPTED
@@ -188,8 +212,7 @@ class Trainer:
 
     def step(self, batches: list[TrainingBatch]) -> Tensor:
         """One optimizer step on some batches; returns the mean loss per token of this process."""
-        self.state.step += 1
-        step, training = self.state.step, self.training
+        step, training = self.state.step + 1, self.training
         _seed_step(training.seed, step, self.group.rank)
         tokens = sum(batch.tokens for batch in batches)
         # In the first steps the moving average follows closely, so that it forgets the random initialization.
@@ -200,6 +223,7 @@ class Trainer:
         micro_batches = [part for batch in batches for part in batch.micro_batches]
         train_step = self.cuda_graph_step or self.train_step
         loss = train_step(micro_batches, StepScalars(grad_scale, rate, ema_rate))
+        self.state.step = step  # from here on the state is that of the new weights
         self.state.tokens += tokens
         self.state.epoch, self.state.batch = batches[-1].cursor
         return loss
@@ -283,7 +307,11 @@ class Trainer:
         return Validation(loss, result, -result.value if result.higher_is_better else result.value)
 
     def validate_and_save_best(self, reporter: ProgressReporter) -> None:
-        """Validate, and save the weights as the run's model if they are the best so far; main process only."""
+        """Validate, and save the weights as the run's model if they are the best so far; main process only.
+
+        The model of a run that was finished before may be an average that is better than any single checkpoint. It is
+        replaced only by better weights.
+        """
         state = self.state
         if not self.group.is_main:
             return
@@ -293,9 +321,9 @@ class Trainer:
         best = validation.sort_key < state.best
         state.validations.append((state.step, *validation.sort_key))
         _report_validation(reporter, state.step, validation, best)
-        if best:
+        if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
             with self.evaluation_mode():
-                self.run.write_weights(named_weights(self.network))
+                self.select(named_weights(self.network), Selection(1, *validation.sort_key))
 
     def estimate_validation_time(self, limit: float) -> None:
         """Set ``validation_seconds`` before the first validation: a high estimate from a few examples.
@@ -338,6 +366,11 @@ class Trainer:
     # -----------------------------------------------------------------------------------------
     # Saving and resuming
 
+    def select(self, weights: Mapping[str, Tensor], selection: Selection) -> None:
+        """Make these weights the run's model."""
+        self.run.write_weights(weights, selection)
+        self.selection = selection
+
     def save(self) -> None:
         """Save a checkpoint, delete those no longer needed, and let the other processes wait for it."""
         if self.group.is_main:
@@ -354,6 +387,22 @@ class Trainer:
         files = checkpoint_files(self.run.checkpoints)
         delete_checkpoints(files, keep=[*self.selected_checkpoints(), files[-1]])
 
+    def rescue(self) -> int:
+        """Save a checkpoint after memory ran out, if that is possible, and return the step of the newest one.
+
+        It is not possible in the middle of an update, and not for one of several processes.
+        """
+        self.optimizer.zero_grad(set_to_none=True)  # frees the gradients
+        files = checkpoint_files(self.run.checkpoints)
+        newest = checkpoint_step(files[-1]) if files else 0
+        if self.train_step.updating or self.group.size > 1 or self.state.step <= newest:
+            return newest
+        try:
+            self._save_checkpoint()
+        except (MemoryError, RuntimeError, RegardError, NonFiniteError):
+            return newest
+        return self.state.step
+
     def load(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
         files = checkpoint_files(self.run.checkpoints)
@@ -364,6 +413,8 @@ class Trainer:
         if self.ema is not None:
             self._set_ema({n: t.to(self.group.device) for n, t in tensors["ema"].items()})
         load_optimizer_state(self.optimizer, self.parameter_names, tensors["optimizer"])
+        if self.group.is_main and self.run.weights_file.exists():
+            _, self.selection = self.run.read_weights()
 
     def selected_checkpoints(self) -> list[Path]:
         """The checkpoints to keep and, at the end, to average."""

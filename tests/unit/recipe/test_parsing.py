@@ -1,6 +1,8 @@
 """Recipes: every default, every error with its line and what is allowed, and back again unchanged."""
 
 import re
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -466,3 +468,84 @@ def test_every_new_name_exists(old: str, new: str) -> None:
         assert part in values
         values = values[part]
     assert re.search(rf"{re.escape(old)} (was renamed )?to {new}", refusal(DATA, f"{old}=1"))
+
+
+# Documents that are small on disk and large in memory
+
+
+def bomb(levels: int, width: int) -> str:
+    """A document of ``width ** levels`` values."""
+    lines = [f"a0: &a0 [{', '.join('x' * width)}]"]
+    for level in range(1, levels):
+        aliases = ", ".join([f"*a{level - 1}"] * width)
+        lines.append(f"a{level}: &a{level} [{aliases}]")
+    return "\n".join(lines) + "\n"
+
+
+def seconds_and_megabytes(text: str, *changes: str) -> tuple[str, float, float]:
+    """The refusal of a document, and what it cost."""
+    start = time.process_time()
+    tracemalloc.start()
+    try:
+        message = refusal(text, *changes)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return message, time.process_time() - start, peak / 1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (bomb(9, 16), "more than 20,000 keys and values with its aliases written out"),
+        (bomb(5, 8), "more than 20,000 keys and values with its aliases written out"),
+        (DATA + "model: {heads: " + "[" * 5000 + "]" * 5000 + "}", "nested more than 32 levels"),
+        (DATA + "model: &m {heads: [*m]}", "an alias in it contains itself"),
+        (DATA + "# " + "x" * 200_000, "more than 200,000 characters"),
+        (DATA + "model: {heads: " + "9" * 5000 + "}", "not a recipe: Exceeds the limit"),
+        (DATA + "model: {heads: 2001-13-45}", "not a recipe: month must be in 1..12"),
+    ],
+    ids=["bomb", "small bomb", "nested", "circle", "long", "digits", "date"],
+)
+def test_a_document_that_would_be_too_large_is_refused_before_it_is_built(
+    text: str, message: str
+) -> None:
+    found, seconds, megabytes = seconds_and_megabytes(text)
+    assert message in found
+    assert found.startswith("mine.yaml: ")
+    assert "\n" not in found
+    assert len(found) < 300
+    assert seconds < 10
+    assert megabytes < 50
+
+
+def test_a_value_of_an_option_has_the_same_limits() -> None:
+    message, seconds, megabytes = seconds_and_megabytes(DATA, "model.heads=" + "[" * 5000)
+    assert "nested more than 32 levels" in message
+    assert len(message) < 300
+    assert max(seconds, megabytes) < 20
+
+
+def test_aliases_that_repeat_little_are_allowed() -> None:
+    text = "data:\n  train: &files {source: a.txt, target: b.txt}\n  valid: *files\n"
+    data = parse(text).data
+    assert data.valid is not None
+    assert data.valid.source == data.train.source
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {heads: " + "x" * 5000 + "}",
+        "model: {heads: [" + "x, " * 5000 + "]}",
+        "model: {heads: {" + ", ".join(f"k{n}: {n}" for n in range(5000)) + "}}",
+        "model: {" + "x" * 900 + ": 1}",
+        "training: {optimizer: " + "x" * 5000 + "}",
+        "task: " + "x" * 5000,
+        "\n".join(f"unknown{number}: 1" for number in range(500)),
+    ],
+)
+def test_long_values_are_cut_in_messages(text: str) -> None:
+    message = refusal(DATA + text)
+    assert max(map(len, message.split("\n"))) < 1200
+    assert message.count("\n") < 25

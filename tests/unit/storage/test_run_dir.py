@@ -52,6 +52,7 @@ def test_runs_written_by_earlier_versions_can_be_opened(tmp_path: Path) -> None:
     with safe_open(run.weights_file, "pt") as file:
         metadata = read_metadata(file)
     earlier = "25ae666b08bdc3595fa45b377c790897a14ac3976ef34808cd54060c04dffaa4"
+    assert metadata.pop("sha256")
     assert metadata == {"recipe.yaml": earlier}
 
 
@@ -152,12 +153,108 @@ def test_weights_without_a_header_are_refused(run_folder: Path) -> None:
         b"",
         b"\xff\xfe",
         b"[1, 2]",
+        b"[" * 100_000,
+        b'{"steps": ' * 50_000,
+        b'{"files": [1]}',
+        b'{"files": null}',
+        b'{"files": {"recipe.yaml": 3}}',
+        b'{"steps": ' + b"9" * 5000 + b"}",
     ],
 )
 def test_a_broken_card_is_refused_by_name(run_folder: Path, content: bytes) -> None:
     (run_folder / "card.json").write_bytes(content)
     with pytest.raises(RegardError, match=r"card\.json: damaged"):
         RunDir(run_folder).weights()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps": "many"},
+        {"seconds": "long"},
+        {"seconds": 10**400},
+        {"vocabulary": [1, 2]},
+        {"data": None},
+        {"valid": {"loss": "low"}},
+        {"valid": [1]},
+        {"test": [{"metric": "bleu"}]},
+        {"test": [3]},
+        {"test": 3},
+        {"parameters": {}},
+    ],
+)
+def test_a_card_of_wrong_types_is_one_line(run_folder: Path, values: dict[str, Any]) -> None:
+    card = {
+        "steps": 1,
+        "epochs": 1,
+        "seconds": 2.0,
+        "parameters": 5,
+        "hardware": "x",
+        "vocabulary": {"source": 5, "target": 5},
+        "data": {"train": {"kept": 2}},
+        "test": [],
+        "valid": {"loss": 1.0},
+        "reason_stopped": "x",
+        "command": "x",
+    }
+    run = RunDir(run_folder)
+    assert run.describe(run.recipe(), card)
+    with pytest.raises(RegardError, match=r"card\.json: incomplete card"):
+        run.describe(run.recipe(), {**card, **values})
+
+
+def test_one_bit_of_the_weights_is_noticed_without_a_card(run_folder: Path) -> None:
+    run = RunDir(run_folder)
+    run.card_file.unlink()
+    before = run.weights_file.read_bytes()
+    end_of_header = 8 + int.from_bytes(before[:8], "little")
+    for place in (end_of_header, (end_of_header + len(before)) // 2, len(before) - 1):
+        for bit in (0, 7):
+            changed = bytearray(before)
+            changed[place] ^= 1 << bit
+            run.weights_file.write_bytes(changed)
+            with pytest.raises(RegardError, match=r"model\.safetensors: damaged: .* checksum"):
+                run.weights()
+    run.weights_file.write_bytes(before)
+    assert run.weights()
+
+
+def test_every_byte_of_the_header_is_protected(run_folder: Path) -> None:
+    run = RunDir(run_folder)
+    run.card_file.unlink()
+    before = run.weights_file.read_bytes()
+    end_of_header = 8 + int.from_bytes(before[:8], "little")
+    for place in range(0, end_of_header, 7):
+        if before[place : place + 1].isspace():
+            continue  # padding
+        changed = bytearray(before)
+        changed[place] ^= 1
+        run.weights_file.write_bytes(changed)
+        with pytest.raises(RegardError):
+            run.weights()
+
+
+def test_weights_without_a_checksum_are_not_of_this_version(run_folder: Path) -> None:
+    run = RunDir(run_folder)
+    run.card_file.unlink()
+    with safe_open(run.weights_file, "pt") as file:
+        metadata = read_metadata(file)
+    del metadata["sha256"]
+    save_file(run.weights(), run.weights_file, {"regard": json.dumps(metadata)})
+    with pytest.raises(
+        RegardError, match=r"model\.safetensors: no checksum.*not written by this version of regard"
+    ):
+        run.weights()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "3", "{"])
+def test_weights_with_strange_metadata_are_damaged(run_folder: Path, text: str) -> None:
+    run = RunDir(run_folder)
+    weights = run.weights()
+    run.card_file.unlink()
+    save_file(weights, run.weights_file, {"regard": text})
+    with pytest.raises(RegardError, match=r"model\.safetensors: damaged"):
+        run.weights()
 
 
 def test_a_card_cannot_name_files_outside_the_folder(run_folder: Path, tmp_path: Path) -> None:

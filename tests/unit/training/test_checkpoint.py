@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.nn.state_dict import copy_weights, named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
+from regard.storage.atomic_files import tensors_checksum
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import (
@@ -148,6 +149,36 @@ def test_another_safetensors_file_is_refused_by_name(
     save_file({"model.x": torch.ones(2)}, tmp_path / "x", header)
     with pytest.raises(RegardError, match="x: not a complete checkpoint"):
         load_checkpoint(tmp_path / "x")
+
+
+def test_one_bit_of_a_checkpoint_is_noticed(saved: Path) -> None:
+    before = saved.read_bytes()
+    end_of_header = 8 + int.from_bytes(before[:8], "little")
+    for place in (end_of_header, (end_of_header + len(before)) // 2, len(before) - 1):
+        changed = bytearray(before)
+        changed[place] ^= 1
+        saved.write_bytes(changed)
+        with pytest.raises(RegardError, match=r"not a complete checkpoint: .* checksum"):
+            load_checkpoint(saved)
+
+
+def test_equal_tensors_have_equal_checksums_and_others_do_not() -> None:
+    tensors = {"a": torch.arange(4.0), "b": torch.tensor(3, dtype=torch.int64)}
+    checksum = tensors_checksum(tensors, {"x": 1})
+    assert tensors_checksum(dict(reversed(tensors.items())), {"x": 1}) == checksum
+    changed: list[dict[str, Tensor]] = [
+        {**tensors, "a": torch.arange(4.0).view(2, 2)},
+        {**tensors, "a": torch.arange(4.0).view(torch.int32)},
+        {"b": tensors["a"], "a": tensors["b"]},
+        {"a": tensors["a"]},
+        {**tensors, "a": torch.arange(8.0)[::2]},
+    ]
+    assert all(tensors_checksum(one, {"x": 1}) != checksum for one in changed)
+    assert tensors_checksum(tensors, {"x": 2}) != checksum
+    transposed = torch.arange(6.0).view(2, 3).T
+    assert tensors_checksum({"a": transposed}, {}) == tensors_checksum(
+        {"a": transposed.contiguous()}, {}
+    )
 
 
 def test_a_crash_while_writing_leaves_the_old_file_whole(

@@ -65,3 +65,45 @@ def test_data_are_prepared_again_after_a_failed_preparation(tmp_path: Path) -> N
     prepare(run, full, reporter)
     reporter.close()
     assert len(open_prepared(run, full).train) == 3
+
+
+@pytest.mark.parametrize(
+    ("valid", "message"),
+    [
+        ({"pairs": "empty.tsv"}, r"empty\.tsv: the file is empty"),
+        ({"pairs": "torn.tsv"}, r"torn\.tsv:2: no tab"),
+        (None, "no pair was held out for validation"),
+    ],
+)
+def test_missing_validation_data_are_found_before_the_tokenizer_is_trained(
+    tmp_path: Path,
+    valid: dict[str, str] | None,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def train_tokenizer(*_: Any) -> None:
+        raise AssertionError("the tokenizer is trained")
+
+    monkeypatch.setattr("regard.training.prepare.initial_tokenizer", train_tokenizer)
+    write(tmp_path / "train.tsv", "a\tx", "b\ty")
+    write(tmp_path / "empty.tsv")
+    write(tmp_path / "torn.tsv", "a\tx", "b")
+    with pytest.raises(RegardError, match=message):
+        messages_of(tmp_path, capsys, **({"valid": valid} if valid else {"hold_out": 1e-9}))
+
+
+def test_metadata_that_are_damaged_are_prepared_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "train.tsv", "a\tx", "b\ty")
+    write(tmp_path / "valid.tsv", "a\tx")
+    messages_of(tmp_path, capsys, valid={"pairs": "valid.tsv"})
+    for content in ("", "{", "[" * 100_000, "[1]"):
+        (tmp_path / "run/data/metadata.json").write_text(content)
+        given = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}}
+        sections = {"data": {**given, "valid": {"pairs": "valid.tsv"}}}
+        recipe = make_recipe({**sections, "tokenizer": {"kind": "word", "vocab_size": 50}}, "test")
+        run = RunDir(tmp_path / "run")
+        prepare(run, recipe, ProgressReporter(run, enabled=False))
+        assert open_prepared(run, recipe).metadata["train"]["kept"] == 2

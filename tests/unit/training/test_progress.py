@@ -1,0 +1,96 @@
+"""The log and the TensorBoard file of a run, also after a crash and on a full disk."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from regard.errors import RegardError
+from regard.storage.run_dir import RunDir
+from regard.training.progress import EventFile, ProgressReporter
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> ProgressReporter:
+    return ProgressReporter(RunDir(tmp_path), console=Console(file=io.StringIO()))
+
+
+def test_a_torn_last_line_does_not_swallow_the_next_event(
+    tmp_path: Path, reporter: ProgressReporter
+) -> None:
+    run = RunDir(tmp_path)
+    run.log_file.write_text('{"event": "start"}\n{"event": "st')
+    reporter.log("first")
+    reporter.log("second")
+    assert [event["event"] for event in run.log()] == ["start", "first", "second"]
+    assert run.log_file.read_text().count("\n") == 4
+    run.log_file.unlink()
+    reporter.log("alone")
+    assert run.log_file.read_text().startswith('{"event": "alone"')
+    assert run.log_file.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["3", "[" * 100_000, '"x"', "\x00"])
+def test_lines_that_are_no_events_are_skipped(
+    tmp_path: Path, reporter: ProgressReporter, content: str
+) -> None:
+    run = RunDir(tmp_path)
+    run.log_file.write_text(content + "\n")
+    reporter.log("start")
+    assert [event["event"] for event in run.log()] == ["start"]
+
+
+full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+
+
+@full
+def test_a_full_disk_names_the_log(tmp_path: Path, reporter: ProgressReporter) -> None:
+    reporter.run.log_file.symlink_to("/dev/full")
+    with pytest.raises(
+        RegardError, match=r"log\.jsonl: cannot be written: No space left on device"
+    ):
+        reporter.log("step", step=1, loss=2.0)
+
+
+@full
+def test_a_full_disk_names_the_events_and_nothing_follows(
+    tmp_path: Path, reporter: ProgressReporter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reporter.log("step", step=1, loss=2.0)
+    assert reporter.tensorboard is not None
+    reporter.tensorboard.file.close()
+    reporter.tensorboard.file = Path("/dev/full").open("ab")  # noqa: SIM115
+    reporter.tensorboard.records._writer = reporter.tensorboard.file
+    with pytest.raises(RegardError, match=r"tfevents.*: cannot be written: No space"):
+        reporter.log("step", step=2, loss=2.0)
+    reporter.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events = EventFile(tmp_path)
+    for step in (1, 2):
+        events.write(step, {"step/loss": step / 2, "step/speed": 10.0})
+    found = [
+        (event.step, value.tag, value.tensor.float_val[0] if value.HasField("tensor") else None)
+        for event in EventFileLoader(str(events.path)).Load()
+        for value in event.summary.value
+    ]
+    assert found == [
+        (1, "step/loss", 0.5),
+        (1, "step/speed", 10.0),
+        (2, "step/loss", 1.0),
+        (2, "step/speed", 10.0),
+    ]
+    events.close()
+
+
+def test_events_in_a_folder_that_cannot_be_written_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "events").touch()
+    with pytest.raises(RegardError, match=r"events/.*: cannot be written"):
+        EventFile(tmp_path / "events")
