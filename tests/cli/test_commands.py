@@ -423,7 +423,7 @@ def test_python_does_what_the_commands_do(workshop: Path, tmp_path: Path) -> Non
     again = package.load(tmp_path / "run")
     assert isinstance(again, Translator)
     assert again.translate(["a b"]) == [translation]
-    with pytest.raises(package.RegardError, match="another recipe"):
+    with pytest.raises(package.RegardError, match="a different recipe"):
         package.train(
             workshop / "recipe.yaml",
             out=tmp_path / "run",

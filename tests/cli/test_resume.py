@@ -177,7 +177,7 @@ def test_a_run_of_another_recipe_is_refused_with_the_differences(folder: Path) -
     before = files(folder / "uninterrupted-0")
     done = inside(*arguments("uninterrupted-0"), "--set", "model.dropout=0.3", cwd=folder)
     message = refused(done)
-    assert "another recipe" in message
+    assert "a different recipe" in message
     assert "model.dropout is 0.2 there, 0.3 here" in message
     assert "training." not in message
     assert files(folder / "uninterrupted-0") == before

@@ -190,10 +190,10 @@ ALONE = """
 import os, sys, time
 from regard.inference.worker_pool import WorkerPool
 def sleep(item):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # at once: workers share the pipe
     time.sleep(item)
 def compute(item):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # at once: workers share the pipe
     end = time.monotonic() + item
     while time.monotonic() < end:
         pass
@@ -209,9 +209,11 @@ def test_no_worker_outlives_the_main_process(work: tuple[str, str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", ALONE, *work], stdout=subprocess.PIPE, text=True
     ) as main:
-        assert main.stdout is not None
-        workers = [int(main.stdout.readline()) for _ in range(2)]
-        main.kill()
+        try:
+            assert main.stdout is not None
+            workers = [int(main.stdout.readline()) for _ in range(2)]
+        finally:
+            main.kill()
     assert_end(workers)
 
 
@@ -230,7 +232,7 @@ SLOW_TRANSLATE = """
 import os, sys, time
 from regard.inference.engine import Engine
 def slow(self, batch):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # at once: workers share the pipe
     time.sleep(600)
 Engine.generate_batch = slow
 from regard.cli.main import main
@@ -244,10 +246,12 @@ def test_no_worker_outlives_a_killed_translation(finished_run: Path, tmp_path: P
     write(tmp_path / "in.txt", ["the dog sees a cat", "a cat"] * 500)
     command = [sys.executable, "-c", SLOW_TRANSLATE, str(finished_run), str(tmp_path / "in.txt")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as main:
-        assert main.stdout is not None
-        worker = int(main.stdout.readline())
-        assert worker != main.pid
-        main.kill()
+        try:
+            assert main.stdout is not None
+            worker = int(main.stdout.readline())
+            assert worker != main.pid
+        finally:
+            main.kill()
     assert_end([worker])
 
 

@@ -100,10 +100,15 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
     sampling = decoding.is_sampling
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
+    search = ("search, not to sampling (decoding.temperature, decoding.mbr)", not sampling)
     needs = {
         "training.subword_copies": ("training.subword_sampling", training.subword_sampling > 0),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
+        "decoding.beam": search,
+        "decoding.beam_groups": search,
+        "decoding.length_penalty": search,
+        "decoding.length_normalization": search,
         "decoding.diversity_penalty": ("decoding.beam_groups above 1", decoding.beam_groups > 1),
         "decoding.top_k": ("decoding.temperature or decoding.mbr", sampling),
         "decoding.top_p": ("decoding.temperature or decoding.mbr", sampling),
