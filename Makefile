@@ -1,10 +1,13 @@
-# make install | demo | test | check: each makes what it needs first, on a bare machine with Python 3.11 or newer.
+# make install | demo | test | test-data | check: each makes what it needs first, on a bare machine with Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 --moduleResolution node \
 	--lib es2022,dom,dom.iterable src/regard/inspection/web/main.js
 
-.PHONY: install demo test check format
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
+	--dist loadfile --no-loadscope-reorder
+
+.PHONY: install demo test test-data check format
 
 install: .venv/installed
 
@@ -21,7 +24,11 @@ demo: install
 # One worker more than cores, since some tests wait; files in order, since the long ones come first.
 # A GPU is hidden: results are compared exactly, as a CPU gives them. CONTRIBUTING.md has the tests of the GPU's kernels.
 test: install
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
+	$(PYTEST) tests --ignore tests/data
+
+# The tests that need the data sets or large files.
+test-data: install
+	$(PYTEST) tests/data
 
 check: install
 	$(BIN)/ruff check .
