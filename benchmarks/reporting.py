@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -23,12 +24,31 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def replace_section(page: Path, text: str, begin: str, end: str, content: str) -> str:
-    """The text of a page with the content between the markers ``begin`` and ``end`` replaced."""
+    """The text of a page with the content between the markers ``begin`` and ``end`` replaced.
+
+    Long lines of prose are wrapped; rows of tables are not.
+    """
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     assert found_begin, f"{page} has no line {begin}"
     assert found_end, f"{page} has no line {end}"
-    return f"{before}{begin}{content}{end}{after}"
+    return f"{before}{begin}{wrap_prose(content)}{end}{after}"
+
+
+def wrap_prose(markdown: str) -> str:
+    """The text with at most 120 characters in each line that is not a row of a table."""
+    return "\n".join(
+        line
+        if line.startswith("|") or len(line) <= 120
+        else textwrap.fill(
+            line,
+            120,
+            subsequent_indent="  " if line.startswith("- ") else "",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in markdown.split("\n")
+    )
 
 
 def student_t(freedom: float) -> float:

@@ -29,7 +29,6 @@ SOURCES = [
 ]
 LONGEST_LINE = 120
 PRIVATE = re.compile(r"\bthe notes\b|\bthe mission\b|\bworked example", re.IGNORECASE)
-GENERATED = re.compile(r"<!-- (.+?): written by .*?<!-- end of \1 -->", re.DOTALL)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NOT_PROSE = ("|", "<", "![", "$$", "#")
 """what lines of tables, HTML, images, formulas and headings begin with"""
@@ -50,8 +49,7 @@ def name(path: Path) -> str:
 def prose(page: Path) -> Iterator[tuple[int, str]]:
     """The lines of prose, with their numbers."""
     text = page.read_text(encoding="utf-8")
-    for pattern in (GENERATED, FENCED):
-        text = pattern.sub(lambda match: "\n" * match[0].count("\n"), text)
+    text = FENCED.sub(lambda match: "\n" * match[0].count("\n"), text)
     for number, line in enumerate(text.split("\n"), start=1):
         # A long word, such as a link or a command, cannot be broken.
         code, text = line.startswith("    "), line.strip()

@@ -37,7 +37,7 @@ Input = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Read lines from this file, which may be compressed (.gz, .zst).",
+        help="Read lines from this file, which may be compressed (.gz, .zst, .xz).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
