@@ -6,8 +6,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +29,7 @@ from regard.data.batching import (
     plan_packed,
     plan_sorted,
 )
-from regard.data.corpus import valid_pairs
+from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.errors import RegardError
@@ -53,9 +54,10 @@ from regard.training.checkpoint import (
 from regard.training.distributed import ProcessGroup
 from regard.training.fine_tuning import load_initial_weights
 from regard.training.optimizers import OPTIMIZERS, learning_rate
+from regard.training.planner import shorten
 from regard.training.prepare import PreparedData
 from regard.training.progress import ProgressReporter
-from regard.training.train_step import CUDAGraphStep, StepScalars, TrainStep
+from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
 PREFETCHED_BATCHES = 8
 
@@ -164,7 +166,7 @@ class Trainer:
         """Train until the last step, early stopping, the deadline (of ``time.monotonic()``) or a signal."""
         training, state, group = self.training, self.state, self.group
         meter = Meter(self, reporter)
-        if deadline is not None:
+        if deadline is not None and not self.validation_seconds:
             self.estimate_validation_time(limit=0.1 * (deadline - time.monotonic()))
         reporter.start(state.step, training.steps, deadline)
         prefetched = closing(prefetch(self.batches(), PREFETCHED_BATCHES))
@@ -186,6 +188,9 @@ class Trainer:
                 if validating:
                     self.validate_and_save_best(reporter)
                     stop = StopReason(max(stop, group.max(early_stop(state, training))))
+                    if deadline is not None and not stopping:
+                        self._keep_to_time(reporter, deadline, meter.seconds_per_step)
+                        training = self.training
                 if saving:
                     meter.restart_clock()  # so that the checkpoint includes the time of the validation
                     self.save()
@@ -206,6 +211,101 @@ class Trainer:
         if deadline is not None and time.monotonic() > deadline - self.time_to_finish():
             return StopReason.TIME_LIMIT
         return all_steps_done(self.state, self.training)
+
+    # -----------------------------------------------------------------------------------------
+    # Time planning, see ``planner``
+
+    def apply(self, recipe: recipes.Recipe) -> None:
+        """Train with these steps, validations, warmup and schedule from now on; all else must be unchanged."""
+        self.recipe, self.training = recipe, recipe.training
+        self.train_step.training = recipe.training
+        self.model.recipe = recipe
+        if self.group.is_main:
+            self.run.write_recipe(recipe)
+
+    def _keep_to_time(
+        self, reporter: ProgressReporter, deadline: float, seconds_per_step: float
+    ) -> None:
+        """Reduce the number of steps if the machine has become slower than planned."""
+        recipe = self.group.broadcast(shorten(self, deadline, seconds_per_step))
+        if recipe is not None:
+            self.apply(recipe)
+            reporter.message(
+                f"The machine is slower than planned: {self.training.steps:,} steps instead, to end in time"
+            )
+            reporter.log("plan", step=self.state.step, steps=self.training.steps)
+            reporter.set_steps(self.training.steps)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[Callable[[], int]]:
+        """A function that trains for one step and returns its target tokens; at the end all is as before.
+
+        Only for a training that has not begun.
+        """
+        assert self.state.step == 0
+        state = replace(self.state)
+        weights = {name: w.clone() for name, w in named_weights(self.network).items()}
+        known = {p: {k: _clone(v) for k, v in s.items()} for p, s in self.optimizer.state.items()}
+        with closing(prefetch(self.batches(), PREFETCHED_BATCHES)) as batches:
+
+            def run_step() -> int:
+                chosen = [next(batches) for _ in range(self.training.accumulate)]
+                self.step(chosen)
+                return sum(batch.tokens for batch in chosen)
+
+            try:
+                yield run_step
+            finally:
+                self.state = state
+                copy_weights(self.network, weights, "the initial weights")
+                if self.ema is not None:
+                    for name, mean in self.ema.items():
+                        mean.copy_(weights[name])
+                reset_optimizer(self.optimizer, known)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps that are slower than others: a GPU compiles and captures the step first."""
+        return EAGER_STEPS + 2 if self.cuda_graph_step is not None else 1
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
+
+    @property
+    def validation_tokens(self) -> int:
+        """Target tokens of all validation pairs."""
+        return int(self.prepared.valid.target_lengths.sum())
+
+    @property
+    def train_tokens(self) -> int:
+        """Target tokens of one epoch."""
+        return int(self.prepared.train.target_lengths.sum())
+
+    def limit_examples(self, seconds: float, minimum: int) -> None:
+        """Translate fewer validation pairs if they would take longer than this, but at least ``minimum``."""
+        self.estimate_validation_time(limit=math.inf)
+        if not self.examples or self.validation_seconds <= seconds:
+            return
+        each = self.validation_seconds / len(self.examples)
+        count = max(minimum, int(seconds / each))
+        training = self.training.model_copy(update={"validate_sentences": count})
+        self.apply(self.recipe.model_copy(update={"training": training}))
+        self.examples = evenly_spaced(self.examples, len(self.examples), training)
+        self.validation_seconds = each * len(self.examples)
+
+    def test_seconds(self) -> float:
+        """Estimated time to score the test data: beam search takes about beam times as long as greedy search."""
+        data = self.recipe.data
+        if data.test is None:
+            return 0.0
+        count = sum(1 for _ in read_pairs(data.test, data, "data.test"))
+        # Where only the loss is validated, the same holds for the test.
+        relative = count / max(1, len(self.prepared.valid))
+        if self.examples:
+            relative = count * self.recipe.decoding.beam / len(self.examples)
+        return 10 + relative * self.validation_seconds
 
     # -----------------------------------------------------------------------------------------
     # One step
@@ -442,6 +542,27 @@ def uses_cuda_graph(recipe: recipes.Recipe, group: ProcessGroup) -> bool:
     return single_gpu and packed and not unpackable_choices(recipe)
 
 
+def reset_optimizer(
+    optimizer: torch.optim.Optimizer, known: Mapping[Tensor, Mapping[str, object]]
+) -> None:
+    """Restore the optimizer state ``known``; what is new since then is set to zero, its initial value.
+
+    In place, because a CUDA graph has the addresses of the tensors.
+    """
+    for parameter, state in optimizer.state.items():
+        before = known.get(parameter, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                earlier = before.get(name)
+                value.copy_(earlier) if isinstance(earlier, Tensor) else value.zero_()
+            else:
+                state[name] = before.get(name, 0)
+
+
+def _clone(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def _seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch, so that the dropout of a step does not depend on the steps before it."""
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
@@ -538,6 +659,8 @@ class Meter:
         self.trainer, self.reporter = trainer, reporter
         self.total_loss, self.steps = torch.zeros((), device=trainer.group.device), 0
         self.tokens, self.start = trainer.state.tokens, time.monotonic()
+        self.seconds_per_step = 0.0
+        """between the last two log lines"""
 
     def update(self, loss: Tensor) -> None:
         """Add the loss of one step."""
@@ -550,6 +673,7 @@ class Meter:
         loss = self.trainer.group.mean(self.total_loss) / self.steps
         seconds = time.monotonic() - self.start
         state.seconds += seconds
+        self.seconds_per_step = seconds / self.steps
         if not math.isfinite(loss):
             raise NonFiniteError
         values = {
