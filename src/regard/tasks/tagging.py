@@ -21,8 +21,7 @@ from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForTokenClassification
 from regard.nn.loss import LabelLoss
 from regard.recipe import DecodingConfig, Recipe
-from regard.tasks.base import TASKS, Model, Task
-from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
+from regard.tasks.base import TASKS, Model, PairEncoder, Task, encoder_batch, label_ids, label_names
 
 
 class TagEncoder(PairEncoder):

@@ -20,7 +20,7 @@ from regard import __version__
 from regard.data.corpus import read_pairs
 from regard.errors import RegardError
 from regard.metrics import MetricResult
-from regard.nn.state_dict import copy_weights
+from regard.nn.network import copy_weights
 from regard.recipe import Recipe
 from regard.storage.atomic_files import PARTIAL
 from regard.storage.run_dir import RunDir, Selection
