@@ -120,7 +120,13 @@ def in_several_processes() -> bool:
     )
 
 
-@NORMS.register("none", packed_batches=True, fast_inference=True, formats=("onnx",))
+@NORMS.register(
+    "none",
+    ignores=["model.final_norm"],
+    packed_batches=True,
+    fast_inference=True,
+    formats=("onnx",),
+)
 class NoNorm(nn.Module):
     """x unchanged."""
 

@@ -115,7 +115,10 @@ LABEL_IGNORES = (
 DECODING_OPTIONS = tuple(f"decoding.{key}" for key in DecodingConfig.model_fields)
 
 TASKS.register(
-    "tagging", summary="one tag for each word", ignores=[*LABEL_IGNORES, *DECODING_OPTIONS]
+    "tagging",
+    summary="one tag for each word",
+    # Every token has a label, so the length ratio is always 1.
+    ignores=[*LABEL_IGNORES, *DECODING_OPTIONS, "data.clean.max_ratio"],
 )(
     Task(
         Tagger,
