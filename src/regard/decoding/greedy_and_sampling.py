@@ -249,7 +249,7 @@ def _uniform(seed: int, count: int) -> Float[Tensor, " count"]:
 def _truncate(
     log_probabilities: Float[Tensor, "sentences V"], top_k: int, top_p: float
 ) -> Float[Tensor, "sentences V"]:
-    """The probabilities to sample from: 0 except for the most probable tokens. They need not sum to 1."""
+    """Top-k and nucleus (top-p) sampling: 0 except for the most probable tokens. The sum need not be 1."""
     if top_k == 0 and top_p == 1:  # all tokens: no need to sort
         return log_probabilities.softmax(-1).nan_to_num(nan=1.0)
     V = log_probabilities.shape[1]

@@ -1,4 +1,4 @@
-"""Request queue: sentences of all requests are translated in batches by one thread that owns the model.
+"""Request queue with dynamic batching: one thread owns the model and translates the sentences of all requests.
 
 Translating sixty sentences takes little more time than translating one. So a sentence waits a few milliseconds for
 others, and while one batch is being translated the next one fills up. The queue is used by the event loop only; the
