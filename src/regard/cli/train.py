@@ -147,7 +147,7 @@ def _automatic(
     minutes: float | None,
 ) -> _Planned:
     """A recipe for data files; that of the run folder if its training is to be resumed."""
-    from regard.data.preview import CorpusPreview
+    from regard.data.corpus import CorpusPreview
     from regard.recipe import DataConfig
     from regard.training.autoconfig import autoconfigure
     from regard.training.run import resumable_recipe
