@@ -74,6 +74,7 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
+            "--minutes",
             metavar="MINUTES",
             min=0.1,
             help="Time for everything: preparing, training, validating and scoring. Steps, schedule and, without "

@@ -23,6 +23,14 @@ SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
 SLOW_STEPS, SECONDS_BEFORE_ESTIMATE = 6, 10.0
 """The time left is estimated from the steps after the first few, once they have taken this long."""
+SECONDS_BETWEEN_SAMPLES = 60.0
+"""Shortest time between two prints of sample translations."""
+SAMPLE_WIDTH = 70
+
+
+def shorten_text(text: str, width: int = SAMPLE_WIDTH) -> str:
+    """A text cut to a width, with an ellipsis."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 class ProgressReporter:
@@ -37,6 +45,7 @@ class ProgressReporter:
         self.last_line = 0.0
         self.first_step, self.steps, self.start_time = 0, 0, 0.0
         self.end_announced = False
+        self.last_samples = time.monotonic()
         self.deadline: float | None = None
 
     def message(self, text: str) -> None:
@@ -72,6 +81,14 @@ class ProgressReporter:
         )
         self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
+
+    def samples_are_due(self) -> bool:
+        """Whether it is time to print sample translations again."""
+        now = time.monotonic()
+        if not self.enabled or now - self.last_samples < SECONDS_BETWEEN_SAMPLES:
+            return False
+        self.last_samples = now
+        return True
 
     def set_steps(self, steps: int) -> None:
         """Change the number of steps of the progress bar."""

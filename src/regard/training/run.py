@@ -285,7 +285,7 @@ def open_run(run: RunDir, recipe: Recipe) -> None:
 
 PLANNED_KEYS = (
     *("steps", "warmup", "schedule", "learning_rate"),
-    *("validate_every", "validate_sentences", "checkpoint_every"),
+    *("validate_every", "validate_sentences", "best_checkpoint_metric", "checkpoint_every"),
 )
 """The keys of the training section that a plan sets."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard.data.pairs import Pair
 from regard.metrics import MetricResult, score
 from regard.tasks import Translator
-from regard.training.progress import ProgressReporter
+from regard.training.progress import ProgressReporter, shorten_text
 
 if TYPE_CHECKING:
     from regard.training.trainer import Trainer
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 LENGTH_PENALTIES = (0.6, 1.0, 1.4)
 MAX_TUNING_PAIRS = 200
 """validation pairs that the length penalty is tuned on"""
-MAX_WIDTH = 100
-"""Longer texts are cut in the examples."""
 
 
 class Example(NamedTuple):
@@ -40,18 +38,14 @@ class Summary(NamedTuple):
         """What is printed at the end of training."""
         if not self.results:
             return []
-        scores = ", ".join(map(str, self.results))
+        scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
         lines = [f"On {self.pairs:,} validation pairs: {scores}"]
         for rank, pair, translation, chrf in self.examples:
-            lines.append(f"  {rank:8} {_cut(pair.source)}")
+            lines.append(f"  {rank:8} {shorten_text(pair.source)}")
             lines.append(
-                f"  chrF {chrf:3.0f} {_cut(translation)}   (reference: {_cut(pair.target)})"
+                f"  chrF {chrf:3.0f} {shorten_text(translation)}   (reference: {shorten_text(pair.target)})"
             )
         return lines
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_WIDTH else text[: MAX_WIDTH - 1] + "…"
 
 
 def summarize(trainer: Trainer, deadline: float | None) -> Summary:
