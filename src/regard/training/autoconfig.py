@@ -89,6 +89,7 @@ class ModelRule:
 
 _WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
 _DEEP = {"preset": "base", "d_ff": 1024}
+_SMALL, _TINY = {"preset": "small"}, {"preset": "tiny"}
 _SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 
 MODEL_RULES = (
@@ -99,11 +100,9 @@ MODEL_RULES = (
     ModelRule("wide, no R-Drop", _WIDE, 0.1, 0.0, 0.001, 9.0, 8, 40, 1.5e7, (20_000, math.inf)),
     ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, 3.9, 45, pairs=(0, 100_000)),
     ModelRule("shallow, no R-Drop", _SHALLOW, 0.1, 0.0, 0.002, 2.05, 2, 40, 1e7),
-    ModelRule("tiny", {"preset": "tiny"}, 0.1, 0.0, 0.003, 1.0, max_epochs=60),
-    ModelRule("symbols", {"preset": "small"}, 0.2, 2.0, 0.0012, 7.0, 40, 150, symbols=True),
-    ModelRule(
-        "tiny symbols", {"preset": "tiny"}, 0.1, 0.0, 0.003, 1.0, max_epochs=60, symbols=True
-    ),
+    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60),
+    ModelRule("symbols", _SMALL, 0.2, 2.0, 0.0012, 7.0, 40, 150, 0.0, (5_000, math.inf), True),
+    ModelRule("tiny symbols", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60, symbols=True),
 )
 """Measured on corpora of 3,000 to 165,000 pairs with ``benchmarks/autoconfig.py``, see docs/autoconfig.md."""
 
@@ -195,7 +194,7 @@ def _default_minutes(rules: Sequence[ModelRule], epoch_tokens: float, speed: Dev
     """A sensible time for the device: what the first affordable rule needs to train fully, rounded up."""
     longest = DEFAULT_MINUTES[speed.device]
     for rule in rules:
-        epochs = min(rule.max_epochs, 2 * rule.min_epochs or rule.max_epochs)
+        epochs = min(rule.max_epochs, max(10.0, 2 * rule.min_epochs))
         tokens = max(rule.min_tokens, epochs * epoch_tokens)
         minutes = total_minutes(tokens / speed.tokens_per_second(rule.cost), speed.device)
         if minutes <= longest:
@@ -246,20 +245,24 @@ def autoconfigure(
     choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes)
     rule = choice.rule
     # Pre-norm is stable even in a short run with a high learning rate.
-    values["model"] = {**rule.model, "dropout": rule.dropout, "norm_order": "pre"}
+    own_preset = any(override.startswith("model.preset=") for override in overrides)
+    shape = {} if own_preset else rule.model
+    values["model"] = {**shape, "dropout": rule.dropout, "norm_order": "pre"}
     values["training"] = _training(choice, overrides)
     values["evaluation"] = _evaluation(corpus)
     values["decoding"] = {"beam": 5, "length_penalty": 1.0}
     recipe = make_recipe(values, "the automatic recipe", overrides)
-    return AutomaticRecipe(recipe, _reasons(recipe, choice, corpus), choice.minutes)
+    fixed_steps = minutes is None and _given(overrides, "training.steps") is not None
+    planned = None if fixed_steps else choice.minutes
+    return AutomaticRecipe(recipe, _reasons(recipe, choice, corpus, planned), planned)
 
 
 class AutomaticRecipe(NamedTuple):
     recipe: Recipe
     reasons: list[str]
     """what was chosen and why, one line each"""
-    minutes: float
-    """the time that the choices were made for"""
+    minutes: float | None
+    """the time that the choices were made for; None if the user sets the number of steps, but no time"""
 
 
 def _check_size(corpus: CorpusStatistics) -> None:
@@ -299,7 +302,7 @@ def _training(choice: Choice, overrides: Sequence[str]) -> dict[str, Any]:
         "batching": "packed" if choice.device == "cuda" else "padded",
         "schedule": "cosine",
         "learning_rate": rule.learning_rate,
-        "warmup": min(1_000, steps // 10),
+        "warmup": min(1_000, steps // 10) or 1,
         "rdrop": rule.rdrop,
         "validate_every": every,
         "checkpoint_every": every,
@@ -324,23 +327,25 @@ def _evaluation(corpus: CorpusStatistics) -> dict[str, Any]:
     return evaluation
 
 
-def _reasons(recipe: Recipe, choice: Choice, corpus: CorpusStatistics) -> list[str]:
+def _reasons(
+    recipe: Recipe, choice: Choice, corpus: CorpusStatistics, minutes: float | None
+) -> list[str]:
     """What was chosen, including the user's overrides, and why."""
     training = recipe.training
     tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
     epochs = training.steps * training.tokens_per_batch / (corpus.pairs * tokens)
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
-        f"model: {_describe_model(recipe)}, for about {epochs:.0f} epochs in "
-        f"{_duration(choice.minutes)}",
-        *_alternatives(choice),
+        f"model: {_describe_model(recipe)}, for about {epochs:.0f} epochs"
+        + (f" in {_duration(minutes)}" if minutes else ""),
+        *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
         f"training: up to {training.steps:,} steps of {training.tokens_per_batch:,} tokens; stops early after "
         f"{training.patience} validations without improvement"
         if training.patience
         else f"training: up to {training.steps:,} steps of {training.tokens_per_batch:,} tokens",
         f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
-        *_warnings(choice, corpus),
+        *(_warnings(choice, corpus) if minutes else ()),
     ]
 
 

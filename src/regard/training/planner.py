@@ -48,18 +48,16 @@ class DeviceSpeed:
     """target tokens per second with a model of cost 1, the preset tiny"""
     min_cost: float = 0.0
     """models of lower cost are not faster, since a GPU cannot use all of its units"""
+    name: str = ""
+    """for example “2 CPU cores” or “NVIDIA H200”"""
 
     def tokens_per_second(self, cost: float) -> float:
         """Target tokens per second for a model of this cost relative to tiny."""
         return self.tiny / max(cost, self.min_cost)
 
     def describe(self) -> str:
-        if self.device == "cuda":
-            return f"on a GPU, {torch.cuda.get_device_name()}"
-        cores = torch.get_num_threads()
-        return (
-            f"on {cores} CPU core{'s' * (cores > 1)}, which train tiny at {self.tiny:,.0f} tokens/s"
-        )
+        speed = self.tokens_per_second(1.0)
+        return f"{self.name} can train the preset tiny at about {speed:,.0f} tokens/s"
 
 
 H200_MATMUL, H200_TINY = 7.0e14, 1.2e7
@@ -71,14 +69,16 @@ GPU_MIN_COST = 6.0
 def measure_device(device: torch.device) -> DeviceSpeed:
     """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product."""
     if device.type == "cuda":
-        return DeviceSpeed("cuda", H200_TINY * matmul_speed(device) / H200_MATMUL, GPU_MIN_COST)
+        speed = H200_TINY * matmul_speed(device) / H200_MATMUL
+        return DeviceSpeed("cuda", speed, GPU_MIN_COST, torch.cuda.get_device_name(device))
     tokens, seconds = 1_000, math.inf
     step = _tiny_step(sentences=tokens // 25, length=25)
     for _ in range(4):
         start = time.perf_counter()
         step()
         seconds = min(seconds, time.perf_counter() - start)
-    return DeviceSpeed("cpu", tokens / seconds)
+    cores = torch.get_num_threads()
+    return DeviceSpeed("cpu", tokens / seconds, name=f"{cores} CPU core{'s' * (cores > 1)}")
 
 
 def _tiny_step(sentences: int, length: int, vocab_size: int = 6_000) -> Any:
