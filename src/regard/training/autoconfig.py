@@ -108,7 +108,7 @@ MODEL_RULES = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenModel:
     """What the rules give for a corpus, a device and a time."""
 
     rule: ModelRule
@@ -161,7 +161,7 @@ def choose(
     vocabulary: VocabularyRule,
     speed: DeviceSpeed,
     minutes: float | None,
-) -> Choice:
+) -> ChosenModel:
     """Apply the rules: the first model for which the time is long enough."""
     symbols = corpus.tokenizer_kinds is not None
     rules = [
@@ -173,7 +173,7 @@ def choose(
         minutes = _default_minutes(rules, epoch_tokens, speed)
     better = None
     for rule in rules:
-        choice = Choice(
+        choice = ChosenModel(
             rule,
             vocabulary,
             minutes,
@@ -286,7 +286,7 @@ def _symbol_tokenizer(corpus: CorpusStatistics, overrides: Sequence[str]) -> dic
     return config if one_kind else {**config, "target_kind": target_kind}
 
 
-def _training(choice: Choice, overrides: Sequence[str]) -> dict[str, Any]:
+def _training(choice: ChosenModel, overrides: Sequence[str]) -> dict[str, Any]:
     """The training section: the steps that the time allows, in batches that are not too large for that."""
     tokens, rule = choice.tokens, choice.rule
     largest = choice.vocabulary.tokens_per_batch
@@ -328,7 +328,7 @@ def _evaluation(corpus: CorpusStatistics) -> dict[str, Any]:
 
 
 def _reasons(
-    recipe: Recipe, choice: Choice, corpus: CorpusStatistics, minutes: float | None
+    recipe: Recipe, choice: ChosenModel, corpus: CorpusStatistics, minutes: float | None
 ) -> list[str]:
     """What was chosen, including the user's overrides, and why."""
     training = recipe.training
@@ -356,7 +356,7 @@ def _describe_model(recipe: Recipe) -> str:
     return f"{model.preset}, {shape}, dropout {model.dropout}{rdrop}"
 
 
-def _alternatives(choice: Choice) -> list[str]:
+def _alternatives(choice: ChosenModel) -> list[str]:
     """What a longer time would give, if a better model is known."""
     rule = choice.next_rule
     if rule is None:
@@ -371,7 +371,7 @@ def _alternatives(choice: Choice) -> list[str]:
     ]
 
 
-def _warnings(choice: Choice, corpus: CorpusStatistics) -> list[str]:
+def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
     """A warning if the time is too short for a useful model, with the time that is long enough."""
     if choice.tokens >= min(USEFUL_TOKENS, choice.rule.max_epochs * choice.epoch_tokens):
         return []
@@ -385,7 +385,7 @@ def _warnings(choice: Choice, corpus: CorpusStatistics) -> list[str]:
 
 
 def _describe_tokenizer(
-    tokenizer: TokenizerConfig, choice: Choice, corpus: CorpusStatistics
+    tokenizer: TokenizerConfig, choice: ChosenModel, corpus: CorpusStatistics
 ) -> str:
     kind = f"{tokenizer.kind}, at most {tokenizer.vocab_size:,} entries"
     if tokenizer.target_kind:
