@@ -1,0 +1,247 @@
+"""Fine-tuning: scores on old and new data before and after, with and without mixing and vocabulary extension.
+
+    python benchmarks/fine_tuning.py                 # 15 trainings of about 2 minutes each on a CPU
+    python benchmarks/fine_tuning.py --pairs 20000 --minutes 10       # longer, for example on a GPU
+    # reads $REGARD_DATA, writes benchmarks/fine_tuning.json
+
+Two experiments: a model of everyday sentences (tatoeba_ende) adapted to image captions (multi30k), and a model of the
+texts of a game adapted to office help pages (l10n_enzh). The base model is trained first; each variant then starts from
+it with ``regard.train(pairs, init_from=base, …)``, and its card has the scores. Runs that exist are not trained again.
+"""
+
+import argparse
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from reporting import markdown_table
+
+import regard
+from regard import __version__
+from regard.recipe import make_recipe
+from regard.storage.run_dir import RunDir
+from regard.training.fine_tuning import RATE_FACTOR
+from regard.training.run import hardware
+
+MIX, EXTENSION = 0.5, 1_000
+RATE_FACTORS = (0.05, 0.1, 0.5, 1.0)
+"""learning rates relative to the peak of the base model, compared with the default ``RATE_FACTOR``"""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Old and new data: files of training pairs, and (source, target) of the test data, which select no checkpoint."""
+
+    name: str
+    old: Path
+    old_test: tuple[Path, Path]
+    new: Path
+    new_test: tuple[Path, Path]
+    languages: tuple[str, str]
+    tokenize: str = "13a"
+
+
+Variant = dict[str, Any]
+"""keyword arguments of ``regard.train``"""
+
+
+def variants() -> dict[str, Variant]:
+    found: dict[str, Variant] = {
+        "default": {},
+        f"mix {MIX}": {"mix": MIX},
+        f"extend {EXTENSION}": {"extend_vocab": EXTENSION},
+        f"mix {MIX}, extend {EXTENSION}": {"mix": MIX, "extend_vocab": EXTENSION},
+        "freeze embeddings": {"freeze": ["embeddings"]},
+        "freeze encoder": {"freeze": ["encoder"]},
+    }
+    return found | {f"rate {factor}": {"rate": factor} for factor in RATE_FACTORS}
+
+
+# ---------------------------------------------------------------------------------------------
+# Data
+
+
+def experiments(data: Path, folder: Path, old_pairs: int, new_pairs: int) -> list[Experiment]:
+    """The experiments, after their training pairs have been written as TSV files."""
+    tatoeba, multi30k, l10n = data / "tatoeba_ende", data / "multi30k", data / "l10n_enzh"
+    return [
+        Experiment(
+            "tatoeba-to-captions",
+            _write(folder / "tatoeba.tsv", _parallel(tatoeba, "train", "de"), old_pairs),
+            (tatoeba / "valid.en", tatoeba / "valid.de"),
+            _write(folder / "captions.tsv", _parallel(multi30k, "train", "de"), new_pairs),
+            (multi30k / "test_2016_flickr.en", multi30k / "test_2016_flickr.de"),
+            ("en", "de"),
+        ),
+        Experiment(
+            "game-to-office",
+            _write(folder / "game.tsv", _domain(l10n, "game"), old_pairs),
+            (l10n / "valid_game.en", l10n / "valid_game.zh"),
+            _write(folder / "office.tsv", _domain(l10n, "office"), new_pairs),
+            (l10n / "valid_office.en", l10n / "valid_office.zh"),
+            ("en", "zh"),
+            "zh",
+        ),
+    ]
+
+
+def _parallel(folder: Path, name: str, target: str) -> Iterator[tuple[str, str]]:
+    sides = [folder / f"{name}.{language}.gz" for language in ("en", target)]
+    with gzip.open(sides[0], "rt") as first, gzip.open(sides[1], "rt") as second:
+        yield from ((s.strip(), t.strip()) for s, t in zip(first, second, strict=True))
+
+
+def _domain(folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    with gzip.open(folder / "train.domain.gz", "rt") as domains:
+        for pair, domain in zip(_parallel(folder, "train", "zh"), domains, strict=True):
+            if domain.strip() == name:
+                yield pair
+
+
+def _write(path: Path, pairs: Iterator[tuple[str, str]], count: int) -> Path:
+    """An evenly spaced selection of the pairs as a TSV file."""
+    every = [pair for pair in pairs if all(pair) and "\t" not in "".join(pair)]
+    step = max(1.0, len(every) / count)
+    chosen = (every[int(number * step)] for number in range(min(count, len(every))))
+    path.write_text("".join(f"{s}\t{t}\n" for s, t in chosen), encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------------------------------------
+# Training
+
+
+def train_base(experiment: Experiment, folder: Path, minutes: float) -> Path:
+    """Train the model to start from, for this many minutes."""
+    out = folder / f"{experiment.name}-base"
+    values = {
+        "data": {
+            "train": {"pairs": str(experiment.old)},
+            "test": _files(experiment.old_test),
+            "languages": experiment.languages,
+            "hold_out": 0.01,
+        },
+        "tokenizer": {"vocab_size": 6_000 if experiment.languages[1] == "zh" else 4_000},
+        "model": {"preset": "tiny", "norm_order": "pre", "dropout": 0.1},
+        "training": {
+            "steps": 100_000,
+            "tokens_per_batch": 2_048,
+            "schedule": "noam",
+            "learning_rate": 0.64,
+            "warmup": 800,
+            "batching": "packed" if torch.cuda.is_available() else "padded",
+            "validate_every": 400,
+            "checkpoint_every": 400,
+            "validate_sentences": 200,
+        },
+        "evaluation": {"metrics": ["bleu", "chrf"], "tokenize": experiment.tokenize},
+    }
+    if not RunDir(out).card():
+        regard.train(make_recipe(values, experiment.name), out=out, minutes=minutes)
+    return out
+
+
+def _files(both: tuple[Path, Path]) -> dict[str, str]:
+    return {"source": str(both[0]), "target": str(both[1])}
+
+
+def fine_tune(experiment: Experiment, base: Path, name: str, variant: Variant) -> dict[str, Any]:
+    """Fine-tune the base model and return what its card says about it."""
+    out = base.with_name(f"{experiment.name}-{name.replace(', ', '-').replace(' ', '-')}")
+    changes = [f"data.test={json.dumps(_files(experiment.new_test))}"]
+    options = dict(variant)
+    if factor := options.pop("rate", None):
+        changes.append(f"training.learning_rate={factor * _default_rate(base) / RATE_FACTOR:.2g}")
+    changes.append(f"data.languages={json.dumps(experiment.languages)}")
+    if not RunDir(out).card():
+        regard.train(experiment.new, out=out, init_from=base, changes=changes, **options)
+    recipe, card = RunDir(out).recipe(), RunDir(out).card()
+    return {
+        "learning_rate": recipe.training.learning_rate,
+        "steps": card["steps"],
+        "seconds": card["seconds"],
+        "vocabulary": card["vocabulary"],
+        **{name: _scores(scores) for name, scores in card["fine_tuning"]["sets"].items()},
+    }
+
+
+def _default_rate(base: Path) -> float:
+    from regard.training.fine_tuning import peak_learning_rate
+
+    return RATE_FACTOR * peak_learning_rate(RunDir(base).recipe())
+
+
+def _scores(scores: dict[str, Any]) -> dict[str, Any]:
+    """The values of each metric before and after."""
+    return {
+        "pairs": scores["pairs"],
+        **{
+            when: {one["metric"]: round(one["value"], 2) for one in scores[when]}
+            for when in ("before", "after")
+        },
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """A table for each experiment."""
+    lines = []
+    for name, variants in found["experiments"].items():
+        head = ["variant", "old BLEU", "old chrF", "new BLEU", "new chrF", "steps", "minutes"]
+        first = next(iter(variants.values()))
+        rows = [["before", *_row(first, "before"), "", ""]]
+        for variant, scores in variants.items():
+            minutes = f"{scores['seconds'] / 60:.1f}"
+            rows.append([variant, *_row(scores, "after"), f"{scores['steps']:,}", minutes])
+        lines += ["", f"**{name}**", "", *markdown_table(head, rows)]
+    return "\n".join(lines)
+
+
+def _row(scores: dict[str, Any], when: str) -> list[str]:
+    return [
+        f"{scores[data][when][metric]:.1f}"
+        for data in ("old", "new")
+        for metric in ("bleu", "chrf")
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=4, help="training time of a base model")
+    parser.add_argument("--old-pairs", type=int, default=60_000, help="pairs of the old data")
+    parser.add_argument("--pairs", type=int, default=4_000, help="pairs of the new data")
+    parser.add_argument("--experiments", nargs="*", help="names of experiments (default: all)")
+    parser.add_argument("--variants", nargs="*", help="names of variants (default: all)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/fine-tuning"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    given = parser.parse_args()
+    data = Path(os.environ.get("REGARD_DATA") or "../shared/data").resolve()
+    given.runs.mkdir(parents=True, exist_ok=True)
+    folder = given.runs.resolve()
+    found: dict[str, Any] = {
+        "regard": __version__,
+        "hardware": hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "base_minutes": given.minutes,
+        "pairs": {"old": given.old_pairs, "new": given.pairs},
+        "experiments": {},
+    }
+    for experiment in experiments(data, folder, given.old_pairs, given.pairs):
+        if given.experiments and experiment.name not in given.experiments:
+            continue
+        base = train_base(experiment, folder, given.minutes)
+        results = found["experiments"][experiment.name] = {}
+        for name, variant in variants().items():
+            if not given.variants or name in given.variants:
+                results[name] = fine_tune(experiment, base, name, variant)
+        given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
