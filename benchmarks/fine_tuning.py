@@ -1,20 +1,21 @@
 """Fine-tuning: scores on old and new data before and after, with and without mixing and vocabulary extension.
 
-    python benchmarks/fine_tuning.py                 # 15 trainings of about 2 minutes each on a CPU
-    python benchmarks/fine_tuning.py --pairs 20000 --minutes 10       # longer, for example on a GPU
+    python benchmarks/fine_tuning.py                 # small: each training takes 2 to 3 minutes of one CPU core
+    python benchmarks/fine_tuning.py --steps 6000 --batch 8192 --old-pairs 200000 --pairs 20000 --test-pairs 1000
     # reads $REGARD_DATA, writes benchmarks/fine_tuning.json
 
 Two experiments: a model of everyday sentences (tatoeba_ende) adapted to image captions (multi30k), and a model of the
 texts of a game adapted to office help pages (l10n_enzh). The base model is trained first; each variant then starts from
 it with ``regard.train(pairs, init_from=base, …)``, and its card has the scores. Runs that exist are not trained again.
+On a GPU, batches are packed.
 """
 
 import argparse
-import gzip
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from reporting import markdown_table
 
 import regard
 from regard import __version__
+from regard.data.text_files import read_lines
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.fine_tuning import RATE_FACTOR
+from regard.training.fine_tuning import RATE_FACTOR, peak_learning_rate
 from regard.training.run import hardware
 
 MIX, EXTENSION = 0.5, 1_000
@@ -35,15 +37,24 @@ RATE_FACTORS = (0.05, 0.1, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Old and new data: files of training pairs, and (source, target) of the test data, which select no checkpoint."""
+    """Old and new data: files of training and of test pairs. No checkpoint is selected by the test pairs."""
 
     name: str
     old: Path
-    old_test: tuple[Path, Path]
+    old_test: Path
     new: Path
-    new_test: tuple[Path, Path]
+    new_test: Path
     languages: tuple[str, str]
     tokenize: str = "13a"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many pairs are used."""
+
+    old: int
+    new: int
+    test: int
 
 
 Variant = dict[str, Any]
@@ -66,24 +77,25 @@ def variants() -> dict[str, Variant]:
 # Data
 
 
-def experiments(data: Path, folder: Path, old_pairs: int, new_pairs: int) -> list[Experiment]:
-    """The experiments, after their training pairs have been written as TSV files."""
+def experiments(data: Path, folder: Path, sizes: Sizes) -> list[Experiment]:
+    """The experiments, after their pairs have been written as TSV files."""
     tatoeba, multi30k, l10n = data / "tatoeba_ende", data / "multi30k", data / "l10n_enzh"
+    cut = partial(_write, folder)
     return [
         Experiment(
             "tatoeba-to-captions",
-            _write(folder / "tatoeba.tsv", _parallel(tatoeba, "train", "de"), old_pairs),
-            (tatoeba / "valid.en", tatoeba / "valid.de"),
-            _write(folder / "captions.tsv", _parallel(multi30k, "train", "de"), new_pairs),
-            (multi30k / "test_2016_flickr.en", multi30k / "test_2016_flickr.de"),
+            cut("tatoeba.tsv", _parallel(tatoeba, "train", "de"), sizes.old),
+            cut("tatoeba-test.tsv", _parallel(tatoeba, "valid", "de"), sizes.test),
+            cut("captions.tsv", _parallel(multi30k, "train", "de"), sizes.new),
+            cut("captions-test.tsv", _parallel(multi30k, "test_2016_flickr", "de"), sizes.test),
             ("en", "de"),
         ),
         Experiment(
             "game-to-office",
-            _write(folder / "game.tsv", _domain(l10n, "game"), old_pairs),
-            (l10n / "valid_game.en", l10n / "valid_game.zh"),
-            _write(folder / "office.tsv", _domain(l10n, "office"), new_pairs),
-            (l10n / "valid_office.en", l10n / "valid_office.zh"),
+            cut("game.tsv", _domain(l10n, "game"), sizes.old),
+            cut("game-test.tsv", _parallel(l10n, "valid_game", "zh"), sizes.test),
+            cut("office.tsv", _domain(l10n, "office"), sizes.new),
+            cut("office-test.tsv", _parallel(l10n, "valid_office", "zh"), sizes.test),
             ("en", "zh"),
             "zh",
         ),
@@ -91,23 +103,24 @@ def experiments(data: Path, folder: Path, old_pairs: int, new_pairs: int) -> lis
 
 
 def _parallel(folder: Path, name: str, target: str) -> Iterator[tuple[str, str]]:
-    sides = [folder / f"{name}.{language}.gz" for language in ("en", target)]
-    with gzip.open(sides[0], "rt") as first, gzip.open(sides[1], "rt") as second:
-        yield from ((s.strip(), t.strip()) for s, t in zip(first, second, strict=True))
+    suffix = ".gz" if (folder / f"{name}.en.gz").is_file() else ""
+    sides = [read_lines(folder / f"{name}.{language}{suffix}") for language in ("en", target)]
+    yield from ((s.strip(), t.strip()) for s, t in zip(*sides, strict=True))
 
 
 def _domain(folder: Path, name: str) -> Iterator[tuple[str, str]]:
-    with gzip.open(folder / "train.domain.gz", "rt") as domains:
-        for pair, domain in zip(_parallel(folder, "train", "zh"), domains, strict=True):
-            if domain.strip() == name:
-                yield pair
+    domains = read_lines(folder / "train.domain.gz")
+    for pair, domain in zip(_parallel(folder, "train", "zh"), domains, strict=True):
+        if domain.strip() == name:
+            yield pair
 
 
-def _write(path: Path, pairs: Iterator[tuple[str, str]], count: int) -> Path:
+def _write(folder: Path, name: str, pairs: Iterator[tuple[str, str]], count: int) -> Path:
     """An evenly spaced selection of the pairs as a TSV file."""
     every = [pair for pair in pairs if all(pair) and "\t" not in "".join(pair)]
     step = max(1.0, len(every) / count)
     chosen = (every[int(number * step)] for number in range(min(count, len(every))))
+    path = folder / name
     path.write_text("".join(f"{s}\t{t}\n" for s, t in chosen), encoding="utf-8")
     return path
 
@@ -116,44 +129,42 @@ def _write(path: Path, pairs: Iterator[tuple[str, str]], count: int) -> Path:
 # Training
 
 
-def train_base(experiment: Experiment, folder: Path, minutes: float) -> Path:
-    """Train the model to start from, for this many minutes."""
+def train_base(experiment: Experiment, folder: Path, steps: int, batch: int) -> Path:
+    """Train the model to start from."""
     out = folder / f"{experiment.name}-base"
     values = {
         "data": {
             "train": {"pairs": str(experiment.old)},
-            "test": _files(experiment.old_test),
+            "test": {"pairs": str(experiment.old_test)},
             "languages": experiment.languages,
             "hold_out": 0.01,
         },
         "tokenizer": {"vocab_size": 6_000 if experiment.languages[1] == "zh" else 4_000},
         "model": {"preset": "tiny", "norm_order": "pre", "dropout": 0.1},
         "training": {
-            "steps": 100_000,
-            "tokens_per_batch": 2_048,
-            "schedule": "noam",
-            "learning_rate": 0.64,
-            "warmup": 800,
+            "steps": steps,
+            "tokens_per_batch": batch,
+            "schedule": "cosine",
+            "learning_rate": 0.002,
+            "warmup": steps // 10,
             "batching": "packed" if torch.cuda.is_available() else "padded",
-            "validate_every": 400,
-            "checkpoint_every": 400,
-            "validate_sentences": 200,
+            "validate_every": max(1, steps // 4),
+            "checkpoint_every": max(1, steps // 4),
+            "validate_sentences": 100,
+            "best_checkpoint_metric": "loss",
         },
+        "decoding": {"beam": 2, "length_penalty": 1.0},
         "evaluation": {"metrics": ["bleu", "chrf"], "tokenize": experiment.tokenize},
     }
     if not RunDir(out).card():
-        regard.train(make_recipe(values, experiment.name), out=out, minutes=minutes)
+        regard.train(make_recipe(values, experiment.name), out=out)
     return out
-
-
-def _files(both: tuple[Path, Path]) -> dict[str, str]:
-    return {"source": str(both[0]), "target": str(both[1])}
 
 
 def fine_tune(experiment: Experiment, base: Path, name: str, variant: Variant) -> dict[str, Any]:
     """Fine-tune the base model and return what its card says about it."""
     out = base.with_name(f"{experiment.name}-{name.replace(', ', '-').replace(' ', '-')}")
-    changes = [f"data.test={json.dumps(_files(experiment.new_test))}"]
+    changes = [f"data.test={json.dumps({'pairs': str(experiment.new_test)})}"]
     options = dict(variant)
     if factor := options.pop("rate", None):
         changes.append(f"training.learning_rate={factor * _default_rate(base) / RATE_FACTOR:.2g}")
@@ -171,8 +182,6 @@ def fine_tune(experiment: Experiment, base: Path, name: str, variant: Variant) -
 
 
 def _default_rate(base: Path) -> float:
-    from regard.training.fine_tuning import peak_learning_rate
-
     return RATE_FACTOR * peak_learning_rate(RunDir(base).recipe())
 
 
@@ -213,9 +222,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=4, help="training time of a base model")
-    parser.add_argument("--old-pairs", type=int, default=60_000, help="pairs of the old data")
-    parser.add_argument("--pairs", type=int, default=4_000, help="pairs of the new data")
+    parser.add_argument("--steps", type=int, default=1_200, help="steps of a base model")
+    parser.add_argument("--batch", type=int, default=1_024, help="tokens per batch of a base model")
+    parser.add_argument("--old-pairs", type=int, default=40_000, help="pairs of the old data")
+    parser.add_argument("--pairs", type=int, default=2_000, help="pairs of the new data")
+    parser.add_argument("--test-pairs", type=int, default=300, help="pairs of each test set")
     parser.add_argument("--experiments", nargs="*", help="names of experiments (default: all)")
     parser.add_argument("--variants", nargs="*", help="names of variants (default: all)")
     parser.add_argument("--runs", type=Path, default=Path("runs/fine-tuning"))
@@ -224,17 +235,18 @@ def main() -> None:
     data = Path(os.environ.get("REGARD_DATA") or "../shared/data").resolve()
     given.runs.mkdir(parents=True, exist_ok=True)
     folder = given.runs.resolve()
+    sizes = Sizes(given.old_pairs, given.pairs, given.test_pairs)
     found: dict[str, Any] = {
         "regard": __version__,
         "hardware": hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        "base_minutes": given.minutes,
-        "pairs": {"old": given.old_pairs, "new": given.pairs},
+        "base": {"steps": given.steps, "tokens_per_batch": given.batch},
+        "pairs": asdict(sizes),
         "experiments": {},
     }
-    for experiment in experiments(data, folder, given.old_pairs, given.pairs):
+    for experiment in experiments(data, folder, sizes):
         if given.experiments and experiment.name not in given.experiments:
             continue
-        base = train_base(experiment, folder, given.minutes)
+        base = train_base(experiment, folder, given.steps, given.batch)
         results = found["experiments"][experiment.name] = {}
         for name, variant in variants().items():
             if not given.variants or name in given.variants:

@@ -379,7 +379,9 @@ def _extend_vocabulary(
     """Train a vocabulary of the same kind on the pairs and add its best pieces that are new."""
     if count == 0:
         return vocabulary
-    size = vocabulary.size + count
+    text = _count_text(pairs(), sides, config.normalize, MAX_CHARACTERS_PER_TEXT)
+    smallest = len(SPECIAL_TOKENS) + NUM_BYTES + text.alphabet
+    size = max(vocabulary.size, smallest) + count
     trained = _train_vocabulary(config.model_copy(update={"vocab_size": size}), pairs, sides)
     known, found = vocabulary.piece_scores(), trained.piece_scores()
     new = [piece for piece in found if piece not in known]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.corpus import fingerprint, is_held_out, read_pairs, train_pairs
+from regard.data.language_codes import KNOWN_CODES, normalized_code
 from regard.data.pairs import Pair, TaggedPair
 from regard.data.special_tokens import UNK
 from regard.data.tokenizer import (
@@ -133,6 +134,10 @@ def fine_tuning_recipe(
     statistics = NewData.measure(
         pairs or read_pairs(files, config, section=""), run.tokenizer(theirs)
     )
+    if statistics.pairs < MIN_PAIRS:
+        raise RegardError(
+            f"too few pairs to train on: {statistics.pairs}; give at least {MIN_PAIRS}"
+        )
     if not any(change.strip().startswith("data.valid") for change in overrides):
         data["hold_out"] = round(min(0.1, max(500 / statistics.pairs, 0.001)), 4)
     values: dict[str, Any] = {
@@ -222,24 +227,24 @@ def _add_target_language(
         return train, []
     source, target = theirs.data.language_pair
     targets = known or [target]
-    same = next((code for code in targets if _base(code) == _base(languages[1])), None)
-    sources = {code for code, _ in theirs.data.language_pairs}
-    is_new = same is None or all(_base(languages[0]) != _base(code) for code in sources)
-    if is_new and not options.extend_vocab:
+    same = next((code for code in targets if not _differ(code, languages[1])), None)
+    is_new = same is None or _differ(source, languages[0])
+    marian = theirs.tokenizer.kind == "marian"
+    if is_new and (marian or not options.extend_vocab):
+        how = "import a model for these languages" if marian else "--extend-vocab N adds a language"
         raise RegardError(
             f"--from {run}: it translates {source} to {', '.join(targets)}, but the new data are "
-            f"{languages[0]} to {languages[1]}; --extend-vocab N adds a language"
+            f"{languages[0]} to {languages[1]}; {how}"
         )
     if same is not None and not known:
         return train, []
-    if theirs.tokenizer.kind == "marian":
-        return train, []  # its vocabulary has no tags; an extension is refused by the recipe
     return {**train, "to": [same or languages[1]]}, [code for code in targets if code != same]
 
 
-def _base(code: str) -> str:
-    """The language of a code: ``en`` of ``en-US``."""
-    return re.split("[-_]", code)[0].lower()
+def _differ(code: str, other: str) -> bool:
+    """Whether two codes name different languages; ``eng`` may be ``en``, and a group such as ``mul`` may be any."""
+    one, two = (normalized_code(text).split("-")[0] for text in (code, other))
+    return one != two and len(one) == len(two) and {one, two} <= KNOWN_CODES
 
 
 @dataclass(frozen=True)
@@ -257,16 +262,14 @@ class NewData:
         pairs = iter(pairs)
         sample = list(islice(pairs, SAMPLED_PAIRS))
         count = len(sample) + sum(1 for _ in pairs)
-        if count < MIN_PAIRS:
-            raise RegardError(f"too few pairs to train on: {count}; give at least {MIN_PAIRS}")
         target = tokenizer.target.encode([pair.target for pair in sample])
         source = tokenizer.source.encode([pair.source for pair in sample])
         unknown = _count_unknown(source, tokenizer.source) + _count_unknown(
             target, tokenizer.target
         )
         total = sum(map(len, chain(source, target)))
-        tokens = sum(map(len, target)) / len(sample) + 1
-        return cls(count, tokens, unknown / max(1, total))
+        tokens = sum(map(len, target)) / max(1, len(sample)) + 1
+        return cls(max(1, count), tokens, unknown / max(1, total))
 
 
 def _count_unknown(texts: Sequence[Sequence[int]], vocabulary: Vocabulary) -> int:
@@ -369,11 +372,13 @@ TARGET_TOKENIZER_KEYS = {"shared", "target_kind"}
 
 def check_initial_run(run: RunDir, recipe: Recipe) -> None:
     """Raise if a new run cannot start from ``training.init_from``; a run that is resumed needs it no more."""
-    if recipe.training.init_from is None or checkpoint_files(run.checkpoints):
+    if recipe.training.init_from is None:
         return
     initial = RunDir(recipe.training.init_from)
     if initial.folder.resolve() == run.folder.resolve():
         raise RegardError(f"{run}: training.init_from is the run itself; choose another --out")
+    if checkpoint_files(run.checkpoints):
+        return
     check_compatible(initial, initial.recipe(), recipe)
 
 
@@ -492,9 +497,9 @@ def check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
     translation = run_recipe.task == recipe.task == "translation"
     if not translation or recipe.training.extend_vocab or not all(one.named for one in both):
         return
-    known, new = ({(_base(s), _base(t)) for s, t in one.language_pairs} for one in both)
-    if not new & known:
-        (source, target), pairs = min(new), ", ".join(f"{s} to {t}" for s, t in sorted(known))
+    known, new = (one.language_pairs for one in both)
+    if all(_differ(s, source) or _differ(t, target) for s, t in known for source, target in new):
+        (source, target), pairs = new[0], ", ".join(f"{s} to {t}" for s, t in known)
         raise RegardError(
             f"training.init_from: {run} translates {pairs}, but the new data are {source} to {target}; "
             "training.extend_vocab adds a language"
