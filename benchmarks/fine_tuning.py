@@ -129,8 +129,10 @@ def _write(folder: Path, name: str, pairs: Iterator[tuple[str, str]], count: int
 # Training
 
 
-def train_base(experiment: Experiment, folder: Path, steps: int, batch: int) -> Path:
-    """Train the model to start from."""
+def train_base(
+    experiment: Experiment, folder: Path, steps: int, batch: int, changes: list[str]
+) -> Path:
+    """Train the model to start from; ``changes`` are ``key=value`` settings of its recipe."""
     out = folder / f"{experiment.name}-base"
     values = {
         "data": {
@@ -139,7 +141,7 @@ def train_base(experiment: Experiment, folder: Path, steps: int, batch: int) -> 
             "languages": experiment.languages,
             "hold_out": 0.01,
         },
-        "tokenizer": {"vocab_size": 6_000 if experiment.languages[1] == "zh" else 4_000},
+        "tokenizer": {"vocab_size": 4_000},
         "model": {"preset": "tiny", "norm_order": "pre", "dropout": 0.1},
         "training": {
             "steps": steps,
@@ -157,7 +159,7 @@ def train_base(experiment: Experiment, folder: Path, steps: int, batch: int) -> 
         "evaluation": {"metrics": ["bleu", "chrf"], "tokenize": experiment.tokenize},
     }
     if not RunDir(out).card():
-        regard.train(make_recipe(values, experiment.name), out=out)
+        regard.train(make_recipe(values, experiment.name, changes), out=out)
     return out
 
 
@@ -227,6 +229,9 @@ def main() -> None:
     parser.add_argument("--old-pairs", type=int, default=40_000, help="pairs of the old data")
     parser.add_argument("--pairs", type=int, default=2_000, help="pairs of the new data")
     parser.add_argument("--test-pairs", type=int, default=300, help="pairs of each test set")
+    parser.add_argument(
+        "--set", action="append", default=[], dest="changes", help="KEY=VALUE of the base recipe"
+    )
     parser.add_argument("--experiments", nargs="*", help="names of experiments (default: all)")
     parser.add_argument("--variants", nargs="*", help="names of variants (default: all)")
     parser.add_argument("--runs", type=Path, default=Path("runs/fine-tuning"))
@@ -239,14 +244,18 @@ def main() -> None:
     found: dict[str, Any] = {
         "regard": __version__,
         "hardware": hardware(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        "base": {"steps": given.steps, "tokens_per_batch": given.batch},
+        "base": {
+            "steps": given.steps,
+            "tokens_per_batch": given.batch,
+            "changes": given.changes,
+        },
         "pairs": asdict(sizes),
         "experiments": {},
     }
     for experiment in experiments(data, folder, sizes):
         if given.experiments and experiment.name not in given.experiments:
             continue
-        base = train_base(experiment, folder, given.steps, given.batch)
+        base = train_base(experiment, folder, given.steps, given.batch, given.changes)
         results = found["experiments"][experiment.name] = {}
         for name, variant in variants().items():
             if not given.variants or name in given.variants:
