@@ -157,7 +157,7 @@ def _recipe(
     data: list[str], changes: list[str], reading: dict[str, Any], fine_tuning: FineTuning | None
 ) -> tuple[Recipe, str]:
     """The recipe for the arguments of ``train``, and a name for its run."""
-    from regard.data.preview import CorpusPreview
+    from regard.data.corpus import CorpusPreview
     from regard.recipe import DataConfig, load_recipe
     from regard.training.autoconfig import autoconfigure
     from regard.training.fine_tuning import (

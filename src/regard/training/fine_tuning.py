@@ -32,7 +32,7 @@ from regard.data.tokenizer import (
     train_labels,
 )
 from regard.errors import RegardError
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import (
     ALL_BUT,
     DataConfig,
