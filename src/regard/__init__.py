@@ -228,8 +228,8 @@ def _find_recipe(
     """The recipe of the arguments of ``train``: read from a file, or chosen from the data."""
     from pathlib import Path
 
+    from regard.data.corpus import CorpusPreview
     from regard.data.input_format import suffix_format
-    from regard.data.preview import CorpusPreview
     from regard.recipe import DataConfig, DataFiles, load_recipe
     from regard.training.autoconfig import autoconfigure
     from regard.training.fine_tuning import (

@@ -20,8 +20,10 @@ training: {steps: 2, tokens_per_batch: 400, warmup: 2, validate_every: 2, checkp
 decoding: {beam: 1}
 evaluation: {metrics: [chrf]}
 """
-FEW = ("--set", "training.steps=4", "--set", "training.schedule=constant")
-FEW += ("--set", "training.validate_every=4", "--set", "training.checkpoint_every=2")
+FEW = [
+    *("--set", "training.steps=4", "--set", "training.schedule=constant"),
+    *("--set", "training.validate_every=4", "--set", "training.checkpoint_every=2"),
+]
 
 
 @pytest.fixture(scope="module")
