@@ -288,7 +288,7 @@ def _choose_training(
     largest = theirs.training.tokens_per_batch * theirs.training.accumulate
     largest = IMPORTED_BATCH if "imported_from" in run.card() else largest
     batch = int(min(largest, max(MIN_BATCH, per_epoch / BATCHES_PER_EPOCH)))
-    batch = training.tokens_per_batch if "tokens_per_batch" in given else batch
+    batch = training.tokens_per_batch if "tokens_per_batch" in training.model_fields_set else batch
     epochs = next(epochs for most, epochs in EPOCHS if data.pairs <= most)
     steps = max(100, round(epochs * per_epoch / (batch * training.accumulate)))
     steps = training.steps if "steps" in training.model_fields_set else steps
@@ -297,7 +297,7 @@ def _choose_training(
         "steps": steps,
         "tokens_per_batch": batch,
         "schedule": "cosine",
-        "learning_rate": float(f"{_fine_tuning_rate(run, theirs):.2g}"),
+        "learning_rate": _fine_tuning_rate(run, theirs)[0],
         "warmup": max(1, steps // 20),
         "validate_every": every,
         "checkpoint_every": every,
@@ -306,10 +306,14 @@ def _choose_training(
     return {key: value for key, value in chosen.items() if key not in given}
 
 
-def _fine_tuning_rate(run: RunDir, theirs: Recipe) -> float:
+def _fine_tuning_rate(run: RunDir, theirs: Recipe) -> tuple[float, str]:
+    """The peak learning rate, and why."""
+    peak = peak_learning_rate(theirs)
     if "imported_from" in run.card():
-        return IMPORTED_RATE
-    return RATE_FACTOR * peak_learning_rate(theirs)
+        return IMPORTED_RATE, "low, because the model is imported"
+    if theirs.training.init_from is not None:
+        return float(f"{peak:.2g}"), "as for the run, which was fine-tuned itself"
+    return float(f"{RATE_FACTOR * peak:.2g}"), f"{RATE_FACTOR:g} of the run's peak {peak:.2g}"
 
 
 def peak_learning_rate(recipe: Recipe) -> float:
@@ -322,15 +326,12 @@ def peak_learning_rate(recipe: Recipe) -> float:
 def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list[str]:
     """What was taken from the run and what was chosen, including the user's overrides, and why."""
     training, model = recipe.training, recipe.model
-    imported = "imported_from" in run.card()
     epochs = training.steps * training.tokens_per_batch * training.accumulate * (1 - training.mix)
     epochs /= data.pairs * data.tokens
     early = f"; stops early after {training.patience} validations without improvement"
     rate = f"learning rate: {training.learning_rate:g}, schedule {training.schedule}"
-    if training.learning_rate == float(f"{_fine_tuning_rate(run, theirs):.2g}"):
-        why = "low, because the model is imported"
-        if not imported:
-            why = f"{RATE_FACTOR:g} of the run's peak {peak_learning_rate(theirs):.2g}"
+    chosen_rate, why = _fine_tuning_rate(run, theirs)
+    if training.learning_rate == chosen_rate:
         rate += f", warmup {training.warmup} steps ({why}: what was learned must not be lost)"
     lines = [
         f"from {run}: {model.preset} of {model.encoder_layers}+{model.decoder_layers} layers, width "

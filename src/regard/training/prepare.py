@@ -126,8 +126,12 @@ def _write_train(
         reporter.message(line)
     reporter.message(f"Training pairs: {counts.summary}")
     if recipe.training.mix:
-        old = CleaningCounts(**rows.old).summary
-        reporter.message(f"Pairs of {recipe.training.init_from}: {old}")
+        old = CleaningCounts(**rows.old)
+        reporter.message(f"Pairs of {recipe.training.init_from}: {old.summary}")
+        if not old.kept:
+            raise RegardError(
+                f"training.mix: {recipe.training.init_from} has no training pairs that pass data.clean; set it to 0"
+            )
     if recipe.training.subword_sampling:
         write_sampled_copies(run, recipe, counts.read)
         copies = recipe.training.subword_copies

@@ -307,6 +307,8 @@ def test_the_learning_rate_is_a_fraction_of_the_peak_of_the_run(tmp_path: Path) 
     peak = 1 / (16 * 4000) ** 0.5  # noam, d_model 16, warmup 4000
     assert recipe.training.learning_rate == pytest.approx(RATE_FACTOR * peak, rel=0.02)
     assert recipe.training.schedule == "cosine"
+    again = run_of(recipe.model_copy(), tmp_path / "again")
+    assert fine_tuned(again, None).training.learning_rate == recipe.training.learning_rate
 
 
 def test_an_imported_run_gets_a_fixed_low_rate(tmp_path: Path) -> None:

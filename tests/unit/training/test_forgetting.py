@@ -53,13 +53,15 @@ def test_old_data_that_are_gone_are_reported_and_new_data_are_scored(
     assert f"Before fine-tuning, new data (test of {run}, 10 pairs): chrF2" in reporter.texts[1]
     before = json.loads((run.data / BEFORE).read_text())
     assert [*before["sets"]] == ["new"]
-    card = score_after(run, recipe, Model.load(finished_run, "cpu"), reporter, None)
+    model = Model.load(finished_run, "cpu")
+    model.recipe = recipe
+    card = score_after(run, recipe, model, reporter, None)
     assert card is not None
     scores = card["sets"]["new"]
     assert scores["after"][0]["value"] == scores["before"][0]["value"]  # the same model
     assert reporter.texts[2:] == describe_fine_tuning(card)
     late = time.monotonic() - 1
-    assert score_after(run, recipe, Model.load(finished_run, "cpu"), reporter, late) is None
+    assert score_after(run, recipe, model, reporter, late) is None
     assert reporter.texts[-1] == "No time left to measure forgetting"
 
 
