@@ -163,11 +163,14 @@ def train_base(
     return out
 
 
-def fine_tune(experiment: Experiment, base: Path, name: str, variant: Variant) -> dict[str, Any]:
-    """Fine-tune the base model and return what its card says about it."""
+def fine_tune(
+    experiment: Experiment, base: Path, name: str, variant: Variant, steps: int | None
+) -> dict[str, Any]:
+    """Fine-tune the base model and return what its card says about it; ``steps``: None if they are to be chosen."""
     out = base.with_name(f"{experiment.name}-{name.replace(', ', '-').replace(' ', '-')}")
     changes = [f"data.test={json.dumps({'pairs': str(experiment.new_test)})}"]
     options = dict(variant)
+    changes += [] if steps is None else [f"training.steps={steps}"]
     if factor := options.pop("rate", None):
         changes.append(f"training.learning_rate={factor * _default_rate(base) / RATE_FACTOR:.2g}")
     changes.append(f"data.languages={json.dumps(experiment.languages)}")
@@ -225,6 +228,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1_200, help="steps of a base model")
+    parser.add_argument("--fine-tuning-steps", type=int, help="default: chosen from the data")
     parser.add_argument("--batch", type=int, default=1_024, help="tokens per batch of a base model")
     parser.add_argument("--old-pairs", type=int, default=40_000, help="pairs of the old data")
     parser.add_argument("--pairs", type=int, default=2_000, help="pairs of the new data")
@@ -249,6 +253,7 @@ def main() -> None:
             "tokens_per_batch": given.batch,
             "changes": given.changes,
         },
+        "fine_tuning_steps": given.fine_tuning_steps,
         "pairs": asdict(sizes),
         "experiments": {},
     }
@@ -259,7 +264,7 @@ def main() -> None:
         results = found["experiments"][experiment.name] = {}
         for name, variant in variants().items():
             if not given.variants or name in given.variants:
-                results[name] = fine_tune(experiment, base, name, variant)
+                results[name] = fine_tune(experiment, base, name, variant, given.fine_tuning_steps)
         given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(table(found))
 
