@@ -92,6 +92,7 @@ ENTRIES = [
     Entry("feed-forward network", "nn/layers.py", "FeedForward", "Two linear maps with an activation between them, applied at every position (section 3.3 of the paper)."),
     Entry("fine-tuning", "training/fine_tuning.py", "", "Training that starts from the tokenizer and weights of another run (`training.init_from`)."),
     Entry("fingerprint", "data/corpus.py", "fingerprint"),
+    Entry("forgetting", "training/forgetting.py", "", "What a model loses on old data when it is fine-tuned on new data; measured before and after."),
     Entry("glossary of terms", "data/glossary.py"),
     Entry("gradient accumulation", "recipe/schema.py", "TrainingConfig.accumulate", "Several batches per optimizer step, whose gradients are added."),
     Entry("gradient clipping", "recipe/schema.py", "TrainingConfig.clip_norm", "The gradient is scaled down if its norm exceeds a limit."),

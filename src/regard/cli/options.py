@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from regard.recipe import Precision
 
 INPUT_OUTPUT = "Input and output"
+FINE_TUNING = "Fine-tuning"
 DECODING = "Decoding"
 SAMPLING = "Sampling"
 NON_AUTOREGRESSIVE = "Decoding of non-autoregressive models"

@@ -13,6 +13,8 @@ from regard.recipe.parsing import (
 from regard.recipe.presets import PRESETS as PRESETS, Preset as Preset
 from regard.recipe.registry import FORMATS as FORMATS, Choice as Choice, Registry as Registry
 from regard.recipe.schema import (
+    ALL_BUT as ALL_BUT,
+    FREEZE_GROUPS as FREEZE_GROUPS,
     MBR_TEMPERATURE as MBR_TEMPERATURE,
     MIN_TEMPERATURE as MIN_TEMPERATURE,
     AttentionSite as AttentionSite,

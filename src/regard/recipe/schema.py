@@ -42,6 +42,26 @@ Files = Annotated[tuple[str, ...], _ONE_OR_MORE, Field(min_length=1)]
 Tag = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
+FREEZE_GROUPS = (
+    *("encoder", "decoder", "embeddings"),
+    *("self_attention", "cross_attention", "feed_forward", "norms"),
+)
+"""groups of weights that ``training.freeze`` can name"""
+ALL_BUT = "all-but-"
+
+
+def _check_group(name: str) -> str:
+    """Accept the name of a group of weights, with or without ``all-but-``."""
+    if name.removeprefix(ALL_BUT) not in FREEZE_GROUPS:
+        *most, last = FREEZE_GROUPS
+        expected = f"{', '.join(most)} or {last}, or one of these after {ALL_BUT}"
+        raise PydanticCustomError("choice", "Input should be {expected}", {"expected": expected})
+    return name
+
+
+FrozenGroup = Annotated[str, AfterValidator(_check_group)]
+
+
 def registered(key: str) -> AfterValidator:
     """A validator that accepts the names registered for a recipe key."""
 
@@ -170,6 +190,8 @@ class DataConfig(Section):
     languages: tuple[str, str] | None = None
     """language codes of source and target, such as [en, de], which also select the languages of a TMX or XLIFF file and
     the columns of a table; read from file names like train.en.gz by default"""
+    other_targets: tuple[Tag, ...] = ()
+    """fine-tuning: target languages that the model keeps from the run it started from, besides those of train.to"""
     clean: CleaningConfig = CleaningConfig()
 
     @property
@@ -181,12 +203,13 @@ class DataConfig(Section):
     @property
     def tags(self) -> list[str]:
         """All tags that are prepended to training sources."""
-        return sorted({tag for tags in self.train.tags for tag in tags})
+        others = map(language_tag, self.other_targets)
+        return sorted({tag for tags in self.train.tags for tag in tags} | {*others})
 
     @property
     def targets(self) -> list[str]:
         """The target languages of a multilingual model; empty if there is only one language pair."""
-        return list(dict.fromkeys(self.train.to or ()))
+        return list(dict.fromkeys((*(self.train.to or ()), *self.other_targets)))
 
     @property
     def language_pair(self) -> tuple[str, str]:
@@ -214,7 +237,8 @@ class DataConfig(Section):
         languages = (
             self.train.to if len(self.train.to) == len(names) else self.train.to * len(names)
         )
-        return list(dict.fromkeys(zip(codes, languages, strict=True)))
+        others = [(source, code) for code in self.other_targets]
+        return list(dict.fromkeys([*zip(codes, languages, strict=True), *others]))
 
     def path(self, name: str) -> Path:
         return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
@@ -396,7 +420,15 @@ class ModelConfig(Section):
 
 class TrainingConfig(Section):
     init_from: str | None = None
-    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification use its encoder"""
+    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification use its encoder;
+    keys of the sections tokenizer and model that the recipe leaves out are taken from that run"""
+    mix: Probability = 0.0
+    """fine-tuning: share of the training pairs that are drawn from the training data of that run"""
+    freeze: Annotated[tuple[FrozenGroup, ...], _ONE_OR_MORE] = ()
+    """fine-tuning: groups of weights that are not trained: encoder, decoder, embeddings, self_attention,
+    cross_attention, feed_forward or norms; or all but one of them, such as all-but-decoder"""
+    extend_vocab: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """fine-tuning: maximum number of entries, learned from the new data, that are added to each vocabulary"""
     steps: Annotated[int, Field(ge=1)] = 100_000
     """number of optimizer steps"""
     tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000

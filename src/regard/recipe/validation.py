@@ -28,6 +28,7 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_tags(recipe),
         *_tokenizer(recipe),
         *_regularization(recipe),
+        *_fine_tuning(recipe),
         *_schedule(recipe),
         *_positions(recipe),
         *_trees(recipe),
@@ -100,8 +101,13 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
     sampling = decoding.is_sampling
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
+    fine_tuning = ("fine-tuning (training.init_from)", training.init_from is not None)
     search = ("search, not to sampling (decoding.temperature, decoding.mbr)", not sampling)
     needs = {
+        "training.mix": fine_tuning,
+        "training.freeze": fine_tuning,
+        "training.extend_vocab": fine_tuning,
+        "data.other_targets": fine_tuning,
         "training.subword_copies": ("training.subword_sampling", training.subword_sampling > 0),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
@@ -257,6 +263,23 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
     word_dropouts = (training.word_dropout, training.target_word_dropout)
     if training.rdrop and not any((*dropouts, *word_dropouts)):
         yield "training.rdrop needs dropout, because otherwise both passes are the same: set model.dropout"
+
+
+def _fine_tuning(recipe: Recipe) -> Iterator[str]:
+    training, task = recipe.training, recipe.task
+    has_labels = find_registry("task")[task].has_labels
+    if training.mix and has_labels:
+        yield f"training.mix: task {task} has labels, which the other run's data may not have; set it to 0"
+    if training.extend_vocab and has_labels:
+        yield f"training.extend_vocab: task {task} takes the encoder as it is; set it to 0"
+    if training.extend_vocab and recipe.tokenizer.kind == "marian":
+        yield "training.extend_vocab: the tokenizer of an imported Marian model cannot be extended; set it to 0"
+    if training.extend_vocab and "embeddings" in training.freeze:
+        yield "training.freeze: embeddings would leave the entries of training.extend_vocab untrained; remove one"
+    if len(training.freeze) > 1 and any(name.startswith("all-but-") for name in training.freeze):
+        yield f"training.freeze: {', '.join(training.freeze)}: all-but-… must be the only group"
+    if recipe.data.other_targets and not recipe.data.train.to:
+        yield "data.other_targets needs data.train.to, the target language of the new data"
 
 
 def _schedule(recipe: Recipe) -> Iterator[str]:

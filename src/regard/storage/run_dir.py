@@ -54,6 +54,23 @@ class Selection(NamedTuple):
         return self.objective, self.loss
 
 
+def describe_fine_tuning(card: Mapping[str, Any]) -> list[str]:
+    """The section ``fine_tuning`` of a card: for each data set one line with the scores before and after."""
+    lines = []
+    for name, scores in card["sets"].items():
+        before = {one["name"]: one["value"] for one in scores["before"]}
+        texts = [
+            f"{one['name']} {before[one['name']]:.1f} before, {one['value']:.1f} after"
+            if one["name"] in before
+            else f"{one['name']} {one['value']:.1f} after"
+            for one in scores.get("after", ())
+        ]
+        if texts:
+            what = f"{name.capitalize()} data ({scores['set']}, {scores['pairs']:,} pairs)"
+            lines.append(f"{what}: {'; '.join(texts)}")
+    return lines
+
+
 class RunDir:
     """The paths of a run folder, and the only code that reads and writes its files."""
 
@@ -148,8 +165,17 @@ class RunDir:
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
             *(f"test         {MetricResult(**result)}" for result in card["test"]),
+            *self._describe_fine_tuning(card.get("fine_tuning")),
             f"command      {card['command']}",
         ]
+
+    def _describe_fine_tuning(self, card: Mapping[str, Any] | None) -> list[str]:
+        if card is None:
+            return []
+        mixed = f", {card['mix']:.0%} of the pairs from its training data" if card["mix"] else ""
+        frozen = f", frozen: {', '.join(card['freeze'])}" if card["freeze"] else ""
+        first = f"fine-tuned   from {card['from']}{mixed}{frozen}"
+        return [first, *(f"             {line}" for line in describe_fine_tuning(card))]
 
     # Tokenizer and weights
 

@@ -14,12 +14,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.cleaning import CleaningCounts
+from regard.data.cleaning import CleaningCounts, EncodedPair
 from regard.data.corpus import data_paths, fingerprint, read_pairs, train_pairs, valid_pairs
 from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.input_format import Skipped
@@ -30,12 +31,12 @@ from regard.data.tokenizer import Tokenizer, normalize
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.metrics import MODEL_METRICS, score
-from regard.recipe import Recipe, max_sequence_length
+from regard.recipe import CleaningConfig, Recipe, max_sequence_length
 from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import TASKS
 from regard.training.checkpoint import checkpoint_files
-from regard.training.fine_tuning import initial_tokenizer
+from regard.training.fine_tuning import initial_tokenizer, old_data_fingerprint, old_train_pairs
 from regard.training.progress import ProgressReporter
 
 METADATA = "metadata.json"
@@ -51,6 +52,8 @@ class PreparedData:
     """data fingerprints and counts, for the card"""
     copies: Sequence[TokenDataset] = ()
     """copies of the training data with sampled subword segmentations: the same pairs in the same order"""
+    new_rows: int | None = None
+    """with ``training.mix``: the number of rows at the beginning that are new; the others are from the old run"""
 
     def dataset_for_epoch(self, epoch: int) -> TokenDataset:
         return self.copies[epoch % len(self.copies)] if self.copies else self.train
@@ -60,6 +63,8 @@ def check_files(recipe: Recipe) -> None:
     """Raise if a data file of the recipe does not exist."""
     for name, texts in recipe.data.splits.items():
         data_paths(texts, recipe.data, f"data.{name}")
+    if recipe.training.mix:
+        old_data_fingerprint(recipe)
 
 
 def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
@@ -80,18 +85,23 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
     tokenizer = initial_tokenizer(recipe, lambda: train_pairs(recipe.data))
     tokenizer.save(run.folder)
     reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
-    train = _write_train(run, recipe, tokenizer, reporter)
+    train, mixed = _write_train(run, recipe, tokenizer, reporter)
     valid = _write_valid(run, recipe, tokenizer, reporter)
     _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
     _check_test_lengths(recipe, tokenizer)
-    _write_metadata(run, identity, train, valid, time.monotonic() - start)
+    counts: dict[str, Any] = {"train": asdict(train), "valid": asdict(valid)}
+    if recipe.training.mix:
+        counts |= {"old": asdict(CleaningCounts(**mixed.old)), "new_rows": mixed.new_rows}
+    _write_metadata(run, identity, counts, time.monotonic() - start)
 
 
 def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
     """Open what ``prepare`` wrote."""
     train, valid = TokenDataset(run.data / "train.arrow"), TokenDataset(run.data / "valid.arrow")
     copies = [TokenDataset(path) for path in sampled_files(run, recipe)]
-    return PreparedData(run.tokenizer(recipe), train, valid, _read_metadata(run), copies)
+    metadata = _read_metadata(run)
+    new_rows = metadata["new_rows"] if recipe.training.mix else None
+    return PreparedData(run.tokenizer(recipe), train, valid, metadata, copies, new_rows)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -100,22 +110,55 @@ def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
 
 def _write_train(
     run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
-) -> CleaningCounts:
+) -> tuple[CleaningCounts, MixedRows]:
     """Write the training data, and report the overlap with validation and test data."""
     overlap, skipped = SourceOverlap(recipe), Skipped()
     pairs = overlap.watch(train_pairs(recipe.data, skipped))
-    rows = TASKS[recipe.task].encoder(recipe).rows
+    rows = MixedRows(recipe, overlap)
     counts = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
     for line in skipped.messages():
         reporter.message(line)
     reporter.message(f"Training pairs: {counts.summary}")
+    if recipe.training.mix:
+        old = CleaningCounts(**rows.old)
+        reporter.message(f"Pairs of {recipe.training.init_from}: {old.summary}")
+        if not old.kept:
+            raise RegardError(
+                f"training.mix: {recipe.training.init_from} has no training pairs that pass data.clean; set it to 0"
+            )
     if recipe.training.subword_sampling:
         write_sampled_copies(run, recipe, counts.read)
         copies = recipe.training.subword_copies
         reporter.message(f"Wrote {copies} copies with sampled subword segmentations")
     for line in overlap.messages():
         reporter.message(line)
-    return counts
+    return counts, rows
+
+
+class MixedRows:
+    """Encodes the training pairs and after them, with ``training.mix``, those of the run to start from."""
+
+    def __init__(self, recipe: Recipe, overlap: SourceOverlap | None = None) -> None:
+        self.recipe, self.overlap = recipe, overlap
+        self.encode = TASKS[recipe.task].encoder(recipe).rows
+        self.new_rows = 0
+        self.old = Counter[str]()
+        """what happened to the old pairs"""
+
+    def __call__(
+        self,
+        pairs: Iterable[Pair],
+        tokenizer: Tokenizer,
+        clean: CleaningConfig | None,
+        counts: Counter[str],
+    ) -> Iterator[EncodedPair]:
+        for row in self.encode(pairs, tokenizer, clean, counts):
+            self.new_rows += 1
+            yield row
+        if self.recipe.training.mix:
+            old = old_train_pairs(self.recipe)
+            old = self.overlap.watch(old) if self.overlap else old
+            yield from self.encode(old, tokenizer, clean, self.old)
 
 
 class SourceOverlap:
@@ -220,7 +263,7 @@ def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> No
         seed = (training.seed, number)
         kind, labels = recipe.tokenizer.kind, recipe.has_labels
         tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
-        rows = TASKS[recipe.task].encoder(recipe).rows
+        rows = MixedRows(recipe)
         write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
 
 
@@ -294,6 +337,10 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
     data = recipe.data
     settings = [recipe.task, recipe.tokenizer.identity, data.clean.model_dump_json()]
     settings.append(str(recipe.training.init_from))
+    if recipe.training.extend_vocab:
+        settings.append(f"extend_vocab {recipe.training.extend_vocab}")
+    if recipe.data.other_targets:
+        settings.append(f"other_targets {recipe.data.other_targets}")
     if data.valid is None:
         settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:
@@ -303,6 +350,8 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
     identity = {"train": fingerprint(data.train, data)}
     if data.valid is not None:
         identity["valid"] = fingerprint(data.valid, data)
+    if recipe.training.mix:
+        identity["old"] = old_data_fingerprint(recipe)
     identity["settings"] = hashlib.sha256("\n".join(settings).encode()).hexdigest()
     return identity
 
@@ -323,15 +372,13 @@ def _read_metadata(run: RunDir) -> dict[str, Any]:
 def _write_metadata(
     run: RunDir,
     identity: dict[str, str],
-    train: CleaningCounts,
-    valid: CleaningCounts,
+    counts: Mapping[str, Any],
     seconds: float,
 ) -> None:
     metadata = {
         "identity": identity,
         "tokenizer": {path.name: sha256(path) for path in run.tokenizer_files()},
-        "train": asdict(train),
-        "valid": asdict(valid),
+        **counts,
         "seconds": round(seconds, 1),
     }
     write_text(run.data / METADATA, json.dumps(metadata, indent=2) + "\n")

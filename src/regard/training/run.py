@@ -28,7 +28,8 @@ from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import ProcessGroup, process_group
-from regard.training.fine_tuning import recipe_differences
+from regard.training.fine_tuning import check_initial_run, recipe_differences
+from regard.training.forgetting import BEFORE, score_after, score_before
 from regard.training.planner import duration, plan
 from regard.training.prepare import METADATA, check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
@@ -54,7 +55,7 @@ LOCK = ".lock"
 """Lock file in the folder of checkpoints; the first file of a run."""
 STALE_FILES = (
     *(f".{name}{PARTIAL}" for name in ("recipe.yaml", "model.safetensors", "card.json")),
-    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{METADATA}{PARTIAL}"),
+    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{METADATA}{PARTIAL}", f"data/.{BEFORE}{PARTIAL}"),
     "data/.*.arrow.*.unfinished",
 )
 """Temporary files that a killed training may leave behind; other files are not touched."""
@@ -83,6 +84,7 @@ def train(
     if minutes is not None:
         recipe = keep_plan(run, recipe)
     options = FinishOptions(deadline, tune_decoding)
+    check_initial_run(run, recipe)
     with process_group(recipe.training.device) as group:
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
@@ -122,6 +124,7 @@ def _train(
     if group.is_main:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
+        score_before(run, recipe, reporter, deadline)
     group.barrier()
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
     trainer.load()
@@ -394,7 +397,11 @@ def finish(
             "source": prepared.tokenizer.source.size,
             "target": prepared.tokenizer.target.size,
         },
-        "data": {key: prepared.metadata[key] for key in ("identity", "train", "valid")},
+        "data": {
+            key: prepared.metadata[key]
+            for key in ("identity", "train", "valid", "old")
+            if key in prepared.metadata
+        },
         "valid": _validation_values(trainer, selection),
         "valid_scores": [result.to_json() for result in summary.results],
         "test": [result.to_json() for result in _score_test(trainer, reporter, deadline)],
@@ -403,6 +410,8 @@ def finish(
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
+    fine_tuning = score_after(trainer.run, trainer.recipe, trainer.model, reporter, deadline)
+    card |= {"fine_tuning": fine_tuning} if fine_tuning else {}
     card["scoring_seconds"] = round(time.monotonic() - start, 1)
     trainer.run.write_card(card)
     for line in summary.lines():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from regard.data.batching import Batch, collate, plan_batches, plan_sorted
+from regard.data.batching import Batch, collate, mix_rows, plan_batches, plan_sorted
 from regard.data.cleaning import encode_pairs
 from regard.data.dataset import IntArray, RowIndices, TokenDataset, write_dataset
 from regard.data.pairs import Pair
@@ -179,3 +179,28 @@ def test_the_shards_make_up_the_batch(
 def test_a_batch_moves_to_a_device(dataset: TokenDataset) -> None:
     batch = collate(dataset, np.array([0, 1])).to("meta")
     assert {part.device.type for part in (batch.source, batch.target, batch.labels)} == {"meta"}
+
+
+@given(
+    new=st.integers(1, 50),
+    old=st.integers(0, 70),
+    share=st.floats(0.01, 0.95),
+    seed=st.integers(0, 9),
+)
+def test_mixed_epochs_have_all_new_rows_and_use_old_rows_in_turn(
+    new: int, old: int, share: float, seed: int
+) -> None:
+    count = round(new * share / (1 - share)) if old else 0
+    epochs = [mix_rows(new, old, share, seed, epoch) for epoch in range(4)]
+    assert all(rows[:new].tolist() == list(range(new)) for rows in epochs)
+    drawn = np.concatenate([rows[new:] for rows in epochs])
+    assert len(drawn) == 4 * count
+    assert all(new <= row < new + old for row in drawn)
+    uses = np.bincount(drawn - new, minlength=old) if old else np.zeros(1)
+    assert uses.max() - uses.min() <= 1  # no row is used again before all others have been
+    assert mix_rows(new, old, share, seed, 3).tolist() == epochs[3].tolist()
+
+
+def test_old_rows_come_in_another_order_in_each_pass_and_for_each_seed() -> None:
+    rows = [mix_rows(50, 50, 0.5, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert len({tuple(one) for one in rows}) == 3

@@ -143,7 +143,7 @@ def test_without_a_time_one_is_chosen_for_the_device(
     }
     assert times[3_000_000, "cpu"] == 60
     assert times[30_000, "cpu"] == 30
-    assert times[1_000, "cuda"] == 2
+    assert times[1_000, "cuda"] == 1
     assert times[30_000, "cuda"] == 5
     assert times[3_000_000, "cuda"] == 15
 
