@@ -5,6 +5,7 @@
     model.safetensors   the weights; the header has their checksum, their validation, and the hashes of the recipe and
                         the tokenizer they belong to
     card.json           scores, data, sizes, versions, times, and the hashes of all files above; written last
+    test_outputs.jsonl  the outputs for the test data, one JSON string per line
     log.jsonl, events/  the training log, as JSON lines and for TensorBoard
     checkpoints/        to resume training from
     data/               token ids, memory-mapped
@@ -14,9 +15,10 @@ The first four are a *bundle*: all that is needed to use the model. Nothing in a
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +27,7 @@ from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
 from regard.metrics.base import MetricResult
 from regard.recipe import Recipe, load_recipe
-from regard.storage.atomic_files import NoChecksum, read_tensors, write_tensors, write_text
+from regard.storage.atomic_files import PARTIAL, NoChecksum, read_tensors, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,9 +68,38 @@ class RunDir:
         self.events = self.folder / "events"
         self.checkpoints = self.folder / "checkpoints"
         self.data = self.folder / "data"
+        self.metadata_file = self.data / "metadata.json"
+        """describes the prepared data; written last, so that if it exists, everything else does"""
+        self.train_sources_file = self.data / "train_sources.npy"
+        """hashes of the training sources, see ``training/overlap.py``"""
+        self.test_outputs_file = self.folder / "test_outputs.jsonl"
+        """the outputs that the test scores of the card were computed from, one JSON string per line"""
+        self.lock_file = self.checkpoints / ".lock"
+        """locked while a process trains in the folder; the first file of a run"""
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    def temporary_files(self) -> list[Path]:
+        """Files that a killed training may leave behind."""
+        written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
+        patterns = [
+            *(f".{path.name}{PARTIAL}" for path in written),
+            *(f"checkpoints/.step-*{PARTIAL}", f"data/.{self.metadata_file.name}{PARTIAL}"),
+            "data/.*.arrow.*.unfinished",
+        ]
+        return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+
+    def is_locked(self) -> bool:
+        """Whether a process is training in the folder."""
+        try:
+            with self.lock_file.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no such file, or it cannot be read
+            return False
+        return False
 
     # Recipe, card and log
 
@@ -136,7 +167,8 @@ class RunDir:
         try:
             return [*lines, *self._describe_training(card)]
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise RegardError(f"{self.card_file}: incomplete card: {error!r}") from None
+            missing = f": {error.args[0]} is missing" if isinstance(error, KeyError) else ""
+            raise RegardError(f"{self.card_file}: incomplete card{missing}") from None
 
     def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
@@ -150,6 +182,29 @@ class RunDir:
             *(f"test         {MetricResult(**result)}" for result in card["test"]),
             f"command      {card['command']}",
         ]
+
+    # Test outputs
+
+    def write_test_outputs(self, outputs: Sequence[str], test: str) -> dict[str, str]:
+        """Write the outputs for the test data, and return the section of the card that describes them.
+
+        test: the fingerprint of the test data.
+        """
+        lines = [json.dumps(output, ensure_ascii=False) + "\n" for output in outputs]
+        write_text(self.test_outputs_file, "".join(lines))
+        return {"sha256": sha256(self.test_outputs_file), "test": test}
+
+    def test_outputs(self, card: Mapping[str, Any], test: str) -> list[str] | None:
+        """The outputs that belong to a card and to test data; None if there are none, or they have changed."""
+        described = {"test": test}
+        try:
+            described["sha256"] = sha256(self.test_outputs_file)
+            if card.get("test_outputs") != described:
+                return None
+            lines = self.test_outputs_file.read_text(encoding="utf-8").split("\n")[:-1]
+            return [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return None
 
     # Tokenizer and weights
 

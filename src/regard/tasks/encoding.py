@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from regard.data.batching import Batch, as_tensors, collate
-from regard.data.cleaning import EncodedPair, clean_and_encode, encode_pairs
+from regard.data.cleaning import AugmentFunction, EncodedPair, clean_and_encode, encode_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.dependency_trees import TokenTree, token_tree
 from regard.data.formats import abbreviate
@@ -32,12 +32,14 @@ from regard.recipe import CleaningConfig, Recipe
 class PairEncoder:
     """Encodes pairs of source and target text."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, augment: AugmentFunction | None = None) -> None:
+        """``augment``: changes the text of each pair, for task translation."""
         clean = recipe.data.clean
         self.max_tokens = clean.max_tokens
         self.truncate = clean.max_tokens if clean.truncate else None
         """where sources are truncated"""
         self.trees = recipe.model.position == "tree"
+        self.augment = augment
 
     def rows(
         self,
@@ -47,7 +49,7 @@ class PairEncoder:
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode)
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, self.augment)
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):

@@ -12,7 +12,7 @@ from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer, train_labels
 from regard.errors import RegardError
 from regard.nn.state_dict import named_weights
-from regard.recipe import Recipe
+from regard.recipe import Recipe, as_written
 from regard.storage.run_dir import RunDir
 
 MAY_DIFFER = {"preset", "dropout", "attention_dropout", "activation_dropout"}
@@ -93,4 +93,5 @@ def recipe_differences(
         if isinstance(theirs[key], dict) and isinstance(ours[key], dict):
             yield from recipe_differences(theirs[key], ours[key], f"{prefix}{key}.")
         elif theirs[key] != ours[key]:
-            yield f"{prefix}{key}", f"{prefix}{key} is {theirs[key]} there, {ours[key]} here"
+            values = f"{as_written(theirs[key])} there, {as_written(ours[key])} here"
+            yield f"{prefix}{key}", f"{prefix}{key} is {values}"

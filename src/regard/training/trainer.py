@@ -154,7 +154,9 @@ class Trainer:
         self.model = task.model(
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
-        self.examples = evenly_spaced(valid_pairs(recipe.data), len(prepared.valid), self.training)
+        self.examples = evenly_spaced(
+            valid_pairs(recipe.data), len(prepared.valid), self.training.validate_sentences
+        )
         """the validation pairs that are translated and scored"""
 
     # -----------------------------------------------------------------------------------------
@@ -448,11 +450,11 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(state >> 1))
 
 
-def evenly_spaced(pairs: Iterable[Pair], count: int, training: TrainingConfig) -> list[Pair]:
-    """``training.validate_sentences`` of ``count`` pairs, evenly spaced: files are often sorted."""
-    if training.validate_sentences == 0:
+def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
+    """At most ``most`` of ``count`` pairs, evenly spaced: files are often sorted."""
+    if most == 0:
         return []  # the pairs need not be read
-    selected = min(count, training.validate_sentences)
+    selected = min(count, most)
     indices = {number * count // selected for number in range(selected)}
     return [pair for index, pair in enumerate(pairs) if index in indices]
 
