@@ -21,7 +21,7 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = write_recipe(
         folder,
         data={"test": {"source": "test.src", "target": "test.tgt"}},
-        training={"steps": 30, "validate_every": 15},
+        training={"steps": 30, "warmup": 5, "validate_every": 15},
     )
     trained = succeeds_inside("train", recipe, "--out", "runs/a", cwd=folder)
     assert (

@@ -18,8 +18,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,6 +40,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+LOCK_ATTEMPTS = 3
+LOCK_SECONDS = 0.05
+"""how often a lock is tried, and how long to wait in between"""
 SELECTION = "selection"
 """The key of a ``Selection`` in the header of the weights; all other keys are names of files."""
 
@@ -89,6 +93,24 @@ class RunDir:
             "data/.*.arrow.*.unfinished",
         ]
         return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+
+    @contextmanager
+    def lock(self) -> Iterator[bool]:
+        """Try to lock the folder; whether that succeeded. The lock is released when the process ends, however it ends.
+
+        It is tried a few times, because ``is_locked`` also holds the lock for a moment.
+        """
+        with self.lock_file.open("a") as file:
+            for _ in range(LOCK_ATTEMPTS):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(LOCK_SECONDS)
+            else:
+                yield False
+                return
+            yield True
 
     def is_locked(self) -> bool:
         """Whether a process is training in the folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -277,9 +276,7 @@ def _locked(run: RunDir) -> Iterator[None]:
     if not run.lock_file.is_file():
         yield
         return
-    with run.lock_file.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RegardError(f"{run}: another process is training here") from None
+    with run.lock() as locked:
+        if not locked:
+            raise RegardError(f"{run}: another process is training here")
         yield

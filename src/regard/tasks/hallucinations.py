@@ -100,8 +100,8 @@ class OutputChecker:
         self, statistics: OutputStatistics, language: str | None = None, other: Sequence[str] = ()
     ) -> None:
         self.statistics = statistics
-        codes = [code.split("-")[0].lower() for code in [language or "", *other]]
-        self.language, self.other = codes[0], tuple(sorted({*codes[1:]} - {codes[0]}))
+        self.language, *codes = (code.split("-")[0].lower() for code in [language or "", *other])
+        self.other = tuple(sorted({*codes} - {self.language})) if language else ()
 
     def problems(
         self, source: str, translation: str, lengths: tuple[int, int], finished: bool = True

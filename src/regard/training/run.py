@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import platform
 import shlex
@@ -171,13 +170,11 @@ def locked(run: RunDir) -> Iterator[None]:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{run}: cannot create the folder: {error.strerror}") from None
-    with run.lock_file.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with run.lock() as free:
+        if not free:
             raise RegardError(
                 f"{run}: another process is training here; wait for it, or choose another --out"
-            ) from None
+            )
         for path in run.temporary_files():
             path.unlink()
         yield
