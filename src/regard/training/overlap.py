@@ -92,15 +92,16 @@ def in_training_data(run: RunDir, recipe: Recipe, sources: Sequence[str]) -> lis
     None if that is not known: the prepared data were deleted, and the training files are missing or have changed.
     """
     hashes = np.array([source_hash(source) for source in sources], np.uint64)
-    known = np.isin(hashes, np.array([BLANK], np.uint64))
+    blank = hashes == np.uint64(BLANK)
     if run.train_sources_file.is_file():
         try:
             stored = np.load(run.train_sources_file, mmap_mode="r")
-            return (_isin_sorted(hashes, stored) & ~known).tolist()
+            found: list[bool] = (_isin_sorted(hashes, stored) & ~blank).tolist()
+            return found
         except (OSError, ValueError):
             pass  # damaged: read the training data again
-    found = _reread(run, recipe, {*hashes.tolist()})
-    return None if found is None else [one in found - {BLANK} for one in hashes.tolist()]
+    known = _reread(run, recipe, {*hashes.tolist()} - {BLANK})
+    return None if known is None else [one in known for one in hashes.tolist()]
 
 
 def _isin_sorted(values: Any, ordered: Any) -> Any:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.corpus import fingerprint
+from regard.data.corpus import fingerprint, train_pairs
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training import overlap
 from regard.training.overlap import OverlapScores, SourceOverlap, in_training_data
 
 SOURCES = ["a", " b ", "d", "", "cafe\u0301"]
@@ -31,7 +30,7 @@ def test_stored_hashes_and_files_agree(tmp_path: Path, recipe: Recipe) -> None:
     run = RunDir(tmp_path / "run")
     run.data.mkdir(parents=True)
     watched = SourceOverlap(recipe)
-    assert len([*watched.watch(overlap.train_pairs(recipe.data))]) == 4
+    assert len([*watched.watch(train_pairs(recipe.data))]) == 4
     watched.save(run)
     expected = [True, True, False, False, True]
     assert in_training_data(run, recipe, SOURCES) == expected
