@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from regard.data.pairs import Pair
-from regard.data.words import word_and_symbol_spans
+from regard.data.segmentation import word_and_symbol_spans
 from regard.errors import RegardError
 
 MAX_RUNS = {1: 4, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
