@@ -45,7 +45,7 @@ class OneSentence:
         return self
 
     def output_checker(self) -> OutputChecker:
-        return OutputChecker(OutputStatistics(copied=1.0))
+        return OutputChecker(OutputStatistics((0.0, 1e9), copied=1.0))
 
     def search(
         self, texts: list[str], *, constraints: Any = None, **options: Any

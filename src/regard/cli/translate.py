@@ -452,11 +452,16 @@ class Job:
             for problem in self._checker.problems(
                 one["source"],
                 one["text"],
-                (self._count_tokens(one["source"]), len(one["tokens"])),
+                (self._source_length(one["source"]), len(one["tokens"])),
                 one["finished"],
             )
         ]
         return list(dict.fromkeys(found))
+
+    def _source_length(self, text: str) -> int:
+        """The number of tokens that the model reads."""
+        clean, tokens = self.model.recipe.data.clean, self._count_tokens(text)
+        return min(tokens, clean.max_tokens) if clean.truncate else tokens
 
     def report_flagged_lines(self) -> None:
         """The number of suspicious translations, if not every one was reported."""
