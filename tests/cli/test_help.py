@@ -16,6 +16,7 @@ COMMANDS = {
     *("demo", "train", "recipes", "distill", "average"),
     *("translate", "tag", "classify", "fill", "generate"),
     *("evaluate", "look", "info", "bench translate", "bench train"),
+    *("runs list", "runs compare", "runs prune"),
     *("serve", "import", "export"),
 }
 DECODING = {

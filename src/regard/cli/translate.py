@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, tee
 from pathlib import Path
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from regard.data.glossary import Glossary
     from regard.data.protected_spans import ProtectedSpans
     from regard.tasks import Translation, Translator
+    from regard.tasks.hallucinations import OutputChecker, Problem
+
+MAX_FLAGGED_LINES = 20
+"""Suspicious translations that are reported one by one; the others are only counted."""
 
 Line = tuple[str, "ParsedSentence | None"]
 """a text and its dependency tree, if the model uses one"""
@@ -67,7 +72,7 @@ def translate(
             metavar="N",
             min=1,
             help="Print the N best translations of each line, or N samples; each output line is line number, "
-            "tab, score, tab, translation.",
+            "tab, score, tab, translation (with --confidence before it).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = 1,
@@ -79,6 +84,15 @@ def translate(
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
+    confidence: Annotated[
+        bool,
+        typer.Option(
+            "--confidence",
+            metavar=FLAG,
+            help="Print the confidence of each translation, between 0 and 1, and a tab before it.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = False,
     parses: Parses = None,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
@@ -146,6 +160,7 @@ def translate(
         prefix=prefix or None,
         glossary=terms,
         as_json=as_json,
+        with_confidence=confidence,
         with_alignment=alignment is not None,
         with_parses=parses is not None,
         by_sentence=sentences,
@@ -161,6 +176,8 @@ def translate(
         if resumable and resumable.complete:
             return
         typer.echo(f"Computing in {model.engine.summary}.", err=True)
+        if confidence or as_json:
+            typer.echo(job.describe_confidence(), err=True)
         lines = _with_parses(input_lines(texts, input), parses, str(input or "the texts"))
         rest = islice(lines, done, None)
         for chunk in chunks(rest, streamed=not texts and not input):
@@ -171,6 +188,7 @@ def translate(
             if resumable:
                 written = ([translated] if output else []) + ([aligned] if alignment else [])
                 resumable.add(len(chunk), written)
+        job.report_flagged_lines()
 
 
 def _check_sentence_options(**options: object) -> None:
@@ -200,6 +218,8 @@ class JoinedTranslation(NamedTuple):
     text: str
     sentences: list[dict[str, Any]]
     """the translation of each sentence, with its source"""
+    confidence: float
+    """the lowest of its sentences"""
 
 
 @dataclass
@@ -214,11 +234,16 @@ class Job:
     prefix: str | None
     glossary: Glossary | None
     as_json: bool
+    with_confidence: bool
     with_alignment: bool
     with_parses: bool
     by_sentence: bool
     warned: bool = False
     """whether the warning about long lines was printed"""
+    lines: int = 0
+    """lines translated so far"""
+    flagged: Counter[str] = field(default_factory=Counter)
+    """hallucination-like translations so far, by the kind of the first problem of each"""
 
     def check_options(self) -> None:
         """Refuse unsupported options before a file is written: translate a blank text with every glossary term."""
@@ -244,6 +269,7 @@ class Job:
                 "length": self.length,
                 "prefix": self.prefix,
                 "json": self.as_json,
+                "confidence": self.with_confidence,
                 "alignment": self.with_alignment,
                 "sentences": self.by_sentence,
             },
@@ -264,7 +290,8 @@ class Job:
         aligned: list[str] = []
         for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
             self._warn_of_violations(number, line, translations)
-            output += self._format(number, line, translations)
+            problems = self._flag(number, line, translations[0])
+            output += self._format(number, line, translations, problems)
             if self.with_alignment:
                 aligned.append(self._alignment(line, translations[0].text))
         return _join_lines(output), _join_lines(aligned)
@@ -299,7 +326,8 @@ class Job:
                 for sentence, translation in zip(text.sentences, best, strict=True)
             ]
             whole = text.join([translation.text for translation in best])
-            joined.append([JoinedTranslation(whole, details)])
+            confidence = min((translation.confidence for translation in best), default=1.0)
+            joined.append([JoinedTranslation(whole, details, confidence)])
         return joined
 
     @cached_property
@@ -391,6 +419,69 @@ class Job:
             for problem in problems:
                 typer.echo(f"line {number}: {problem}", err=True)
 
+    # Hallucination-like output
+
+    @cached_property
+    def _checker(self) -> OutputChecker:
+        return self.model.output_checker()
+
+    def _flag(
+        self, number: int, line: str, translation: Translation | JoinedTranslation
+    ) -> list[str]:
+        """Report a translation that looks like a hallucination; what is wrong with it."""
+        self.lines += 1
+        problems = self._problems(line, translation)
+        if not problems:
+            return []
+        self.flagged[problems[0].kind] += 1
+        messages = [problem.message for problem in problems]
+        if self.flagged.total() <= MAX_FLAGGED_LINES:
+            typer.echo(f"line {number}: suspicious translation: {'; '.join(messages)}", err=True)
+        return messages
+
+    def _problems(self, line: str, translation: Translation | JoinedTranslation) -> list[Problem]:
+        parts = (
+            translation.sentences
+            if isinstance(translation, JoinedTranslation)
+            else [{"source": line, **translation._asdict()}]
+        )
+        found = [
+            problem
+            for one in parts
+            if one["source"].strip()
+            for problem in self._checker.problems(
+                one["source"],
+                one["text"],
+                (self._source_length(one["source"]), len(one["tokens"])),
+                one["finished"],
+            )
+        ]
+        return list(dict.fromkeys(found))
+
+    def _source_length(self, text: str) -> int:
+        """The number of tokens that the model reads."""
+        clean, tokens = self.model.recipe.data.clean, self._count_tokens(text)
+        return min(tokens, clean.max_tokens) if clean.truncate else tokens
+
+    def report_flagged_lines(self) -> None:
+        """The number of suspicious translations, if not every one was reported."""
+        if self.flagged.total() > 1:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.flagged.most_common())
+            typer.echo(
+                f"{self.flagged.total():,} of {self.lines:,} translations look suspicious: {kinds}",
+                err=True,
+            )
+
+    def describe_confidence(self) -> str:
+        """What the confidence means."""
+        calibration = self.model.calibration
+        if calibration is not None:
+            return f"The confidence is {calibration.summary}."
+        return (
+            "The confidence is not calibrated: it is the geometric mean of the token probabilities, not the "
+            "probability that a translation is good."
+        )
+
     # Output
 
     def _alignment(self, text: str, translation: str) -> str:
@@ -399,18 +490,24 @@ class Job:
         return pharaoh(self.model, text, translation)
 
     def _format(
-        self, number: int, text: str, translations: Sequence[Translation | JoinedTranslation]
+        self,
+        number: int,
+        text: str,
+        translations: Sequence[Translation | JoinedTranslation],
+        problems: list[str],
     ) -> Iterator[str]:
-        """The output lines for one input line."""
+        """The output lines for one input line; problems: of its best translation."""
         if self.as_json:
             found = [one._asdict() for one in translations]
-            yield json.dumps({"source": text, "translations": found}, ensure_ascii=False)
-        elif self.nbest == 1:
-            yield translations[0].text
-        else:
-            for one in translations:
+            line = {"source": text, "translations": found, "problems": problems}
+            yield json.dumps(line, ensure_ascii=False)
+            return
+        for one in translations:
+            columns = [f"{one.confidence:.4f}"] if self.with_confidence else []
+            if self.nbest > 1:
                 assert not isinstance(one, JoinedTranslation), "--sentences allows no --nbest"
-                yield f"{number}\t{one.score:.4f}\t{one.text}"
+                columns = [str(number), f"{one.score:.4f}", *columns]
+            yield "\t".join([*columns, one.text])
 
 
 def _join_lines(lines: Sequence[str]) -> str:

@@ -59,6 +59,8 @@ class EncodedPair(NamedTuple):
 
 EncodeFunction = Callable[[Sequence[Pair], Tokenizer], Iterable[EncodedPair]]
 """Encodes some pairs, each as one row of the dataset."""
+AugmentFunction = Callable[[Pair], Pair]
+"""Changes the text of a pair, see ``augmentation.py``."""
 
 
 def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
@@ -75,13 +77,14 @@ def clean_and_encode(
     clean: CleaningConfig | None,
     counts: Counter[str],
     encode: EncodeFunction = encode_pairs,
+    augment: AugmentFunction | None = None,
 ) -> Iterator[EncodedPair]:
     """The token ids of the pairs that pass the cleaning rules; all pairs if ``clean`` is None.
 
     ``counts`` is updated with the fields of ``CleaningCounts`` while the pairs are read.
 
-    With subword sampling, the deterministic segmentation decides which pairs are kept, so that all copies of the corpus
-    have the same pairs. It also replaces a sampled segmentation that is too long.
+    With subword sampling or ``augment``, the deterministic segmentation of the original pair decides which pairs are
+    kept, so that all copies of the corpus have the same pairs. It also replaces a row that is too long.
     """
     hashes = set[int]()
     pairs = iter(pairs)
@@ -89,7 +92,7 @@ def clean_and_encode(
         counts["read"] += len(chunk)
         if clean is not None:
             chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, hashes, counts)]
-        for ids, sampled in _encode_twice(chunk, tokenizer, encode):
+        for ids, sampled in _encode_twice(chunk, tokenizer, encode, augment):
             if clean is None or _passes_length_rules(ids, clean, counts):
                 counts["kept"] += 1
                 too_long = clean is not None and max(map(len, sampled[:2])) > clean.max_tokens
@@ -97,11 +100,16 @@ def clean_and_encode(
 
 
 def _encode_twice(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, encode: EncodeFunction
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    encode: EncodeFunction,
+    augment: AugmentFunction | None,
 ) -> Iterator[tuple[EncodedPair, EncodedPair]]:
-    """Each pair by the deterministic tokenizer and by the given one, which may be the same."""
+    """Each pair by the deterministic tokenizer, and augmented by the given one; both may be the same."""
     deterministic = encode(pairs, tokenizer.deterministic)
-    if tokenizer.deterministic is tokenizer:
+    if augment is not None:
+        pairs = list(map(augment, pairs))
+    elif tokenizer.deterministic is tokenizer:
         return ((ids, ids) for ids in deterministic)
     return zip(deterministic, encode(pairs, tokenizer), strict=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from regard.data.dependency_trees import ParsedSentence
@@ -49,11 +48,3 @@ def parse_of(pair: Pair) -> ParsedSentence | None:
 def language_of(pair: Pair) -> str | None:
     """The target language, if the pair is tagged with one."""
     return next((tag[1:] for tag in tags_of(pair) if tag.startswith("2")), None)
-
-
-def group_by_language(pairs: Iterable[Pair]) -> dict[str | None, list[Pair]]:
-    """The pairs of each target language, in their order."""
-    groups: dict[str | None, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(language_of(pair), []).append(pair)
-    return groups

@@ -1,6 +1,7 @@
 """Recipes: the schema, presets, registries of components, validation, and reading from YAML."""
 
 from regard.recipe.parsing import (
+    abbreviate as abbreviate,
     bundled_recipes as bundled_recipes,
     decoding_overrides as decoding_overrides,
     load_recipe as load_recipe,
@@ -18,6 +19,7 @@ from regard.recipe.schema import (
     MBR_TEMPERATURE as MBR_TEMPERATURE,
     MIN_TEMPERATURE as MIN_TEMPERATURE,
     AttentionSite as AttentionSite,
+    AugmentConfig as AugmentConfig,
     CleaningConfig as CleaningConfig,
     DataConfig as DataConfig,
     DataFiles as DataFiles,
@@ -33,6 +35,7 @@ from regard.recipe.schema import (
 )
 from regard.recipe.validation import (
     PACKED_CHUNKS as PACKED_CHUNKS,
+    as_written as as_written,
     max_sequence_length as max_sequence_length,
     model_choices as model_choices,
 )

@@ -24,6 +24,7 @@ from regard.recipe.schema import (
     Section,
     TokenizerConfig,
 )
+from regard.recipe.validation import as_written
 
 Name = TypeVar("Name", bound=str)
 
@@ -411,6 +412,8 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
             return start + _renamed(key, details["input"])
         return f"{start}unknown key {key}{suggest(_shorten(location[-1]), _keys(location[:-1]))}"
     if details["type"] == "missing":
+        if isinstance(number := details["loc"][-1], int):
+            return f"{start}{_shorten('.'.join(location[:-1]))}: value {number + 1} is missing"
         return f"{start}{key} is missing"
     if _is_fraction(details):
         return (
@@ -421,12 +424,21 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     if details["type"] == "choice" and str(details["input"]) in renamed:
         return f"{start}{key}: {details['input']} was renamed to {renamed[str(details['input'])]}"
     message = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = _shorten(message, 1000)
+    message = _shorten(PLAIN_MESSAGES.get(details["type"], message), 1000)
+    if details["type"] == "too_short":
+        message = f"must have at least {details['ctx']['min_length']} value(s)"
     if details["type"] == "value_error":
         return f"{start}{key}: {message}" if key else f"{start}{message}"
     return f"{start}{key}: {abbreviate(details['input'])} {message}"
 
 
+PLAIN_MESSAGES = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "must be a section of keys"
+    ),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+}
+"""What to write instead of messages with the names of Python types, by pydantic's type of error."""
 SHOWN_CHARACTERS = 80
 
 
@@ -437,7 +449,7 @@ def abbreviate(value: object) -> str:
     elif isinstance(value, Mapping | Sequence) and len(value) > SHOWN_CHARACTERS:
         return f"{len(value):,} values"
     try:
-        text = str(value) if isinstance(value, Exception) else repr(value)
+        text = repr(value) if isinstance(value, str) else as_written(value)
     except ValueError:  # an integer with thousands of digits
         return "a number that is too long"
     return _shorten(" ".join(text.split()))

@@ -344,12 +344,15 @@ DERIVED_KEYS = [
 """Keys whose defaults follow from other keys."""
 
 
+MAX_D_MODEL = 1_000_000
+
+
 class ModelConfig(Section):
     architecture: Annotated[str, registered("model.architecture")] = "transformer"
     """transformer, decoder_only, non_autoregressive, or one of the baselines lstm and convolution"""
     preset: Preset = "base"
     """named set of model sizes; sizes given in the recipe override it"""
-    d_model: Annotated[int, Field(ge=2)]
+    d_model: Annotated[int, Field(ge=2, le=MAX_D_MODEL)]
     """width of embeddings and layers"""
     heads: Annotated[int, Field(ge=1)]
     """number of attention heads"""
@@ -405,6 +408,7 @@ class ModelConfig(Section):
             full.setdefault("position", "none")  # a recurrent network needs no positions
         d_model, heads = full["d_model"], full["heads"]
         if isinstance(d_model, int) and isinstance(heads, int) and heads > 0:
+            d_model = min(d_model, MAX_D_MODEL)
             # If heads does not divide d_model, the fraction is rejected like any other wrong value.
             full.setdefault("d_k", d_model / heads)
             full.setdefault("d_v", d_model / heads)
@@ -416,6 +420,32 @@ class ModelConfig(Section):
 
 # ---------------------------------------------------------------------------------------------
 # Training
+
+
+class AugmentConfig(Section):
+    """Fractions of the training pairs that are changed in each epoch, so that models handle such text."""
+
+    upper: Probability = 0.0
+    """upper-case source and target"""
+    title: Probability = 0.0
+    """capitalize every word of source and target"""
+    typos: Probability = 0.0
+    """misspell about a tenth of the words of the source, at least one; the target stays as it is"""
+    no_final_punctuation: Probability = 0.0
+    """drop the punctuation at the end of the source; the target keeps its own"""
+
+    @property
+    def enabled(self) -> bool:
+        return any((self.upper, self.title, self.typos, self.no_final_punctuation))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.upper + self.title > 1:
+            raise ValueError(
+                f"upper {self.upper:g} and title {self.title:g} are fractions of the same pairs: "
+                "their sum must be at most 1"
+            )
+        return self
 
 
 class TrainingConfig(Section):
@@ -456,7 +486,9 @@ class TrainingConfig(Section):
     """random subword segmentation: for bpe the dropout probability of a merge (BPE-dropout), for unigram the smoothing
     parameter alpha, where smaller values sample more diverse segmentations; 0 is off"""
     subword_copies: Annotated[int, Field(ge=1, le=999)] = 16
-    """subword_sampling: number of segmented copies of the training data; epoch n uses copy n modulo this number"""
+    """subword_sampling and augment: number of different copies of the training data; epoch n uses copy n modulo this
+    number"""
+    augment: AugmentConfig = AugmentConfig()
     rdrop: Annotated[float, Field(ge=0)] = 0.0
     """weight of R-Drop: each batch passes through the network twice with different dropout, and a loss term penalizes
     the difference between the two outputs"""
@@ -489,6 +521,11 @@ class TrainingConfig(Section):
     device: Device = "auto"
     precision: TrainingPrecision = "auto"
     """mixed precision: auto is bf16 on a GPU that supports it, else fp32"""
+
+    @property
+    def copies(self) -> int:
+        """The number of different copies of the training data; 0: every epoch uses the same data."""
+        return self.subword_copies if self.subword_sampling or self.augment.enabled else 0
 
     @model_validator(mode="before")
     @classmethod
@@ -647,7 +684,8 @@ class Recipe(Section):
         empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
         full = empty | {name: {} if section is None else section for name, section in given.items()}
         tasks, task = find_registry("task"), given.get("task", "translation")
-        for name, defaults in tasks[task].defaults.items() if task in tasks else ():
+        known = isinstance(task, str) and task in tasks
+        for name, defaults in tasks[task].defaults.items() if known else ():
             section = full.get(name, {})
             if isinstance(section, Mapping):
                 full[name] = {**defaults, **section}

@@ -6,7 +6,8 @@ reads is stated where the component is registered. The other functions check val
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,17 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_architecture(recipe.model),
         *_packed(recipe),
     ]
+
+
+def as_written(value: object) -> str:
+    """A value as it is written in a recipe: null, true, [0.9, 0.98]."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {as_written(one)}" for key, one in value.items()) + "}"
+    return str(value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -89,10 +101,10 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
         if value == attrgetter(option)(defaults):
             continue
         if option in ignored:
-            yield f"{option}: {value} has no effect with {ignored[option]}; remove it"
+            yield f"{option}: {as_written(value)} has no effect with {ignored[option]}; remove it"
         elif option not in used:
             needed = " or ".join(dict.fromkeys(readers[option]))
-            yield f"{option}: {value} has no effect; it only applies to {needed}"
+            yield f"{option}: {as_written(value)} has no effect; it only applies to {needed}"
     yield from _switched_off(recipe, defaults, {*ignored})
 
 
@@ -108,7 +120,10 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
         "training.freeze": fine_tuning,
         "training.extend_vocab": fine_tuning,
         "data.other_targets": fine_tuning,
-        "training.subword_copies": ("training.subword_sampling", training.subword_sampling > 0),
+        "training.subword_copies": (
+            "training.subword_sampling or training.augment",
+            training.copies > 0,
+        ),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
         "decoding.beam": search,
@@ -125,7 +140,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     for option, (needed, on) in needs.items():
         value = attrgetter(option)(recipe)
         if not on and option not in ignored and value != attrgetter(option)(defaults):
-            yield f"{option}: {value} has no effect; it only applies to {needed}"
+            yield f"{option}: {as_written(value)} has no effect; it only applies to {needed}"
 
 
 def _defaults(recipe: Recipe) -> Recipe:
@@ -254,6 +269,10 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
         )
     if training.subword_sampling and model.position == "tree":
         yield "training.subword_sampling cannot be combined with model.position: tree; remove one of them"
+    if training.augment.enabled and recipe.task != "translation":
+        yield f"training.augment is for task translation, not for {recipe.task}"
+    if training.augment.enabled and model.position == "tree":
+        yield "training.augment cannot be combined with model.position: tree; remove one of them"
     if training.rdrop and (recipe.task == "masked_lm" or mask_predict):
         yield (
             "training.rdrop compares two passes over the same input; task masked_lm and architecture: "

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from reprlib import repr as short
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from torch import nn
 
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.pairs import Pair, group_by_language, language_of, parse_of
+from regard.data.pairs import Pair, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
 from regard.decoding.hypotheses import Hypothesis
@@ -20,10 +20,19 @@ from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
 from regard.metrics import TEXT_METRICS, MetricResult
 from regard.metrics.mbr import mbr_rank
+from regard.metrics.sacrebleu import sentence_chrf
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-from regard.recipe import DecodingConfig, DecodingOptions, TrainingConfig, override_decoding
+from regard.recipe import (
+    DecodingConfig,
+    DecodingOptions,
+    TrainingConfig,
+    abbreviate,
+    override_decoding,
+)
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
+from regard.tasks.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
+from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from regard.tasks.placeholders import Substitution, copied_words, substitutions
 from regard.tasks.requests import (
     Languages,
@@ -66,6 +75,8 @@ class Translation(NamedTuple):
     token_log_probabilities: list[float]
     finished: bool
     """False if the translation was cut off at its largest length, before EOS"""
+    confidence: float = 1.0
+    """between 0 and 1; see ``Translator.calibration``. 1 for a blank text."""
 
 
 EMPTY = Translation("", 0.0, 0.0, [], [], True)
@@ -113,6 +124,63 @@ class Translator(SequenceGenerator):
     def non_autoregressive(self) -> bool:
         return isinstance(self.network, NonAutoregressiveTransformer)
 
+    # Confidence
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """How the confidence of a translation follows from its token probabilities, from the run's card.
+
+        With it, the confidence is the probability that sentence chrF is at least 30. Without it (None), the
+        confidence is the geometric mean of the token probabilities.
+        """
+        stored = None if self.run is None else self.run.card().get("confidence")
+        if self.run is None or stored is None:
+            return None
+        return Calibration.from_json(stored, str(self.run.card_file))
+
+    def output_checker(self) -> OutputChecker:
+        """Finds hallucination-like translations, by what the references of the validation set look like."""
+        stored = None if self.run is None else self.run.card().get("references")
+        statistics = OutputStatistics()
+        if self.run is not None and stored is not None:
+            statistics = OutputStatistics.from_json(stored, str(self.run.card_file))
+        if not self.recipe.data.named:
+            return OutputChecker(statistics)
+        pairs = [
+            pair for pair in self.recipe.data.language_pairs if self.language in (None, pair[1])
+        ]
+        (_, target), sources = pairs[0], [source for source, _ in pairs]
+        targets = {to for _, to in pairs}
+        return OutputChecker(statistics, target if len(targets) == 1 else None, sources)
+
+    def calibrate(self, pairs: Sequence[Pair]) -> Calibration | None:
+        """Fit the confidence to pairs that the model was not trained on, at most ``MAX_SENTENCES`` of them.
+
+        None if too few translations are good, or too few are bad.
+        """
+        stride = -(-len(pairs) // MAX_SENTENCES)
+        chosen = [pair for pair in pairs[:: stride or 1] if pair.source.strip()]
+        parses = [parse_of(pair) for pair in chosen] if self.needs_trees else None
+        languages = [language_of(pair) for pair in chosen]
+        found = self.generate(
+            [pair.source for pair in chosen],
+            parses=parses,
+            to=languages if self.recipe.data.targets else None,
+        )
+        rows = [
+            features(best.hypothesis.token_log_probabilities, len(best.request.source))
+            for best, *_ in found
+        ]
+        outputs = [best.translation.text for best, *_ in found]
+        chrf = map(sentence_chrf, outputs, [pair.target for pair in chosen])
+        return Calibration.fit(rows, list(chrf))
+
+    def _confidence(self, hypothesis: Hypothesis, request: Request) -> float:
+        values = hypothesis.token_log_probabilities
+        if self.calibration is None:
+            return geometric_mean(values)
+        return self.calibration(values, len(request.source))
+
     # Evaluation
 
     def predict(
@@ -133,17 +201,20 @@ class Translator(SequenceGenerator):
             return {}
         return QUICK_NON_AUTOREGRESSIVE if self.non_autoregressive else QUICK
 
-    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
+    def score_outputs(
+        self, outputs: Sequence[str], pairs: Sequence[Pair], *, quick: bool = False
+    ) -> list[MetricResult]:
         """As for any model, but each target language is scored separately, except in validation."""
-        parts = group_by_language(pairs)
-        whole = super().evaluate
-        if quick or len(parts) <= 1:
-            return whole(pairs, quick=quick)
-        return [
-            replace(result, name=f"{result.name} to {language}")
-            for language, some in parts.items()
-            for result in whole(some)
-        ]
+        languages = [language_of(pair) for pair in pairs]
+        whole = super().score_outputs
+        if quick or len({*languages}) <= 1:
+            return whole(outputs, pairs, quick=quick)
+        results = []
+        for language in dict.fromkeys(languages):
+            rows = [row for row, one in enumerate(languages) if one == language]
+            some = whole([outputs[row] for row in rows], [pairs[row] for row in rows])
+            results += [replace(one, name=f"{one.name} to {language}") for one in some]
+        return results
 
     # Translation
 
@@ -278,7 +349,9 @@ class Translator(SequenceGenerator):
         sampled = decoding.is_sampling
         every = [
             Generated(
-                self._translation(one), request._replace(sample=request.sample + n * sampled), one
+                self._translation(one, request),
+                request._replace(sample=request.sample + n * sampled),
+                one,
             )
             for n, one in enumerate(hypotheses)
         ]
@@ -290,7 +363,7 @@ class Translator(SequenceGenerator):
             for number, mean in ranked
         ]
 
-    def _translation(self, hypothesis: Hypothesis) -> Translation:
+    def _translation(self, hypothesis: Hypothesis, request: Request) -> Translation:
         (text,) = self.tokenizer.target.decode([hypothesis.tokens])
         return Translation(
             text,
@@ -299,6 +372,7 @@ class Translator(SequenceGenerator):
             self.tokenizer.target.pieces(hypothesis.tokens),
             hypothesis.token_log_probabilities,
             hypothesis.finished,
+            self._confidence(hypothesis, request),
         )
 
     # Options
@@ -507,7 +581,9 @@ class Translator(SequenceGenerator):
 
 def _refuse(reason: str, **given: object) -> None:
     """Arguments without effect are errors."""
-    if asked := [f"{name} {short(value)}" for name, value in given.items() if value is not None]:
+    if asked := [
+        f"{name} {abbreviate(value)}" for name, value in given.items() if value is not None
+    ]:
         raise RegardError(f"{', '.join(asked)}: {reason}")
 
 

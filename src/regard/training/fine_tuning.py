@@ -39,6 +39,7 @@ from regard.recipe import (
     DataFiles,
     Recipe,
     TrainingConfig,
+    as_written,
     language_tag,
     load_recipe,
     make_recipe,
@@ -515,7 +516,8 @@ def recipe_differences(
         if isinstance(theirs[key], dict) and isinstance(ours[key], dict):
             yield from recipe_differences(theirs[key], ours[key], f"{prefix}{key}.")
         elif theirs[key] != ours[key]:
-            yield f"{prefix}{key}", f"{prefix}{key} is {theirs[key]} there, {ours[key]} here"
+            values = f"{as_written(theirs[key])} there, {as_written(ours[key])} here"
+            yield f"{prefix}{key}", f"{prefix}{key} is {values}"
 
 
 # ---------------------------------------------------------------------------------------------

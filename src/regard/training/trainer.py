@@ -164,7 +164,7 @@ class Trainer:
         )
         cleaned = not (recipe.has_labels or recipe.text_only)
         read = prepared.metadata["valid"]["read"] if cleaned else len(prepared.valid)
-        chosen = evenly_spaced(valid_pairs(recipe.data), read, self.training)
+        chosen = evenly_spaced(valid_pairs(recipe.data), read, self.training.validate_sentences)
         self.examples = [pair for pair in chosen if self._passes_cleaning(pair)]
         """the validation pairs that are translated and scored"""
 
@@ -316,7 +316,9 @@ class Trainer:
             values["best_checkpoint_metric"] = "loss"
         training = self.training.model_copy(update=values)
         self.apply(self.recipe.model_copy(update={"training": training}))
-        self.examples = evenly_spaced(self.examples, len(self.examples), training)
+        self.examples = evenly_spaced(
+            self.examples, len(self.examples), training.validate_sentences
+        )
         self.validation_seconds = each * len(self.examples)
 
     def limit_validation_pairs(self, seconds: float, tokens_per_second: float) -> float:
@@ -624,11 +626,11 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(state >> 1))
 
 
-def evenly_spaced(pairs: Iterable[Pair], count: int, training: TrainingConfig) -> list[Pair]:
-    """``training.validate_sentences`` of ``count`` pairs, evenly spaced: files are often sorted."""
-    if training.validate_sentences == 0:
+def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
+    """At most ``most`` of ``count`` pairs, evenly spaced: files are often sorted."""
+    if most == 0:
         return []  # the pairs need not be read
-    selected = min(count, training.validate_sentences)
+    selected = min(count, most)
     indices = {number * count // selected for number in range(selected)}
     return [pair for index, pair in enumerate(pairs) if index in indices]
 

@@ -65,6 +65,10 @@ OTHER_VALUES: dict[str, Any] = {
     "training.clip_norm": 0.5,
     "training.subword_sampling": 0.1,
     "training.subword_copies": 3,
+    "training.augment.upper": 0.3,
+    "training.augment.title": 0.3,
+    "training.augment.typos": 0.3,
+    "training.augment.no_final_punctuation": 0.3,
     "training.rdrop": 1.0,
     "training.word_dropout": 0.1,
     "training.target_word_dropout": 0.1,
@@ -201,7 +205,7 @@ def set_key(values: dict[str, Any], key: str, value: Any) -> None:
 def recorded_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The recipe keys that are read in the with-block."""
     prefixes = {"Data": "data", "Cleaning": "data.clean", "Attention": "model.attention"}
-    prefixes |= {"NonAutoregressive": "model.non_autoregressive"}
+    prefixes |= {"NonAutoregressive": "model.non_autoregressive", "Augment": "training.augment"}
     read: set[str] = set()
 
     def get(self: Section, name: str) -> Any:

@@ -1,13 +1,15 @@
 """The HTTP API: LibreTranslate's routes, Regard's own routes, metrics, and the files of the page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.schemas import Settings
+from regard.tasks import Translation
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
@@ -55,6 +57,24 @@ def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
     }
     assert translate(app, "a", source="auto") == {"translatedText": "A", "detectedLanguage": en}
     assert send(app, "POST", "/detect", data={"q": "a"}).json() == [en]
+
+
+def test_the_confidence_is_that_of_the_worst_sentence(
+    model: ServedUppercaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = model.search
+
+    def unsure(texts: Sequence[str], **options: Any) -> list[list[Translation]]:
+        return [
+            [one._replace(confidence=1 / (1 + len(one.text))) for one in some]
+            for some in search(texts, **options)
+        ]
+
+    monkeypatch.setattr(model, "search", unsure)
+    app = create_app(model)
+    assert translate(app, "One. Three", confidence=True)["confidence"] == 1 / 6
+    assert translate(app, ["a", ""], confidence=True)["confidence"] == [0.5, 1.0]
+    assert "confidence" not in translate(app, "One")
 
 
 def test_html_keeps_its_tags(model: ServedUppercaseModel) -> None:
