@@ -4,7 +4,6 @@ Modules in import order; each imports only from those above it:
 
     settings      limits of the server
     metrics       Prometheus metrics
-    html_markup   sentences of plain text and HTML; inline tags follow their words into the translation
     batching      queue that groups the sentences of all requests into batches for the model
     schemas       request and response bodies; reading, validation, OpenAPI descriptions
     service       translation of documents on top of the queue
