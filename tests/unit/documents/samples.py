@@ -292,7 +292,7 @@ _RELATIONS = "http://schemas.openxmlformats.org/package/2006/relationships"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 
 
-def docx(body: str = DOCX_BODY, **others: str) -> bytes:
+def docx(body: str = DOCX_BODY, others: Mapping[str, str | bytes] | None = None) -> bytes:
     kind = "application/vnd.openxmlformats-officedocument.wordprocessingml"
     main = f'<Relationship Id="rId1" Type="{_OFFICE}/officeDocument" Target="word/document.xml"/>'
     relations = f'<Relationships xmlns="{_RELATIONS}">{main}</Relationships>'
@@ -312,7 +312,7 @@ def docx(body: str = DOCX_BODY, **others: str) -> bytes:
         "word/_rels/document.xml.rels": links,
         "word/header1.xml": header,
         "word/media/image1.png": bytes(range(256)) * 4,
-        **others,
+        **(others or {}),
     }
     return archive(parts, stored=("word/media/image1.png",))
 
