@@ -33,7 +33,14 @@ class Capitals:
         self.recipe = SimpleNamespace(decoding=DecodingConfig(), data=DataConfig(train=train))
         self.texts: list[str] = []
         self.options: dict[str, Any] = {}
+        self.seen: dict[str, tuple[str, ...]] = {}
         self.fails_after = sys.maxsize
+
+    def contexts(self, *arguments: object, cwd: Path) -> dict[str, tuple[str, ...]]:
+        """The context of each text of a command."""
+        self.seen = {}
+        translate(*arguments, cwd=cwd)
+        return {text: context for text, context in self.seen.items() if text}
 
     def start_workers(self) -> None:
         """It has none."""
@@ -47,6 +54,7 @@ class Capitals:
     def search(self, texts: Sequence[str], **options: Any) -> list[list[Translation]]:
         self.options = options
         self.texts += [text for text in texts if text]
+        self.seen |= dict(zip(texts, options.get("context") or [()] * len(texts), strict=True))
         if len(self.texts) > self.fails_after:
             raise KeyboardInterrupt
         return [[Translation(text.upper(), -1.0, -1.0, [], [], True)] for text in texts]
@@ -133,7 +141,10 @@ def test_an_interrupted_document_is_resumed(
     model.fails_after, model.texts = sys.maxsize, []
     done = inside("translate", "run", "a.md", "-o", "b.md", "--beam", 2, cwd=tmp_path)
     assert done.returncode == 2
-    assert "b.md: started with different options (20 sentences are done); use the same again" in done.stderr
+    assert (
+        "b.md: started with different options (20 sentences are done); use the same again"
+        in done.stderr
+    )
     done = translate("a.md", "-o", "b.md", cwd=tmp_path)
     assert "b.md: resuming after sentence 20" in done.stderr
     assert len(model.texts) == 15
@@ -274,3 +285,30 @@ def test_exact_matches_of_the_memory_are_taken_and_fuzzy_ones_reported(
         *lines,
         "A cow.",
     ]
+
+
+def test_a_model_with_context_gets_the_sentences_before(
+    model: Capitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.cli.text_io.CHUNK_LINES", 2)
+    data = model.recipe.data
+    model.recipe.data = data.model_copy(update={"context": 1})
+    (tmp_path / "lines").write_text("A.\nB.\nC.\n\nD.\n")
+    (tmp_path / "a.md").write_text("# One\n\nTwo. *Three.*\n")
+    (tmp_path / "a.json").write_text('{"a": "One. Two.", "b": "Three."}')
+    assert model.contexts("--input", "lines", cwd=tmp_path) == {
+        "A.": (),
+        "B.": ("A.",),
+        "C.": ("B.",),
+        "D.": (),
+    }
+    assert model.contexts("a.md", "-o", "b.md", cwd=tmp_path) == {
+        "One": (),
+        "Two.": ("One",),
+        "Three.": ("Two.",),
+    }
+    assert model.contexts("a.json", "-o", "b.json", cwd=tmp_path) == {
+        "One.": (),
+        "Two.": ("One.",),
+        "Three.": (),
+    }

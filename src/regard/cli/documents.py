@@ -161,7 +161,8 @@ def translate_documents(
     for path, output in destination.outputs.items():
         work = DocumentWork(job, path, documents[path], options, destination.as_json)
         if output is None:
-            every = work.translate(work.document.sentences, 0)
+            sentences = work.document.sentences
+            every = work.translate(sentences, 0) if sentences else []
             sys.stdout.flush()
             sys.stdout.buffer.write(work.document.write(every))
         else:
@@ -220,15 +221,18 @@ class DocumentWork:
         """Translate sentences, each different one once. done: the number of sentences before them."""
         from regard.documents.base import SentenceTranslation
 
-        distinct = list(dict.fromkeys(sentences))
-        found = dict(zip(distinct, self.job.translate_sentences(distinct), strict=True))
-        has_elements = self.document.has_elements[done : done + len(sentences)]
+        part = slice(done, done + len(sentences))
+        contexts = self.document.contexts(self.job.model.recipe.data.context)[part]
+        inputs = list(zip(sentences, contexts, strict=True))
+        distinct = list(dict.fromkeys(inputs))
+        translations = self.job.translate_sentences(*map(list, zip(*distinct, strict=True)))
+        found = dict(zip(distinct, translations, strict=True))
         every = []
-        for number, (sentence, tagged) in enumerate(
-            zip(sentences, has_elements, strict=True), done + 1
+        for number, (both, tagged) in enumerate(
+            zip(inputs, self.document.has_elements[part], strict=True), done + 1
         ):
-            text = found[sentence].text
-            self.job.report(f"{self.path}, sentence {number}", sentence, found[sentence])
+            sentence, text = both[0], found[both].text
+            self.job.report(f"{self.path}, sentence {number}", sentence, found[both])
             if self.as_json:
                 entry = {"file": str(self.path), "source": sentence, "translation": text}
                 print(json.dumps(entry | self.job.memory_entry(sentence), ensure_ascii=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from regard.cli.options import (
     with_decoding_options,
 )
 from regard.cli.text_io import check_input, chunks, input_lines
+from regard.data.pairs import previous_sentences
 from regard.data.sentence_splitter import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -219,8 +221,10 @@ def translate(
             return
         typer.echo(f"Computing in {model.engine.summary}.", err=True)
         lines = _with_parses(input_lines(texts, input), parses, str(input or "the texts"))
-        rest = islice(lines, done, None)
-        for chunk in chunks(rest, streamed=not texts and not input):
+        # The lines that are done are skipped, but the last of them may be context.
+        skipped = deque(islice(lines, done), maxlen=model.recipe.data.context)
+        job.previous = [line for line, _ in skipped]
+        for chunk in chunks(lines, streamed=not texts and not input):
             translated, aligned = job.translate(chunk, done)
             done += len(chunk)
             if output is None:
@@ -295,6 +299,8 @@ class Job:
     memory: TranslationMemory | None = None
     fuzzy: float = DEFAULT_FUZZY
     """smallest score of the matches that are reported"""
+    previous: Sequence[str] = ()
+    """the lines before the next chunk, for models with context"""
     warned: bool = False
     """whether the warning about long lines was printed"""
 
@@ -303,10 +309,13 @@ class Job:
         terms = list(self.glossary.terms.values()) if self.glossary else []
         self._search([""], [None], [terms])
 
-    def translate_sentences(self, sentences: Sequence[str]) -> list[Translation]:
-        """The best translation of each sentence, from the memory or from the model."""
+    def translate_sentences(
+        self, sentences: Sequence[str], contexts: Sequence[Sequence[str]]
+    ) -> list[Translation]:
+        """The best translation of each sentence, from the memory or from the model. contexts: what precedes each."""
         terms = [self._terms(sentence) for sentence in sentences]
-        return [best for best, *_ in self._search(sentences, [None] * len(sentences), terms)]
+        found = self._search(sentences, [None] * len(sentences), terms, contexts)
+        return [best for best, *_ in found]
 
     def match(self, text: str) -> Match | None:
         """The most similar text in the memory, if it is similar enough."""
@@ -346,8 +355,14 @@ class Job:
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
             if self.by_sentence
-            else self._search(lines, parses, [self._terms(line) for line in lines])
+            else self._search(
+                lines,
+                parses,
+                [self._terms(line) for line in lines],
+                previous_sentences(lines, self.model.recipe.data.context, self.previous),
+            )
         )
+        self.previous = lines
         output: list[str] = []
         aligned: list[str] = []
         for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
@@ -364,7 +379,9 @@ class Job:
         texts: Sequence[str],
         parses: Sequence[ParsedSentence | None],
         terms: Sequence[Sequence[str]],
+        contexts: Sequence[Sequence[str]] | None = None,
     ) -> list[list[Translation]]:
+        """Translate texts. contexts: the sentences before each, for models with context."""
         from regard.tasks.translation import EMPTY
 
         known = [self.memory.exact(text) if self.memory else None for text in texts]
@@ -375,6 +392,7 @@ class Job:
                     [texts[row] for row in rest],
                     [parses[row] for row in rest],
                     [terms[row] for row in rest],
+                    [contexts[row] for row in rest] if contexts else None,
                 )
             )
             return [
@@ -387,6 +405,7 @@ class Job:
             constraints=terms if self.glossary else None,
             length=self.length,
             parses=parses if self.with_parses else None,
+            context=contexts if contexts and any(contexts) else None,
             **self.decoding,
         )
 
@@ -395,7 +414,9 @@ class Job:
         texts = [split_text(line, self._source_language) for line in lines]
         sentences = [sentence for text in texts for sentence in text.sentences]
         terms = [self._terms(sentence) for sentence in sentences]
-        found = iter(self._search(sentences, [None] * len(sentences), terms))
+        count = self.model.recipe.data.context
+        contexts = [one for text in texts for one in previous_sentences(text.sentences, count)]
+        found = iter(self._search(sentences, [None] * len(sentences), terms, contexts))
         joined = []
         for text in texts:
             best = [next(found)[0] for _ in text.sentences]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol
 from xml.parsers import expat
 
+from regard.data.pairs import previous_sentences
 from regard.data.text_files import find_encoding, read_error
 from regard.documents.markup import Document, Element, Encode, Floats, split_plain
 from regard.errors import RegardError
@@ -98,6 +99,8 @@ class ParsedDocument:
     """by the name of the part of an archive; otherwise there is one, without a name"""
     rebuild: Callable[[dict[str, str]], bytes]
     """makes a file of the text of each part"""
+    is_connected: bool = True
+    """whether the slots are one text, so that a sentence can refer to the slots before"""
 
     @property
     def slots(self) -> list[Slot]:
@@ -114,6 +117,14 @@ class ParsedDocument:
             index in slot.text.elements
             for slot in self.slots
             for index in range(len(slot.text.sentences))
+        ]
+
+    def contexts(self, count: int) -> list[tuple[str, ...]]:
+        """Up to ``count`` sentences before each sentence."""
+        if self.is_connected:
+            return previous_sentences(self.sentences, count)
+        return [
+            one for slot in self.slots for one in previous_sentences(slot.text.sentences, count)
         ]
 
     def write(self, translations: Sequence[SentenceTranslation]) -> bytes:
@@ -152,6 +163,8 @@ class DocumentFormat(ABC):
     """how the names of its files end"""
     is_text: ClassVar[bool] = True
     """whether it can be printed"""
+    is_connected: ClassVar[bool] = True
+    """whether its slots are one text, and not separate messages"""
     why_not_lines: ClassVar[str] = ""
     """what would happen to a file that is translated line by line; empty if that is fine"""
 
@@ -232,7 +245,7 @@ class TextFormat(DocumentFormat):
                 character = texts[""][error.start]
                 raise RegardError(f"{encoding} cannot encode {character!r}") from None
 
-        return ParsedDocument({"": self.split(text)}, rebuild)
+        return ParsedDocument({"": self.split(text)}, rebuild, self.is_connected)
 
     def decode(self, content: bytes) -> tuple[str, str, bytes]:
         """The text, its encoding and its byte order mark."""

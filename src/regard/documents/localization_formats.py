@@ -119,6 +119,7 @@ class PoDocument(TextFormat):
     """gettext messages (PO): empty msgstr are filled in"""
 
     suffixes = (".po", ".pot")
+    is_connected = False
     why_not_lines = "its keywords would be translated"
 
     @classmethod
@@ -225,6 +226,7 @@ class XmlNode(NamedTuple):
 class BilingualXml(XmlFormat):
     """XML with source and target segments."""
 
+    is_connected = False
     why_not_lines = "its tags would be translated"
 
     def split(self, text: str) -> Template:
@@ -425,6 +427,7 @@ class JsonDocument(TextFormat):
     """JSON resources, also ARB and Chrome's messages.json: values are translated, keys are kept"""
 
     suffixes = (".json", ".arb")
+    is_connected = False
     why_not_lines = "its keys would be translated"
 
     def split(self, text: str) -> Template:
@@ -483,6 +486,7 @@ class YamlDocument(TextFormat):
     """YAML resources, also of Rails: strings are translated, keys, anchors and comments are kept"""
 
     suffixes = (".yaml", ".yml")
+    is_connected = False
     why_not_lines = "its keys would be translated"
 
     def split(self, text: str) -> Template:
@@ -572,6 +576,7 @@ class Properties(TextFormat):
     """Java properties: values are translated, keys and comments are kept"""
 
     suffixes = (".properties",)
+    is_connected = False
     why_not_lines = "its keys would be translated"
     fallback_encoding = "latin-1"
 

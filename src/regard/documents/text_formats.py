@@ -643,6 +643,7 @@ class Table(TextFormat):
     """CSV and TSV: the columns that ``--columns`` names; with names, the first line is a header"""
 
     suffixes = (".csv", ".tsv")
+    is_connected = False
     why_not_lines = "its columns would be translated as one text"
 
     def split(self, text: str) -> Template:

@@ -171,6 +171,9 @@ class DataConfig(Section):
     """language codes of source and target, such as [en, de], which also select the languages of a TMX or XLIFF file and
     the columns of a table; read from file names like train.en.gz by default"""
     clean: CleaningConfig = CleaningConfig()
+    context: Annotated[int, Field(ge=0, le=10)] = 0
+    """number of previous source sentences that the model also reads; the lines of a file must be in the order of their
+    documents, with a blank line between documents"""
 
     @property
     def splits(self) -> dict[str, DataFiles]:
