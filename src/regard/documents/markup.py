@@ -25,8 +25,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regard.data.sentence_splitter import Sentences, sentence_spans, split_long_sentence, split_text
-from regard.data.words import Span, word_and_symbol_spans
+from regard.data.segmentation import (
+    Sentences,
+    Span,
+    sentence_spans,
+    split_long_sentence,
+    split_text,
+    word_and_symbol_spans,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -529,7 +535,7 @@ def insert_elements(
     """The translation with the elements of the sentence, in the format of the document.
 
     alignment: [unit of the translation, unit of the sentence], how much the one comes from the other; None aligns by
-    relative position. Units are words, or characters in scripts without spaces (``regard.data.words``).
+    relative position. Units are words, or characters in scripts without spaces (``regard.data.segmentation``).
     """
     placed = project_elements(sentence, translation, elements, alignment)
     return write_elements(translation, placed, encode)

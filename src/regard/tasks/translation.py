@@ -19,14 +19,12 @@ from regard.data.special_tokens import UNK
 from regard.decoding.hypotheses import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
-from regard.metrics import MetricResult
+from regard.metrics import TEXT_METRICS, MetricResult
 from regard.metrics.mbr import mbr_rank
-from regard.metrics.scoring import TEXT_METRICS
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.recipe import DecodingConfig, DecodingOptions, TrainingConfig, override_decoding
-from regard.tasks.base import TASKS, SequenceGenerator, Task
-from regard.tasks.encoding import PairEncoder
+from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.placeholders import Substitution, copied_words, substitutions
 from regard.tasks.requests import (
     Languages,
@@ -264,10 +262,10 @@ class Translator(SequenceGenerator):
                 [list(requests[row].prefix) for row in rows],
                 [terms[row] for row in rows],
                 [languages[row] for row in rows],
-                [contexts[row] for row in rows],
                 decoding,
                 nbest,
                 plain,
+                [contexts[row] for row in rows],
             )
             found = {rows[number]: generated for number, generated in some.items()}
         rest = [row for row in rows if row not in found]
@@ -473,10 +471,10 @@ class Translator(SequenceGenerator):
         prefixes: Sequence[Sequence[int]],
         terms: Sequence[Sequence[str]],
         languages: Sequence[str | None],
-        contexts: Sequence[Sequence[str]],
         decoding: DecodingConfig,
         nbest: int,
         plain: bool = False,
+        contexts: Context = None,
     ) -> dict[int, list[Generated]]:
         """Translate texts with words in place of their placeholders; by row, only if all placeholders come back."""
         placeholders = ProtectedSpans(("placeholders",))
@@ -496,7 +494,7 @@ class Translator(SequenceGenerator):
             [one.text for _, one in tries],
             [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
-            context=[contexts[row] for row in rows],
+            context=[contexts[row] for row in rows] if contexts else None,
         )
         asked = [
             self._with_words(
