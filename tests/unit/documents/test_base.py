@@ -1,6 +1,7 @@
 """Formats are recognised by name and content; XML and archives are read safely; errors are one line."""
 
 import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from regard.documents import (
     format_of_content,
     format_of_name,
     read_document,
+    text_formats,
 )
 from regard.errors import RegardError
 from tests.unit.documents import samples
@@ -122,3 +124,11 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
         read_document(tmp_path / "a.json", DocumentOptions())
     with pytest.raises(RegardError, match=r"b\.json: no such file"):
         read_document(tmp_path / "b.json", DocumentOptions())
+
+
+def test_the_example_of_the_documentation_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs/documents.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    monkeypatch.setattr(DOCUMENT_FORMATS, "choices", dict(DOCUMENT_FORMATS.choices))
+    exec(code, dict(vars(text_formats)))
+    assert translate("a.ini", "[x]\nkey = A dog.\n", str.upper) == b"[x]\nkey = A DOG.\n"
