@@ -226,7 +226,8 @@ def _test_pairs(
         ) from None
     skipped = Skipped()
     # The languages of the model select those of a file that has several.
-    test_data = DataConfig(root=".", train=test, languages=languages or data.languages)
+    both = languages or data.languages
+    test_data = DataConfig(root=".", train=test, languages=both, context=data.context)
     found = list(read_pairs(test, test_data, "", skipped))
     for line in skipped.messages():
         typer.echo(line, err=True)

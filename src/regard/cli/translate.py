@@ -1,10 +1,10 @@
-"""The command translate: texts, standard input, or a file of any size; an interrupted translation can be resumed."""
+"""The command translate: texts, standard input, a file of any size, or documents; it resumes after an interruption."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,18 +21,19 @@ from regard.cli.options import (
     NON_AUTOREGRESSIVE,
     AsJson,
     Input,
-    Output,
+    OutputOrFolder,
     Overwrite,
     Parses,
     PrecisionName,
     RunFolder,
     TargetLanguage,
-    Texts,
+    TextsOrDocuments,
     Threads,
     parse_precision,
     with_decoding_options,
 )
 from regard.cli.text_io import check_input, chunks, input_lines
+from regard.data.pairs import previous_sentences
 from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from regard.data.dependency_trees import ParsedSentence
     from regard.data.glossary import Glossary
     from regard.data.protected_spans import ProtectedSpans
+    from regard.documents.translation_memory import Match, TranslationMemory
     from regard.tasks import Translation, Translator
     from regard.tasks.hallucinations import OutputChecker, Problem
 
@@ -53,9 +55,9 @@ Line = tuple[str, "ParsedSentence | None"]
 @with_decoding_options
 def translate(
     run: RunFolder,
-    texts: Texts = None,
+    texts: TextsOrDocuments = None,
     input: Input = None,
-    output: Output = None,
+    output: OutputOrFolder = None,
     to: TargetLanguage = None,
     sentences: Annotated[
         bool,
@@ -94,8 +96,35 @@ def translate(
         ),
     ] = False,
     parses: Parses = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns of a CSV or TSV document to translate, by name or number, for example title,text.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
+    memory: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Translation memory, for example tm.tmx: a text that is in it gets its translation from there, "
+            "and similar texts are reported.",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    fuzzy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE",
+            min=0.0,
+            max=1.0,
+            help="Smallest similarity of texts in --memory that are reported; 1 reports none (default: 0.75).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
     glossary: Annotated[
         Path | None,
         typer.Option(
@@ -126,34 +155,58 @@ def translate(
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Translate texts, a file, or standard input: one line in, one line out, in the same order.
+    """Translate texts, a file, or standard input: one line in, one line out, in the same order. Or translate documents.
 
-    To resume an interrupted translation with --input and --output, run the same command again.
+    Documents (DOCX, PPTX, ODT, Markdown, HTML, SRT, VTT, PO, XLIFF, TMX, JSON, YAML, properties, CSV, text) keep
+    their structure and formatting. To resume an interrupted translation with --output, run the same command again.
     """
+    from regard.cli.documents import (
+        Destination,
+        find_documents,
+        refuse_document_as_lines,
+        translate_documents,
+    )
     from regard.data.glossary import Glossary
     from regard.storage.atomic_files import check_distinct_files
     from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translator
 
     check_input(texts, input)
-    if sentences:
-        _check_sentence_options(
-            nbest=nbest > 1,
-            alignment=alignment,
-            parses=parses,
-            length=length is not None,
-            prefix=prefix,
+    documents = find_documents(texts or [])
+    whole_lines = {
+        "nbest": nbest > 1,
+        "alignment": alignment,
+        "parses": parses,
+        "length": length is not None,
+        "prefix": prefix,
+    }
+    destination = None
+    if documents:
+        refuse_options("documents", {**whole_lines, "sentences": sentences})
+        destination = Destination.of(documents, output, as_json)
+    elif columns:
+        raise RegardError(f"--columns {columns}: only for CSV and TSV documents")
+    elif input:
+        refuse_document_as_lines(run, input)
+    if memory is None and fuzzy is not None:
+        raise RegardError(f"--fuzzy {fuzzy:g}: no effect without --memory")
+    if memory is not None:
+        refuse_options(
+            "--memory", {name: whole_lines[name] for name in whole_lines if name != "alignment"}
         )
+    if sentences:
+        refuse_options("--sentences", whole_lines)
     if alignment and nbest > 1:
         raise RegardError(f"--nbest {nbest}: cannot be combined with --alignment")
-    inputs = {"--input": input, "--parses": parses, "--glossary": glossary}
+    inputs = {"--input": input, "--parses": parses, "--glossary": glossary, "--memory": memory}
     check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
     terms = Glossary.read(glossary) if glossary else None
     model = Translator.load(run, precision=parse_precision(precision), threads=threads)
-    if not texts:  # texts of a command line are too few for worker processes
+    if not texts or documents:  # texts of a command line are too few for worker processes
         model.start_workers()
+    model = model.with_target_language(to)
     job = Job(
-        model=model.with_target_language(to),
+        model=model,
         decoding=decoding,
         nbest=nbest,
         length=length,
@@ -164,8 +217,13 @@ def translate(
         with_alignment=alignment is not None,
         with_parses=parses is not None,
         by_sentence=sentences,
+        memory=_read_memory(model, memory),
+        fuzzy=DEFAULT_FUZZY if fuzzy is None else fuzzy,
     )
     job.check_options()
+    if destination:
+        translate_documents(job, destination, columns, overwrite)
+        return
     files = [path for path in (output, alignment) if path]
     # What is read from a device or pipe is gone, and a device may have no end.
     key = job.resume_key(input, parses) if input and output and input.is_file() else None
@@ -179,8 +237,10 @@ def translate(
         if confidence or as_json:
             typer.echo(job.describe_confidence(), err=True)
         lines = _with_parses(input_lines(texts, input), parses, str(input or "the texts"))
-        rest = islice(lines, done, None)
-        for chunk in chunks(rest, streamed=not texts and not input):
+        # The lines that are done are skipped, but the last of them may be context.
+        skipped = deque(islice(lines, done), maxlen=model.recipe.data.context)
+        job.previous = [line for line, _ in skipped]
+        for chunk in chunks(lines, streamed=not texts and not input):
             translated, aligned = job.translate(chunk, done)
             done += len(chunk)
             if output is None:
@@ -191,12 +251,12 @@ def translate(
         job.report_flagged_lines()
 
 
-def _check_sentence_options(**options: object) -> None:
+def refuse_options(what: str, options: Mapping[str, object]) -> None:
     """Refuse options that are about a line as a whole."""
     given = [f"--{name}" for name, value in options.items() if value]
     if given:
         raise RegardError(
-            f"--sentences: cannot be combined with {', '.join(given)}, which apply to whole lines"
+            f"{what}: cannot be combined with {', '.join(given)}, which apply to whole lines"
         )
 
 
@@ -210,6 +270,24 @@ def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Itera
     trees = read_parses(copies, parses, where)
     # The trees come first in zip: their reader must run to its end to report superfluous trees.
     return ((line, tree) for tree, line in zip(trees, texts, strict=True))
+
+
+DEFAULT_FUZZY = 0.75
+
+
+def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
+    from regard.documents.translation_memory import TranslationMemory
+
+    if path is None:
+        return None
+    return TranslationMemory.read(path, languages_of(model))
+
+
+def languages_of(model: Translator) -> tuple[str, str] | None:
+    """The language codes of source and target; None if the model does not name its languages."""
+    data = model.recipe.data
+    pairs = [pair for pair in data.language_pairs if model.language in (None, pair[1])]
+    return pairs[0] if data.named else None
 
 
 class JoinedTranslation(NamedTuple):
@@ -238,6 +316,11 @@ class Job:
     with_alignment: bool
     with_parses: bool
     by_sentence: bool
+    memory: TranslationMemory | None = None
+    fuzzy: float = DEFAULT_FUZZY
+    """smallest score of the matches that are reported"""
+    previous: Sequence[str] = ()
+    """the lines before the next chunk, for models with context"""
     warned: bool = False
     """whether the warning about long lines was printed"""
     lines: int = 0
@@ -249,6 +332,18 @@ class Job:
         """Refuse unsupported options before a file is written: translate a blank text with every glossary term."""
         terms = list(self.glossary.terms.values()) if self.glossary else []
         self._search([""], [None], [terms])
+
+    def translate_sentences(
+        self, sentences: Sequence[str], contexts: Sequence[Sequence[str]]
+    ) -> list[Translation]:
+        """The best translation of each sentence, from the memory or from the model. contexts: what precedes each."""
+        terms = [self._terms(sentence) for sentence in sentences]
+        found = self._search(sentences, [None] * len(sentences), terms, contexts)
+        return [best for best, *_ in found]
+
+    def match(self, text: str) -> Match | None:
+        """The most similar text in the memory, if it is similar enough."""
+        return self.memory.best(text, self.fuzzy) if self.memory else None
 
     def resume_key(self, input: Path, parses: Path | None) -> dict[str, Any]:
         """Everything that the output depends on; an interrupted output is resumed only by a job with the same key."""
@@ -274,6 +369,7 @@ class Job:
                 "sentences": self.by_sentence,
             },
             "glossary": self.glossary and self.glossary.terms,
+            "memory": self.memory and self.memory.fingerprint(),
         }
 
     def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
@@ -284,12 +380,20 @@ class Job:
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
             if self.by_sentence
-            else self._search(lines, parses, [self._terms(line) for line in lines])
+            else self._search(
+                lines,
+                parses,
+                [self._terms(line) for line in lines],
+                previous_sentences(lines, self.model.recipe.data.context, self.previous),
+            )
         )
+        self.previous = lines
         output: list[str] = []
         aligned: list[str] = []
         for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
-            self._warn_of_violations(number, line, translations)
+            self._warn_of_violations(f"line {number}", line, translations)
+            for text in self._units(line):
+                self._report_match(f"line {number}", text)
             problems = self._flag(number, line, translations[0])
             output += self._format(number, line, translations, problems)
             if self.with_alignment:
@@ -301,7 +405,25 @@ class Job:
         texts: Sequence[str],
         parses: Sequence[ParsedSentence | None],
         terms: Sequence[Sequence[str]],
+        contexts: Sequence[Sequence[str]] | None = None,
     ) -> list[list[Translation]]:
+        """Translate texts. contexts: the sentences before each, for models with context."""
+        from regard.tasks.translation import EMPTY
+
+        known = [self.memory.exact(text) if self.memory else None for text in texts]
+        if any(known):
+            rest = [row for row, match in enumerate(known) if match is None]
+            found = iter(
+                self._search(
+                    [texts[row] for row in rest],
+                    [parses[row] for row in rest],
+                    [terms[row] for row in rest],
+                    [contexts[row] for row in rest] if contexts else None,
+                )
+            )
+            return [
+                [EMPTY._replace(text=match.target)] if match else next(found) for match in known
+            ]
         return self.model.search(
             texts,
             nbest=self.nbest,
@@ -309,6 +431,7 @@ class Job:
             constraints=terms if self.glossary else None,
             length=self.length,
             parses=parses if self.with_parses else None,
+            context=contexts if contexts and any(contexts) else None,
             **self.decoding,
         )
 
@@ -317,18 +440,26 @@ class Job:
         texts = [split_text(line, self._source_language) for line in lines]
         sentences = [sentence for text in texts for sentence in text.sentences]
         terms = [self._terms(sentence) for sentence in sentences]
-        found = iter(self._search(sentences, [None] * len(sentences), terms))
+        count = self.model.recipe.data.context
+        contexts = [one for text in texts for one in previous_sentences(text.sentences, count)]
+        found = iter(self._search(sentences, [None] * len(sentences), terms, contexts))
         joined = []
         for text in texts:
             best = [next(found)[0] for _ in text.sentences]
             details = [
-                {"source": sentence, **translation._asdict()}
+                {"source": sentence, **translation._asdict(), **self.memory_entry(sentence)}
                 for sentence, translation in zip(text.sentences, best, strict=True)
             ]
             whole = text.join([translation.text for translation in best])
             confidence = min((translation.confidence for translation in best), default=1.0)
             joined.append([JoinedTranslation(whole, details, confidence)])
         return joined
+
+    def _units(self, line: str) -> list[str]:
+        """What is looked up in the memory: the line or its sentences."""
+        if not self.by_sentence:
+            return [line]
+        return split_text(line, self._source_language).sentences
 
     @cached_property
     def _source_language(self) -> str:
@@ -402,8 +533,23 @@ class Job:
             f"{advice}"
         )
 
+    def report(self, where: str, text: str, translation: Translation) -> None:
+        """Report what is missing in a translation, and a similar text in the memory."""
+        self._warn_of_violations(where, text, [translation])
+        self._report_match(where, text)
+
+    def _report_match(self, where: str, text: str) -> None:
+        """Report a similar text in the memory, unless the JSON output has it."""
+        if not self.as_json and (match := self.match(text)) and match.score < 1:
+            typer.echo(f"{where}: {describe_match(match)}", err=True)
+
+    def memory_entry(self, text: str) -> dict[str, Any]:
+        """What the JSON output says about the match of a text."""
+        match = self.match(text)
+        return {"memory": match._asdict()} if match else {}
+
     def _warn_of_violations(
-        self, number: int, line: str, translations: Sequence[Translation | JoinedTranslation]
+        self, where: str, line: str, translations: Sequence[Translation | JoinedTranslation]
     ) -> None:
         """Report protected spans and glossary terms that are missing in a translation."""
         from regard.data.segmentation import whole_word_pattern
@@ -417,7 +563,7 @@ class Job:
                 if not whole_word_pattern(term).search(one.text)
             ]
             for problem in problems:
-                typer.echo(f"line {number}: {problem}", err=True)
+                typer.echo(f"{where}: {problem}", err=True)
 
     # Hallucination-like output
 
@@ -500,6 +646,8 @@ class Job:
         if self.as_json:
             found = [one._asdict() for one in translations]
             line = {"source": text, "translations": found, "problems": problems}
+            if not self.by_sentence:  # there, each sentence has its match
+                line |= self.memory_entry(text)
             yield json.dumps(line, ensure_ascii=False)
             return
         for one in translations:
@@ -508,6 +656,11 @@ class Job:
                 assert not isinstance(one, JoinedTranslation), "--sentences allows no --nbest"
                 columns = [str(number), f"{one.score:.4f}", *columns]
             yield "\t".join([*columns, one.text])
+
+
+def describe_match(match: Match) -> str:
+    """A match of the memory, in one line."""
+    return f"{match.score:.0%} match in the memory: {match.source} => {match.target}"
 
 
 def _join_lines(lines: Sequence[str]) -> str:

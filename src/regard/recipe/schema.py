@@ -193,6 +193,9 @@ class DataConfig(Section):
     other_targets: tuple[Tag, ...] = ()
     """fine-tuning: target languages that the model keeps from the run it started from, besides those of train.to"""
     clean: CleaningConfig = CleaningConfig()
+    context: Annotated[int, Field(ge=0, le=10)] = 0
+    """number of previous source sentences that the model also reads; the lines of a file must be in the order of their
+    documents, with a blank line between documents"""
 
     @property
     def splits(self) -> dict[str, DataFiles]:

@@ -32,6 +32,7 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_fine_tuning(recipe),
         *_schedule(recipe),
         *_positions(recipe),
+        *_context(recipe),
         *_trees(recipe),
         *_attention(recipe.model),
         *_batch_norm(recipe),
@@ -345,6 +346,15 @@ def max_sequence_length(model: ModelConfig) -> int | None:
         find_registry(f"model.{key}").choices[attrgetter(key)(model)].options for key in keys
     )
     return model.max_length if any("model.max_length" in options for options in bounded) else None
+
+
+def _context(recipe: Recipe) -> Iterator[str]:
+    if not recipe.data.context:
+        return
+    if recipe.task != "translation":
+        yield f"data.context {recipe.data.context}: only for task: translation"
+    if recipe.model.position == "tree" or recipe.model.architecture == "decoder_only":
+        yield f"data.context {recipe.data.context}: not with position: tree or architecture: decoder_only"
 
 
 def _trees(recipe: Recipe) -> Iterator[str]:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
 from regard.server.batching import Batcher, Metrics, SearchModel, SearchOptions
-from regard.server.html_markup import Document, Floats, split_html, split_plain
 from regard.server.schemas import (
     DetectedLanguage,
     Language,
@@ -52,7 +52,7 @@ class ServedModel(SearchModel, Protocol):
 
 
 Align = Callable[[str, str, str | None], Floats | None]
-"""Source, translation and target language in, alignment matrix out; see ``html_markup.insert_elements``"""
+"""Source, translation and target language in, alignment matrix out; see ``markup.insert_elements``"""
 
 
 class Service:

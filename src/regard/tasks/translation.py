@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from torch import nn
 
+from regard.data.cleaning import encode_with_context
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.pairs import Pair, language_of, parse_of
+from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
 from regard.decoding.hypotheses import Hypothesis
@@ -61,6 +62,10 @@ QUICK: DecodingOptions = {
 }
 """greedy search, for validation"""
 QUICK_NON_AUTOREGRESSIVE: DecodingOptions = {"length_beam": 1}
+
+
+Context = Sequence[Sequence[str]] | None
+"""The sentences before each text, in order."""
 
 
 class Translation(NamedTuple):
@@ -192,7 +197,9 @@ class Translator(SequenceGenerator):
         sources = [pair.source for pair in pairs]
         # Of two models that are compared, perhaps only one uses trees.
         if not self.needs_trees:
-            return self.predict(sources, quick=quick, to=[language_of(pair) for pair in pairs])
+            to = [language_of(pair) for pair in pairs]
+            contexts = list(map(context_of, pairs)) if self.recipe.data.context else None
+            return self.translate(sources, to=to, context=contexts, **self._quick(quick))
         parses = [parse_of(pair) for pair in pairs]
         return self.translate(sources, parses=parses if any(parses) else None, **self._quick(quick))
 
@@ -232,6 +239,7 @@ class Translator(SequenceGenerator):
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
         **options: Unpack[DecodingOptions],
     ) -> list[str]:
         """The best translation of each text; see ``search`` for the arguments."""
@@ -242,6 +250,7 @@ class Translator(SequenceGenerator):
             length=length,
             parses=parses,
             to=to,
+            context=context,
             **options,
         )
         return [best.text for best, *_ in found]
@@ -256,6 +265,7 @@ class Translator(SequenceGenerator):
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
         observer: Observer | None = None,
         **options: Unpack[DecodingOptions],
     ) -> list[list[Translation]]:
@@ -263,8 +273,9 @@ class Translator(SequenceGenerator):
 
         prefixes: how each translation must begin. constraints: the terms that each translation must contain. length:
         the number of tokens of each translation, for non-autoregressive models. parses: the dependency trees, for
-        ``position: tree``. to: the target language of a multilingual model, for all texts or for each. observer: called
-        after each decoding step, for a single text. options override the recipe's ``decoding`` section.
+        ``position: tree``. to: the target language of a multilingual model, for all texts or for each. context: the
+        sentences before each text, for models with ``data.context``. observer: called after each decoding step, for a
+        single text. options override the recipe's ``decoding`` section.
         """
         found = self.generate(
             texts,
@@ -274,6 +285,7 @@ class Translator(SequenceGenerator):
             length=length,
             parses=parses,
             to=to,
+            context=context,
             observer=observer,
             **options,
         )
@@ -289,6 +301,7 @@ class Translator(SequenceGenerator):
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
         observer: Observer | None = None,
         plain: bool = False,
         **options: Unpack[DecodingOptions],
@@ -301,7 +314,8 @@ class Translator(SequenceGenerator):
         if length is not None and options.get("length_beam") not in (None, 1):
             _refuse("no effect with a given length", length_beam=options["length_beam"])
         terms = terms_of_each(constraints, len(texts))
-        requests = self.requests(texts, prefixes, parses, to)
+        contexts = self._contexts(context, len(texts))
+        requests = self.requests(texts, prefixes, parses, to, contexts)
         if decoding.is_sampling and not decoding.mbr:
             requests = _number_samples(requests, nbest)
         # For blank texts too: a term that the tokenizer cannot spell is always refused.
@@ -322,6 +336,7 @@ class Translator(SequenceGenerator):
                 decoding,
                 nbest,
                 plain,
+                [contexts[row] for row in rows],
             )
             found = {rows[number]: generated for number, generated in some.items()}
         rest = [row for row in rows if row not in found]
@@ -458,13 +473,30 @@ class Translator(SequenceGenerator):
 
     # Requests
 
-    def encode(self, texts: Sequence[str], to: Languages = None) -> list[list[int]]:
-        """Source ids of texts, with the tag of the target language for multilingual models."""
+    def encode(
+        self, texts: Sequence[str], to: Languages = None, context: Context = None
+    ) -> list[list[int]]:
+        """Source ids of texts, after the sentences before them and the tag of the target language, if there are any."""
         clean = self.recipe.data.clean
         longest = clean.max_tokens if clean.truncate else None
         tags = self.languages.tags(len(texts), to)
-        tagged = map(self.tokenizer.source.prepend_tags, super().encode(texts), tags)
+        encoded = super().encode(texts)
+        if context is not None and any(context):
+            encoded = encode_with_context(self.tokenizer.source, texts, context)
+            self.check_lengths(encoded)
+        tagged = map(self.tokenizer.source.prepend_tags, encoded, tags)
         return [ids[:longest] for ids in tagged]
+
+    def _contexts(self, context: Context, count: int) -> Sequence[Sequence[str]]:
+        """The last sentences before each text, as many as the model was trained with."""
+        if context is None:
+            return [()] * count
+        if len(context) != count:
+            raise RegardError(f"{len(context)} contexts for {count} texts: give one for each")
+        sentences = self.recipe.data.context
+        if not sentences and any(context):
+            raise RegardError("context: this model was trained without (data.context: 0)")
+        return [list(some)[-sentences:] for some in context]
 
     def requests(
         self,
@@ -472,11 +504,12 @@ class Translator(SequenceGenerator):
         prefixes: Sequence[str] | Sequence[Sequence[int]] | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
     ) -> list[Request]:
         """The requests for texts. prefixes are texts or token ids."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
-        sources = self.encode(texts, to)
+        sources = self.encode(texts, to, context)
         forced = [
             self._encode_prefix(one) if isinstance(one, str) else list(one)
             for one in prefixes or [()] * len(texts)
@@ -515,6 +548,7 @@ class Translator(SequenceGenerator):
         decoding: DecodingConfig,
         nbest: int,
         plain: bool = False,
+        contexts: Context = None,
     ) -> dict[int, list[Generated]]:
         """Translate texts with words in place of their placeholders; by row, only if all placeholders come back."""
         placeholders = ProtectedSpans(("placeholders",))
@@ -534,6 +568,7 @@ class Translator(SequenceGenerator):
             [one.text for _, one in tries],
             [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
+            context=[contexts[row] for row in rows] if contexts else None,
         )
         asked = [
             self._with_words(

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.augmentation import Augmenter
-from regard.data.cleaning import CleaningCounts, EncodedPair
+from regard.data.cleaning import CleaningCounts, EncodedPair, encode_with_context
 from regard.data.corpus import data_paths, fingerprint, read_pairs, train_pairs, valid_pairs
 from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.input_format import Skipped
-from regard.data.pairs import Pair, tags_of
+from regard.data.pairs import Pair, context_of, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer
 from regard.data.tokenizer import Tokenizer
@@ -310,7 +310,8 @@ def _check_test_lengths(recipe: Recipe, tokenizer: Tokenizer) -> None:
         return
     truncate = TASKS[recipe.task].encoder(recipe).truncate
     pairs = list(read_pairs(data.test, data, "data.test"))
-    encoded = tokenizer.source.encode([pair.source for pair in pairs])
+    sources, contexts = [pair.source for pair in pairs], list(map(context_of, pairs))
+    encoded = encode_with_context(tokenizer.source, sources, contexts)
     for number, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), 1):
         length = len(tags_of(pair)) + len(ids[:truncate]) + 1
         if length > limit:
@@ -333,6 +334,8 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
         settings.append(f"extend_vocab {recipe.training.extend_vocab}")
     if recipe.data.other_targets:
         settings.append(f"other_targets {recipe.data.other_targets}")
+    if data.context:
+        settings.append(f"context {data.context}")
     if data.valid is None:
         settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:

@@ -22,6 +22,7 @@ from regard.training.run import train
 
 OTHER_VALUES: dict[str, Any] = {
     "data.hold_out": 0.3,
+    "data.context": 1,
     "data.clean.max_tokens": 40,
     "data.clean.max_ratio": 5.0,
     "data.clean.keep_duplicates": True,

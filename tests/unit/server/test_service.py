@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.documents.markup import split_html
 from regard.inspection.alignment import align
 from regard.nn.network import named_weights
 from regard.server.app import create_app, limit_threads
-from regard.server.html_markup import split_html
 from regard.server.inspection import follow_training
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
