@@ -21,7 +21,7 @@ The packages are listed in the order of the data flow; a package imports only fr
     inspection/  hooks, traces, alignment, training history, the HTML page
     interop/     Hugging Face, CTranslate2, ONNX, torch, bundles
     server/      HTTP server: LibreTranslate's API, batching, streaming
-    bench/       speed compared with other libraries
+    bench/       speed compared with other libraries, self-test
     demo/        the built-in corpus and the demo
     cli/         the commands
 """

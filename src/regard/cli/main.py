@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from regard import __version__
-from regard.cli import bench, convert, evaluate, inspect, serve, tasks, train, translate
+from regard.cli import bench, convert, evaluate, inspect, selftest, serve, tasks, train, translate
 from regard.cli.options import FLAG
 from regard.errors import RegardError
 
@@ -85,6 +85,7 @@ app.command(rich_help_panel=ANALYSIS)(evaluate.evaluate)
 app.command(rich_help_panel=ANALYSIS)(inspect.look)
 app.command(rich_help_panel=ANALYSIS)(train.info)
 app.add_typer(bench.app, name="bench", rich_help_panel=ANALYSIS)
+app.command(rich_help_panel=ANALYSIS)(selftest.selftest)
 app.command(rich_help_panel=DEPLOYMENT)(serve.serve)
 app.command("import", rich_help_panel=DEPLOYMENT)(convert.import_)
 app.command(rich_help_panel=DEPLOYMENT)(convert.export)

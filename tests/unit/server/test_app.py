@@ -130,6 +130,17 @@ def test_metrics_count_requests_and_sentences(model: ServedUppercaseModel) -> No
         assert line in response.text.splitlines()
 
 
+def test_the_page_may_only_load_its_own_files(model: ServedUppercaseModel) -> None:
+    policy = send(create_app(model), "GET", "/").headers["content-security-policy"]
+    directives = dict(one.split(" ", 1) for one in policy.split("; "))
+    assert directives == {
+        "default-src": "'none'",
+        **dict.fromkeys(("script-src", "style-src", "font-src", "connect-src"), "'self'"),
+        "img-src": "'self' data:",
+        **dict.fromkeys(("base-uri", "form-action", "frame-ancestors"), "'none'"),
+    }
+
+
 def test_only_the_files_of_the_page_are_served(model: ServedUppercaseModel, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     page = tmp_path / "web"
