@@ -23,8 +23,10 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,6 +38,8 @@ OUT = ROOT / ".mutants"
 """the coverage of each test file, and the results of the last run"""
 TESTED_BY = (*PACKAGES, "tasks", "storage")
 """the packages whose unit tests are run"""
+TOO_SLOW = ("test_openapi.py", "constant_memory", "million", "test_every_choice", "resumed_run")
+"""parts of the names of tests that are left out"""
 TREE = ("src", "tests", "recipes", "pyproject.toml", "README.md", "docs")
 LIBRARIES = (
     *("beartype", "fastapi", "httpx", "numpy", "pyarrow.parquet", "pydantic", "rich", "sacrebleu"),
@@ -128,9 +132,23 @@ class ContextPlugin:
     def __init__(self, coverage: Any) -> None:
         self.coverage = coverage
         self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if not any(name in item.nodeid for name in TOO_SLOW)]
+        for item in items:  # the lines that a property runs do not depend on the number of examples
+            function = getattr(item, "obj", None)
+            settings = getattr(function, "_hypothesis_internal_use_settings", None)
+            if settings is not None:
+                few = type(settings)(settings, max_examples=3)
+                function._hypothesis_internal_use_settings = few  # type: ignore[union-attr]
 
     def pytest_collection_finish(self) -> None:
         self.coverage.start()  # imports need not be measured, and would take minutes
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self.failed.add(report.nodeid)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -144,27 +162,26 @@ class ContextPlugin:
 
 
 def measure(test_files: Mapping[str, Path]) -> int:
-    """Run test files with coverage and write the ``Coverage`` of each; returns pytest's exit status."""
+    """Run test files with coverage and write the ``Coverage`` of each, without the tests that fail."""
     import coverage
 
     measured = coverage.Coverage(data_file=None, include=["src/regard/*"], messages=False)
     plugin = ContextPlugin(measured)
-    status = pytest.main(["-q", "--durations=30", *PYTEST_OPTIONS[2:], *test_files], [plugin])
+    pytest.main(["-q", *PYTEST_OPTIONS[2:], *test_files], [plugin])
     measured.stop()
     found = {name: Coverage({}, {}) for name in test_files}
-    for test, seconds in plugin.seconds.items():
-        found[test.partition("::")[0]].seconds[test] = seconds
+    for test in plugin.seconds.keys() - plugin.failed:
+        found[test.partition("::")[0]].seconds[test] = plugin.seconds[test]
     data, here = measured.get_data(), Path.cwd()
     for path in data.measured_files():
         file = Path(path).relative_to(here).as_posix()
         for line, tests in data.contexts_by_lineno(path).items():
-            for test in filter(None, tests):
+            for test in set(tests) & plugin.seconds.keys() - plugin.failed:
                 lines = found[test.partition("::")[0]].lines
                 lines.setdefault(file, {}).setdefault(test, []).append(line)
-    if status == 0:
-        for name, out in test_files.items():
-            out.write_text(json.dumps(vars(found[name])))
-    return int(status)
+    for name, out in test_files.items():
+        out.write_text(json.dumps(vars(found[name])))
+    return 0
 
 
 def test_files() -> list[Path]:
@@ -174,8 +191,11 @@ def test_files() -> list[Path]:
     return [*found, *(ROOT / name for name in EXTRA_TESTS)]
 
 
-def coverage_of_tests(tree: Path) -> list[Coverage]:
-    """The coverage of every unit test file, from the last time it was measured if nothing has changed since."""
+def coverage_of_tests(trees: Sequence[Path]) -> list[Coverage]:
+    """The coverage of every test file, from the last time it was measured if it has not changed since.
+
+    The files of a folder are run in one process, the folders in parallel, one in each tree.
+    """
     sources = _hash(path for package in PACKAGES for path in source_files(package))
     folder = OUT / "coverage"
     folder.mkdir(parents=True, exist_ok=True)
@@ -184,18 +204,37 @@ def coverage_of_tests(tree: Path) -> list[Coverage]:
         / f"{path.parent.name}-{path.stem}-{_hash([path])[:8]}-{sources[:8]}.json"
         for path in test_files()
     }
-    missing = {name: file for name, file in files.items() if not file.exists()}
-    if missing:
-        print(f"measuring the coverage of {len(missing)} test files", flush=True)
-        log = folder / "log"
-        status = wait_for(fork(tree, log, lambda: measure(missing)), 3600)
-        if status != 0:
-            sys.exit(f"the tests fail without any mutant (status {status}): see {log}")
+    groups: dict[str, dict[str, Path]] = {}
+    for name, file in files.items():
+        if not file.exists():
+            groups.setdefault(Path(name).parent.name, {})[name] = file
+    waiting, running = list(groups), dict[int, Path]()
+    while waiting or running:
+        for tree in [tree for tree in trees if tree not in running.values()]:
+            if waiting:
+                group = waiting.pop(0)
+                print(f"measuring the coverage of tests of {group}", flush=True)
+                log = folder / f"{group}.log"
+                process = fork(tree, log, partial(measure, groups[group]))
+                running[process] = tree
+        process, status = os.wait()
+        running.pop(process)
+        if status:
+            sys.exit(f"the tests cannot be run: see {folder}")
     return [Coverage(**json.loads(file.read_text())) for file in files.values()]
 
 
 def _hash(files: Iterable[Path | str]) -> str:
     return hashlib.sha256(b"".join((ROOT / file).read_bytes() for file in files)).hexdigest()
+
+
+class Ranked(NamedTuple):
+    """A test, in the order in which tests are run."""
+
+    elsewhere: bool
+    """not in the file that mirrors the mutant's"""
+    seconds: float
+    test: str
 
 
 def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
@@ -205,22 +244,21 @@ def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
     tested by the tests that run any line of its file.
     """
     changed = _changed_lines(mutant)
-    near, anywhere = list[tuple[float, str]](), list[tuple[float, str]]()
+    near, anywhere = list[Ranked](), list[Ranked]()
     mirrored = mutant.file.replace("src/regard/", "tests/unit/").rpartition("/")
     mirrored_file = f"{mirrored[0]}/test_{mirrored[2]}"
     for coverage in coverages:
         for test, lines in coverage.lines.get(mutant.file, {}).items():
             seconds = coverage.seconds[test]
-            rank = seconds - (1000 if test.startswith(mirrored_file) else 0), test
-            anywhere.append(rank)
+            ranked = Ranked(not test.startswith(mirrored_file), seconds, test)
+            anywhere.append(ranked)
             if changed & set(lines):
-                near.append(rank)
+                near.append(ranked)
     selected, total = list[str](), 0.0
-    for rank, test in sorted(near or anywhere):
-        seconds = rank % 1000 if rank < 0 else rank
+    for _, seconds, test in sorted(near or anywhere):
         total += seconds
         if selected and total > MAX_SECONDS:
-            continue
+            break
         selected.append(test)
     return selected
 
@@ -283,7 +321,7 @@ class Slot:
 
 
 def run_mutants(
-    mutants: Sequence[Mutant], coverages: Sequence[Coverage], slots: list[Slot]
+    mutants: Iterable[Mutant], coverages: Sequence[Coverage], slots: list[Slot]
 ) -> Iterator[Result]:
     """Test the mutants, one at a time in each slot."""
     waiting, busy = iter(mutants), list[Slot]()
@@ -332,26 +370,23 @@ def main() -> None:
     for name in LIBRARIES:
         importlib.import_module(name)
 
-    mutants = named_mutants()
-    if not arguments.named:
-        mutants += sampled_mutants(arguments.count, arguments.seed)
+    sampled = () if arguments.named else sampled_mutants(arguments.count, arguments.seed)
     results_file = OUT / "results.jsonl"
     old = read_results(results_file) if arguments.again else {}
     again = {key for key, result in old.items() if result.outcome in ("survived", "untested")}
-    mutants = [
+    mutants = (
         mutant
-        for mutant in mutants
+        for mutant in chain(named_mutants(), sampled)
         if arguments.file in mutant.file and (not arguments.again or mutant.key in again)
-    ]
+    )
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         slots = [Slot(Path(folder) / f"tree{number}") for number in range(arguments.jobs)]
-        coverages = coverage_of_tests(slots[0].tree)
-        print(f"{len(mutants)} mutants", flush=True)
+        coverages = coverage_of_tests([slot.tree for slot in slots])
         with results_file.open("a" if arguments.again else "w", encoding="utf-8") as file:
             for number, result in enumerate(run_mutants(mutants, coverages, slots), 1):
                 file.write(json.dumps(vars(result)) + "\n")
                 file.flush()
-                show(result, number, len(mutants))
+                show(result, number)
     report(read_results(results_file).values())
 
 
@@ -361,10 +396,10 @@ def read_results(file: Path) -> dict[str, Result]:
     return {(one := Result(**json.loads(line))).key: one for line in lines}
 
 
-def show(result: Result, number: int, count: int) -> None:
+def show(result: Result, number: int) -> None:
     where = f"{result.file}:{result.line}"
     cost = f"{result.tests} tests, {result.seconds:.0f} s"
-    print(f"{number}/{count} {result.outcome}: {where} {result.name} ({cost})", flush=True)
+    print(f"{number} {result.outcome}: {where} {result.name} ({cost})", flush=True)
     if result.outcome in ("survived", "untested"):
         print("\n".join(f"    {line}" for line in result.diff), flush=True)
 

@@ -65,7 +65,7 @@ UNTESTABLE_DECORATORS = ("abstractmethod", "cache", "cached_property", "overload
 """Without them a program computes the same."""
 
 
-def sampled_mutants(count: int, seed: int) -> list[Mutant]:
+def sampled_mutants(count: int, seed: int) -> Iterator[Mutant]:
     """``count`` mutants, drawn at random from all possible ones; at most a quarter of them change a number."""
     positions = [
         (file, operator, occurrence, line)
@@ -75,11 +75,8 @@ def sampled_mutants(count: int, seed: int) -> list[Mutant]:
         for occurrence, line in mutable_lines(file, operator)
     ]
     random.Random(seed).shuffle(positions)
-    mutants: dict[str, Mutant] = {}
-    numbers = count // 4
+    keys, numbers = set[str](), count // 4
     for file, operator, occurrence, line in positions:
-        if len(mutants) == count:
-            break
         if operator == "NumberReplacer":
             numbers -= 1
             if numbers < 0:
@@ -89,11 +86,12 @@ def sampled_mutants(count: int, seed: int) -> list[Mutant]:
         except AttributeError:  # ExceptionReplacer cannot replace a name with a dot
             continue
         assert code is not None
-        if not _is_other_program(code, read_source(file)):
-            continue
         mutant = Mutant(file, f"{operator} {occurrence}", line, code)
-        mutants[mutant.key] = mutant
-    return list(mutants.values())
+        if _is_other_program(code, read_source(file)) and mutant.key not in keys:
+            keys.add(mutant.key)
+            yield mutant
+        if len(keys) == count:
+            return
 
 
 def source_files(package: str) -> list[str]:

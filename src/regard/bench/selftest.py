@@ -193,8 +193,10 @@ def compare_pattern(pattern: str, device: torch.device) -> str:
         found += [fast, *torch.autograd.grad(fast, vectors, gradient)]
         expected += [right.output, *torch.autograd.grad(right.output, exact, gradient.double())]
     padding = ~non_pad[:, None, :, None]  # what a padding position computes is never used
-    masked = ([one.masked_fill(padding, 0.0) for one in side] for side in (found, expected))
-    return require_close(*masked, limit=2e-5)
+    found, expected = (
+        [one.masked_fill(padding, 0.0) for one in side] for side in (found, expected)
+    )
+    return require_close(found, expected, limit=2e-5)
 
 
 @check("attention")
@@ -353,11 +355,12 @@ def compare_precision(precision: Precision, limit: float, device: torch.device) 
     network = random_network("tiny", 1000, device)
     packed = pack_network(network, select_precision(precision, device))
     source = random_sources(16, 12, 1000, device)
-    states: list[Any] = [model.start(model.encode(source)) for model in (network, packed)]
+    plain_state = network.start(network.encode(source))
+    packed_state = packed.start(packed.encode(source))
     for number in range(3):
         tokens = source[:, number]
-        expected, states[0] = network.step(tokens, states[0])
-        found, states[1] = packed.step(tokens, states[1])
+        expected, plain_state = network.step(tokens, plain_state)
+        found, packed_state = packed.step(tokens, packed_state)
     error = float((found - expected).norm() / expected.norm())
     details = f"relative error of the logits {error:.1e} (limit {limit:.0e})"
     return require(error <= limit, details)

@@ -67,13 +67,18 @@ def test_the_time_left_is_at_most_the_time_to_the_deadline(tmp_path: Path) -> No
 def scalars_of_step(step: int, tokens: list[int], processes: int = 1, **training: Any) -> Any:
     """The scalars that a trainer passes to its optimizer step, and the state after it."""
     recipe, received = recipe_with(**training), list[StepScalars]()
+
+    def train_step(_: object, scalars: StepScalars) -> torch.Tensor:
+        received.append(scalars)
+        return torch.zeros(())
+
     trainer = SimpleNamespace(
         recipe=recipe,
         training=recipe.training,
         state=TrainingState(step=step - 1, tokens=1000),
         group=SimpleNamespace(rank=0, size=processes),
         cuda_graph_step=None,
-        train_step=lambda _, scalars: (received.append(scalars), torch.zeros(()))[1],
+        train_step=train_step,
     )
     batches = [TrainingBatch([], count, DataCursor(3, n)) for n, count in enumerate(tokens, 5)]
     Trainer.step(cast(Any, trainer), batches)
