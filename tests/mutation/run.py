@@ -289,6 +289,8 @@ class Result:
     """killed, timeout, survived, or untested: no test runs the file"""
     tests: int
     seconds: float
+    killer: str = ""
+    """the first test that failed"""
 
 
 class Slot:
@@ -311,7 +313,9 @@ class Slot:
         self._write(mutant.file, (ROOT / mutant.file).read_text(encoding="utf-8"))
         seconds = round(time.monotonic() - self.began, 1)
         place = (mutant.key, mutant.file, mutant.line, mutant.name, mutant.diff)
-        return Result(*place, outcome, len(self.tests), seconds)
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        killers = [line.split()[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+        return Result(*place, outcome, len(self.tests), seconds, *killers[:1])
 
     def _write(self, file: str, code: str) -> None:
         """Each version gets its own time: Python would otherwise take an older one from its cache."""
