@@ -33,7 +33,7 @@ import pytest
 from tests.mutation.mutants import ROOT, Mutant, named_mutants
 from tests.mutation.sampling import EXCLUDED, PACKAGES, sampled_mutants, source_files
 
-EXTRA_TESTS = ("tests/cli/test_worker_pool.py",)
+EXTRA_TESTS = ("tests/cli/test_worker_pool.py", "tests/unit/interop/test_huggingface.py")
 OUT = ROOT / ".mutants"
 """the coverage of each test file, and the results of the last run"""
 TESTED_BY = (*PACKAGES, "tasks", "storage")

@@ -20,9 +20,8 @@ from tests.mutation.mutants import ROOT, Mutant, read_source
 
 PACKAGES = ("nn", "decoding", "training", "data", "metrics", "inference", "server")
 EXCLUDED = {
-    "nn/kernels/": "run on a GPU only: regard selftest --device cuda",
+    "nn/kernels.py": "run on a GPU only: regard selftest --device cuda",
     "training/distributed.py": "needs several processes: tests/cli/test_distributed.py",
-    "server/serve.py": "needs a process: tests/cli/test_server_process.py",
 }
 """files without mutants, and what tests them instead"""
 

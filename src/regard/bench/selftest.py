@@ -215,7 +215,7 @@ def window_attention(device: torch.device) -> str:
 def packed_attention(device: torch.device) -> str:
     """The Triton kernel and its gradients against masked attention in float64; dropout keeps the mean."""
     require_gpu(device)
-    from regard.nn.kernels.packed_attention import packed_attention_kernel
+    from regard.nn.kernels import packed_attention_kernel
 
     lengths = [7, 22, 9, 20, 3, 44, 99]
     tokens, ends = sum(lengths), np.cumsum(lengths)
@@ -248,7 +248,7 @@ def packed_attention(device: torch.device) -> str:
 def decode(device: torch.device) -> str:
     """The Triton kernel for a step of beam search against the formula in float64."""
     require_gpu(device)
-    from regard.nn.kernels.decode_attention import decode_attention
+    from regard.nn.kernels import decode_attention
 
     query = torch.randn(3, 5, 2, 64, device=device).transpose(1, 2) / 8
     key, value = torch.randn(2, 3, 2, 40, 64, device=device)
@@ -263,7 +263,7 @@ def decode(device: torch.device) -> str:
 def layer_norm_kernel(device: torch.device) -> str:
     """The compiled norm and its gradients, in bfloat16, against float64."""
     require_gpu(device)
-    from regard.nn.kernels.layer_norm import layer_norm
+    from regard.nn.kernels import layer_norm
 
     x = (torch.randn(2, 333, 512, device=device) * 2 + 1).requires_grad_()
     gain, bias = (torch.randn(512, device=device).requires_grad_() for _ in range(2))

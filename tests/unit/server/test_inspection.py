@@ -15,7 +15,7 @@ from regard.recipe import DecodingOptions
 from regard.server.app import create_app
 from regard.server.batching import RequestRefused
 from regard.server.inspection import TraceCache, _size
-from regard.server.settings import Settings
+from regard.server.schemas import Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
 from tests.unit.server.client import events, send
