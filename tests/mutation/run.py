@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -36,7 +37,7 @@ from tests.mutation.sampling import EXCLUDED, PACKAGES, sampled_mutants, source_
 EXTRA_TESTS = ("tests/cli/test_worker_pool.py", "tests/unit/interop/test_huggingface.py")
 OUT = ROOT / ".mutants"
 """the coverage of each test file, and the results of the last run"""
-TESTED_BY = (*PACKAGES, "tasks", "storage")
+TESTED_BY = (*PACKAGES, "storage", "tasks", "inspection")
 """the packages whose unit tests are run"""
 TOO_SLOW = ("test_openapi.py", "constant_memory", "million", "test_every_choice", "resumed_run")
 """parts of the names of tests that are left out"""
@@ -53,8 +54,10 @@ PYTEST_OPTIONS = (
 )
 MAX_SECONDS = 20.0
 """of tests for one mutant, by their durations in the coverage run; the fastest come first"""
-TIMEOUT = 90
-"""seconds after which a mutant counts as killed: the tests take less than a third without it"""
+CPU_LIMIT = 60
+"""seconds of CPU time after which a mutant counts as killed: the tests take less than a third without it"""
+TIME_LIMIT = 600
+"""the same for a mutant that waits, in seconds; long, because other programs may use the cores"""
 
 
 @dataclass
@@ -107,19 +110,6 @@ def fork(tree: Path, log: Path, body: Callable[[], int]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def wait_for(process: int, seconds: float) -> int | None:
-    """The exit status of a fork; None if it had to be killed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -301,12 +291,27 @@ class Slot:
         self.log = folder.with_suffix(".log")
         self.written = time.time() + 10
 
-    def start(self, mutant: Mutant, tests: Sequence[str]) -> int:
+    def start(self, mutant: Mutant, tests: Sequence[str]) -> None:
         self._write(mutant.file, mutant.code)
         self.mutant, self.tests, self.began = mutant, tests, time.monotonic()
-        arguments = [*PYTEST_OPTIONS, *tests]
-        self.process = fork(self.tree, self.log, lambda: int(pytest.main(arguments)))
-        return self.process
+
+        def body() -> int:
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
+            return int(pytest.main([*PYTEST_OPTIONS, *tests]))
+
+        self.process = fork(self.tree, self.log, body)
+
+    def poll(self) -> str | None:
+        """What became of the mutant; None while its tests run."""
+        done, status = os.waitpid(self.process, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return "survived" if code == 0 else "timeout" if code == -signal.SIGKILL else "killed"
+        if time.monotonic() - self.began < TIME_LIMIT:
+            return None
+        os.killpg(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        return "timeout"
 
     def finish(self, outcome: str) -> Result:
         mutant = self.mutant
@@ -345,19 +350,11 @@ def run_mutants(
             slot.start(mutant, tests)
             busy.append(slot)
         for slot in list(busy):
-            expired = time.monotonic() - slot.began > TIMEOUT
-            status = wait_for(slot.process, 0.0 if expired else 0.05) if expired else _poll(slot)
-            if expired or status is not None:
+            if (outcome := slot.poll()) is not None:
                 busy.remove(slot)
                 free.append(slot)
-                outcome = "timeout" if status is None else "killed" if status else "survived"
                 yield slot.finish(outcome)
         time.sleep(0.02)
-
-
-def _poll(slot: Slot) -> int | None:
-    done, status = os.waitpid(slot.process, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if done else None
 
 
 def main() -> None:
@@ -367,6 +364,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--named", action="store_true", help="only the mistakes of named.yaml")
     parser.add_argument("--again", action="store_true", help="only what survived the last run")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
     parser.add_argument("--file", default="", help="only files whose path contains this")
     arguments = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
@@ -376,17 +374,20 @@ def main() -> None:
 
     sampled = () if arguments.named else sampled_mutants(arguments.count, arguments.seed)
     results_file = OUT / "results.jsonl"
-    old = read_results(results_file) if arguments.again else {}
-    again = {key for key, result in old.items() if result.outcome in ("survived", "untested")}
+    keep = arguments.again or arguments.resume
+    old = read_results(results_file) if keep else {}
+    survivors = {key for key, result in old.items() if result.outcome in ("survived", "untested")}
     mutants = (
         mutant
         for mutant in chain(named_mutants(), sampled)
-        if arguments.file in mutant.file and (not arguments.again or mutant.key in again)
+        if arguments.file in mutant.file
+        and not (arguments.again and mutant.key not in survivors)
+        and not (arguments.resume and mutant.key in old)
     )
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         slots = [Slot(Path(folder) / f"tree{number}") for number in range(arguments.jobs)]
         coverages = coverage_of_tests([slot.tree for slot in slots])
-        with results_file.open("a" if arguments.again else "w", encoding="utf-8") as file:
+        with results_file.open("a" if keep else "w", encoding="utf-8") as file:
             for number, result in enumerate(run_mutants(mutants, coverages, slots), 1):
                 file.write(json.dumps(vars(result)) + "\n")
                 file.flush()

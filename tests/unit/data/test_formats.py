@@ -24,7 +24,9 @@ from regard.data.formats import (
     pair_suffixes,
     read_conllu,
 )
+from regard.data.input_format import ReadOptions
 from regard.data.pairs import Pair
+from regard.data.table_formats import choose_columns
 from regard.data.text_files import DataFile, read_lines
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles
@@ -761,3 +763,10 @@ def test_a_large_tmx_is_read_in_constant_memory(tmp_path: Path) -> None:
     assert (small[0], large[0]) == (8_000, 100_000)
     assert large[1] > 45_000_000
     assert large[2] < 1.1 * small[2] < 30_000_000
+
+
+@pytest.mark.parametrize("names", [["en-US", "en-GB", "de"], ["en", "de-AT", "de-CH"]])
+def test_two_columns_of_one_language_are_refused(names: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"en|de"):
+        choose_columns(names, ReadOptions(languages=("en", "de")))
+    assert choose_columns(names[::2], ReadOptions(languages=("de", "en"))) == (1, 0)

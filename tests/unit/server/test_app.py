@@ -126,6 +126,7 @@ def test_metrics_count_requests_and_sentences(model: ServedUppercaseModel) -> No
         "regard_sentences_total 2.0",
         "regard_tokens_total 2.0",
         "regard_queue_sentences 0.0",
+        *(f'regard_batch_sentences_bucket{{le="{2**n}.0"}} {float(n > 0)}' for n in range(11)),
     ):
         assert line in response.text.splitlines()
 

@@ -13,9 +13,8 @@ from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
-from regard.server.batching import RequestRefused
 from regard.server.inspection import TraceCache, _size
-from regard.server.schemas import Settings
+from regard.server.schemas import RequestRefused, Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
 from tests.unit.server.client import events, send
@@ -96,7 +95,7 @@ def test_the_least_recently_used_trace_is_dropped(finished_run: Path) -> None:
 
 def test_the_training_history_of_the_run(trained_run: Path) -> None:
     model = Translator.load(trained_run, "cpu")
-    app = create_app(model, Settings(max_trace_characters=20, api_keys=("key",)))
+    app = create_app(model, Settings(max_trace_characters=len("ein Hund"), api_keys=("key",)))
     key = {"authorization": "Bearer key"}
     result = send(app, "GET", "/v1/run", headers=key).json()
     assert result == json.loads(json.dumps(training_history(model)))
@@ -112,7 +111,7 @@ def test_the_training_history_of_the_run(trained_run: Path) -> None:
         {"step": 3},
         {"outputs": [10**9]},
         {"outputs": []},
-        {"q": "x" * 21},
+        {"q": "x" * 9},
     ]
     for wrong in wrongs:
         response = send(app, "POST", "/v1/align", json={**body, **wrong})

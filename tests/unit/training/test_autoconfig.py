@@ -10,7 +10,7 @@ import pytest
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
 from regard.training.autoconfig import MIN_PAIRS, autoconfigure
 
@@ -38,6 +38,19 @@ def statistics(pairs: int, characters: float) -> module.CorpusStatistics:
     many = {f"word{number}" for number in range(module.MAX_SYMBOLS + 1)}
     side = module.SideStatistics(texts=pairs, characters=round(pairs * characters), symbols=many)
     return module.CorpusStatistics(pairs, side, side)
+
+
+def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
+    side = module.SideStatistics()
+    for text in ("犬猫a", "dog", " "):
+        side.add(text)
+    assert (side.texts, side.characters, side.ideographs) == (2, 4, 2)
+    corpus, tier = module.CorpusStatistics(2, side, side), module.SIZE_TIERS[0]
+    characters = TokenizerConfig(kind="char", vocab_size=1000)
+    assert corpus.tokens_per_target(tier, characters) == (4 + 2 + 2) / 2 + 1
+    subwords = TokenizerConfig(kind="unigram", vocab_size=1000)
+    expected = (4 / tier.characters_per_token + 2 / 1.3) / 2 + 1
+    assert corpus.tokens_per_target(tier, subwords) == pytest.approx(expected)
 
 
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
