@@ -10,6 +10,7 @@ import ast
 import random
 from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -65,21 +66,9 @@ UNTESTABLE_DECORATORS = ("abstractmethod", "cache", "cached_property", "overload
 
 
 def sampled_mutants(count: int, seed: int) -> Iterator[Mutant]:
-    """``count`` mutants, drawn at random from all possible ones; at most a quarter of them change a number."""
-    positions = [
-        (file, operator, occurrence, line)
-        for package in PACKAGES
-        for file in source_files(package)
-        for operator in OPERATORS
-        for occurrence, line in mutable_lines(file, operator)
-    ]
-    random.Random(seed).shuffle(positions)
-    keys, numbers = set[str](), count // 4
-    for file, operator, occurrence, line in positions:
-        if operator == "NumberReplacer":
-            numbers -= 1
-            if numbers < 0:
-                continue
+    """``count`` mutants, drawn at random from all possible ones; a quarter of them change a number."""
+    keys = set[str]()
+    for file, operator, occurrence, line in _shuffled_positions(seed):
         try:
             code = mutate_code(read_source(file), get_operator(f"core/{operator}")(), occurrence)
         except AttributeError:  # ExceptionReplacer cannot replace a name with a dot
@@ -91,6 +80,24 @@ def sampled_mutants(count: int, seed: int) -> Iterator[Mutant]:
             yield mutant
         if len(keys) == count:
             return
+
+
+def _shuffled_positions(seed: int) -> Iterator[tuple[str, str, int, int]]:
+    """File, operator, occurrence and line of every possible mutant; each fourth changes a number."""
+    positions = [
+        (file, operator, occurrence, line)
+        for package in PACKAGES
+        for file in source_files(package)
+        for operator in OPERATORS
+        for occurrence, line in mutable_lines(file, operator)
+    ]
+    random.Random(seed).shuffle(positions)
+    numbers = (one for one in positions if one[1] == "NumberReplacer")
+    others = (one for one in positions if one[1] != "NumberReplacer")
+    for number, position in enumerate(others, 1):
+        yield position
+        if number % 3 == 0:
+            yield from islice(numbers, 1)
 
 
 def source_files(package: str) -> list[str]:

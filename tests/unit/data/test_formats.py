@@ -312,6 +312,20 @@ def test_xliff_with_several_target_languages_is_refused(tmp_path: Path) -> None:
     assert read_file(path, languages=("en", "fr")) == [Pair("a", "b")]
 
 
+def test_the_languages_of_an_xliff_segment_precede_those_of_its_file(tmp_path: Path) -> None:
+    """Either side may state its own."""
+    for own, languages in (
+        (('xml:lang="fr"', ""), ("fr", "de")),
+        (("", 'xml:lang="it"'), ("en", "it")),
+    ):
+        unit = f"<source {own[0]}>a</source><target {own[1]}>b</target>"
+        body = f'<body><trans-unit id="1">{unit}</trans-unit></body>'
+        file = f'<file source-language="en" target-language="de">{body}</file>'
+        path = written(tmp_path / "m.xliff", f'<xliff version="1.2">{file}</xliff>')
+        assert read_file(path, languages=languages) == [Pair("a", "b")]
+        assert "no translated segments" in refusal(path, languages=("en", "de"))
+
+
 GETTEXT = r"""# German translations for hello.
 # Copyright (C) 2024
 msgid ""

@@ -53,6 +53,15 @@ def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
     assert corpus.tokens_per_target(tier, subwords) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("letter", "longest"), [("a", 20), ("犬", 6)])
+def test_single_words_are_spelled_unless_they_are_long(letter: str, longest: int) -> None:
+    for length, kind in ((longest, "char"), (longest + 1, None)):
+        side = module.SideStatistics()
+        for number in range(30):
+            side.add(letter * (length - 1) + chr(ord(letter) + number % 20))
+        assert side.tokenizer_kind == kind
+
+
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
     root = write(tmp_path, prose(MIN_PAIRS - 1))
     with pytest.raises(RegardError, match=f"^too few pairs to train on: {MIN_PAIRS - 1};"):
