@@ -127,11 +127,11 @@ class ContextPlugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not any(name in item.nodeid for name in TOO_SLOW)]
         for item in items:  # the lines that a property runs do not depend on the number of examples
-            function = getattr(item, "obj", None)
+            function: Any = getattr(item, "obj", None)
             settings = getattr(function, "_hypothesis_internal_use_settings", None)
             if settings is not None:
                 few = type(settings)(settings, max_examples=3)
-                function._hypothesis_internal_use_settings = few  # type: ignore[union-attr]
+                function._hypothesis_internal_use_settings = few
 
     def pytest_collection_finish(self) -> None:
         self.coverage.start()  # imports need not be measured, and would take minutes
