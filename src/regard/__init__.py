@@ -22,7 +22,7 @@ The packages are listed in the order of the data flow; a package imports only fr
     documents/   office files, Markdown, subtitles, resources; translation memory
     interop/     Hugging Face, CTranslate2, ONNX, torch, bundles
     server/      HTTP server: LibreTranslate's API, batching, streaming
-    bench/       speed compared with other libraries
+    bench/       speed compared with other libraries, self-test
     demo/        the built-in corpus and the demo
     cli/         the commands
 """

@@ -97,6 +97,13 @@ def test_sorted_plans_go_from_short_to_long() -> None:
     assert longest[0] < longest[len(longest) // 2] < longest[-1]
 
 
+def test_a_batch_may_fill_the_budget_exactly() -> None:
+    lengths = np.full(8, 9, dtype=np.int32)  # 10 tokens each, with EOS
+    for plan in (plan_batches(lengths, lengths, 40, 0, 0), plan_sorted(lengths, lengths, 40)):
+        assert [len(rows) for rows in plan] == [4, 4]
+    assert [len(rows) for rows in plan_sorted(lengths, lengths, 39)] == [3, 3, 2]
+
+
 @pytest.mark.parametrize("rows", [2, 3, 31, 256, 300, 1024])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_get_equal_numbers_of_similar_batches(rows: int, workers: int) -> None:

@@ -146,8 +146,20 @@ def test_metrics_count_requests_and_sentences(model: ServedUppercaseModel) -> No
         "regard_sentences_total 2.0",
         "regard_tokens_total 2.0",
         "regard_queue_sentences 0.0",
+        *(f'regard_batch_sentences_bucket{{le="{2**n}.0"}} {float(n > 0)}' for n in range(11)),
     ):
         assert line in response.text.splitlines()
+
+
+def test_the_page_may_only_load_its_own_files(model: ServedUppercaseModel) -> None:
+    policy = send(create_app(model), "GET", "/").headers["content-security-policy"]
+    directives = dict(one.split(" ", 1) for one in policy.split("; "))
+    assert directives == {
+        "default-src": "'none'",
+        **dict.fromkeys(("script-src", "style-src", "font-src", "connect-src"), "'self'"),
+        "img-src": "'self' data:",
+        **dict.fromkeys(("base-uri", "form-action", "frame-ancestors"), "'none'"),
+    }
 
 
 def test_only_the_files_of_the_page_are_served(model: ServedUppercaseModel, tmp_path: Path) -> None:
