@@ -60,12 +60,12 @@ def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
     for text in ("犬猫a", "dog", " "):
         side.add(text)
     assert (side.texts, side.characters, side.ideographs) == (2, 4, 2)
-    corpus, tier = module.CorpusStatistics(2, side, side), module.SIZE_TIERS[0]
+    corpus, rule = module.CorpusStatistics(2, side, side), module.VOCABULARY_RULES[0]
     characters = TokenizerConfig(kind="char", vocab_size=1000)
-    assert corpus.tokens_per_target(tier, characters) == (4 + 2 + 2) / 2 + 1
+    assert corpus.tokens_per_target(rule, characters) == (4 + 2 + 2) / 2 + 1
     subwords = TokenizerConfig(kind="unigram", vocab_size=1000)
-    expected = (4 / tier.characters_per_token + 2 / 1.3) / 2 + 1
-    assert corpus.tokens_per_target(tier, subwords) == pytest.approx(expected)
+    expected = (4 / rule.characters_per_token + 2 / 1.3) / 2 + 1
+    assert corpus.tokens_per_target(rule, subwords) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("letter", "longest"), [("a", 20), ("犬", 6)])
