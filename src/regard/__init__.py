@@ -179,6 +179,7 @@ def train(
     freeze: fine-tuning: groups of weights that are not trained, such as ``["encoder"]`` or ``["all-but-decoder"]``.
     extend_vocab: fine-tuning: maximum number of entries to add to each vocabulary.
     """
+    import time
     from pathlib import Path
 
     from regard.errors import RegardError
@@ -191,7 +192,7 @@ def train(
         raise RegardError(
             f"train: {kind!r} is not a model class; options are given by name: out='runs/my'"
         )
-    expected = kind or Translator
+    expected, tune = kind or Translator, False
     fine_tuning = {"mix": mix, "freeze": freeze, "extend_vocab": extend_vocab}
     if init_from is None and any(value is not None for value in fine_tuning.values()):
         raise RegardError(f"train: {', '.join(fine_tuning)} are for fine-tuning; give init_from=…")
@@ -209,16 +210,19 @@ def train(
         )
         folder = Path(out or Path("runs") / Path(named).name.split(".")[0])
         groups = None if freeze is None else tuple(freeze)
-        recipe, minutes = _find_recipe(
+        start = time.monotonic()
+        recipe, minutes, tune = _find_recipe(
             recipe, folder, changes, minutes, init_from, mix, groups, extend_vocab
         )
+        if minutes is not None:
+            minutes = max(0.1, minutes - (time.monotonic() - start) / 60)
     model = find_registry("task")[recipe.task].model
     if not issubclass(model, expected):
         raise RegardError(
             f"train: the recipe is for task {recipe.task}; call "
             f"regard.train(recipe, regard.{model.__name__}) to get a {model.__name__}"
         )
-    return train_run(recipe, folder, minutes)
+    return train_run(recipe, folder, minutes, tune_decoding=tune)
 
 
 def _find_recipe(
@@ -230,14 +234,14 @@ def _find_recipe(
     mix: float | None,
     freeze: tuple[str, ...] | None,
     extend_vocab: int | None,
-) -> tuple[Recipe, float | None]:
-    """The recipe of the arguments of ``train``, read from a file or chosen from the data, and the time for it."""
+) -> tuple[Recipe, float | None, bool]:
+    """For the arguments of ``train``: the recipe, read or chosen, the time, and whether decoding is to be tuned."""
     from pathlib import Path
 
     from regard.data.corpus import CorpusPreview
     from regard.data.input_format import suffix_format
     from regard.recipe import DataConfig, DataFiles, load_recipe
-    from regard.training.autoconfig import autoconfigure
+    from regard.training.autoconfig import autoconfigure, tunes_decoding
     from regard.training.fine_tuning import (
         FineTuning,
         fine_tuning_from_recipe,
@@ -250,17 +254,17 @@ def _find_recipe(
         options = FineTuning(Path(init_from), mix, freeze, extend_vocab)
     if not isinstance(recipe, DataFiles) and suffix_format(Path(recipe)) is None:
         if options is None:
-            return load_recipe(Path(recipe), changes), minutes
-        return fine_tuning_from_recipe(options, Path(recipe), changes)[0], minutes
+            return load_recipe(Path(recipe), changes), minutes, False
+        return fine_tuning_from_recipe(options, Path(recipe), changes)[0], minutes, False
     files = recipe if isinstance(recipe, DataFiles) else DataFiles(pairs=(str(recipe),))
     root = str(Path.cwd())
     preview = CorpusPreview(files, DataConfig(root=root, train=files))
     if options is None:
         if (begun := resumable_recipe(out, files, root, changes)) is not None:
-            return begun, minutes
+            return begun, minutes, tunes_decoding(changes)
         languages = None if files.source else preview.languages
         chosen = autoconfigure(files, root, changes, languages, preview.pairs(), minutes)
-        return chosen.recipe, chosen.minutes
+        return chosen.recipe, chosen.minutes, tunes_decoding(changes)
     languages = preview.languages
     found = fine_tuning_recipe(options, files, root, changes, languages, preview.pairs())
-    return found[0], minutes
+    return found[0], minutes, False

@@ -141,7 +141,7 @@ def train(
     if planned.minutes is not None:
         left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
     try:
-        run_training(planned.recipe, planned.out, left, tune_decoding=planned.automatic)
+        run_training(planned.recipe, planned.out, left, tune_decoding=planned.tune_decoding)
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -167,8 +167,8 @@ class _Planned(NamedTuple):
     recipe: Recipe
     out: Path
     minutes: float | None
-    automatic: bool
-    """whether the recipe was chosen by Regard"""
+    tune_decoding: bool = False
+    """whether to choose the length penalty on the validation pairs"""
 
 
 def _plan(
@@ -191,15 +191,15 @@ def _plan(
                 raise RegardError(f"--{flag} is for files; in a recipe, write {key}")
         folder = out or Path("runs") / name
         if fine_tuning is None:
-            return _Planned(load_recipe(data[0], changes), folder, minutes, automatic=False)
+            return _Planned(load_recipe(data[0], changes), folder, minutes)
         recipe, reasons = fine_tuning_from_recipe(fine_tuning, data[0], changes)
         _print_reasons("Fine-tuning with this recipe:", reasons)
-        return _Planned(recipe, folder, minutes, automatic=False)
+        return _Planned(recipe, folder, minutes)
     folder = out or Path("runs") / ("data" if "*" in name or "?" in name else name)
     files, languages = _data_files(data, reading), reading["languages"]
     if fine_tuning := fine_tuning or from_changes(changes):
         recipe = _fine_tuning_recipe(fine_tuning, files, changes, languages)
-        return _Planned(recipe, folder, minutes, automatic=False)
+        return _Planned(recipe, folder, minutes)
     return _automatic(files, changes, languages, folder, minutes)
 
 
@@ -234,12 +234,13 @@ def _automatic(
     """A recipe for data files; that of the run folder if its training is to be resumed."""
     from regard.data.corpus import CorpusPreview
     from regard.recipe import DataConfig
-    from regard.training.autoconfig import autoconfigure
+    from regard.training.autoconfig import autoconfigure, tunes_decoding
     from regard.training.run import resumable_recipe
 
     root = str(Path.cwd())
-    if (recipe := resumable_recipe(out, files, root, changes)) is not None:
-        return _Planned(recipe, out, minutes, automatic=True)
+    tune = tunes_decoding(changes)
+    if (recipe := resumable_recipe(out, files, root, changes, languages)) is not None:
+        return _Planned(recipe, out, minutes, tune)
     config = DataConfig(root=root, train=files, languages=languages)
     preview = CorpusPreview(files, config)
     known = None if files.source and not config.languages else preview.languages
@@ -247,7 +248,7 @@ def _automatic(
     _print_reasons("The data:", preview.lines())
     title = "No recipe was given. This one was chosen for the data and the device:"
     _print_reasons(title, chosen.reasons)
-    return _Planned(chosen.recipe, out, chosen.minutes, automatic=True)
+    return _Planned(chosen.recipe, out, chosen.minutes, tune)
 
 
 def _print_reasons(title: str, lines: list[str]) -> None:

@@ -76,7 +76,7 @@ class OutputStatistics:
         return cls(
             (low, high),
             tuple(sorted(script for script, count in scripts.items() if count >= least)),
-            sum(is_copied(*pair) for pair in pairs) / len(pairs),
+            sum(is_copied(*pair) for pair in pairs) / max(1, len(pairs)),
         )
 
     @classmethod

@@ -171,6 +171,7 @@ class Translator(SequenceGenerator):
             [pair.source for pair in chosen],
             parses=parses,
             to=languages if self.recipe.data.targets else None,
+            context=list(map(context_of, chosen)) if self.recipe.data.context else None,
         )
         rows = [
             features(best.hypothesis.token_log_probabilities, len(best.request.source))

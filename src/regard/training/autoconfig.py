@@ -231,10 +231,12 @@ def autoconfigure(
     vocabulary = next(rule for rule in VOCABULARY_RULES if count <= rule.max_pairs)
     hold_out = min(0.05, max(1_000 / count, 0.001))
     values: dict[str, Any] = {
-        "data": {"root": root, "train": files.model_dump(), "hold_out": round(hold_out, 4)},
+        "data": {"root": root, "train": files.model_dump()},
         "tokenizer": {"kind": "unigram", "vocab_size": corpus.vocab_size(vocabulary)},
         "model": {"preset": "tiny"},
     }
+    if not any(override.strip().startswith("data.valid") for override in overrides):
+        values["data"]["hold_out"] = round(hold_out, 4)
     if languages:
         values["data"]["languages"] = languages
     if corpus.tokenizer_kinds:
@@ -250,7 +252,8 @@ def autoconfigure(
     values["model"] = {**shape, "dropout": rule.dropout, "norm_order": "pre"}
     values["training"] = _training(choice, overrides)
     values["evaluation"] = _evaluation(corpus)
-    values["decoding"] = {"beam": 5, "length_penalty": 1.0}
+    if not partial.decoding.is_sampling:
+        values["decoding"] = {"beam": 5, "length_penalty": 1.0}
     recipe = make_recipe(values, "the automatic recipe", overrides)
     fixed_steps = minutes is None and _given(overrides, "training.steps") is not None
     planned = None if fixed_steps else choice.minutes
@@ -296,12 +299,14 @@ def _training(choice: ChosenModel, overrides: Sequence[str]) -> dict[str, Any]:
     if given := _given(overrides, "training.steps"):
         steps = int(given)
     every = max(1, steps // VALIDATIONS)
+    rate = {"learning_rate": rule.learning_rate}
     return {
         "steps": steps,
         "tokens_per_batch": batch,
         "batching": "packed" if choice.device == "cuda" else "padded",
         "schedule": "cosine",
-        "learning_rate": rule.learning_rate,
+        # The factor of the schedule noam is not a learning rate.
+        **({} if _setting(overrides, "training.schedule") == "noam" else rate),
         "warmup": min(1_000, steps // 10) or 1,
         "rdrop": rule.rdrop,
         "validate_every": every,
@@ -310,10 +315,21 @@ def _training(choice: ChosenModel, overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _setting(overrides: Sequence[str], key: str) -> str | None:
+    """The value that the user sets a key to."""
+    values = [text for name, _, text in (one.partition("=") for one in overrides) if name == key]
+    return values[-1] if values else None
+
+
 def _given(overrides: Sequence[str], key: str) -> str | None:
     """The value that the user sets a key to; None if it is not a number."""
-    values = [text for name, _, text in (one.partition("=") for one in overrides) if name == key]
-    return values[-1] if values and values[-1].isdigit() else None
+    value = _setting(overrides, key)
+    return value if value is not None and value.isdigit() else None
+
+
+def tunes_decoding(overrides: Sequence[str]) -> bool:
+    """Whether the length penalty is tuned after training with an automatic recipe: unless the user sets it."""
+    return _setting(overrides, "decoding.length_penalty") is None
 
 
 def _evaluation(corpus: CorpusStatistics) -> dict[str, Any]:
@@ -334,6 +350,7 @@ def _reasons(
     training = recipe.training
     tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
     epochs = training.steps * training.tokens_per_batch / (corpus.pairs * tokens)
+    held_out = f"about {recipe.data.hold_out:.1%} of the pairs, held out"
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
         f"model: {_describe_model(recipe)}, for about {epochs:.0f} epochs"
@@ -344,7 +361,7 @@ def _reasons(
         f"{training.patience} validations without improvement"
         if training.patience
         else f"training: up to {training.steps:,} steps of {training.tokens_per_batch:,} tokens",
-        f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
+        f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
         *(_warnings(choice, corpus) if minutes else ()),
     ]
 

@@ -42,6 +42,8 @@ class TrainingState:
     """time spent, over all sessions"""
     validations: list[tuple[int, float, float]] = field(default_factory=list)
     """(step, objective, loss) of each validation; the lowest objective is the best, ties are broken by the loss"""
+    max_validation_pairs: int | None = None
+    """the validation loss is computed on this many pairs, chosen by the plan of the run; None: all"""
 
     @property
     def best(self) -> tuple[float, float]:

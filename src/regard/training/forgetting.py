@@ -52,12 +52,12 @@ def score_before(
     for name, of, data in (("old", initial, theirs), ("new", run, recipe)):
         try:
             kind, pairs = _scored_pairs(data)
-        except RegardError as error:
+            pairs = pairs[: _affordable(model, pairs, deadline)]
+            start = time.monotonic()
+            results = _score(model, pairs)
+        except RegardError as error:  # no data, or a text that is too long for the model
             reporter.message(f"Forgetting is not measured on {name} data: {error}")
             continue
-        pairs = pairs[: _affordable(model, pairs, deadline)]
-        start = time.monotonic()
-        results = _score(model, pairs)
         seconds += time.monotonic() - start
         sets[name] = {
             "set": f"{kind} of {of}",
@@ -73,6 +73,14 @@ def score_before(
     write_text(run.data / BEFORE, json.dumps(scores, indent=2) + "\n")
 
 
+def scoring_seconds(run: RunDir, recipe: Recipe) -> float:
+    """How long ``score_after`` takes: as long as scoring took before."""
+    path = run.data / BEFORE
+    if recipe.training.init_from is None or not path.is_file():
+        return 0.0
+    return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+
+
 def score_after(
     run: RunDir, recipe: Recipe, model: Model, reporter: ProgressReporter, deadline: float | None
 ) -> dict[str, Any] | None:
@@ -81,20 +89,19 @@ def score_after(
     if recipe.training.init_from is None or not path.is_file():
         return None
     before = json.loads(path.read_text(encoding="utf-8"))
-    if deadline is not None and time.monotonic() + before["seconds"] > deadline:
+    if deadline is not None and time.monotonic() + scoring_seconds(run, recipe) > deadline:
         reporter.message("No time left to measure forgetting")
         return None
     for name, scores in before["sets"].items():
         try:
             _, theirs = initial_run(recipe)
             _, pairs = _scored_pairs(theirs if name == "old" else recipe)
+            pairs = pairs[: scores["pairs"]]
+            if name == "old":
+                pairs = list(with_target_language(pairs, theirs, recipe))
+            scores["after"] = [result.to_json() for result in _score(model, pairs)]
         except RegardError as error:
             reporter.message(f"Forgetting is not measured on {name} data: {error}")
-            continue
-        pairs = pairs[: scores["pairs"]]
-        if name == "old":
-            pairs = list(with_target_language(pairs, theirs, recipe))
-        scores["after"] = [result.to_json() for result in _score(model, pairs)]
     training = recipe.training.model_dump(include={"mix", "freeze", "extend_vocab"})
     card = {"from": before["from"], **training, "sets": before["sets"]}
     for line in describe_fine_tuning(card):

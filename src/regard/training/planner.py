@@ -155,10 +155,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def plan(trainer: Trainer, deadline: float) -> Plan:
+def plan(trainer: Trainer, deadline: float, scoring: float = 0.0) -> Plan:
     """Measure some steps and a validation, and fit the recipe to the time until the deadline.
 
-    The steps are taken back: afterwards the trainer is as new. ``deadline`` is a time of ``time.monotonic()``.
+    The steps are taken back: afterwards the trainer is as new. ``deadline`` is a time of ``time.monotonic()``,
+    ``scoring`` the seconds for scores after training, besides those of the test data.
     """
     left = deadline - time.monotonic()
     seconds_per_step, tokens_per_step = measure_steps(trainer, limit=min(60.0, 0.04 * left))
@@ -170,7 +171,7 @@ def plan(trainer: Trainer, deadline: float) -> Plan:
         VALIDATION_SHARE * left, speed
     )
     trainer.validation_seconds = validation
-    reserve = 3 + 2.5 * validation + min(TEST_SHARE * left, trainer.test_seconds())
+    reserve = 3 + 2.5 * validation + min(TEST_SHARE * left, trainer.test_seconds()) + scoring
     available = max(0.0, SAFETY * left - reserve)
     recipe, shortened = fit_recipe(trainer.recipe, available, seconds_per_step, validation)
     training = recipe.training
@@ -204,6 +205,8 @@ def fit_recipe(
     count = min(count, MAX_VALIDATIONS, longest) if validation else min(count, MAX_VALIDATIONS)
     if training.steps * seconds_per_step + count * validation <= available:
         every = max(training.validate_every, math.ceil(validation / seconds_per_step))
+        if training.steps // every > count:  # these many would take too long
+            every = math.ceil(training.steps / count)
         return _with_training(recipe, validate_every=min(every, training.steps)), False
     # At most a tenth of the time is for validations.
     count = max(1, min(count, int(0.1 * available / max(validation, 1e-9))))
@@ -235,7 +238,10 @@ def shorten(trainer: Trainer, deadline: float, seconds_per_step: float) -> Recip
     if needed <= left * (1 + TOLERANCE) or done >= training.steps:
         return None
     steps = done + max(1, int((training.steps - done) * max(0.0, left) / needed))
-    return _with_training(trainer.recipe, steps=steps) if steps < training.steps else None
+    if steps >= training.steps:
+        return None
+    warmup = min(training.warmup, max(1, steps // 2))  # the learning rate must reach its peak
+    return _with_training(trainer.recipe, steps=steps, warmup=warmup)
 
 
 def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
@@ -248,6 +254,7 @@ def measure_steps(trainer: Trainer, limit: float) -> tuple[float, float]:
 
     The first steps are not counted: they allocate memory, and on a GPU they compile and capture the step.
     """
+    limit = trainer.group.broadcast(limit)
     with trainer.rehearsal() as run_step:
 
         def timed(steps: int) -> tuple[float, int]:

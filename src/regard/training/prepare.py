@@ -186,14 +186,19 @@ def sampled_files(run: RunDir, recipe: Recipe) -> list[Path]:
     return [run.data / f"train-{number:03d}.arrow" for number in numbers]
 
 
+def valid_cleaning(recipe: Recipe) -> CleaningConfig | None:
+    """The cleaning rules for validation pairs: those for training pairs, but duplicates stay; None with labels."""
+    if recipe.has_labels or recipe.text_only:
+        return None
+    return recipe.data.clean.model_copy(update={"keep_duplicates": True})
+
+
 def _write_valid(
     run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
 ) -> CleaningCounts:
     """Write the validation data; pairs are cleaned by the rules for training data, but duplicates stay."""
     rows, skipped = TASKS[recipe.task].encoder(recipe).rows, Skipped()
-    pairs = valid_pairs(recipe.data, skipped)
-    has_pairs = not (recipe.has_labels or recipe.text_only)
-    clean = recipe.data.clean.model_copy(update={"keep_duplicates": True}) if has_pairs else None
+    pairs, clean = valid_pairs(recipe.data, skipped), valid_cleaning(recipe)
     valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, clean, rows)
     for line in skipped.messages():
         reporter.message(line)

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.corpus import fingerprint, read_pairs, valid_pairs
+from regard.data.corpus import fingerprint, read_pairs
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
@@ -30,7 +30,7 @@ from regard.tasks.hallucinations import OutputStatistics
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import ProcessGroup, process_group
 from regard.training.fine_tuning import check_initial_run, recipe_differences
-from regard.training.forgetting import score_after, score_before
+from regard.training.forgetting import score_after, score_before, scoring_seconds
 from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, plan
 from regard.training.prepare import check_files, open_prepared, prepare
@@ -40,7 +40,6 @@ from regard.training.trainer import (
     NonFiniteError,
     StopReason,
     Trainer,
-    evenly_spaced,
     finished,
     is_out_of_memory,
     perplexity,
@@ -73,14 +72,17 @@ def train(
     time; a resumed run keeps its plan.
     tune_decoding: choose the length penalty on the validation pairs after training.
     """
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    start = time.monotonic()
     check_files(recipe)  # before the folder is created
     run = RunDir(out)
     if minutes is not None:
         recipe = keep_plan(run, recipe)
-    options = FinishOptions(deadline, tune_decoding)
     check_initial_run(run, recipe)
     with process_group(recipe.training.device) as group:
+        # Each process has chosen an automatic recipe for the speed that it measured.
+        recipe, minutes = group.broadcast((recipe, minutes))
+        deadline = None if minutes is None else start + 60 * minutes
+        options = FinishOptions(deadline, tune_decoding)
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
             if group.is_main:
@@ -148,11 +150,12 @@ def _train(
 
 def _make_plan(trainer: Trainer, reporter: ProgressReporter, deadline: float) -> None:
     """Fit the training to the time, and say what was chosen."""
-    fitted = trainer.group.broadcast(plan(trainer, deadline))
+    scoring = scoring_seconds(trainer.run, trainer.recipe)
+    fitted = trainer.group.broadcast(plan(trainer, deadline, scoring))
     trainer.apply(fitted.recipe)
     pairs, training = len(trainer.prepared.train), fitted.recipe.training
     reporter.message(f"Plan: {fitted.describe(pairs)}")
-    epochs = training.steps * fitted.tokens_per_step / max(1, trainer.train_tokens)
+    epochs = training.steps * fitted.tokens_per_step / trainer.count_labels(trainer.prepared.train)
     if fitted.shortened:
         reporter.message(
             f"      {epochs:.1f} epochs; the recipe's {fitted.requested_steps:,} steps would take "
@@ -286,12 +289,16 @@ PLANNED_KEYS = (
 
 
 def resumable_recipe(
-    out: Path, files: DataFiles, root: str, changes: Sequence[str]
+    out: Path,
+    files: DataFiles,
+    root: str,
+    changes: Sequence[str],
+    languages: tuple[str, str] | None = None,
 ) -> Recipe | None:
     """The recipe of a run that was begun with an automatic recipe for the same files; None if there is none.
 
-    ``changes`` are settings of the user, which must agree with it. The recipe is not chosen again, because the choice
-    depends on the speed of the machine at that moment.
+    ``changes`` are settings of the user, which must agree with it, and so must ``languages``, if they are given. The
+    recipe is not chosen again, because the choice depends on the speed of the machine at that moment.
     """
     run = RunDir(out)
     if not checkpoint_files(run.checkpoints):
@@ -302,6 +309,14 @@ def resumable_recipe(
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
         raise RegardError(f"{run}: contains a run of other data; choose another --out")
+    if languages is not None and languages != recipe.data.languages:
+        raise RegardError(
+            f"{run}: contains a run of other languages than {','.join(languages)}; choose another --out"
+        )
+    if not any(change.startswith("training.steps=") for change in changes):
+        # The run has a plan, which may have changed what the user has set.
+        planned = tuple(f"training.{key}=" for key in PLANNED_KEYS)
+        changes = [change for change in changes if not change.startswith(planned)]
     return make_recipe(recipe.model_dump(), str(run.recipe_file), changes)
 
 
@@ -514,8 +529,8 @@ def _calibrate(
     """Sections of the card of a translation model: its confidence, and what its references look like."""
     if not isinstance(trainer.model, Translator):
         return {}
-    valid, data = trainer.prepared.valid, trainer.recipe.data
-    pairs = evenly_spaced(valid_pairs(data), len(valid), MAX_SENTENCES)
+    valid = trainer.prepared.valid
+    pairs = trainer.validation_pairs(MAX_SENTENCES)
     lengths = zip(valid.source_lengths.tolist(), valid.target_lengths.tolist(), strict=True)
     card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
     if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation

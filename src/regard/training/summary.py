@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from regard.data.pairs import Pair
-from regard.metrics import MetricResult, score
+from regard.metrics import MetricResult
 from regard.tasks import Translator
 from regard.training.progress import ProgressReporter, shorten_text
 
@@ -61,24 +61,8 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     if not isinstance(model, Translator) or not pairs or not _in_time(trainer, deadline, 1):
         return Summary(0, [], [])
     translations = model.predict_pairs(pairs)
-    results = _scores(trainer, pairs, translations)
+    results = model.score_outputs(translations, pairs)
     return Summary(len(pairs), results, choose_examples(pairs, translations))
-
-
-def _scores(
-    trainer: Trainer, pairs: list[Pair], translations: list[str], quick: bool = False
-) -> list[MetricResult]:
-    """The scores of translations with intervals; quick: the first metric alone, without one."""
-    references, sources = [pair.target for pair in pairs], [pair.source for pair in pairs]
-    evaluation = trainer.recipe.evaluation
-    return score(
-        evaluation.metrics[:1] if quick else evaluation.metrics,
-        translations,
-        references,
-        sources,
-        tokenize=evaluation.tokenize,
-        intervals=not quick,
-    )
 
 
 def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]:
@@ -112,13 +96,15 @@ def tune_length_penalty(
     model, pairs = trainer.model, trainer.examples[:MAX_TUNING_PAIRS]
     if not isinstance(model, Translator) or not pairs:
         return
+    if model.non_autoregressive or trainer.recipe.decoding.is_sampling:
+        return  # they have no length penalty
     current = trainer.recipe.decoding.length_penalty
     scores: dict[float, float] = {}
     for penalty in sorted({current, *LENGTH_PENALTIES}, key=lambda value: value != current):
         if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples)):
             break
         model.set_decoding(length_penalty=penalty)
-        (result,) = _scores(trainer, pairs, model.predict_pairs(pairs), quick=True)
+        (result,) = model.score_outputs(model.predict_pairs(pairs), pairs, quick=True)
         scores[penalty] = result.value if result.higher_is_better else -result.value
     best = max(scores, key=lambda penalty: scores[penalty]) if scores else current
     model.set_decoding(length_penalty=best)

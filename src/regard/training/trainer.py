@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -56,7 +57,7 @@ from regard.training.distributed import ProcessGroup
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import shorten
-from regard.training.prepare import PreparedData
+from regard.training.prepare import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
@@ -140,8 +141,6 @@ class Trainer:
         """the weights in the run's model.safetensors; None if there are none yet"""
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
-        self.max_validation_pairs: int | None = None
-        """the validation loss is computed on this many pairs; None: all"""
         self.announced_steps = self.training.steps
         """the number of steps that the user was last told"""
         special_tokens = prepared.tokenizer.source.num_special_tokens
@@ -162,20 +161,18 @@ class Trainer:
         self.model = task.model(
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
-        cleaned = not (recipe.has_labels or recipe.text_only)
-        read = prepared.metadata["valid"]["read"] if cleaned else len(prepared.valid)
-        chosen = evenly_spaced(valid_pairs(recipe.data), read, self.training.validate_sentences)
-        self.examples = [pair for pair in chosen if self._passes_cleaning(pair)]
+        self.examples = self.validation_pairs(self.training.validate_sentences)
         """the validation pairs that are translated and scored"""
 
-    def _passes_cleaning(self, pair: Pair) -> bool:
-        """Whether a validation pair is one of those that the loss is computed on: not blank, and not too long."""
-        tokenizer, clean = self.prepared.tokenizer, self.recipe.data.clean
-        if self.recipe.has_labels or self.recipe.text_only:
-            return True
-        sides = (tokenizer.source, pair.source), (tokenizer.target, pair.target)
-        lengths = [len(side.encode([text])[0]) for side, text in sides]
-        return clean.truncate or (min(lengths) > 0 and max(lengths) <= clean.max_tokens)
+    def validation_pairs(self, most: int) -> list[Pair]:
+        """Validation pairs, evenly spaced: at most this many, less those that cleaning drops."""
+        prepared, clean = self.prepared, valid_cleaning(self.recipe)
+        read = len(prepared.valid) if clean is None else prepared.metadata["valid"]["read"]
+        chosen = evenly_spaced(valid_pairs(self.recipe.data), read, most)
+        if clean is None:
+            return chosen
+        rows = self.encoder.rows
+        return [pair for pair in chosen if any(rows([pair], prepared.tokenizer, clean, Counter()))]
 
     # -----------------------------------------------------------------------------------------
     # The training loop
@@ -294,15 +291,11 @@ class Trainer:
         if self.group.device.type == "cuda":
             torch.cuda.synchronize(self.group.device)
 
-    @property
-    def validation_tokens(self) -> int:
-        """Target tokens of all validation pairs."""
-        return int(self.prepared.valid.target_lengths.sum())
-
-    @property
-    def train_tokens(self) -> int:
-        """Target tokens of one epoch."""
-        return int(self.prepared.train.target_lengths.sum())
+    def count_labels(self, dataset: TokenDataset) -> int:
+        """The labels of a whole dataset, counted as those of a step: target tokens, tags, or masked tokens."""
+        rows = np.arange(len(dataset))
+        chunks = np.array_split(rows, 1 + len(rows) // 10_000)
+        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks if len(chunk))
 
     def limit_examples(self, seconds: float, minimum: int) -> None:
         """Translate fewer validation pairs if they would take longer than this; none, if fewer than ``minimum``."""
@@ -323,9 +316,11 @@ class Trainer:
 
     def limit_validation_pairs(self, seconds: float, tokens_per_second: float) -> float:
         """Compute the validation loss on fewer pairs if it would take longer; returns the time it takes."""
-        each = self.validation_tokens / max(1, len(self.prepared.valid)) / tokens_per_second
-        self.max_validation_pairs = max(2, int(seconds / each))
-        return each * min(self.max_validation_pairs, len(self.prepared.valid))
+        valid = self.prepared.valid
+        each = self.count_labels(valid) / len(valid) / tokens_per_second
+        count = max(2, int(seconds / each))
+        self.state.max_validation_pairs = count if count < len(valid) else None
+        return each * min(count, len(valid))
 
     def test_seconds(self) -> float:
         """Estimated time to score the test data: beam search takes about beam times as long as greedy search."""
@@ -504,7 +499,7 @@ class Trainer:
     def _validation_loss(self) -> float:
         dataset = self.prepared.valid
         count = len(dataset)
-        limit = min(count, self.max_validation_pairs or count)
+        limit = min(count, self.state.max_validation_pairs or count)
         chosen = np.arange(limit) * count // max(1, limit)  # evenly spaced: files are often sorted
         lengths = dataset.source_lengths[chosen], dataset.target_lengths[chosen]
         total, tokens = 0.0, 0

@@ -10,7 +10,7 @@ import pytest
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
+from regard.recipe import DataFiles, Recipe, TokenizerConfig, TrainingConfig, make_recipe
 from regard.training import autoconfig as module
 from regard.training.autoconfig import MIN_PAIRS, autoconfigure
 from regard.training.planner import DeviceSpeed
@@ -318,6 +318,19 @@ def test_overrides_take_precedence(tmp_path: Path) -> None:
     assert recipe.training.steps == 7
     assert recipe.training.warmup == 1
     assert (recipe.model.d_model, recipe.model.encoder_layers) == (256, 6)
+
+
+def test_validation_data_of_the_user_replace_held_out_pairs(tmp_path: Path) -> None:
+    recipe, reasons = configure(write(tmp_path, prose(60)), ["data.valid.pairs=valid.tsv"])
+    assert recipe.data.valid == DataFiles(pairs=("valid.tsv",))
+    assert "validation: data.valid" in reasons
+
+
+def test_sampling_and_another_schedule_can_be_set(tmp_path: Path) -> None:
+    root = write(tmp_path, prose(60))
+    recipe, _ = configure(root, ["decoding.temperature=0.5", "training.schedule=noam"])
+    assert recipe.decoding.is_sampling
+    assert recipe.training.learning_rate == TrainingConfig(schedule="noam").learning_rate
 
 
 def test_bleu_of_scripts_without_spaces_is_computed_on_characters(tmp_path: Path) -> None:

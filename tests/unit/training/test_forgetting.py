@@ -12,7 +12,7 @@ from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir, describe_fine_tuning
 from regard.tasks import Model
 from regard.training import forgetting
-from regard.training.forgetting import BEFORE, score_after, score_before
+from regard.training.forgetting import BEFORE, score_after, score_before, scoring_seconds
 from regard.training.progress import ProgressReporter
 
 
@@ -63,6 +63,18 @@ def test_old_data_that_are_gone_are_reported_and_new_data_are_scored(
     late = time.monotonic() - 1
     assert score_after(run, recipe, model, reporter, late) is None
     assert reporter.texts[-1] == "No time left to measure forgetting"
+
+
+def test_a_text_that_is_too_long_does_not_end_the_training(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    recipe, run = recipe_for(finished_run, tmp_path), RunDir(tmp_path / "run")
+    (tmp_path / "new.tsv").write_text("ein " * 5_000 + "\ta dog\n")
+    run.data.mkdir(parents=True)
+    reporter = Messages(run)
+    score_before(run, recipe, reporter, None)
+    assert "Forgetting is not measured on new data: text 1 has" in reporter.texts[1]
+    assert scoring_seconds(run, recipe) == 0
 
 
 def test_a_time_limit_reduces_the_number_of_scored_pairs(finished_run: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,14 @@ def test_a_validation_never_takes_longer_than_the_training_between_two() -> None
     assert fitted.training.validate_every * 0.1 >= 4.0
 
 
+def test_a_recipe_with_too_many_validations_gets_fewer_of_them() -> None:
+    recipe = recipe_with(validate_every=10)
+    fitted, shortened = fit_recipe(recipe, available=115, seconds_per_step=0.1, validation=0.5)
+    training = fitted.training
+    assert (shortened, training.steps) == (False, 1_000)
+    assert training.steps * 0.1 + training.steps // training.validate_every * 0.5 <= 115
+
+
 def test_durations_are_readable() -> None:
     assert [duration(seconds) for seconds in (44.2, 1_080, 13_200)] == [
         "45 s",
@@ -94,15 +103,22 @@ def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
     assert measured.tiny > 10
 
 
+WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
+LINES = [" ".join([*WORDS[i % 7 : i % 7 + 1 + i % 3], WORDS[i % 5]]) for i in range(200)]
+
+
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
     """A small training that has not begun."""
-    words = ["a", "b", "c", "d", "e", "f", "g", "h"]
-    lines = [" ".join([*words[i % 7 : i % 7 + 1 + i % 3], words[i % 5]]) for i in range(200)]
-    (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in LINES))
+    yield from new_trainer(tmp_path, "translation", {"pairs": "x.tsv"})
+
+
+def new_trainer(tmp_path: Path, task: str, files: dict[str, str]) -> Iterator[Trainer]:
     recipe = make_recipe(
         {
-            "data": {"root": str(tmp_path), "train": {"pairs": "x.tsv"}, "hold_out": 0.2},
+            "task": task,
+            "data": {"root": str(tmp_path), "train": files, "hold_out": 0.2},
             "tokenizer": {"kind": "word"},
             "model": {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16},
             "training": {"steps": 100_000, "warmup": 100, "tokens_per_batch": 60, "device": "cpu"}
@@ -164,3 +180,47 @@ def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> Non
     shorter = shorten(trainer, deadline, seconds_per_step=0.25)
     assert shorter is not None
     assert 590 <= shorter.training.steps <= 600
+
+
+@pytest.mark.parametrize("task", ["masked_lm", "language_model"])
+def test_tasks_without_targets_are_planned(tmp_path: Path, task: str) -> None:
+    (tmp_path / "x.txt").write_text("".join(f"{line} {n}\n" for n, line in enumerate(LINES)))
+    for trainer in new_trainer(tmp_path, task, {"text": "x.txt"}):
+        assert trainer.count_labels(trainer.prepared.train) > 100
+        assert plan(trainer, time.monotonic() + 20).shortened
+
+
+def test_a_plan_that_is_shortened_during_warmup_gives_a_valid_recipe(trainer: Trainer) -> None:
+    trainer.state.step = 10
+    shorter = shorten(trainer, time.monotonic() + 10, seconds_per_step=0.5)
+    assert shorter is not None
+    assert shorter.training.steps < 100
+    assert make_recipe(shorter.model_dump(), "the shorter recipe") == shorter
+
+
+def test_the_loss_is_computed_on_the_same_validation_pairs_after_resuming(trainer: Trainer) -> None:
+    trainer.limit_validation_pairs(seconds=1.0, tokens_per_second=20.0)
+    trainer.step([next(trainer.batches())])
+    trainer.save()
+    loss = trainer.validate().loss
+    resumed = Trainer(trainer.run, trainer.recipe, trainer.prepared, trainer.group)
+    assert resumed.validate().loss != loss
+    resumed.load()
+    assert resumed.validate().loss == loss
+
+
+class OtherProcess(ProcessGroup):
+    """One of several processes; the main one has no time to measure more than one step."""
+
+    def broadcast(self, value: Any) -> Any:
+        return 0.0
+
+
+def test_all_processes_measure_as_many_steps_as_the_main_one(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.group = OtherProcess(0, 1, torch.device("cpu"))
+    batch = next(trainer.batches())
+    monkeypatch.setattr(trainer, "batches", lambda: iter([batch]))  # enough for one step
+    _, tokens = measure_steps(trainer, limit=60.0)
+    assert tokens == batch.tokens
