@@ -62,6 +62,8 @@ from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
 PREFETCHED_BATCHES = 8
+MEASURED_SHARE = 0.03
+"""A plan is changed only after steps have been measured for this share of the time left."""
 
 
 class NonFiniteError(Exception):
@@ -211,7 +213,7 @@ class Trainer:
                 if stop is not StopReason.NONE:
                     return stop
                 if logging and deadline is not None:
-                    self._keep_to_time(reporter, deadline, meter.seconds_per_step)
+                    self._keep_to_time(reporter, deadline, meter)
                     training = self.training
 
     def validation_is_due(self) -> bool:
@@ -239,11 +241,12 @@ class Trainer:
         if self.group.is_main:
             self.run.write_recipe(recipe)
 
-    def _keep_to_time(
-        self, reporter: ProgressReporter, deadline: float, seconds_per_step: float
-    ) -> None:
+    def _keep_to_time(self, reporter: ProgressReporter, deadline: float, meter: Meter) -> None:
         """Reduce the number of steps if the machine has become slower than planned."""
-        recipe = self.group.broadcast(shorten(self, deadline, seconds_per_step))
+        recipe = None
+        if meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic()):
+            recipe = shorten(self, deadline, meter.seconds_per_step)
+        recipe = self.group.broadcast(recipe)
         if recipe is None:
             return
         self.apply(recipe)
@@ -711,8 +714,14 @@ class Meter:
         self.trainer, self.reporter = trainer, reporter
         self.total_loss, self.steps = torch.zeros((), device=trainer.group.device), 0
         self.tokens, self.start = trainer.state.tokens, time.monotonic()
-        self.seconds_per_step = 0.0
-        """between the last two log lines"""
+        self.logged = False
+        self.measured_steps, self.measured_seconds = 0, 0.0
+        """since the first log line: the steps before it are slower, above all if a GPU compiles"""
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The mean, so that a short delay changes little."""
+        return self.measured_seconds / max(1, self.measured_steps)
 
     def update(self, loss: Tensor) -> None:
         """Add the loss of one step."""
@@ -725,7 +734,10 @@ class Meter:
         loss = self.trainer.group.mean(self.total_loss) / self.steps
         seconds = time.monotonic() - self.start
         state.seconds += seconds
-        self.seconds_per_step = seconds / self.steps
+        if self.logged:
+            self.measured_steps += self.steps
+            self.measured_seconds += seconds
+        self.logged = True
         if not math.isfinite(loss):
             raise NonFiniteError
         values = {

@@ -23,7 +23,7 @@ from regard.training.planner import (
 )
 from regard.training.prepare import open_prepared, prepare
 from regard.training.progress import ProgressReporter
-from regard.training.trainer import Trainer
+from regard.training.trainer import Meter, Trainer
 
 
 def recipe_with(**training: object) -> Recipe:
@@ -224,3 +224,14 @@ def test_all_processes_measure_as_many_steps_as_the_main_one(
     monkeypatch.setattr(trainer, "batches", lambda: iter([batch]))  # enough for one step
     _, tokens = measure_steps(trainer, limit=60.0)
     assert tokens == batch.tokens
+
+
+def test_the_first_steps_and_a_short_delay_do_not_shorten_a_plan(trainer: Trainer) -> None:
+    trainer.state.step = 1
+    meter = Meter(trainer, ProgressReporter(trainer.run, enabled=False))
+    for seconds in (100.0, *[1.0] * 20, 3.0):
+        for _ in range(10):
+            meter.update(torch.ones(()))
+        meter.start -= seconds
+        meter.log()
+    assert meter.seconds_per_step == pytest.approx(23 / 210, rel=0.1)
