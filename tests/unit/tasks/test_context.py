@@ -71,7 +71,11 @@ def test_a_model_reads_the_last_sentences(
         model.translate(["It is tired."], context=[[], []])
     options: dict[str, object] = {}
     monkeypatch.setattr(model, "translate", lambda texts, **given: options.update(given))
-    model.predict_pairs([ContextPair.with_context(Pair("b", "B"), ("a",))])
+    pairs = [ContextPair.with_context(Pair("b", "B"), ("a",))]
+    model.predict_pairs(pairs)
+    assert options.pop("context") == [("a",)]
+    monkeypatch.setattr(model, "generate", lambda texts, **given: options.update(given) or [])
+    assert model.calibrate(pairs) is None
     assert options["context"] == [("a",)]
 
 

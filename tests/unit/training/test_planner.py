@@ -235,3 +235,13 @@ def test_the_first_steps_and_a_short_delay_do_not_shorten_a_plan(trainer: Traine
         meter.start -= seconds
         meter.log()
     assert meter.seconds_per_step == pytest.approx(23 / 210, rel=0.1)
+
+
+def test_examples_are_cleaned_as_the_pairs_of_the_loss(tmp_path: Path) -> None:
+    equal = [f"{line} {n}\t{line} {n}" for n, line in enumerate(LINES)]
+    unequal = [f"{n}\t{' '.join(WORDS * 2)} {n}" for n in range(100)]  # data.clean.max_ratio
+    blank = [f"{line}\t " for line in LINES]
+    (tmp_path / "x.tsv").write_text("\n".join([*unequal, *blank, *equal, ""]))
+    for trainer in new_trainer(tmp_path, "translation", {"pairs": "x.tsv"}):
+        assert len(trainer.validation_pairs(1_000)) == len(trainer.prepared.valid) > 20
+        assert trainer.examples == trainer.validation_pairs(trainer.training.validate_sentences)
