@@ -19,7 +19,7 @@ TARGET_NAMES = frozenset(_TARGET_NAMES.split())
 _OTHER_NAMES = """
 id idx index # nr line line_id line_number number key guid doc doc_id document segment_id sentence_id score similarity
 quality domain corpus dataset url licence license attribution date notes note comment comments context split
-source_lang src_lang source_language target_lang tgt_lang target_language direction
+reason rank source_lang src_lang source_language target_lang tgt_lang target_language direction
 """
 OTHER_NAMES = frozenset(_OTHER_NAMES.split())
 """names of columns that are neither"""
