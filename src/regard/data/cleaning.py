@@ -1,4 +1,8 @@
-"""Cleaning: which training pairs are dropped, why, and the token ids of the others."""
+"""Cleaning: which training pairs are dropped, why, and the token ids of the others.
+
+Training applies four of the rules of ``quality.py``: empty sides, exact duplicates, length and length ratio. Lengths are
+in tokens. ``regard data clean`` applies all rules, before training.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import NamedTuple
 
 from regard.data.dependency_trees import TokenTree
 from regard.data.pairs import Pair, tags_of
+from regard.data.quality import exceeds_length, exceeds_ratio, is_empty
 from regard.data.tokenizer import Tokenizer
 from regard.recipe import CleaningConfig
 
@@ -110,7 +115,7 @@ def _passes_text_rules(
     pair: Pair, tokenizer: Tokenizer, clean: CleaningConfig, hashes: set[int], counts: Counter[str]
 ) -> bool:
     """The rules that need only the text and are checked before tokenizing: no blank side, no duplicates."""
-    if not pair.source.strip() or not pair.target.strip():
+    if is_empty(pair):
         counts["empty"] += 1
         return False
     if clean.keep_duplicates:
@@ -129,11 +134,11 @@ def _passes_text_rules(
 
 def _passes_length_rules(ids: EncodedPair, clean: CleaningConfig, counts: Counter[str]) -> bool:
     """The rules that need the number of tokens: maximum length and length ratio."""
-    shorter, longer = sorted((len(ids.source), len(ids.target)))
-    if longer > clean.max_tokens:
+    lengths = len(ids.source), len(ids.target)
+    if exceeds_length(*lengths, clean.max_tokens):
         counts["too_long"] += 1
         return False
-    if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
+    if clean.max_ratio is not None and exceeds_ratio(*lengths, clean.max_ratio):
         counts["ratio"] += 1
         return False
     return True

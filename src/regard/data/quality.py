@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,8 @@ from regard.data.text_batch import (
 )
 from regard.errors import RegardError
 from regard.recipe import Registry
+
+Length = TypeVar("Length", int, Ints)
 
 BATCH = 8_192
 """pairs that are checked at a time"""
@@ -189,18 +191,30 @@ QUALITY_RULES: Registry[type[Rule]] = Registry("data clean --set")
 @QUALITY_RULES.register("empty")
 @dataclass
 class EmptySide(Rule):
-    """one side has no letters and no digits"""
+    """one side is empty"""
 
     advice = "drop them; many in one place suggest that lines are missing there"
 
     def find(self, batch: PairBatch) -> Mask:
-        sides = (batch.source, batch.target)
-        return np.logical_or(*(side.letters + side.digits == 0 for side in sides))
+        return np.fromiter(map(is_empty, batch.pairs), np.bool_, len(batch))
 
 
 def is_empty(pair: Pair) -> bool:
     """Whether one side of a pair is blank."""
     return not pair.source.strip() or not pair.target.strip()
+
+
+@QUALITY_RULES.register("no_text")
+@dataclass
+class NoText(Rule):
+    """one side has no letters and no digits"""
+
+    advice = "drop them"
+
+    def find(self, batch: PairBatch) -> Mask:
+        sides = (batch.source, batch.target)
+        without = np.logical_or(*(side.letters + side.digits == 0 for side in sides))
+        return np.asarray(without & ~batch.rejected)
 
 
 # UTF-8 that was decoded as Latin-1 or Windows-1252: a character for the first byte and one for each of the others.
@@ -293,12 +307,13 @@ class TooLong(Rule):
     """Chinese, Japanese and Korean characters count as three"""
 
     def find(self, batch: PairBatch) -> Mask:
-        return exceeds_length(batch.source.widths, batch.target.widths, self.max_characters)
+        widths = batch.source.widths, batch.target.widths
+        return np.asarray(exceeds_length(*widths, self.max_characters))
 
 
-def exceeds_length(source: Ints, target: Ints, maximum: float) -> Mask:
-    """Whether one side is longer than ``maximum``."""
-    return np.maximum(source, target) > maximum
+def exceeds_length(source: Length, target: Length, maximum: float) -> Any:
+    """Whether one side is longer than ``maximum``, for numbers or for arrays."""
+    return (source > maximum) | (target > maximum)
 
 
 @QUALITY_RULES.register("ratio")
@@ -322,9 +337,9 @@ class LengthRatio(Rule):
         return f"{source} and {target} characters"
 
 
-def exceeds_ratio(source: Ints, target: Ints, maximum: float) -> Mask:
-    """Whether one side is more than ``maximum`` times as long as the other."""
-    return np.maximum(source, target) > maximum * np.minimum(source, target)
+def exceeds_ratio(source: Length, target: Length, maximum: float) -> Any:
+    """Whether one side is more than ``maximum`` times as long as the other, for numbers or for arrays."""
+    return (source > maximum * target) | (target > maximum * source)
 
 
 @QUALITY_RULES.register("copy")
