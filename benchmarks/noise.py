@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,9 @@ import numpy as np
 from regard.data.cleaning import encode_pairs
 from regard.data.formats import INPUT_FORMATS
 from regard.data.language_identification import is_installed
+from regard.data.pair_batch import batches
 from regard.data.pairs import Pair
-from regard.data.quality import RuleSet, batches, exceeds_ratio, make_rules, survey
+from regard.data.quality import RuleSet, exceeds_ratio, make_rules, survey
 from regard.data.text_batch import TextBatch
 from regard.data.tokenizer import Tokenizer
 from regard.recipe import TokenizerConfig, load_recipe
@@ -97,7 +98,10 @@ def mojibake(pair: Pair, draw: random.Random) -> Pair | None:
     content = pair.target.encode()
     damaged = draw.choice(
         [
-            "".join(chr(byte) if 0x80 <= byte < 0xA0 else bytes([byte]).decode("latin-1") for byte in content),
+            "".join(
+                chr(byte) if 0x80 <= byte < 0xA0 else bytes([byte]).decode("latin-1")
+                for byte in content
+            ),
             content.decode("cp1252", "replace"),
             "".join(one if one.isascii() else "\ufffd" for one in pair.target),
         ]
@@ -108,9 +112,9 @@ def mojibake(pair: Pair, draw: random.Random) -> Pair | None:
 def html(pair: Pair, draw: random.Random) -> Pair:
     words = pair.target.split()
     word = draw.randrange(len(words))
-    words[word] = draw.choice(["<b>{}</b>", "{}<br/>", "&quot;{}&quot;", "{}&nbsp;", '<a href="x">{}</a>']).format(
-        words[word]
-    )
+    words[word] = draw.choice(
+        ["<b>{}</b>", "{}<br/>", "&quot;{}&quot;", "{}&nbsp;", '<a href="x">{}</a>']
+    ).format(words[word])
     return Pair(pair.source, " ".join(words))
 
 
@@ -127,7 +131,12 @@ def duplicate(pair: Pair, draw: random.Random) -> Pair:
 def near_duplicate(pair: Pair, draw: random.Random) -> Pair:
     source, target = pair
     change: Callable[[str], str] = draw.choice(
-        [str.upper, str.lower, lambda text: text.rstrip(".!?") + " !", lambda text: text.replace(" ", "  ", 1)]
+        [
+            str.upper,
+            str.lower,
+            lambda text: text.rstrip(".!?") + " !",
+            lambda text: text.replace(" ", "  ", 1),
+        ]
     )
     changed = Pair(change(source), change(target))
     return changed if changed != pair else Pair(f"{source} …", f"{target} …")
@@ -168,7 +177,9 @@ OTHER_KINDS = ("language", "misaligned")
 THIRTEENTH = "unrelated"
 
 
-def noisy_corpus(pairs: Sequence[Pair], others: Sequence[str], noise: float = NOISE) -> list[Labelled]:
+def noisy_corpus(
+    pairs: Sequence[Pair], others: Sequence[str], noise: float = NOISE
+) -> list[Labelled]:
     """The pairs with noise planted among them; all of the twelve kinds are equally frequent."""
     draw = random.Random(3)
     count = round(len(pairs) * noise / (1 - noise) / 13)
@@ -184,7 +195,9 @@ def noisy_corpus(pairs: Sequence[Pair], others: Sequence[str], noise: float = NO
             if pair is not None:
                 planted.append(Labelled(pair, kind))
                 made += 1
-    planted += [Labelled(Pair(fresh.pop().source, draw.choice(others)), "language") for _ in range(count)]
+    planted += [
+        Labelled(Pair(fresh.pop().source, draw.choice(others)), "language") for _ in range(count)
+    ]
     targets = [fresh.pop().target for _ in range(count)]
     planted += [Labelled(Pair(fresh.pop().source, target), THIRTEENTH) for target in targets]
     corpus = [Labelled(pair, CLEAN) for pair in clean] + planted
@@ -215,7 +228,7 @@ def add_stretches(
         size = min(count, draw.randint(20, 200))
         block = [fresh.pop() for _ in range(size + 1)]
         stretches.append(
-            [Labelled(Pair(one.source, two.target), "misaligned") for one, two in zip(block, block[1:], strict=False)]
+            [Labelled(Pair(one.source, two.target), "misaligned") for one, two in pairwise(block)]
         )
         count -= size
     for stretch in stretches:
@@ -262,8 +275,12 @@ def measure(corpus: str) -> dict[str, Any]:
     return {
         "pairs": len(pairs),
         "noise": round(1 - total[CLEAN] / len(pairs), 4),
-        "found": round(sum(found[kind] for kind in twelve) / sum(total[kind] for kind in twelve), 4),
-        "found_by_kind": {kind: round(found[kind] / total[kind], 4) for kind in [*twelve, THIRTEENTH]},
+        "found": round(
+            sum(found[kind] for kind in twelve) / sum(total[kind] for kind in twelve), 4
+        ),
+        "found_by_kind": {
+            kind: round(found[kind] / total[kind], 4) for kind in [*twelve, THIRTEENTH]
+        },
         "clean_lost": round(found[CLEAN] / total[CLEAN], 5),
         "clean_lost_by_rule": {rule: round(n / total[CLEAN], 5) for rule, n in lost.most_common()},
         "language_identification": is_installed(),
@@ -281,7 +298,10 @@ def speed(corpus: str, repeats: int = 3) -> dict[str, float]:
                 start = time.process_time()
                 count = run_rules(path, skip)
                 speeds[name].append(count / (time.process_time() - start))
-    return {f"{name}_language_identification": round(statistics.median(all_)) for name, all_ in speeds.items()}
+    return {
+        f"{name}_language_identification": round(statistics.median(all_))
+        for name, all_ in speeds.items()
+    }
 
 
 def run_rules(path: Path, skip: Sequence[str]) -> int:
@@ -365,7 +385,11 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
         for seed in arguments.seeds:
             changes = [
                 *(f"data.root={DATA}", "data.train.source=null", "data.train.target=null"),
-                *(f"data.train.pairs={path}", f"training.seed={seed}", f"training.device={arguments.device}"),
+                *(
+                    f"data.train.pairs={path}",
+                    f"training.seed={seed}",
+                    f"training.device={arguments.device}",
+                ),
                 *("evaluation.metrics=[bleu]", *arguments.set),
             ]
             recipe = load_recipe(arguments.recipe, changes)
@@ -400,7 +424,9 @@ def save(**parts: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("measure")
     commands.add_parser("ratios")
@@ -411,7 +437,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     training.add_argument("--device", default="auto")
     training.add_argument("--recipe", default="multi30k-transformer")
     training.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    training.add_argument("--pairs", type=int, default=None, help="only the first pairs, for a test")
+    training.add_argument(
+        "--pairs", type=int, default=None, help="only the first pairs, for a test"
+    )
     training.add_argument("--runs", type=Path, default=Path("runs/noise"))
     training.add_argument("--set", action="append", default=[], help="changes of the recipe")
     training.add_argument("--no-save", action="store_true", help="print the result only")
@@ -422,7 +450,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.command == "ratios":
         save(ratios=ratios())
     elif given.command == "write":
-        lines = (f"{kind or 'clean'}\t{pair.source}\t{pair.target}\n" for pair, kind in planted(given.corpus))
+        lines = (
+            f"{kind or 'clean'}\t{pair.source}\t{pair.target}\n"
+            for pair, kind in planted(given.corpus)
+        )
         given.path.write_text("".join(lines), encoding="utf-8", newline="")
         return
     else:

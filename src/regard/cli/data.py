@@ -82,7 +82,11 @@ def check(
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write the report as one HTML file.", rich_help_panel=INPUT_OUTPUT),
+        typer.Option(
+            metavar="FILE",
+            help="Also write the report as one HTML file.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
     ] = None,
     skip: Skip = None,
     thresholds: Thresholds = None,
@@ -165,7 +169,9 @@ def clean(
         typer.echo(f"not applied: {rule}: {why}", err=True)
     read = sum(counts.values())
     kept = counts.pop("")
-    print(f"{' '.join(map(str, output))}: {kept:,} of {read:,} pairs kept ({kept / max(1, read):.1%})")
+    print(
+        f"{' '.join(map(str, output))}: {kept:,} of {read:,} pairs kept ({kept / max(1, read):.1%})"
+    )
     for rule, count in sorted(counts.items(), key=lambda item: -item[1]):
         print(f"  {rule:20} {count:10,}  {count / read:7.2%}")
 
@@ -174,7 +180,7 @@ def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
     """Write each pair to one of the files. Returns the number of pairs by reason; "" are those that are kept."""
     import numpy as np
 
-    from regard.data.quality import batches
+    from regard.data.pair_batch import batches
 
     counts = {"": 0}
     for batch in batches(progress(corpus.pairs(), "Cleaning")):
@@ -182,7 +188,9 @@ def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
         for name, marks in rules.apply(batch, reports=False):
             for number in np.flatnonzero(marks & ~batch.rejected):
                 reasons[number] = name
-        for number, (pair, reason) in enumerate(zip(batch.pairs, reasons, strict=True), batch.start + 1):
+        for number, (pair, reason) in enumerate(
+            zip(batch.pairs, reasons, strict=True), batch.start + 1
+        ):
             counts[reason] = counts.get(reason, 0) + 1
             if reason:
                 out.reject(reason, number, pair)
@@ -234,7 +242,8 @@ def score(
         ),
     ],
     epochs: Annotated[
-        float, typer.Option(metavar="N", min=0.01, help="Epochs to train each of the two models for.")
+        float,
+        typer.Option(metavar="N", min=0.01, help="Epochs to train each of the two models for."),
     ] = 3.0,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Device to train on: cpu, cuda or auto.")
@@ -253,7 +262,7 @@ def score(
     corpus = Corpus(files, columns, languages, on_bad_line)
     check_distinct_files({**corpus.roles(), "--output": output})
     check_writable(output)
-    pairs = [pair for pair in progress(corpus.pairs(), "Reading")]
+    pairs = list(progress(corpus.pairs(), "Reading"))
     scores = score_pairs(pairs, epochs, device, lambda line: typer.echo(line, err=True))
     order = sorted(range(len(pairs)), key=lambda number: -scores[number])
 
@@ -361,7 +370,9 @@ def progress(pairs: Iterable[Pair], what: str) -> Iterator[Pair]:
 
 def _output_roles(output: list[Path]) -> dict[str, Path]:
     if len(output) > 2:
-        raise RegardError(f"--output: {len(output)} files; give one, or two for parallel text files")
+        raise RegardError(
+            f"--output: {len(output)} files; give one, or two for parallel text files"
+        )
     return {f"--output {number}": path for number, path in enumerate(output, 1)}
 
 

@@ -152,7 +152,9 @@ def _is_data(name: str) -> bool:
     except OSError:  # such as a name that is too long
         return False
     if is_file and path.suffix in (".xls", ".ods"):
-        raise RegardError(f"{path}: a spreadsheet; save it as XLSX or CSV (UTF-8) and give that file")
+        raise RegardError(
+            f"{path}: a spreadsheet; save it as XLSX or CSV (UTF-8) and give that file"
+        )
     if is_file and path.suffix not in (".yaml", ".yml"):
         raise RegardError(
             f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "

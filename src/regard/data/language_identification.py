@@ -8,23 +8,117 @@ from regard.data.language_codes import normalized_code
 from regard.errors import RegardError
 
 WIDESPREAD = frozenset(
-    "ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv nl no pl pt ro ru sk sl sv ta th tr uk "
-    "ur vi zh".split()
+    [
+        "ar",
+        "bg",
+        "bn",
+        "ca",
+        "cs",
+        "da",
+        "de",
+        "el",
+        "en",
+        "es",
+        "et",
+        "fa",
+        "fi",
+        "fr",
+        "he",
+        "hi",
+        "hr",
+        "hu",
+        "id",
+        "it",
+        "ja",
+        "ko",
+        "lt",
+        "lv",
+        "nl",
+        "no",
+        "pl",
+        "pt",
+        "ro",
+        "ru",
+        "sk",
+        "sl",
+        "sv",
+        "ta",
+        "th",
+        "tr",
+        "uk",
+        "ur",
+        "vi",
+        "zh",
+    ]
 )
 """languages that stray texts are in; with fewer candidates, short texts are recognised better"""
 
 _FAMILIES = (
-    *("af nl", "an ca es", "az tr tk crh", "be ru uk", "bg mk", "bs hr sr sl", "ca oc", "cs sk", "da nn no sv fo"),
-    *("de lb", "en pcm", "es gl pt an ext", "et fi", "fa ps tg", "fr wa oc", "gd ga", "hi mr ne sa", "id ms jv"),
-    *("it lij vec", "kk ky tt ba", "lt lv ltg", "nso st", "rw sn", "xh zu", "zh yue wuu", "ar ary arz", "uz uzs"),
+    *(
+        "af nl",
+        "an ca es",
+        "az tr tk crh",
+        "be ru uk",
+        "bg mk",
+        "bs hr sr sl",
+        "ca oc",
+        "cs sk",
+        "da nn no sv fo",
+    ),
+    *(
+        "de lb",
+        "en pcm",
+        "es gl pt an ext",
+        "et fi",
+        "fa ps tg",
+        "fr wa oc",
+        "gd ga",
+        "hi mr ne sa",
+        "id ms jv",
+    ),
+    *(
+        "it lij vec",
+        "kk ky tt ba",
+        "lt lv ltg",
+        "nso st",
+        "rw sn",
+        "xh zu",
+        "zh yue wuu",
+        "ar ary arz",
+        "uz uzs",
+    ),
 )
 """languages that are hard to tell apart in one sentence"""
 
 _THREE_LETTERS = {
-    **{"deu": "de", "eng": "en", "fra": "fr", "spa": "es", "ita": "it", "por": "pt", "nld": "nl"},
-    **{"rus": "ru", "ukr": "uk", "pol": "pl", "ces": "cs", "zho": "zh", "cmn": "zh", "jpn": "ja"},
-    **{"ara": "ar", "arb": "ar", "hau": "ha", "ibo": "ig", "yor": "yo", "swa": "sw", "zul": "zu"},
-    **{"nb": "no", "nob": "no", "nno": "nn", "swe": "sv", "dan": "da", "fin": "fi", "tur": "tr"},
+    "deu": "de",
+    "eng": "en",
+    "fra": "fr",
+    "spa": "es",
+    "ita": "it",
+    "por": "pt",
+    "nld": "nl",
+    "rus": "ru",
+    "ukr": "uk",
+    "pol": "pl",
+    "ces": "cs",
+    "zho": "zh",
+    "cmn": "zh",
+    "jpn": "ja",
+    "ara": "ar",
+    "arb": "ar",
+    "hau": "ha",
+    "ibo": "ig",
+    "yor": "yo",
+    "swa": "sw",
+    "zul": "zu",
+    "nb": "no",
+    "nob": "no",
+    "nno": "nn",
+    "swe": "sv",
+    "dan": "da",
+    "fin": "fi",
+    "tur": "tr",
 }
 """codes that py3langid has by another name"""
 
@@ -34,7 +128,9 @@ class LanguageIdentifier:
 
     def __init__(self, language: str, model: Any) -> None:
         self.model = model
-        related = {code for family in _FAMILIES if language in family.split() for code in family.split()}
+        related = {
+            code for family in _FAMILIES if language in family.split() for code in family.split()
+        }
         self.expected = {language, *related}
         """languages that count as the expected one"""
         candidates = (WIDESPREAD | self.expected) & {*model.labels}

@@ -62,7 +62,10 @@ class PairWriter(ABC):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -271,7 +274,7 @@ class XLIFFWriter(TextWriter):
 
 def _xml_text(text: str, name: str) -> str:
     for character in text:
-        if character < " " and character not in "\t\n\r" or character in "\ufffe\uffff":
+        if (character < " " and character not in "\t\n\r") or character in "\ufffe\uffff":
             raise RegardError(f"{name}: XML cannot contain the character of {abbreviate(text)}")
     return escape(text)
 

@@ -24,19 +24,21 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import islice
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from regard.data.input_format import Two
 from regard.data.language_identification import LanguageIdentifier, is_installed
-from regard.data.lexicon import MIN_PAIRS, Floats, Lexicon, PairSample, WordIds
+from regard.data.lexicon import MIN_PAIRS, Lexicon, PairSample
+from regard.data.misalignment import Stretch, find_stretches
+from regard.data.pair_batch import PairBatch, batches, combine_keys
 from regard.data.pairs import Pair
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.sentence_splitter import count_sentences
 from regard.data.text_batch import (
     CONTROL,
+    LETTER,
     LOWER,
     UPPER,
     WIDE,
@@ -54,76 +56,12 @@ from regard.recipe import Registry
 
 Length = TypeVar("Length", int, Ints)
 
-BATCH = 8_192
-"""pairs that are checked at a time"""
 MAX_RATIO = 3.0
 """of the lengths of the two sides; the default of OpusFilter, and measured in docs/your_data.md"""
 
 
 # ---------------------------------------------------------------------------------------------
 # What rules see
-
-
-class Alignment(NamedTuple):
-    """What a lexicon says about a batch."""
-
-    sources: WordIds
-    targets: WordIds
-    scores: Floats
-    """from 0 to 1"""
-
-
-class PairBatch:
-    """Some consecutive pairs."""
-
-    def __init__(self, pairs: Sequence[Pair], start: int = 0) -> None:
-        self.pairs, self.start = pairs, start
-        """``start``: the number of pairs before them"""
-        self.source = TextBatch([pair.source for pair in pairs])
-        self.target = TextBatch([pair.target for pair in pairs])
-        self.rejected = np.zeros(len(pairs), np.bool_)
-        """pairs that an earlier rule rejects"""
-        self._alignment: Alignment | None = None
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def where(self, candidates: Iterable[int], test: Callable[[Pair], object]) -> Mask:
-        """Marks those of the candidates that pass a test."""
-        marks = np.zeros(len(self), np.bool_)
-        for number in candidates:
-            marks[number] = bool(test(self.pairs[number]))
-        return marks
-
-    def matching(self, pattern: re.Pattern[str]) -> list[int]:
-        """The pairs in which a pattern may occur, on either side."""
-        both = np.union1d(self.source.matching(pattern), self.target.matching(pattern))
-        return [int(number) for number in both]
-
-    @property
-    def pair_keys(self) -> Hashes:
-        return _combine(self.source.keys, self.target.keys)
-
-    def alignment(self, lexicon: Lexicon) -> Alignment:
-        """The known words of both sides, and how well they explain each other."""
-        if self._alignment is None:
-            sources = lexicon.source.encode(self.source.words)
-            targets = lexicon.target.encode(self.target.words)
-            self._alignment = Alignment(sources, targets, lexicon.scores(sources, targets))
-        return self._alignment
-
-
-def _combine(source: Hashes, target: Hashes) -> Hashes:
-    """The key of a pair from those of its sides."""
-    return np.asarray(source * np.uint64(0x9E3779B97F4A7C15) ^ (target >> np.uint64(7)) ^ target)
-
-
-def batches(pairs: Iterable[Pair], size: int = BATCH) -> Iterator[PairBatch]:
-    """The pairs of a stream, some at a time."""
-    stream, start = iter(pairs), 0
-    while some := list(islice(stream, size)):
-        yield PairBatch(some, start)
-        start += len(some)
 
 
 @dataclass
@@ -222,7 +160,7 @@ _LATER = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™
 _MOJIBAKE = re.compile(rf"[ÂÃÄÅÐÑÎÏ]{_LATER}|â[\x80€]{_LATER}|[ãäåæçèéï]{_LATER}{{2}}|ð\x9f|ðŸ")
 _WEAK_MOJIBAKE = re.compile(rf"[ØÙ×Û]{_LATER}")
 """in languages with other alphabets; one alone may be a symbol and a quotation mark"""
-_REPLACED = re.compile(r"\ufffd|[a-zà-öø-ÿ]\?[a-zà-öø-ÿ]")
+_REPLACED = re.compile(r"\ufffd|[^\W\d_]\?[a-zà-öø-ÿ]")
 """characters that an encoding did not have"""
 _FIRST = character_set("ÂÃÄÅÐÑÎÏâãäåæçèéïðØÙ×Û")
 _SECOND = character_set([*map(chr, range(0x80, 0xC0)), *_LATER[4:-1]])
@@ -236,17 +174,20 @@ class EncodingDamage(Rule):
     advice = "export the text again as UTF-8; otherwise drop them"
 
     def find(self, batch: PairBatch) -> Mask:
-        candidates = np.logical_or(*(self.may_be_damaged(one) for one in (batch.source, batch.target)))
+        candidates = np.logical_or(
+            *(self.may_be_damaged(one) for one in (batch.source, batch.target))
+        )
         return batch.where(
-            np.flatnonzero(candidates), lambda pair: is_damaged(pair.source) or is_damaged(pair.target)
+            np.flatnonzero(candidates),
+            lambda pair: is_damaged(pair.source) or is_damaged(pair.target),
         )
 
     def may_be_damaged(self, side: TextBatch) -> Mask:
         """Texts with a replaced character, or with two characters that mojibake consists of."""
-        codes, lower = side.codes, side.classes & LOWER > 0
+        codes, letter, lower = side.codes, side.classes & LETTER > 0, side.classes & LOWER > 0
         marks = codes == 0xFFFD
         marks[:-1] |= _FIRST[codes[:-1]] & _SECOND[codes[1:]]
-        marks[1:-1] |= (codes[1:-1] == ord("?")) & lower[:-2] & lower[2:]
+        marks[1:-1] |= (codes[1:-1] == ord("?")) & letter[:-2] & lower[2:]
         return side.count(marks) > 0
 
 
@@ -324,7 +265,7 @@ class LengthRatio(Rule):
     advice = "drop them: they are translated only in part, or misaligned"
     max_ratio: float = MAX_RATIO
     """of lengths in characters, where Chinese, Japanese and Korean characters count as three"""
-    min_characters: int = 10
+    min_characters: int = 20
     """of the longer side; the ratio of shorter texts says nothing"""
 
     def find(self, batch: PairBatch) -> Mask:
@@ -485,7 +426,9 @@ class WrongLanguage(Rule):
             if identifier is None:
                 continue
             # It is slow, so pairs that are rejected anyway are not judged.
-            judged = ~batch.rejected & ~marks & (side.letters > 0) & (side.widths >= self.min_characters)
+            judged = (
+                ~batch.rejected & ~marks & (side.letters > 0) & (side.widths >= self.min_characters)
+            )
             for number in np.flatnonzero(judged):
                 halves = self.halves(side.texts[number], int(side.widths[number]))
                 marks[number] = any(
@@ -555,16 +498,6 @@ class PlaceholderMismatch(Rule):
         return "; ".join(_PLACEHOLDERS.mismatches(pair.source, pair.target)[:2])
 
 
-class Stretch(NamedTuple):
-    """Consecutive pairs whose targets belong to other sources."""
-
-    first: int
-    """number of the first pair, from 1"""
-    last: int
-    shift: int
-    """source n belongs to target n + shift"""
-
-
 @QUALITY_RULES.register("misaligned")
 @dataclass
 class Misaligned(LexiconRule):
@@ -581,76 +514,13 @@ class Misaligned(LexiconRule):
 
     def judge(self, batch: PairBatch, lexicon: Lexicon) -> Mask:
         marks = np.zeros(len(batch), np.bool_)
-        sources, targets, aligned = batch.alignment(lexicon)
-        for start, stop in self.suspicious(aligned, lexicon.typical_score):
-            shifts = self.best_shifts(lexicon, sources, targets, aligned, start, stop)
-            for first, last in runs(shifts):
-                shift = int(shifts[first])
-                if shift and last - first >= self.min_pairs:
-                    marks[start + first : start + last] = True
-                    begin = batch.start + start + first + 1
-                    self.stretches.append(Stretch(begin, begin + last - first - 1, shift))
+        alignment = batch.alignment(lexicon)
+        for first, last, shift in find_stretches(
+            lexicon, alignment, self.max_shift, self.min_pairs, self.switch_cost
+        ):
+            marks[first - 1 : last] = True
+            self.stretches.append(Stretch(batch.start + first, batch.start + last, shift))
         return marks
-
-    def suspicious(self, scores: Floats, typical: float) -> Iterator[tuple[int, int]]:
-        """Ranges of pairs whose scores are low on average, with some pairs around them."""
-        window = np.ones(self.min_pairs)
-        means = np.convolve(scores, window, "same") / np.convolve(np.ones(len(scores)), window, "same")
-        margin = 2 * self.min_pairs
-        low = np.convolve(means < 0.5 * typical, np.ones(2 * margin + 1), "same") > 0
-        return ((first, last) for first, last in runs(low) if low[first])
-
-    def best_shifts(
-        self,
-        lexicon: Lexicon,
-        sources: WordIds,
-        targets: WordIds,
-        aligned: Floats,
-        start: int,
-        stop: int,
-    ) -> Ints:
-        """The most probable shift of each pair in a range: a Viterbi search over shifts."""
-        numbers = np.arange(start, stop)
-        shifts = [0, *(sign * n for n in range(1, self.max_shift + 1) for sign in (1, -1))]
-        emissions = [aligned[start:stop]]
-        for shift in shifts[1:]:
-            other = numbers + shift
-            inside = (other >= 0) & (other < len(aligned))
-            scores = np.zeros(len(numbers))
-            scores[inside] = lexicon.scores(
-                sources.take(numbers[inside]), targets.take(other[inside])
-            )
-            emissions.append(scores)
-        return np.array(shifts)[viterbi(np.stack(emissions, 1), self.switch_cost)]
-
-
-def viterbi(scores: Floats, switch_cost: float) -> Ints:
-    """The sequence of states with the best sum of scores [step, state], where a change of state has a cost.
-
-    The first and the last state are 0.
-    """
-    total = scores[0].copy()
-    total[1:] -= switch_cost
-    came_from = np.empty(scores.shape, np.int64)
-    stay = np.arange(scores.shape[1])
-    for step in range(1, len(scores)):
-        best = int(total.argmax())
-        switches = total[best] - switch_cost > total
-        came_from[step] = np.where(switches, best, stay)
-        total = np.maximum(total, total[best] - switch_cost) + scores[step]
-    total[1:] -= switch_cost
-    path = np.empty(len(scores), np.int64)
-    path[-1] = total.argmax()
-    for step in range(len(scores) - 1, 0, -1):
-        path[step - 1] = came_from[step, path[step]]
-    return path
-
-
-def runs(values: Ints | Mask) -> list[tuple[int, int]]:
-    """The ranges of equal values: start and end."""
-    changes = np.flatnonzero(values[1:] != values[:-1]) + 1
-    bounds = [0, *changes.tolist(), len(values)]
-    return [(first, last) for first, last in zip(bounds, bounds[1:], strict=False) if first < last]
 
 
 @QUALITY_RULES.register("unrelated")
@@ -723,7 +593,7 @@ class NearDuplicate(CountingRule):
     advice = "drop them"
 
     def find(self, batch: PairBatch) -> Mask:
-        keys = _combine(batch.source.folded_keys, batch.target.folded_keys)
+        keys = combine_keys(batch.source.folded_keys, batch.target.folded_keys)
         return self.occurrences(batch, keys) > 0
 
 
@@ -770,7 +640,9 @@ class AllCaps(Rule):
     """a side is written in capital letters"""
 
     rejects = False
-    advice = "nothing, if they are few; otherwise the model will not know how to write in lower case"
+    advice = (
+        "nothing, if they are few; otherwise the model will not know how to write in lower case"
+    )
     min_share: float = 0.8
     """of the letters that have a case"""
     min_letters: int = 10
@@ -804,10 +676,9 @@ class SeveralSentences(Rule):
         source, target = self.languages
         return batch.where(
             batch.matching(_MAY_END_SENTENCE),
-            lambda pair: max(
-                count_sentences(pair.source, source), count_sentences(pair.target, target)
-            )
-            > 1,
+            lambda pair: (
+                max(count_sentences(pair.source, source), count_sentences(pair.target, target)) > 1
+            ),
         )
 
 
@@ -827,7 +698,9 @@ def make_rules(settings: Sequence[str] = (), skip: Sequence[str] = ()) -> dict[s
         thresholds = threshold_names(QUALITY_RULES[name])
         if not equals or threshold not in thresholds:
             allowed = ", ".join(f"{name}.{one}" for one in thresholds) or f"none; --skip {name}"
-            raise RegardError(f"--set {setting}: expected KEY=VALUE, with one of the keys: {allowed}")
+            raise RegardError(
+                f"--set {setting}: expected KEY=VALUE, with one of the keys: {allowed}"
+            )
         if name in rules:
             setattr(rules[name], threshold, _parse(setting, value, getattr(rules[name], threshold)))
     return rules

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.misalignment import Stretch
+from regard.data.pair_batch import PairBatch, batches
 from regard.data.pairs import Pair
 from regard.data.quality import (
     QUALITY_RULES,
     Misaligned,
-    PairBatch,
     RuleSet,
-    Stretch,
-    batches,
 )
 from regard.data.text_batch import Ints, KeyCounter
 
@@ -150,7 +149,9 @@ def make_report(
             for number in np.flatnonzero(marks)[: EXAMPLES - len(finding.examples)]:
                 pair = batch.pairs[number]
                 finding.examples.append(
-                    Example(batch.start + int(number) + 1, *pair[:2], rules.rules[name].explain(pair))
+                    Example(
+                        batch.start + int(number) + 1, *pair[:2], rules.rules[name].explain(pair)
+                    )
                 )
         histograms.add(batch)
         report.pairs += len(batch)
@@ -265,5 +266,3 @@ def next_steps(report: QualityReport, given: str, options: str) -> list[str]:
             f"regard data score {given} --output scored.tsv  ranks the pairs by models trained on them"
         )
     return steps
-
-
