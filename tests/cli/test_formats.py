@@ -119,7 +119,7 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
         ),
         ("empty", "empty: no files of pairs"),
         ("*.tmx", "*.tmx: no such file"),
-        ("table.xlsx", "table.xlsx: a spreadsheet; save it as CSV (UTF-8)"),
+        ("table.ods", "table.ods: a spreadsheet; save it as XLSX or CSV (UTF-8)"),
         ("many.tsv other.tsv --languages en,fr", "too few pairs to train on: 2"),
     ],
 )

@@ -112,7 +112,11 @@ def check(
         {name: split.pairs() for name, split in held_out.items()},
     )
     report.skipped_lines = corpus.skipped()
-    report.next_steps = next_steps(report, shlex.join(files), corpus.options())
+    splits = {"--valid": valid, "--test": test}
+    held = [f"{option} {shlex.quote(name)}" for option in splits for name in splits[option] or ()]
+    report.next_steps = next_steps(
+        report, shlex.join(files), " ".join([corpus.options(), *held]).strip()
+    )
     if html:
         write_text(html, page(report))
     if as_json:

@@ -1,7 +1,7 @@
 """Cleaning: which training pairs are dropped, why, and the token ids of the others.
 
-Training applies four of the rules of ``quality.py``: empty sides, exact duplicates, length and length ratio. Lengths are
-in tokens. ``regard data clean`` applies all rules, before training.
+Training applies four of the rules of ``quality.py``: empty sides, exact duplicates, length and length ratio. Lengths
+are in tokens. ``regard data clean`` applies all rules, before training.
 """
 
 from __future__ import annotations

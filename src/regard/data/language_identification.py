@@ -7,50 +7,10 @@ from typing import Any
 from regard.data.language_codes import normalized_code
 from regard.errors import RegardError
 
-WIDESPREAD = frozenset(
-    [
-        "ar",
-        "bg",
-        "bn",
-        "ca",
-        "cs",
-        "da",
-        "de",
-        "el",
-        "en",
-        "es",
-        "et",
-        "fa",
-        "fi",
-        "fr",
-        "he",
-        "hi",
-        "hr",
-        "hu",
-        "id",
-        "it",
-        "ja",
-        "ko",
-        "lt",
-        "lv",
-        "nl",
-        "no",
-        "pl",
-        "pt",
-        "ro",
-        "ru",
-        "sk",
-        "sl",
-        "sv",
-        "ta",
-        "th",
-        "tr",
-        "uk",
-        "ur",
-        "vi",
-        "zh",
-    ]
-)
+_WIDESPREAD = """
+ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv nl no pl pt ro ru sk sl sv ta th tr uk ur vi zh
+"""
+WIDESPREAD = frozenset(_WIDESPREAD.split())
 """languages that stray texts are in; with fewer candidates, short texts are recognised better"""
 
 _FAMILIES = (

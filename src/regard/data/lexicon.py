@@ -91,7 +91,7 @@ class HashIndex:
         return np.where(known, ids, -1)
 
 
-class Vocabulary:
+class WordVocabulary:
     """The most informative words of one side."""
 
     def __init__(self, words: Words) -> None:
@@ -120,7 +120,7 @@ class Lexicon:
     def __init__(self, pairs: Sequence[Pair]) -> None:
         source = TextBatch([pair.source for pair in pairs]).words
         target = TextBatch([pair.target for pair in pairs]).words
-        self.source, self.target = Vocabulary(source), Vocabulary(target)
+        self.source, self.target = WordVocabulary(source), WordVocabulary(target)
         sources, targets = self.source.encode(source), self.target.encode(target)
         self.table = self._learn(sources, targets)
         some = np.arange(0, len(pairs), 1 + len(pairs) // 5_000)
@@ -209,7 +209,7 @@ def _best_translations(table: NDArray[np.uint8], side: WordIds, other: WordIds) 
 
 
 def cross_product(sources: WordIds, targets: WordIds) -> tuple[Ints, Ints, Ints, Ints]:
-    """All combinations of a source word and a target word of the same pair: their ids, and their places in the lists."""
+    """All combinations of a source word and a target word of the same pair: their ids, and their places in the list."""
     repeats = np.repeat(targets.counts, sources.counts)  # of each source word
     source_word = np.repeat(np.arange(len(sources.ids)), repeats)
     starts = np.cumsum(targets.counts) - targets.counts

@@ -92,7 +92,8 @@ def open_text(path: Path, name: str) -> TextIO:
     if suffix == ".xz":
         return lzma.open(path, "wt", encoding="utf-8", newline="")
     if suffix == ".zst":
-        return zstandard.open(path, "wt", encoding="utf-8", newline="")
+        compressed: TextIO = zstandard.open(path, "wt", encoding="utf-8", newline="")
+        return compressed
     return path.open("w", encoding="utf-8", newline="")
 
 

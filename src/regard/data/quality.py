@@ -429,7 +429,7 @@ class WrongLanguage(Rule):
             judged = (
                 ~batch.rejected & ~marks & (side.letters > 0) & (side.widths >= self.min_characters)
             )
-            for number in np.flatnonzero(judged):
+            for number in np.flatnonzero(judged).tolist():
                 halves = self.halves(side.texts[number], int(side.widths[number]))
                 marks[number] = any(
                     identifier.is_other(half, self.min_probability) for half in halves
@@ -556,7 +556,8 @@ class HeldOutOverlap(Rule):
     def find(self, batch: PairBatch) -> Mask:
         keys = batch.source.folded_keys
         found = [counter.contains(keys) for counter in self.held_out.values()]
-        return np.logical_or.reduce(found) & (batch.source.letters + batch.source.digits > 0)
+        has_text = batch.source.letters + batch.source.digits > 0
+        return np.asarray(np.logical_or.reduce(found) & has_text)
 
 
 class CountingRule(Rule):

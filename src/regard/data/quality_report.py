@@ -146,13 +146,12 @@ def make_report(
         for name, marks in rules.apply(batch):
             finding = findings[name]
             finding.count += int(marks.sum())
-            for number in np.flatnonzero(marks)[: EXAMPLES - len(finding.examples)]:
+            room = EXAMPLES - len(finding.examples)
+            for number in np.flatnonzero(marks)[:room].tolist():
                 pair = batch.pairs[number]
-                finding.examples.append(
-                    Example(
-                        batch.start + int(number) + 1, *pair[:2], rules.rules[name].explain(pair)
-                    )
-                )
+                why = rules.rules[name].explain(pair)
+                number += batch.start + 1
+                finding.examples.append(Example(number, pair.source, pair.target, why))
         histograms.add(batch)
         report.pairs += len(batch)
         report.rejected += int(batch.rejected.sum())
@@ -253,8 +252,8 @@ def next_steps(report: QualityReport, given: str, options: str) -> list[str]:
     for split in report.held_out:
         if split.overlap:
             steps.append(
-                f"{split.overlap:,} of {split.sources:,} sources of {split.name} are in the training data: "
-                f"{command} --{split.name} FILE … --output clean.tsv drops them"
+                f"{split.overlap:,} of {split.sources:,} sources of {split.name} are in the training data, so the "
+                "scores will be too good; the first command drops them from the training data"
             )
         if split.unknown_words > 0.1:
             steps.append(

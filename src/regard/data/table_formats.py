@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.data.columns import (
     LICENCE,
@@ -265,7 +265,7 @@ class XLSX(DelimitedFormat):
 class JSONL(InputFormat):
     """JSON lines: objects with keys such as source and target, en and de, or translation: {en, de}"""
 
-    suffixes = (".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
     expected = 'a line is {"source": "…", "target": "…"}'
     default = (("source",), ("target",))
 

@@ -213,14 +213,19 @@ def test_words_are_those_of_a_plain_implementation(texts: list[str]) -> None:
     expected = []
     for text in texts:
         words: list[str] = []
-        previous = ""
+        previous = -1
         for character in text:
             code = (
                 ord(character)
                 if ord(character) < 0x10000
                 else 0x10000 + (0x20000 <= ord(character) < 0x32400)
             )
-            joins = previous and letters[previous] and not unspaced[code] and not unspaced[previous]
+            joins = (
+                previous >= 0
+                and letters[previous]
+                and not unspaced[code]
+                and not unspaced[previous]
+            )
             if letters[code]:
                 words = (
                     [*words[:-1], words[-1] + chr(table.lower[code])]
