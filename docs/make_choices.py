@@ -156,8 +156,8 @@ def _quality_rules() -> str:
         "dropped": [_yes(one.value.rejects) for one in choices],
     }
     text = (
-        "What `regard data check` reports and, if *dropped*, `regard data clean` drops. `--set ratio.max_ratio=4` sets a "
-        "threshold, `--skip ratio` turns a rule off."
+        "What `regard data check` reports and, if *dropped*, `regard data clean` drops. `--set ratio.max_ratio=4` sets "
+        "a threshold, `--skip ratio` turns a rule off."
     )
     lines = ["## Quality rules", "", *textwrap.wrap(text, 120), "", *_table(columns)]
     return "\n".join(lines) + "\n"

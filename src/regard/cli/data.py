@@ -25,9 +25,9 @@ from regard.cli.options import (
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
+    from regard.data.corpus import CorpusPreview
     from regard.data.output_formats import PairWriter
     from regard.data.pairs import Pair
-    from regard.data.preview import CorpusPreview
     from regard.data.quality import RuleSet
     from regard.data.quality_report import QualityReport
 
@@ -292,7 +292,7 @@ class Corpus:
         self, files: list[str], columns: str | None, languages: str | None, on_bad_line: str
     ) -> None:
         from regard.cli.train import data_files
-        from regard.data.preview import CorpusPreview
+        from regard.data.corpus import CorpusPreview
         from regard.recipe import DataConfig
 
         self.given = (columns, languages, on_bad_line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.data.language_codes import normalized_code
+from regard.data.input_format import normalized_code
 from regard.errors import RegardError
 
 _WIDESPREAD = """

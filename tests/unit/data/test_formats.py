@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings, strategies as st
 from openpyxl import Workbook
 
-from regard.data.corpus import fingerprint, read_pairs
+from regard.data.corpus import CorpusPreview, fingerprint, read_pairs
 from regard.data.formats import (
     INPUT_FORMATS,
     InputFormat,
@@ -26,7 +26,6 @@ from regard.data.formats import (
     read_conllu,
 )
 from regard.data.pairs import Pair
-from regard.data.preview import CorpusPreview
 from regard.data.text_files import DataFile, read_lines
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles
