@@ -252,7 +252,7 @@ def rejects(pairs: Sequence[Pair], skip: Sequence[str] = ()) -> list[str]:
     reasons = [""] * len(pairs)
     for batch in batches(pairs):
         for name, marks in rules.apply(batch, reports=False):
-            for number in np.flatnonzero(marks & ~batch.rejected):
+            for number in np.flatnonzero(marks & ~batch.rejected).tolist():
                 reasons[batch.start + number] = name
     return reasons
 

@@ -190,7 +190,7 @@ def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
     for batch in batches(progress(corpus.pairs(), "Cleaning")):
         reasons = [""] * len(batch)
         for name, marks in rules.apply(batch, reports=False):
-            for number in np.flatnonzero(marks & ~batch.rejected):
+            for number in np.flatnonzero(marks & ~batch.rejected).tolist():
                 reasons[number] = name
         for number, (pair, reason) in enumerate(
             zip(batch.pairs, reasons, strict=True), batch.start + 1

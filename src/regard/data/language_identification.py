@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from regard.data.input_format import normalized_code
@@ -99,13 +102,7 @@ class LanguageIdentifier:
     @classmethod
     def create(cls, code: str) -> LanguageIdentifier | None:
         """The identifier of a language, or None if py3langid does not know the language."""
-        try:
-            from py3langid.langid import MODEL_FILE, LanguageIdentifier as Model
-        except ImportError:
-            raise RegardError(
-                "language identification needs py3langid: pip install 'regard[langid]', or --skip language"
-            ) from None
-        model = Model.from_model_file(MODEL_FILE, norm_probs=True)
+        model = copy(_load_model())
         language = normalized_code(code).split("-")[0]
         language = _THREE_LETTERS.get(language, language)
         return cls(language, model) if language in model.labels else None
@@ -116,8 +113,18 @@ class LanguageIdentifier:
         return language not in self.expected and probability >= min_probability
 
 
+@lru_cache(maxsize=1)
+def _load_model() -> Any:
+    """The model of all languages; loading it takes half a second."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier as Model
+    except ImportError:
+        raise RegardError(
+            "language identification needs py3langid: pip install 'regard[langid]', or --skip language"
+        ) from None
+    return Model.from_model_file(MODEL_FILE, norm_probs=True)
+
+
 def is_installed() -> bool:
     """Whether py3langid is installed."""
-    from importlib.util import find_spec
-
     return find_spec("py3langid") is not None
