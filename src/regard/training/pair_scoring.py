@@ -34,7 +34,7 @@ from regard.training.run import train
 MAX_CHARACTERS = 1_000
 """of a text that is scored; longer ones are scored by their beginnings"""
 TOKENS_PER_BATCH = 8_192
-MIN_STEPS = 50
+MIN_STEPS = 10
 
 Scores = NDArray[np.float64]
 
