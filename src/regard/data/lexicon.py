@@ -179,7 +179,7 @@ class Lexicon:
         ids = self.sides.find(words.hashes)
         odds = np.where(ids >= 0, self.log_odds[ids], 0.0)
         texts = np.repeat(np.arange(len(words.counts)), words.counts)
-        return np.bincount(texts, odds, len(words.counts))
+        return np.asarray(np.bincount(texts, odds, len(words.counts)), np.float64)
 
 
 def _side_log_odds(source: Words, target: Words) -> tuple[HashIndex, Floats]:
@@ -220,4 +220,4 @@ def cross_product(sources: WordIds, targets: WordIds) -> tuple[Ints, Ints, Ints,
 def _ranges(starts: Ints, counts: Ints) -> Ints:
     """start, start + 1, … for each start, as many as its count, in one array."""
     offsets = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) + np.repeat(starts - offsets, counts)
+    return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - offsets, counts))

@@ -106,7 +106,7 @@ def target_entropies(model: Translator, dataset: TokenDataset) -> Scores:
     for rows in plan_sorted(dataset.source_lengths, dataset.target_lengths, TOKENS_PER_BATCH):
         batch = collate(dataset, rows).to(device)
         states = network.decode(batch.target, network.encode(batch.source))
-        logits: Float[Tensor, "B T V"] = network.projection(states)
+        logits: Float[Tensor, "B T V"] = network.project(states)
         losses = F.cross_entropy(
             logits.float().transpose(1, 2), batch.labels.long(), ignore_index=PAD, reduction="none"
         )
