@@ -23,6 +23,8 @@ MIN_PAIRS = 500
 """pairs without which there is no model"""
 VOCABULARY = 8_192
 """words of each side whose translations are learned; the table of these takes 64 MB"""
+MAX_COMBINATIONS = 4_000_000
+"""of a source word and a target word, to learn from; it bounds the time and memory for long texts"""
 MAX_SHARE = 0.1
 """words that occur in more of the texts say nothing about what a text means"""
 MIN_COUNT = 4
@@ -122,7 +124,10 @@ class Lexicon:
         target = TextBatch([pair.target for pair in pairs]).words
         self.source, self.target = WordVocabulary(source), WordVocabulary(target)
         sources, targets = self.source.encode(source), self.target.encode(target)
-        self.table = self._learn(sources, targets)
+        combinations = int((sources.counts * targets.counts).sum())
+        step = 1 + combinations // MAX_COMBINATIONS
+        learned = np.arange(0, len(pairs), step)
+        self.table = self._learn(sources.take(learned), targets.take(learned))
         some = np.arange(0, len(pairs), 1 + len(pairs) // 5_000)
         scores = self.scores(sources.take(some), targets.take(some))
         self.typical_score = float(np.median(scores)) if len(pairs) else 0.0
