@@ -6,7 +6,8 @@ in which of the two languages a text is. So misaligned pairs and swapped sides a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -40,16 +41,15 @@ class PairSample:
         self.size, self.step, self.seen = size, 1, 0
         self.pairs: list[Pair] = []
 
-    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Pass pairs through."""
-        for pair in pairs:
-            if self.seen % self.step == 0:
-                self.pairs.append(pair)
-                if len(self.pairs) == 2 * self.size:
-                    del self.pairs[1::2]
-                    self.step *= 2
-            self.seen += 1
-            yield pair
+    def read(self, pairs: Iterable[Pair], chunk: int = 8_192) -> None:
+        """Read all pairs of a stream."""
+        stream = iter(pairs)
+        while some := list(islice(stream, chunk)):
+            self.pairs += some[-self.seen % self.step :: self.step]
+            self.seen += len(some)
+            while len(self.pairs) >= 2 * self.size:
+                del self.pairs[1::2]
+                self.step *= 2
 
 
 class WordIds(NamedTuple):

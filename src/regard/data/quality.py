@@ -87,8 +87,7 @@ def survey(
 ) -> CorpusFacts:
     """Read a corpus once, to learn what rules need to know about it."""
     sample = PairSample()
-    for _ in sample.watch(pairs):
-        pass
+    sample.read(pairs)
     keys: dict[str, KeyCounter] = {}
     for name, split in (held_out or {}).items():
         keys[name] = KeyCounter()

@@ -286,10 +286,10 @@ def test_viterbi_finds_the_best_path(scores: list[list[int]], cost: float) -> No
 
 
 @FEW
-@given(st.integers(0, 2_000))
-def test_a_sample_is_spread_over_the_stream(count: int) -> None:
+@given(st.integers(0, 2_000), st.integers(1, 300))
+def test_a_sample_is_spread_over_the_stream(count: int, chunk: int) -> None:
     sample = PairSample(size=50)
-    assert sum(1 for _ in sample.watch(Pair(str(number), "") for number in range(count))) == count
+    sample.read((Pair(str(number), "") for number in range(count)), chunk)
     numbers = [int(pair.source) for pair in sample.pairs]
     assert len(numbers) == count if count < 100 else 50 <= len(numbers) < 100
     assert len({b - a for a, b in pairwise(numbers)}) <= 1
