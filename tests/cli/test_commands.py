@@ -388,24 +388,37 @@ def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen[name]
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(
-        "No recipe was given. This one was chosen from the data:\n  200 pairs"
+    assert done.stderr.startswith("The data:\n")
+    chosen_for = (
+        "No recipe was given. This one was chosen for the data and the device:\n  200 pairs"
     )
-    assert "model: tiny, dropout 0.1 (tiny suits up to 5,000 pairs)" in done.stderr
+    assert chosen_for in done.stderr
+    assert "dropout 0." in done.stderr
     assert "both sides are sequences of 8 symbols" in done.stderr
     assert (runs / name / "card.json").is_file()
 
 
-def test_training_stops_within_the_given_minutes(chosen: dict[str, Timed]) -> None:
+def test_training_is_planned_for_the_given_minutes(chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen["tabs"]
-    assert "Training stopped: the time limit was reached." in done.stderr
-    lines = (runs / "tabs" / "log.jsonl").read_text().splitlines()
-    times = [json.loads(line)["time"] for line in lines]
+    assert re.search(r"Plan: 1\d\d pairs, [\d,]+ tokens/s: [\d,]+ steps of \w+ in", done.stderr)
+    assert "the recipe's 100,000 steps would take" in done.stderr
+    events = [json.loads(line) for line in (runs / "tabs" / "log.jsonl").read_text().splitlines()]
     # By its own log: the time that Python needs to start does not count.
-    assert times[-1] - times[0] < 60 * 0.2
+    assert events[-1]["time"] - events[0]["time"] < 60 * 0.2 * 1.05 + 15
     card = json.loads((runs / "tabs" / "card.json").read_text())
-    assert card["reason_stopped"] == "the time limit was reached"
-    assert 0 < card["steps"] < 100_000
+    planned = [event["steps"] for event in events if event["event"] == "plan"][-1]
+    assert 0 < card["steps"] <= planned < 100_000
+
+
+def test_a_planned_training_is_finished_when_it_is_run_again(chosen: dict[str, Timed]) -> None:
+    runs, _, _ = chosen["two"]
+    short = ("--set", "training.steps=2")
+    again = regard("train", "two.src", "two.tgt", *short, cwd=runs.parent)
+    assert again.returncode == 0, again.stderr
+    assert "is already trained: all 2 steps are done" in again.stderr
+    other = regard("train", "tabs.tsv", "--out", "runs/two", cwd=runs.parent)
+    assert other.returncode == 1
+    assert "contains a run of other data; choose another --out" in other.stderr
 
 
 # From Python

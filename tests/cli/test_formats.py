@@ -129,7 +129,7 @@ def test_what_is_not_certain_is_refused_in_one_line(
     write(tmp_path / "many.tsv", ["en\tde\tfr", "a\tb\tc"])
     write(tmp_path / "other.tsv", ["en\tfr", "a\tb"])
     write(tmp_path / "my.yaml", ["data: {train: {pairs: many.tsv}}"])
-    write(tmp_path / "table.xlsx", ["PK"])
+    write(tmp_path / "table.ods", ["PK"])
     (tmp_path / "empty").mkdir()
     done = inside("train", *arguments.split(), cwd=tmp_path)
     assert done.returncode == 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -73,9 +74,12 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
+            "--minutes",
             metavar="MINUTES",
             min=0.1,
-            help="Stop in time to finish within this many minutes (default: no limit).",
+            help="Time for everything: preparing, training, validating and scoring. Steps, schedule and, without "
+            "a recipe, the model are chosen to fit (default: the recipe's steps; without a recipe, a time that "
+            "suits data and device).",
         ),
     ] = None,
     columns: Columns = None,
@@ -88,23 +92,41 @@ def train(
     """
     from regard.training.run import Interrupted, train as run_training
 
+    start = time.monotonic()
     reading = {
         "columns": parse_two("--columns", columns),
         "languages": parse_two("--languages", languages),
         "on_bad_line": parse_bad_lines(on_bad_line),
     }
-    recipe, name = _recipe(data, changes or [], reading)
+    planned = _plan(data, changes or [], reading, out, minutes)
+    left = None
+    if planned.minutes is not None:
+        left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
     try:
-        run_training(recipe, out or Path("runs") / name, minutes)
+        run_training(planned.recipe, planned.out, left, tune_decoding=planned.automatic)
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tuple[Recipe, str]:
-    """The recipe for the arguments of ``train``, and a name for its run."""
-    from regard.data.corpus import CorpusPreview
-    from regard.recipe import DataConfig, load_recipe
-    from regard.training.autoconfig import autoconfigure
+class _Planned(NamedTuple):
+    """What ``train`` is to do."""
+
+    recipe: Recipe
+    out: Path
+    minutes: float | None
+    automatic: bool
+    """whether the recipe was chosen by Regard"""
+
+
+def _plan(
+    data: list[str],
+    changes: list[str],
+    reading: dict[str, Any],
+    out: Path | None,
+    minutes: float | None,
+) -> _Planned:
+    """The recipe for the arguments of ``train``, and the run folder."""
+    from regard.recipe import load_recipe
 
     name = Path(data[0]).resolve().name.split(".")[0] or "data"
     if len(data) == 1 and not _is_data(data[0]):
@@ -112,20 +134,39 @@ def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tup
             if reading[option] not in (None, "error"):
                 flag = option.replace("_", "-")
                 raise RegardError(f"--{flag} is for files; in a recipe, write {key}")
-        return load_recipe(data[0], changes), name
-    files = data_files(data, reading)
+        folder = out or Path("runs") / name
+        return _Planned(load_recipe(data[0], changes), folder, minutes, automatic=False)
+    folder = out or Path("runs") / ("data" if "*" in name or "?" in name else name)
+    return _automatic(data_files(data, reading), changes, reading["languages"], folder, minutes)
+
+
+def _automatic(
+    files: DataFiles,
+    changes: list[str],
+    languages: tuple[str, str] | None,
+    out: Path,
+    minutes: float | None,
+) -> _Planned:
+    """A recipe for data files; that of the run folder if its training is to be resumed."""
+    from regard.data.corpus import CorpusPreview
+    from regard.recipe import DataConfig
+    from regard.training.autoconfig import autoconfigure
+    from regard.training.run import resumable_recipe
+
     root = str(Path.cwd())
-    config = DataConfig(root=root, train=files, languages=reading["languages"])
+    if (recipe := resumable_recipe(out, files, root, changes)) is not None:
+        return _Planned(recipe, out, minutes, automatic=True)
+    config = DataConfig(root=root, train=files, languages=languages)
     preview = CorpusPreview(files, config)
-    languages = None if files.source and not config.languages else preview.languages
-    recipe, reasons = autoconfigure(files, root, changes, languages, preview.pairs())
-    typer.echo("No recipe was given. This one was chosen from the data:", err=True)
-    for reason in reasons:
-        typer.echo(f"  {reason}", err=True)
+    known = None if files.source and not config.languages else preview.languages
+    chosen = autoconfigure(files, root, changes, known, preview.pairs(), minutes)
     typer.echo("The data:", err=True)
     for line in preview.lines():
         typer.echo(f"  {line}", err=True)
-    return recipe, "data" if "*" in name or "?" in name else name
+    typer.echo("No recipe was given. This one was chosen for the data and the device:", err=True)
+    for reason in chosen.reasons:
+        typer.echo(f"  {reason}", err=True)
+    return _Planned(chosen.recipe, out, chosen.minutes, automatic=True)
 
 
 _RECIPE_KEYS = {

@@ -27,7 +27,7 @@ RATIO_BINS = [0.0, 0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.
 
 
 @dataclass(frozen=True)
-class Example:
+class NoiseExample:
     """A pair that a rule finds."""
 
     number: int
@@ -49,7 +49,7 @@ class Finding:
     count: int = 0
     share: float = 0.0
     """of all pairs"""
-    examples: list[Example] = field(default_factory=list)
+    examples: list[NoiseExample] = field(default_factory=list)
 
 
 @dataclass
@@ -151,7 +151,7 @@ def make_report(
                 pair = batch.pairs[number]
                 why = rules.rules[name].explain(pair)
                 number += batch.start + 1
-                finding.examples.append(Example(number, pair.source, pair.target, why))
+                finding.examples.append(NoiseExample(number, pair.source, pair.target, why))
         histograms.add(batch)
         report.pairs += len(batch)
         report.rejected += int(batch.rejected.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from regard.data.quality_report import Example, Finding, HeldOutSplit, Histogram, QualityReport
+from regard.data.quality_report import Finding, HeldOutSplit, Histogram, NoiseExample, QualityReport
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2026; --dim: #5d6673; --back: #fff; --card: #f5f6f8; --line: #d9dde3;
@@ -91,7 +91,7 @@ def _finding(finding: Finding) -> str:
 """
 
 
-def _example(example: Example) -> str:
+def _example(example: NoiseExample) -> str:
     why = f"<dt>why</dt><dd>{escape(example.explanation)}</dd>" if example.explanation else ""
     return (
         f"<dl><dt>pair {example.number:,}</dt><dd>{escape(_visible(example.source))}</dd>"

@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +27,10 @@ from regard.data.batching import collate, plan_sorted
 from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
 from regard.data.special_tokens import PAD
-from regard.recipe import DataFiles, Recipe
+from regard.errors import RegardError
+from regard.recipe import Recipe, TokenizerConfig, make_recipe
 from regard.tasks import TASKS, Translator
-from regard.training.autoconfig import SIZE_TIERS, autoconfigure, collect_statistics
+from regard.training.autoconfig import MIN_PAIRS, VOCABULARY_RULES, collect_statistics
 from regard.training.run import train
 
 MAX_CHARACTERS = 1_000
@@ -81,20 +83,32 @@ def _cross_entropies(
 
 def _recipe(pairs: Sequence[Pair], folder: Path, epochs: float, changes: Sequence[str]) -> Recipe:
     """The recipe of a tiny model and a few epochs."""
-    files = DataFiles(pairs=("pairs.jsonl",))
-    by_loss = ["training.validate_sentences=0", "training.best_checkpoint_metric=loss"]
-    changes = ["model.preset=tiny", *by_loss, *changes]
-    recipe, _ = autoconfigure(files, str(folder), changes, pairs=pairs)
     corpus = collect_statistics(pairs)
-    tier = next(tier for tier in SIZE_TIERS if corpus.pairs <= tier.max_pairs)
-    tokens = corpus.pairs * corpus.tokens_per_target(tier, recipe.tokenizer)
-    steps = max(MIN_STEPS, round(epochs * tokens / recipe.training.tokens_per_batch))
-    few = [
-        *(f"training.steps={steps}", f"training.validate_every={steps}"),
-        *(f"training.checkpoint_every={steps}", f"training.warmup={max(1, steps // 5)}"),
-    ]
-    recipe, _ = autoconfigure(files, str(folder), [*few, *changes], pairs=pairs)
-    return recipe
+    if corpus.pairs < MIN_PAIRS:
+        raise RegardError(
+            f"too few pairs to train on: {corpus.pairs}; give at least {MIN_PAIRS}, preferably thousands"
+        )
+    vocabulary = next(rule for rule in VOCABULARY_RULES if corpus.pairs <= rule.max_pairs)
+    tokenizer = TokenizerConfig(kind="unigram", vocab_size=corpus.vocab_size(vocabulary))
+    tokens = corpus.pairs * corpus.tokens_per_target(vocabulary, tokenizer)
+    steps = max(MIN_STEPS, round(epochs * tokens / vocabulary.tokens_per_batch))
+    values: dict[str, Any] = {
+        "data": {"root": str(folder), "train": {"pairs": "pairs.jsonl"}, "hold_out": 0.05},
+        "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size},
+        "model": {"preset": "tiny", "norm_order": "pre"},
+        "training": {
+            "steps": steps,
+            "validate_every": steps,
+            "checkpoint_every": steps,
+            "tokens_per_batch": vocabulary.tokens_per_batch,
+            "warmup": max(1, steps // 5),
+            "schedule": "cosine",
+            "learning_rate": 0.002,
+            "validate_sentences": 0,
+            "best_checkpoint_metric": "loss",
+        },
+    }
+    return make_recipe(values, "the recipe of regard data score", changes)
 
 
 @torch.inference_mode()

@@ -81,13 +81,7 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
     tokenizer.save(run.folder)
     reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
     train = _write_train(run, recipe, tokenizer, reporter)
-    rows = TASKS[recipe.task].encoder(recipe).rows
-    skipped = Skipped()
-    pairs = valid_pairs(recipe.data, skipped)
-    valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, None, rows)
-    for line in skipped.messages():
-        reporter.message(line)
-    reporter.message(f"Validation pairs: {valid.read:,}")
+    valid = _write_valid(run, recipe, tokenizer, reporter)
     _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
     _check_test_lengths(recipe, tokenizer)
     _write_metadata(run, identity, train, valid, time.monotonic() - start)
@@ -171,6 +165,24 @@ def sampled_files(run: RunDir, recipe: Recipe) -> list[Path]:
     """The files of the copies; none without subword sampling."""
     count = recipe.training.subword_copies if recipe.training.subword_sampling else 0
     return [run.data / f"train-{number:03d}.arrow" for number in range(count)]
+
+
+def _write_valid(
+    run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
+) -> CleaningCounts:
+    """Write the validation data; pairs are cleaned by the rules for training data, but duplicates stay."""
+    rows, skipped = TASKS[recipe.task].encoder(recipe).rows, Skipped()
+    pairs = valid_pairs(recipe.data, skipped)
+    has_pairs = not (recipe.has_labels or recipe.text_only)
+    clean = recipe.data.clean.model_copy(update={"keep_duplicates": True}) if has_pairs else None
+    valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, clean, rows)
+    for line in skipped.messages():
+        reporter.message(line)
+    if valid.read and not valid.kept:
+        raise RegardError(f"no validation pair is left after cleaning: {valid.summary}")
+    dropped = f"; {valid.summary}" if valid.kept < valid.read else ""
+    reporter.message(f"Validation pairs: {valid.kept:,}{dropped}")
+    return valid
 
 
 def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:

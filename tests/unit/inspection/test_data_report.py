@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from regard.data.quality_report import Example, Finding, HeldOutSplit, Histogram, QualityReport
+from regard.data.quality_report import Finding, HeldOutSplit, Histogram, NoiseExample, QualityReport
 from regard.inspection.data_report import page
 
 VOID = {"meta", "br"}
@@ -29,7 +29,7 @@ class Checker(HTMLParser):
 
 
 def test_the_page_is_complete_and_safe() -> None:
-    example = Example(7, "<script>alert(1)</script>", "a\x07b", "why & how")
+    example = NoiseExample(7, "<script>alert(1)</script>", "a\x07b", "why & how")
     report = QualityReport(
         ["a<b.tsv"],
         ("en", "de"),
