@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import regard as package
+from regard.documents.base import read_archive
 from regard.tasks import Translator
 from regard.training.run import Interrupted
 from tests.cli.commands import (
@@ -31,6 +32,7 @@ from tests.cli.commands import (
     together,
     write,
 )
+from tests.unit.documents import samples
 
 COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
 COMMANDS += ["tag", "classify", "fill", "generate"]
@@ -442,3 +444,27 @@ def test_python_does_what_the_commands_do(workshop: Path, tmp_path: Path) -> Non
             out=tmp_path / "run",
             changes=[*changes, "model.d_model=32"],
         )
+
+
+def test_a_model_that_copies_gives_the_file_back(workshop: Path, tmp_path: Path) -> None:
+    """Through the real engine, tokenizer and alignment."""
+    text = "# a b\n\nc **d e** f\n\n```\na b\n```\n\n- b c d\n- [e f](g)\n"
+    (tmp_path / "a.md").write_text(text)
+    srt = "1\n00:00:01,000 --> 00:00:02,000\na b\nc d\n"
+    (tmp_path / "a.srt").write_text(srt)
+    body = samples.DOCX_BODY[: samples.DOCX_BODY.index("<w:p>")]
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
+    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t>c d</w:t></w:r>"
+    body += f"<w:p>{run.format('a b ')}{bold}{run.format(' e')}</w:p></w:body></w:document>"
+    (tmp_path / "a.docx").write_bytes(
+        samples.docx(body, {"word/header1.xml": "<w:hdr xmlns:w='w'/>"})
+    )
+    names = ["a.md", "a.srt", "a.docx"]
+    done = inside("translate", workshop / "run", *names, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/a.md").read_text() == text
+    assert (tmp_path / "out/a.srt").read_text() == srt
+    before, after = (
+        read_archive((tmp_path / name).read_bytes()) for name in ("a.docx", "out/a.docx")
+    )
+    assert [data for _, data in before] == [data for _, data in after]

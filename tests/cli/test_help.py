@@ -16,7 +16,8 @@ COMMANDS = {
     *("demo", "train", "recipes", "distill", "average"),
     *("data check", "data clean", "data convert", "data score"),
     *("translate", "tag", "classify", "fill", "generate"),
-    *("evaluate", "look", "info", "bench translate", "bench train"),
+    *("evaluate", "look", "info", "bench translate", "bench train", "selftest"),
+    *("runs list", "runs compare", "runs prune"),
     *("serve", "import", "export"),
 }
 DECODING = {

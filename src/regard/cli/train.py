@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from regard.cli.options import (
+    FINE_TUNING,
     FLAG,
     INPUT_OUTPUT,
     AsJson,
@@ -27,6 +28,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.recipe import DataFiles, Recipe
+    from regard.training.fine_tuning import FineTuning
 
 INTERRUPTED = 130
 """exit status, as of a process that SIGINT ended"""
@@ -85,8 +87,43 @@ def train(
     columns: Columns = None,
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Start from this run: a run folder, a bundle or an imported model. Sizes and tokenizer are "
+            "taken from it.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
+    mix: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Draw this share of the training pairs from the training data of that run, for example 0.5.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
+    freeze: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUPS",
+            help="Do not train these weights: encoder, decoder, embeddings, self_attention, cross_attention, "
+            "feed_forward or norms, separated by commas; or all but one, for example all-but-decoder.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
+    extend_vocab: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Add up to N entries, learned from the new data, to the vocabulary. Needed for a new language.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
 ) -> None:
-    """Train a model, or resume an interrupted run.
+    """Train a model, resume an interrupted run, or fine-tune a finished one (--from).
 
     Without a recipe, Regard chooses one from the data. To resume, run the same command again.
     """
@@ -98,7 +135,8 @@ def train(
         "languages": parse_two("--languages", languages),
         "on_bad_line": parse_bad_lines(on_bad_line),
     }
-    planned = _plan(data, changes or [], reading, out, minutes)
+    fine_tuning = _fine_tuning(from_, mix, freeze, extend_vocab)
+    planned = _plan(data, changes or [], reading, fine_tuning, out, minutes)
     left = None
     if planned.minutes is not None:
         left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
@@ -106,6 +144,21 @@ def train(
         run_training(planned.recipe, planned.out, left, tune_decoding=planned.automatic)
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _fine_tuning(
+    run: Path | None, mix: float | None, freeze: str | None, extend_vocab: int | None
+) -> FineTuning | None:
+    """The options of fine-tuning; None if a model is trained from scratch."""
+    from regard.training.fine_tuning import FineTuning
+
+    groups = None if freeze is None else tuple(part.strip() for part in freeze.split(","))
+    given = {"--mix": mix, "--freeze": freeze, "--extend-vocab": extend_vocab}
+    if run is not None:
+        return FineTuning(run, mix, groups, extend_vocab)
+    if wrong := [f"{option} {value}" for option, value in given.items() if value is not None]:
+        raise RegardError(f"{wrong[0]}: for fine-tuning; name the run to start from with --from")
+    return None
 
 
 class _Planned(NamedTuple):
@@ -122,11 +175,13 @@ def _plan(
     data: list[str],
     changes: list[str],
     reading: dict[str, Any],
+    fine_tuning: FineTuning | None,
     out: Path | None,
     minutes: float | None,
 ) -> _Planned:
     """The recipe for the arguments of ``train``, and the run folder."""
     from regard.recipe import load_recipe
+    from regard.training.fine_tuning import fine_tuning_from_recipe, from_changes
 
     name = Path(data[0]).resolve().name.split(".")[0] or "data"
     if len(data) == 1 and not _is_data(data[0]):
@@ -135,9 +190,38 @@ def _plan(
                 flag = option.replace("_", "-")
                 raise RegardError(f"--{flag} is for files; in a recipe, write {key}")
         folder = out or Path("runs") / name
-        return _Planned(load_recipe(data[0], changes), folder, minutes, automatic=False)
+        if fine_tuning is None:
+            return _Planned(load_recipe(data[0], changes), folder, minutes, automatic=False)
+        recipe, reasons = fine_tuning_from_recipe(fine_tuning, data[0], changes)
+        _print_reasons("Fine-tuning with this recipe:", reasons)
+        return _Planned(recipe, folder, minutes, automatic=False)
     folder = out or Path("runs") / ("data" if "*" in name or "?" in name else name)
-    return _automatic(data_files(data, reading), changes, reading["languages"], folder, minutes)
+    files, languages = data_files(data, reading), reading["languages"]
+    if fine_tuning := fine_tuning or from_changes(changes):
+        recipe = _fine_tuning_recipe(fine_tuning, files, changes, languages)
+        return _Planned(recipe, folder, minutes, automatic=False)
+    return _automatic(files, changes, languages, folder, minutes)
+
+
+def _fine_tuning_recipe(
+    fine_tuning: FineTuning,
+    files: DataFiles,
+    changes: list[str],
+    languages: tuple[str, str] | None,
+) -> Recipe:
+    """A recipe for data files that starts from another run."""
+    from regard.data.corpus import CorpusPreview
+    from regard.recipe import DataConfig
+    from regard.training.fine_tuning import fine_tuning_recipe
+
+    root = str(Path.cwd())
+    preview = CorpusPreview(files, DataConfig(root=root, train=files, languages=languages))
+    recipe, reasons = fine_tuning_recipe(
+        fine_tuning, files, root, changes, preview.languages, preview.pairs()
+    )
+    _print_reasons("Fine-tuning with this recipe:", reasons)
+    _print_reasons("The data:", preview.lines())
+    return recipe
 
 
 def _automatic(
@@ -160,13 +244,15 @@ def _automatic(
     preview = CorpusPreview(files, config)
     known = None if files.source and not config.languages else preview.languages
     chosen = autoconfigure(files, root, changes, known, preview.pairs(), minutes)
-    typer.echo("The data:", err=True)
-    for line in preview.lines():
-        typer.echo(f"  {line}", err=True)
-    typer.echo("No recipe was given. This one was chosen for the data and the device:", err=True)
-    for reason in chosen.reasons:
-        typer.echo(f"  {reason}", err=True)
+    _print_reasons("The data:", preview.lines())
+    title = "No recipe was given. This one was chosen for the data and the device:"
+    _print_reasons(title, chosen.reasons)
     return _Planned(chosen.recipe, out, chosen.minutes, automatic=True)
+
+
+def _print_reasons(title: str, lines: list[str]) -> None:
+    for line in (title, *(f"  {line}" for line in lines)):
+        typer.echo(line, err=True)
 
 
 _RECIPE_KEYS = {

@@ -120,7 +120,7 @@ def _load_model() -> Any:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier as Model
     except ImportError:
         raise RegardError(
-            "language identification needs py3langid: pip install 'regard[langid]', or --skip language"
+            "language identification needs py3langid: pip install 'regard[language-id]', or --skip language"
         ) from None
     return Model.from_model_file(MODEL_FILE, norm_probs=True)
 

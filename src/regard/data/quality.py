@@ -413,7 +413,7 @@ class WrongLanguage(Rule):
         if facts.languages is None:
             return "the languages are not known: name them with --languages, such as en,de"
         if not is_installed():
-            return "it needs py3langid: pip install 'regard[langid]'"
+            return "it needs py3langid: pip install 'regard[language-id]'"
         self.identifiers = [LanguageIdentifier.create(code) for code in facts.languages]
         if not any(self.identifiers):
             return f"py3langid knows neither {facts.languages[0]} nor {facts.languages[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import platform
 import shlex
@@ -10,33 +9,38 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.corpus import read_pairs
+from regard.data.corpus import fingerprint, read_pairs, valid_pairs
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
 from regard.recipe import DataFiles, Recipe, make_recipe
-from regard.storage.atomic_files import PARTIAL
 from regard.storage.run_dir import RunDir, Selection
-from regard.tasks import Model
+from regard.tasks import Model, Translator
+from regard.tasks.confidence import MAX_SENTENCES
+from regard.tasks.hallucinations import OutputStatistics
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import ProcessGroup, process_group
-from regard.training.fine_tuning import recipe_differences
+from regard.training.fine_tuning import check_initial_run, recipe_differences
+from regard.training.forgetting import score_after, score_before
+from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, plan
-from regard.training.prepare import METADATA, check_files, open_prepared, prepare
+from regard.training.prepare import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.summary import summarize, tune_length_penalty
 from regard.training.trainer import (
     NonFiniteError,
     StopReason,
     Trainer,
+    evenly_spaced,
     finished,
     is_out_of_memory,
     perplexity,
@@ -50,14 +54,6 @@ CHANGEABLE_KEYS = (
 """Keys and sections that may change when a run is resumed; any other change would give another model."""
 
 RESUME_HINT = "To resume, run the same command again."
-LOCK = ".lock"
-"""Lock file in the folder of checkpoints; the first file of a run."""
-STALE_FILES = (
-    *(f".{name}{PARTIAL}" for name in ("recipe.yaml", "model.safetensors", "card.json")),
-    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{METADATA}{PARTIAL}"),
-    "data/.*.arrow.*.unfinished",
-)
-"""Temporary files that a killed training may leave behind; other files are not touched."""
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -83,6 +79,7 @@ def train(
     if minutes is not None:
         recipe = keep_plan(run, recipe)
     options = FinishOptions(deadline, tune_decoding)
+    check_initial_run(run, recipe)
     with process_group(recipe.training.device) as group:
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
@@ -122,6 +119,7 @@ def _train(
     if group.is_main:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
+        score_before(run, recipe, reporter, deadline)
     group.barrier()
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
     trainer.load()
@@ -220,22 +218,19 @@ def locked(run: RunDir) -> Iterator[None]:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{run}: cannot create the folder: {error.strerror}") from None
-    with (run.checkpoints / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with run.lock() as free:
+        if not free:
             raise RegardError(
                 f"{run}: another process is training here; wait for it, or choose another --out"
-            ) from None
-        for pattern in STALE_FILES:
-            for path in run.folder.glob(pattern):
-                path.unlink()
+            )
+        for path in run.temporary_files():
+            path.unlink()
         yield
 
 
 def check_run_folder(run: RunDir) -> None:
     """Raise if the folder contains files but no run; a recipe alone may be one that the user wrote."""
-    started = (run.checkpoints / LOCK, run.data / METADATA, run.weights_file)
+    started = (run.lock_file, run.metadata_file, run.weights_file)
     if not run.folder.exists() or any(path.exists() for path in started):
         return
     if not run.folder.is_dir():
@@ -394,15 +389,22 @@ def finish(
             "source": prepared.tokenizer.source.size,
             "target": prepared.tokenizer.target.size,
         },
-        "data": {key: prepared.metadata[key] for key in ("identity", "train", "valid")},
+        "data": {
+            key: prepared.metadata[key]
+            for key in ("identity", "train", "valid", "old")
+            if key in prepared.metadata
+        },
         "valid": _validation_values(trainer, selection),
         "valid_scores": [result.to_json() for result in summary.results],
-        "test": [result.to_json() for result in _score_test(trainer, reporter, deadline)],
+        **_score_test(trainer, reporter, deadline),
+        **_calibrate(trainer, reporter, deadline),
         "decoding": trainer.recipe.decoding.model_dump(),
         "versions": {name: version(name) for name in ("torch", "sentencepiece", "sacrebleu")},
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
+    fine_tuning = score_after(trainer.run, trainer.recipe, trainer.model, reporter, deadline)
+    card |= {"fine_tuning": fine_tuning} if fine_tuning else {}
     card["scoring_seconds"] = round(time.monotonic() - start, 1)
     trainer.run.write_card(card)
     for line in summary.lines():
@@ -475,18 +477,73 @@ def _validation_values(trainer: Trainer, selection: Selection) -> dict[str, floa
 
 def _score_test(
     trainer: Trainer, reporter: ProgressReporter, deadline: float | None
-) -> list[MetricResult]:
-    data = trainer.recipe.data
+) -> dict[str, Any]:
+    """Sections of the card: the test scores, the overlap with the training data, where the outputs are."""
+    model, run, data = trainer.model, trainer.run, trainer.recipe.data
     if data.test is None:
-        return []
+        return {"test": []}
     pairs = list(read_pairs(data.test, data, "data.test"))
     if deadline is not None and _too_late(deadline, trainer.test_seconds()):
         reporter.message("No time left to score the test data; run  regard evaluate")
-        return []
-    results = trainer.model.evaluate(pairs)
+        return {"test": []}
+    if trainer.recipe.text_only:
+        results = model.evaluate(pairs)
+        _report_scores(results, reporter)
+        return {"test": [result.to_json() for result in results]}
+    outputs = model.predict_pairs(pairs)
+    results = model.score_outputs(outputs, pairs)
+    _report_scores(results, reporter)
+    overlap = OverlapScores.of(model, run, outputs, pairs)
+    for line in overlap.messages() if overlap else ():
+        reporter.message(line)
+    return {
+        "test": [result.to_json() for result in results],
+        "test_overlap": overlap.to_json() if overlap else None,
+        "test_outputs": run.write_test_outputs(outputs, fingerprint(data.test, data)),
+    }
+
+
+def _report_scores(results: Sequence[MetricResult], reporter: ProgressReporter) -> None:
     for result in results:
         reporter.message(f"Test {result}")
-    return results
+
+
+def _calibrate(
+    trainer: Trainer, reporter: ProgressReporter, deadline: float | None
+) -> dict[str, Any]:
+    """Sections of the card of a translation model: its confidence, and what its references look like."""
+    if not isinstance(trainer.model, Translator):
+        return {}
+    valid, data = trainer.prepared.valid, trainer.recipe.data
+    pairs = evenly_spaced(valid_pairs(data), len(valid), MAX_SENTENCES)
+    lengths = zip(valid.source_lengths.tolist(), valid.target_lengths.tolist(), strict=True)
+    card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
+    if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
+        return card
+    if _too_late(deadline, _decoding_seconds(trainer, len(pairs))):
+        reporter.message("No time left to calibrate the confidence of translations")
+        return card
+    try:
+        calibration = trainer.model.calibrate(pairs)
+    except RegardError as error:  # a text that is too long for the model
+        reporter.message(f"The confidence of translations is not calibrated: {error}")
+        return card
+    if calibration is not None:
+        reporter.message(f"Confidence: {calibration.summary}")
+        card["confidence"] = calibration.to_json()
+    return card
+
+
+def _decoding_seconds(trainer: Trainer, sentences: int) -> float:
+    """How long the translation of this many sentences takes, at most.
+
+    Beam search takes about beam times as long as greedy search. Where only the loss is validated, the same holds for
+    the test.
+    """
+    relative = sentences / max(1, len(trainer.prepared.valid))
+    if trainer.examples:
+        relative = sentences * trainer.recipe.decoding.beam / len(trainer.examples)
+    return relative * trainer.validation_seconds
 
 
 def count_layers(network: nn.Module) -> dict[str, int]:

@@ -23,6 +23,7 @@ from regard import recipe as recipes
 from regard.data.batching import (
     Batch,
     PackedSize,
+    mix_rows,
     pack,
     packed_size,
     plan_batches,
@@ -52,7 +53,7 @@ from regard.training.checkpoint import (
     save_checkpoint,
 )
 from regard.training.distributed import ProcessGroup
-from regard.training.fine_tuning import load_initial_weights
+from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import shorten
 from regard.training.prepare import PreparedData
@@ -127,11 +128,12 @@ class Trainer:
         """says which weights came from ``training.init_from``; None if all are random or the run is resumed"""
         if self.training.init_from and not checkpoint_files(run.checkpoints):
             self.init_message = load_initial_weights(self.network, recipe, prepared.tokenizer)
+        freeze_weights(self.network, self.training.freeze)
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
         self.optimizer = OPTIMIZERS[self.training.optimizer](
-            self.network.parameters(), self.training
+            (one for one in self.network.parameters() if one.requires_grad), self.training
         )
         self.state = TrainingState()
         self.selection: Selection | None = None
@@ -162,7 +164,7 @@ class Trainer:
         )
         cleaned = not (recipe.has_labels or recipe.text_only)
         read = prepared.metadata["valid"]["read"] if cleaned else len(prepared.valid)
-        chosen = evenly_spaced(valid_pairs(recipe.data), read, self.training)
+        chosen = evenly_spaced(valid_pairs(recipe.data), read, self.training.validate_sentences)
         self.examples = [pair for pair in chosen if self._passes_cleaning(pair)]
         """the validation pairs that are translated and scored"""
 
@@ -314,7 +316,9 @@ class Trainer:
             values["best_checkpoint_metric"] = "loss"
         training = self.training.model_copy(update=values)
         self.apply(self.recipe.model_copy(update={"training": training}))
-        self.examples = evenly_spaced(self.examples, len(self.examples), training)
+        self.examples = evenly_spaced(
+            self.examples, len(self.examples), training.validate_sentences
+        )
         self.validation_seconds = each * len(self.examples)
 
     def limit_validation_pairs(self, seconds: float, tokens_per_second: float) -> float:
@@ -379,11 +383,16 @@ class Trainer:
 
     def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> list[RowIndices]:
         """The rows of each batch of an epoch."""
-        training = self.training
-        lengths = dataset.source_lengths, dataset.target_lengths
+        training, new = self.training, self.prepared.new_rows
+        source, target = dataset.source_lengths, dataset.target_lengths
+        if new is not None:
+            rows = mix_rows(new, len(dataset) - new, training.mix, training.seed, epoch)
+            source, target = source[rows], target[rows]
         if training.batching == "packed":
-            return plan_packed(*lengths, self.packed_size, training.seed, epoch)
-        return plan_batches(*lengths, training.tokens_per_batch, training.seed, epoch)
+            plan = plan_packed(source, target, self.packed_size, training.seed, epoch)
+        else:
+            plan = plan_batches(source, target, training.tokens_per_batch, training.seed, epoch)
+        return plan if new is None else [rows[batch] for batch in plan]
 
     @cached_property
     def packed_size(self) -> PackedSize:
@@ -617,11 +626,11 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(state >> 1))
 
 
-def evenly_spaced(pairs: Iterable[Pair], count: int, training: TrainingConfig) -> list[Pair]:
-    """``training.validate_sentences`` of ``count`` pairs, evenly spaced: files are often sorted."""
-    if training.validate_sentences == 0:
+def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
+    """At most ``most`` of ``count`` pairs, evenly spaced: files are often sorted."""
+    if most == 0:
         return []  # the pairs need not be read
-    selected = min(count, training.validate_sentences)
+    selected = min(count, most)
     indices = {number * count // selected for number in range(selected)}
     return [pair for index, pair in enumerate(pairs) if index in indices]
 

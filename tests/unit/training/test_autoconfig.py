@@ -10,7 +10,7 @@ import pytest
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
 from regard.training.autoconfig import MIN_PAIRS, autoconfigure
 from regard.training.planner import DeviceSpeed
@@ -53,6 +53,28 @@ def statistics(pairs: int, characters: float) -> module.CorpusStatistics:
     many = {f"word{number}" for number in range(module.MAX_SYMBOLS + 1)}
     side = module.SideStatistics(texts=pairs, characters=round(pairs * characters), symbols=many)
     return module.CorpusStatistics(pairs, side, side)
+
+
+def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
+    side = module.SideStatistics()
+    for text in ("犬猫a", "dog", " "):
+        side.add(text)
+    assert (side.texts, side.characters, side.ideographs) == (2, 4, 2)
+    corpus, rule = module.CorpusStatistics(2, side, side), module.VOCABULARY_RULES[0]
+    characters = TokenizerConfig(kind="char", vocab_size=1000)
+    assert corpus.tokens_per_target(rule, characters) == (4 + 2 + 2) / 2 + 1
+    subwords = TokenizerConfig(kind="unigram", vocab_size=1000)
+    expected = (4 / rule.characters_per_token + 2 / 1.3) / 2 + 1
+    assert corpus.tokens_per_target(rule, subwords) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("letter", "longest"), [("a", 20), ("犬", 6)])
+def test_single_words_are_spelled_unless_they_are_long(letter: str, longest: int) -> None:
+    for length, kind in ((longest, "char"), (longest + 1, None)):
+        side = module.SideStatistics()
+        for number in range(30):
+            side.add(letter * (length - 1) + chr(ord(letter) + number % 20))
+        assert side.tokenizer_kind == kind
 
 
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
@@ -143,7 +165,7 @@ def test_without_a_time_one_is_chosen_for_the_device(
     }
     assert times[3_000_000, "cpu"] == 60
     assert times[30_000, "cpu"] == 30
-    assert times[1_000, "cuda"] == 2
+    assert times[1_000, "cuda"] == 1
     assert times[30_000, "cuda"] == 5
     assert times[3_000_000, "cuda"] == 15
 
