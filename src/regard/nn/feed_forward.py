@@ -65,8 +65,8 @@ ACTIVATIONS.register(
     summary="x sigmoid(x), also called SiLU",
     packed_batches=True,
     fast_inference=True,
-    formats=("huggingface", "ctranslate2", "onnx"),
+    formats=("huggingface", "ctranslate2", "onnx", "html"),
 )(partial(FeedForward, activation=F.silu))
 ACTIVATIONS.register(
-    "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx")
+    "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "html")
 )(Gated)

@@ -42,7 +42,10 @@ class PostNorm(nn.Module):
 
 
 @RESIDUALS.register(
-    "pre", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "torch")
+    "pre",
+    packed_batches=True,
+    fast_inference=True,
+    formats=("ctranslate2", "onnx", "torch", "html"),
 )
 class PreNorm(PostNorm):
     """x + Dropout(Sublayer(LayerNorm(x))): deep networks train more easily (Xiong et al. 2020)."""

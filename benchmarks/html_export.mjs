@@ -1,0 +1,56 @@
+/**
+ * Runs the model of an exported HTML file in node, without a browser.
+ *
+ *     node benchmarks/html_export.mjs FILE.html < requests.jsonl > results.jsonl
+ *
+ * A request is JSON: {"translate": TEXT} or {"trace": {"q": TEXT, …}}, with {"arrays": true} to get all arrays of a trace.
+ * The first result has the seconds that loading took; each other one has its own seconds.
+ */
+
+import { readFileSync } from "node:fs";
+import { createInterface } from "node:readline";
+
+import { Translator } from "../src/regard/inspection/web/model/translator.js";
+
+const html = readFileSync(process.argv[2], "utf8");
+const allowWasm = process.argv[3] !== "--plain";
+
+/** @param {string} id */
+function element(id) {
+  const found = new RegExp(`<script type="[^"]*" id="${id}">([^<]*)</script>`).exec(html);
+  if (!found) throw new Error(`${process.argv[2]}: no element ${id}`);
+  return found[1];
+}
+
+/** @param {any} trace @returns {Record<string, number[][]>} the layers of each array */
+function arrays(trace) {
+  const names = ["encoder", "decoder", "cross_attention", "nodes"];
+  const found = Object.fromEntries(names.map((site) => [site, layers(trace, site)]));
+  for (const site of Object.keys(trace.projections)) {
+    for (const name of ["query", "key", "value", "output"]) found[`${site}.${name}`] = layers(trace, site, name);
+  }
+  return found;
+}
+
+/** @param {any} trace @param {string} site @param {string} [projection] */
+function layers(trace, site, projection) {
+  const [count] = (projection ? trace.projections[site][projection] : trace[site]).shape;
+  return Array.from({ length: count }, (_, layer) => Array.from(model.layer(trace.id, site, layer, projection)));
+}
+
+let start = performance.now();
+const model = await Translator.load(JSON.parse(element("model")), element("weights"), allowWasm);
+const reply = (/** @type {object} */ result) => {
+  console.log(JSON.stringify({ seconds: (performance.now() - start) / 1000, ...result }));
+};
+reply({ wasm: model.network.weights.memory.usesWasm });
+for await (const line of createInterface({ input: process.stdin })) {
+  const request = JSON.parse(line);
+  start = performance.now();
+  if (request.translate !== undefined) reply({ translation: model.translate(request.translate) });
+  else if (request.encode !== undefined) reply({ ids: model.source.encode(request.encode) });
+  else {
+    const trace = model.trace(request.trace);
+    reply({ trace, ...(request.arrays ? { arrays: arrays(trace) } : {}) });
+  }
+}

@@ -1,0 +1,39 @@
+/**
+ * The model in a thread of its own, so that the page stays responsive. A message is a call of one of its methods.
+ *
+ * @typedef {import("./translator.js").TranslatorJson} TranslatorJson
+ * @typedef {{ id: number, method: "load" | "translate" | "trace" | "layer", parameters: any[] }} Call
+ * @typedef {{ id: number, result?: any, error?: string }} Reply
+ */
+
+import { errorMessage } from "../trace.js";
+import { Translator } from "./translator.js";
+
+/** @type {Promise<Translator> | null} */
+let model = null;
+
+addEventListener("message", async ({ data: { id, method, parameters } }) => {
+  /** @type {Reply} */
+  let reply;
+  try {
+    reply = { id, result: await call(method, parameters) };
+  } catch (error) {
+    reply = { id, error: errorMessage(error) };
+  }
+  postMessage(reply);
+});
+
+/** @param {Call["method"]} method @param {any[]} parameters */
+async function call(method, parameters) {
+  if (method === "load") {
+    const [json, weights] = parameters;
+    model = Translator.load(json, weights);
+    return (await model).network.weights.memory.usesWasm;
+  }
+  if (!model) throw new Error("The model is not loaded.");
+  const translator = await model;
+  if (method === "translate") return translator.translate(parameters[0]);
+  if (method === "trace") return translator.trace(parameters[0]);
+  const [id, site, layer, projection] = parameters;
+  return translator.layer(id, site, layer, projection);
+}
