@@ -1,15 +1,17 @@
 /**
  * Runs the model of an exported HTML file in node, without a browser.
  *
- *     node benchmarks/html_export.mjs FILE.html < requests.jsonl > results.jsonl
+ *     node benchmarks/html_export.mjs FILE.html [--plain] < requests.jsonl > results.jsonl
  *
- * A request is JSON: {"translate": TEXT} or {"trace": {"q": TEXT, …}}, with {"arrays": true} to get all arrays of a trace.
+ * A request is JSON: {"translate": TEXT}, {"encode": TEXT}, or {"trace": {"q": TEXT, …}, "arrays": true}. With --plain, no
+ * WebAssembly is used.
  * The first result has the seconds that loading took; each other one has its own seconds.
  */
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 
+import { unpack } from "../src/regard/inspection/web/trace.js";
 import { Translator } from "../src/regard/inspection/web/model/translator.js";
 
 const html = readFileSync(process.argv[2], "utf8");
@@ -47,10 +49,14 @@ reply({ wasm: model.network.weights.memory.usesWasm });
 for await (const line of createInterface({ input: process.stdin })) {
   const request = JSON.parse(line);
   start = performance.now();
-  if (request.translate !== undefined) reply({ translation: model.translate(request.translate) });
-  else if (request.encode !== undefined) reply({ ids: model.source.encode(request.encode) });
-  else {
+  if (request.translate !== undefined) {
+    reply({ translation: model.translate(request.translate) });
+  } else if (request.encode !== undefined) {
+    const ids = model.source.encode(request.encode);
+    reply({ ids, text: model.source.decode(ids) });
+  } else {
     const trace = model.trace(request.trace);
-    reply({ trace, ...(request.arrays ? { arrays: arrays(trace) } : {}) });
+    const occlusion = trace.occlusion && Array.from(unpack(trace.occlusion.probabilities));
+    reply({ trace, occlusion, ...(request.arrays ? { arrays: arrays(trace) } : {}) });
   }
 }

@@ -35,7 +35,12 @@ export class MatrixMemory {
     this.used = 0;
   }
 
-  /** Reserve a matrix of zeros. @param {Shape} shape @returns {Matrix} */
+  /**
+   * Reserve a matrix of zeros.
+   *
+   * @param {Shape} shape
+   * @returns {Matrix}
+   */
   add({ rows, columns }) {
     const matrix = { rows, columns, offset: this.used, stride: roundUp(columns, 4) };
     this.used += roundUp(rows, 2) * matrix.stride;

@@ -73,7 +73,11 @@ export class Vocabulary {
     return Array.from(new TextEncoder().encode(piece), (byte) => (this.json.first_byte ?? 0) + byte);
   }
 
-  /** The text of token ids. @param {number[]} ids */
+  /**
+   * The text of token ids.
+   *
+   * @param {number[]} ids
+   */
   decode(ids) {
     let text = "";
     /** @type {number[]} */
@@ -98,7 +102,11 @@ export class Vocabulary {
   }
 }
 
-/** What SentencePiece segments: escaped, with `▁` for spaces and one in front. @param {string} text */
+/**
+ * What SentencePiece segments: escaped, with `▁` for spaces and one in front.
+ *
+ * @param {string} text
+ */
 function escape(text) {
   if (/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/.test(text)) {
     throw new Error("The text contains half of a surrogate pair, which is not a character.");
@@ -127,7 +135,11 @@ function decodeUtf8(bytes) {
   return text;
 }
 
-/** Unknown pieces side by side are one token. @param {[piece: string, id: number][]} segments */
+/**
+ * Unknown pieces side by side are one token.
+ *
+ * @param {[piece: string, id: number][]} segments
+ */
 function mergeUnknown(segments) {
   return segments.map(([, id]) => id).filter((id, i, ids) => id !== UNK || ids[i - 1] !== UNK);
 }

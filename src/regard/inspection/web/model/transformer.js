@@ -214,7 +214,11 @@ export class Transformer {
     return addBias(y, this.weights.vector(`${name}.bias`));
   }
 
-  /** The logits over the vocabulary. @param {Float32Array} x outputs of the last decoder layer */
+  /**
+   * The logits over the vocabulary.
+   *
+   * @param {Float32Array} x outputs of the last decoder layer
+   */
   logits(x) {
     return this.linear(this.norm(x, this.config.final_norm ? "decoder.norm" : null), "projection");
   }
@@ -365,14 +369,23 @@ export class Transformer {
     }
   }
 
-  /** The head of keys and values that a query head uses. @param {number} head */
+  /**
+   * The head of keys and values that a query head uses.
+   *
+   * @param {number} head
+   */
   keyHead(head) {
     return Math.floor(head * this.config.key_value_heads / this.config.heads);
   }
 
   /** @typedef {{ key(distance: number): Float32Array, value(distance: number): Float32Array }} RelativeVectors */
 
-  /** The learned vector of each distance. @param {string} name @returns {RelativeVectors} */
+  /**
+   * The learned vector of each distance.
+   *
+   * @param {string} name
+   * @returns {RelativeVectors}
+   */
   relativeVectors(name) {
     const { max_distance: most } = this.config;
     const [keys, values] = ["keys", "values"].map((one) => this.weights.matrix(`${name}.position.${one}`));
@@ -395,7 +408,11 @@ function toRows(x, width) {
   return range(x.length / width).map((row) => x.subarray(row * width, (row + 1) * width));
 }
 
-/** For each token, the first row of its sentence and one past the last. @param {number[][]} sentences */
+/**
+ * For each token, the first row of its sentence and one past the last.
+ *
+ * @param {number[][]} sentences
+ */
 function toSpans(sentences) {
   let start = 0;
   return sentences.flatMap((sentence) => {
@@ -464,7 +481,12 @@ export function softmax(values) {
 /** @type {Map<string, Float32Array>} */
 const sinusoids = new Map();
 
-/** sin(pos / 10000^(2i/d)) and cos, alternating. @param {number} position @param {number} width */
+/**
+ * sin(pos / 10000^(2i/d)) and cos, alternating.
+ *
+ * @param {number} position
+ * @param {number} width
+ */
 function sinusoid(position, width) {
   const key = `${position} ${width}`;
   let vector = sinusoids.get(key);

@@ -33,7 +33,7 @@ import { readWeights } from "./weights.js";
 /** the most probable tokens recorded for each position */
 const CANDIDATES = 8;
 /** traces whose arrays are kept */
-const KEPT_TRACES = 8;
+const KEPT_TRACES = 16;
 /** tokens of the longest source or prefix that can be traced, as in the server */
 const MAX_TOKENS = 512;
 /** limit of parameters times tokens read by occlusion: about two seconds */
@@ -65,14 +65,22 @@ export class Translator {
     this.traces = 0;
   }
 
-  /** The translation of a text with the model's own options. @param {string} text */
+  /**
+   * The translation of a text with the model's own options.
+   *
+   * @param {string} text
+   */
   translate(text) {
     if (!text.trim()) return "";
     const { best } = this.search(this.encode(text), [], this.json.decoding);
     return this.target.decode(best.tokens);
   }
 
-  /** Source ids without EOS. @param {string} text */
+  /**
+   * Source ids without EOS.
+   *
+   * @param {string} text
+   */
   encode(text) {
     return this.source.encode(text).slice(0, this.json.truncate ?? undefined);
   }
@@ -109,9 +117,10 @@ export class Translator {
    * Translate a text and record everything. The arrays are left out; `layer` returns them.
    *
    * @param {TraceRequest} request
+   * @param {(text: string) => void} [onTranslation] gets the translation as soon as it is known
    * @returns {TraceJson}
    */
-  trace(request) {
+  trace(request, onTranslation) {
     if (!request.q.trim()) throw new Error("The text is blank: there is nothing to translate.");
     const source = this.encode(request.q);
     const begin = [...this.checked(request.forced ?? []), ...this.target.encode(request.prefix ?? "")];
@@ -119,21 +128,22 @@ export class Translator {
     if (length > MAX_TOKENS) throw new Error(`${length} tokens: at most ${MAX_TOKENS} can be shown.`);
     this.network.muted = new Set(request.mute ?? []);
     try {
-      return this.traceOf(request, source, begin, decodingOf(this.json.decoding, request));
+      const decoding = decodingOf(this.json.decoding, request);
+      const found = this.search(source, begin, decoding);
+      onTranslation?.(this.target.decode(found.best.tokens));
+      return { ...this.recorded(found, source), text: request.q, options: optionsOf(decoding, begin.length), muted: request.mute ?? [] };
     } finally {
       this.network.muted = new Set();
     }
   }
 
   /**
-   * @param {TraceRequest} request
+   * What is seen when the model reads a translation again: all of a trace but the request.
+   *
+   * @param {ReturnType<Translator["search"]>} found
    * @param {number[]} source
-   * @param {number[]} begin
-   * @param {Decoding} decoding
-   * @returns {TraceJson}
    */
-  traceOf(request, source, begin, decoding) {
-    const { best, nodes, crossOfNodes } = this.search(source, begin, decoding);
+  recorded({ best, nodes, crossOfNodes }, source) {
     const outputs = best.finished ? [...best.tokens, EOS] : best.tokens;
     const inputs = [BOS, ...outputs.slice(0, -1)];
     const { recorded, probabilities } = this.observe(source, inputs);
@@ -143,7 +153,6 @@ export class Translator {
     const inputTokens = this.target.tokens(inputs);
     return {
       id: this.keep(kept),
-      text: request.q,
       translation: this.target.decode(best.tokens),
       source: sourceTokens,
       inputs: inputTokens,
@@ -158,8 +167,6 @@ export class Translator {
       iterations: [],
       parents,
       tokens: Object.fromEntries(nodes.map(({ token }) => [token, this.target.tokens([token])[0]])),
-      options: optionsOf(decoding, begin.length),
-      muted: request.mute ?? [],
       projections: this.projectionShapes(sourceTokens.length, inputs.length),
       occlusion: this.occlude(source, inputs, outputs),
       history: null,
@@ -246,7 +253,12 @@ export class Translator {
     return byHead(weights, heads);
   }
 
-  /** W_O as [head, d_v, d]. @param {Site} site @param {number} layer */
+  /**
+   * W_O as [head, d_v, d].
+   *
+   * @param {Site} site
+   * @param {number} layer
+   */
   outputByHead(site, layer) {
     const { heads, d_v, d_model: width } = this.json.network;
     const { memory } = this.network.weights;

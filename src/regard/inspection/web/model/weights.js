@@ -32,7 +32,12 @@ export class Weights {
     return found;
   }
 
-  /** A vector; null if the model has none of this name. @param {string} name @returns {Float32Array | null} */
+  /**
+   * A vector; null if the model has none of this name.
+   *
+   * @param {string} name
+   * @returns {Float32Array | null}
+   */
   vector(name) {
     return this.vectors.get(name) ?? null;
   }
@@ -115,6 +120,7 @@ export function decodeBase85(text) {
 
 /** @param {Uint8Array} bytes @returns {Promise<Uint8Array>} */
 async function inflate(bytes) {
-  const stream = new Blob([/** @type {Uint8Array<ArrayBuffer>} */ (bytes)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const { DecompressionStream: Inflater } = /** @type {any} */ (globalThis); // newer than the types of old compilers
+  const stream = new Blob([bytes]).stream().pipeThrough(new Inflater("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }

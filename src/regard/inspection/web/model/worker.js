@@ -3,7 +3,8 @@
  *
  * @typedef {import("./translator.js").TranslatorJson} TranslatorJson
  * @typedef {{ id: number, method: "load" | "translate" | "trace" | "layer", parameters: any[] }} Call
- * @typedef {{ id: number, result?: any, error?: string }} Reply
+ * @typedef {{ id: number, result?: any, error?: string, partial?: string }} Reply partial: the translation, while the rest of
+ *   a trace is computed
  */
 
 import { errorMessage } from "../trace.js";
@@ -16,15 +17,15 @@ addEventListener("message", async ({ data: { id, method, parameters } }) => {
   /** @type {Reply} */
   let reply;
   try {
-    reply = { id, result: await call(method, parameters) };
+    reply = { id, result: await call(method, parameters, (partial) => postMessage({ id, partial })) };
   } catch (error) {
     reply = { id, error: errorMessage(error) };
   }
   postMessage(reply);
 });
 
-/** @param {Call["method"]} method @param {any[]} parameters */
-async function call(method, parameters) {
+/** @param {Call["method"]} method @param {any[]} parameters @param {(text: string) => void} onTranslation */
+async function call(method, parameters, onTranslation) {
   if (method === "load") {
     const [json, weights] = parameters;
     model = Translator.load(json, weights);
@@ -33,7 +34,7 @@ async function call(method, parameters) {
   if (!model) throw new Error("The model is not loaded.");
   const translator = await model;
   if (method === "translate") return translator.translate(parameters[0]);
-  if (method === "trace") return translator.trace(parameters[0]);
+  if (method === "trace") return translator.trace(parameters[0], onTranslation);
   const [id, site, layer, projection] = parameters;
   return translator.layer(id, site, layer, projection);
 }
