@@ -3,9 +3,9 @@
  *
  *     node benchmarks/html_export.mjs FILE.html [--plain] < requests.jsonl > results.jsonl
  *
- * A request is JSON: {"translate": TEXT}, {"encode": TEXT}, or {"trace": {"q": TEXT, …}, "arrays": true}. With --plain, no
- * WebAssembly is used.
- * The first result has the seconds that loading took; each other one has its own seconds.
+ * A request is JSON: {"translate": TEXT}, {"encode": TEXT}, or {"trace": {"q": TEXT, …}, "arrays": true}. Arrays
+ * may also be "attention", without projections. With --plain, no WebAssembly is used.
+ * The first result is about loading. Each has the CPU seconds it took, which do not depend on other programs.
  */
 
 import { readFileSync } from "node:fs";
@@ -24,11 +24,17 @@ function element(id) {
   return found[1];
 }
 
-/** @param {any} trace @returns {Record<string, number[][]>} the layers of each array */
-function arrays(trace) {
+/**
+ * The layers of each array of a trace.
+ *
+ * @param {any} trace
+ * @param {true | "attention"} which
+ * @returns {Record<string, number[][]>}
+ */
+function arrays(trace, which) {
   const names = ["encoder", "decoder", "cross_attention", "nodes"];
   const found = Object.fromEntries(names.map((site) => [site, layers(trace, site)]));
-  for (const site of Object.keys(trace.projections)) {
+  for (const site of which === true ? Object.keys(trace.projections) : []) {
     for (const name of ["query", "key", "value", "output"]) found[`${site}.${name}`] = layers(trace, site, name);
   }
   return found;
@@ -40,15 +46,16 @@ function layers(trace, site, projection) {
   return Array.from({ length: count }, (_, layer) => Array.from(model.layer(trace.id, site, layer, projection)));
 }
 
-let start = performance.now();
-const model = await Translator.load(JSON.parse(element("model")), element("weights"), allowWasm);
+let start = process.cpuUsage();
+const model = Translator.load(JSON.parse(element("model")), element("weights"), allowWasm);
 const reply = (/** @type {object} */ result) => {
-  console.log(JSON.stringify({ seconds: (performance.now() - start) / 1000, ...result }));
+  const { user, system } = process.cpuUsage(start);
+  console.log(JSON.stringify({ cpu_seconds: (user + system) / 1e6, ...result }));
 };
 reply({ wasm: model.network.weights.memory.usesWasm });
 for await (const line of createInterface({ input: process.stdin })) {
   const request = JSON.parse(line);
-  start = performance.now();
+  start = process.cpuUsage();
   if (request.translate !== undefined) {
     reply({ translation: model.translate(request.translate) });
   } else if (request.encode !== undefined) {
@@ -57,6 +64,6 @@ for await (const line of createInterface({ input: process.stdin })) {
   } else {
     const trace = model.trace(request.trace);
     const occlusion = trace.occlusion && Array.from(unpack(trace.occlusion.probabilities));
-    reply({ trace, occlusion, ...(request.arrays ? { arrays: arrays(trace) } : {}) });
+    reply({ trace, occlusion, ...(request.arrays ? { arrays: arrays(trace, request.arrays) } : {}) });
   }
 }

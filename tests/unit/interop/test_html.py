@@ -13,6 +13,7 @@ import pytest
 
 from regard.errors import RegardError
 from regard.inspection.hooks import SITES, Head
+from regard.inspection.html import model_page
 from regard.inspection.trace import Trace, trace
 from regard.interop import html
 from regard.interop.convert import export_model
@@ -79,7 +80,7 @@ RECIPES: list[tuple[int, dict[str, Any]]] = [
         },
     ),
     (
-        12,
+        9,
         {
             "tokenizer": {"kind": "word", "vocab_size": 300, "shared": False, "normalize": "none"},
             "model": {
@@ -139,8 +140,8 @@ def assert_same(ours: Trace, result: dict[str, Any]) -> None:
             atol=1e-4,
         )
     np.testing.assert_allclose(found["coverage"]["sum"], expected["coverage"]["sum"], atol=1e-4)
-    for site in (*SITES, "nodes"):
-        values = ours.nodes if site == "nodes" else ours.weights(site)
+    attention = {**{site: ours.weights(site) for site in SITES}, "nodes": ours.nodes}
+    for site, values in attention.items():
         assert found[site]["shape"] == list(values.shape)
         array = np.array(result["arrays"][site]).reshape(values.shape)
         np.testing.assert_allclose(array, values, atol=3e-4, err_msg=site)
@@ -159,11 +160,11 @@ def assert_nodes(expected: list[dict[str, Any]], found: list[dict[str, Any]]) ->
     for name in ("id", "parent", "token", "state"):
         assert [one[name] for one in found] == [one[name] for one in expected], name
     for name in ("log_probability", "total", "score"):
-        values = [[one[name] for one in nodes] for nodes in (found, expected)]
-        np.testing.assert_allclose(*values, atol=1e-3, err_msg=name)
+        theirs, ours = ([one[name] for one in nodes] for nodes in (found, expected))
+        np.testing.assert_allclose(theirs, ours, rtol=1e-2, atol=1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize(("bits", "sections"), RECIPES, ids=["16", "8", "10", "12"])
+@pytest.mark.parametrize(("bits", "sections"), RECIPES, ids=["16", "8", "10", "9"])
 def test_traces_and_tokens_are_the_same(
     make_run: MakeRun,
     tmp_path: Path,
@@ -172,7 +173,7 @@ def test_traces_and_tokens_are_the_same(
     sections: dict[str, Any],
 ) -> None:
     run, out = make_run(**sections), tmp_path / "model.html"
-    monkeypatch.setattr(html, "BITS", (bits, bits))
+    monkeypatch.setattr(html, "BITS", (bits,))
     stored, size = export_model(run, "html", out)
     assert stored.startswith(f"weights stored with {bits} bits: log-probabilities")
     assert size.endswith("MB, open it in a browser")
@@ -224,7 +225,7 @@ def test_the_number_of_bits_depends_on_the_size_of_the_file(
     weights = named_weights(model.network)
     sizes = {bits: len(html.pack_weights(weights, bits).text) for bits in html.BITS}
     assert sorted(sizes.values(), reverse=True) == list(sizes.values())
-    page = len(html.model_page({}, ""))
+    page = len(model_page({}, ""))
     for bits in html.BITS:
         monkeypatch.setattr(html, "MAX_BYTES", sizes[bits] + page + 1000)
         assert html.pack_within(weights, 1000).bits == bits

@@ -50,8 +50,8 @@ export class Translator {
    * @param {string} weights
    * @param {boolean} [allowWasm]
    */
-  static async load(json, weights, allowWasm = true) {
-    return new Translator(json, new Transformer(json.network, await readWeights(json.weights, weights, allowWasm)));
+  static load(json, weights, allowWasm = true) {
+    return new Translator(json, new Transformer(json.network, readWeights(json.weights, weights, allowWasm)));
   }
 
   /** @param {TranslatorJson} json @param {Transformer} network */

@@ -3,7 +3,7 @@
  *
  * A matrix is quantized row by row: a weight is its integer times the scale of the row. The integers of all matrices are
  * two streams of bytes: their upper 8 bits, and the bits below, several in a byte. Scales and vectors are floats. Each
- * stream is compressed with deflate and written in base 85, which is plain ASCII.
+ * stream is written in base 85, which is plain ASCII.
  *
  * @typedef {import("./matmul.js").Matrix} Matrix
  * @typedef {{ bits: number, matrices: [name: string, rows: number, columns: number][],
@@ -48,8 +48,8 @@ export class Weights {
  * @param {string} text the three streams, separated by spaces
  * @param {boolean} [allowWasm]
  */
-export async function readWeights(json, text, allowWasm = true) {
-  const [floatBytes, upper, lower] = await Promise.all(text.trim().split(" ").map((one) => inflate(decodeBase85(one))));
+export function readWeights(json, text, allowWasm = true) {
+  const [floatBytes, upper, lower] = text.split(" ").map(decodeBase85);
   const floats = new Float32Array(floatBytes.buffer, floatBytes.byteOffset, floatBytes.length / 4);
   const shapes = json.matrices.map(([, rows, columns]) => ({ rows, columns }));
   const memory = new MatrixMemory(shapes, allowWasm);
@@ -81,7 +81,7 @@ export async function readWeights(json, text, allowWasm = true) {
 /**
  * @param {Float32Array} result one row
  * @param {number} scale
- * @param {number} bits 8, 10, 12 or 16
+ * @param {number} bits 8, 9, 10, 12 or 16
  * @param {Uint8Array} upper
  * @param {Uint8Array} lower
  * @param {number} position of the first value in the streams
@@ -116,11 +116,4 @@ export function decodeBase85(text) {
     bytes[group * 4 + 3] = value;
   }
   return bytes.subarray(0, bytes.length - padding);
-}
-
-/** @param {Uint8Array} bytes @returns {Promise<Uint8Array>} */
-async function inflate(bytes) {
-  const { DecompressionStream: Inflater } = /** @type {any} */ (globalThis); // newer than the types of old compilers
-  const stream = new Blob([bytes]).stream().pipeThrough(new Inflater("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
 }

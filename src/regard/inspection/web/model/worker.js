@@ -10,14 +10,14 @@
 import { errorMessage } from "../trace.js";
 import { Translator } from "./translator.js";
 
-/** @type {Promise<Translator> | null} */
+/** @type {Translator | null} */
 let model = null;
 
-addEventListener("message", async ({ data: { id, method, parameters } }) => {
+addEventListener("message", ({ data: { id, method, parameters } }) => {
   /** @type {Reply} */
   let reply;
   try {
-    reply = { id, result: await call(method, parameters, (partial) => postMessage({ id, partial })) };
+    reply = { id, result: call(method, parameters, (partial) => postMessage({ id, partial })) };
   } catch (error) {
     reply = { id, error: errorMessage(error) };
   }
@@ -25,16 +25,15 @@ addEventListener("message", async ({ data: { id, method, parameters } }) => {
 });
 
 /** @param {Call["method"]} method @param {any[]} parameters @param {(text: string) => void} onTranslation */
-async function call(method, parameters, onTranslation) {
+function call(method, parameters, onTranslation) {
   if (method === "load") {
     const [json, weights] = parameters;
     model = Translator.load(json, weights);
-    return (await model).network.weights.memory.usesWasm;
+    return model.network.weights.memory.usesWasm;
   }
   if (!model) throw new Error("The model is not loaded.");
-  const translator = await model;
-  if (method === "translate") return translator.translate(parameters[0]);
-  if (method === "trace") return translator.trace(parameters[0], onTranslation);
+  if (method === "translate") return model.translate(parameters[0]);
+  if (method === "trace") return model.trace(parameters[0], onTranslation);
   const [id, site, layer, projection] = parameters;
-  return translator.layer(id, site, layer, projection);
+  return model.layer(id, site, layer, projection);
 }
