@@ -4,8 +4,8 @@
 
 The first 200 lines of the file are translated by ``Translator.translate`` in fp32, which is
 ``regard translate --precision fp32``, and by the exported file in node. They are also compared with Python
-with the rounded weights of the file: what differs from fp32 but not from these differs because of rounding. Attention is
-compared for all texts, with the decoder reading the output of the file. Times are those of Chromium, which opens the
+with the rounded weights of the file: what differs from fp32 but not from these differs because of rounding. Attention
+is compared for all texts, with the decoder reading the output of the file. Times are those of Chromium, which opens the
 file from disk.
 """
 
@@ -27,7 +27,7 @@ import torch
 
 from regard.inspection.hooks import SITES, observe
 from regard.interop import html
-from regard.nn.state_dict import copy_weights, named_weights
+from regard.nn.network import copy_weights, named_weights
 from regard.tasks import Translator
 
 NODE = Path(__file__).with_suffix(".mjs")

@@ -17,7 +17,7 @@ from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
 from regard.inference.worker_pool import WorkerPool
-from regard.server.serve import serve
+from regard.server.app import serve
 from tests.cli.commands import REGARD, TIMEOUT, environment, sequences
 
 PAIR = {"source": "src", "target": "tgt"}

@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 
 from regard.data.corpus import read_pairs
-from regard.data.language_codes import LANGUAGE_NAMES
+from regard.data.input_format import LANGUAGE_NAMES
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.history import training_history
 from regard.inspection.html import embed, model_page
+from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
-from regard.interop.supported import HTML
 from regard.interop.verification import SampleBatch, sample_batch
 from regard.nn.multi_head_attention import record_attention
-from regard.nn.state_dict import copy_weights, named_weights
+from regard.nn.network import copy_weights, named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
 from regard.storage.atomic_files import check_writable, write_text

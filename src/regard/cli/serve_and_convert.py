@@ -1,0 +1,131 @@
+"""The commands serve (an HTTP server for a model), import and export (models of other libraries)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.options import PrecisionName, RunFolder, Threads, parse_precision
+from regard.errors import RegardError
+
+
+def serve(
+    run: RunFolder,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port to listen on; 0 selects a free one."
+        ),
+    ] = 8000,
+    api_keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,KEY…",
+            envvar="REGARD_API_KEYS",
+            help="API keys that clients must use, separated by commas (default: no key is needed).",
+        ),
+    ] = None,
+    languages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FROM,TO",
+            help="Language codes of source and target, for example en,de (default: the run's).",
+        ),
+    ] = None,
+    precision: PrecisionName = "auto",
+    threads: Threads = None,
+) -> None:
+    """Serve a translation model over HTTP, with LibreTranslate's API and a web page."""
+    try:
+        from regard.server.app import serve as run_server
+        from regard.server.schemas import Settings
+    except ModuleNotFoundError as error:
+        raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
+    keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
+    if api_keys is not None and not keys:
+        raise RegardError(
+            f"--api-keys {api_keys!r}: contains no key, so anyone could use the server; "
+            "give at least one"
+        )
+    pair = None if languages is None else _language_pair(languages)
+    settings = Settings(api_keys=keys)
+    run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
+
+
+def _language_pair(languages: str) -> tuple[str, str]:
+    codes = re.fullmatch(r"([\w-]+),([\w-]+)", languages)
+    if codes is None:
+        raise RegardError(
+            f"--languages {languages}: expected two codes separated by a comma, for example en,de"
+        )
+    return codes[1], codes[2]
+
+
+# ---------------------------------------------------------------------------------------------
+# import and export: convert models from and to other formats
+
+
+def import_(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER | FILE", help="The model to import, as its library saved it."
+        ),
+    ],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format of the model: huggingface (MarianMT, OPUS-MT) or torch.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="For torch: the run folder that provides the recipe and the tokenizer.",
+        ),
+    ] = None,
+) -> None:
+    """Convert a model from another library to a run folder, and verify that both compute the same outputs."""
+    from regard.interop.convert import import_model
+
+    for line in import_model(model, format_, out, like):
+        print(line)
+
+
+def export(
+    run: RunFolder,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Format to write: huggingface, ctranslate2, ctranslate2-int8, onnx, torch, html (one file that "
+            "translates in a browser), or bundle (only the files needed to use the model).",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER | FILE",
+            help="Folder to write; for html a file, RUN.html by default.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Convert a model to the format of another library, and verify that both compute the same outputs."""
+    from regard.interop.convert import export_model
+
+    if out is None:
+        if format_ != "html":
+            raise RegardError(f"--to {format_} needs --out FOLDER")
+        out = Path(f"{run.resolve().name}.html")
+    for line in export_model(run, format_, out):
+        print(line)
