@@ -234,7 +234,9 @@ def _low_bits(values: Integers, width: int) -> bytes:
     per_byte = 8 // width
     low = (values & ((1 << width) - 1)).astype(np.uint8)
     low = np.pad(low, (0, -len(low) % per_byte)).reshape(-1, per_byte)
-    return (low << (np.arange(per_byte, dtype=np.uint8) * width)).sum(1, dtype=np.uint8).tobytes()
+    shifted = low << (np.arange(per_byte, dtype=np.uint8) * width)
+    joined: npt.NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=1)
+    return joined.tobytes()
 
 
 def _encode(stream: bytes) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regard.errors import RegardError
-from regard.inspection.hooks import SITES, Head
+from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.html import model_page
 from regard.inspection.trace import Trace, trace
 from regard.interop import html
@@ -140,8 +140,8 @@ def assert_same(ours: Trace, result: dict[str, Any]) -> None:
             atol=1e-4,
         )
     np.testing.assert_allclose(found["coverage"]["sum"], expected["coverage"]["sum"], atol=1e-4)
-    attention = {**{site: ours.weights(site) for site in SITES}, "nodes": ours.nodes}
-    for site, values in attention.items():
+    attention: dict[str, Floats] = {site: ours.weights(site) for site in SITES}
+    for site, values in (attention | {"nodes": ours.nodes}).items():
         assert found[site]["shape"] == list(values.shape)
         array = np.array(result["arrays"][site]).reshape(values.shape)
         np.testing.assert_allclose(array, values, atol=1e-3, err_msg=site)
