@@ -173,9 +173,9 @@ def train(
     kind: the class of the model, as in ``load``.
     out: the run folder, ``runs/<name of the recipe>`` by default.
     changes: ``"section.key=value"`` strings that override keys of a recipe file.
-    minutes: the time for everything; steps, schedule and validations are fitted to it.
-    init_from: run folder to start from; sizes and tokenizer are taken from it, and a low learning rate is chosen.
-    mix: fine-tuning: share of the training pairs that are drawn from the training data of that run.
+    minutes: time limit for the whole run; steps, schedule and validations are fitted to it.
+    init_from: run folder to fine-tune; sizes and tokenizer are taken from it, and a low learning rate is chosen.
+    mix: fine-tuning: share of the training pairs that is taken from the training data of that run.
     freeze: fine-tuning: groups of weights that are not trained, such as ``["encoder"]`` or ``["all-but-decoder"]``.
     extend_vocab: fine-tuning: maximum number of entries to add to each vocabulary.
     """
@@ -195,7 +195,9 @@ def train(
     expected, tune = kind or Translator, False
     fine_tuning = {"mix": mix, "freeze": freeze, "extend_vocab": extend_vocab}
     if init_from is None and any(value is not None for value in fine_tuning.values()):
-        raise RegardError(f"train: {', '.join(fine_tuning)} are for fine-tuning; give init_from=…")
+        raise RegardError(
+            f"train: {', '.join(fine_tuning)} are only for fine-tuning; give init_from=…"
+        )
     if isinstance(recipe, Recipe):
         if out is None or changes or init_from is not None:
             raise RegardError(

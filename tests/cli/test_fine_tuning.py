@@ -42,8 +42,8 @@ def test_a_run_is_fine_tuned_and_scored_on_old_and_new_data(folder: Path) -> Non
     done = succeeds("train", "new.tsv", "--from", "old", *options, *FEW, cwd=folder)
     assert "from old: tiny of 1+1 layers, width 16, word tokenizer" in done.stderr
     assert "learning rate: 0.044, schedule constant" in done.stderr  # a quarter of 0.177
-    assert "mix: 50% of the pairs are from the run's own training data" in done.stderr
-    assert "new entries of the vocabulary start from the pieces" in done.stderr
+    assert "mix: 50% of the pairs are from the run's training data" in done.stderr
+    assert "new vocabulary entries start as the mean of the pieces" in done.stderr
     closing = done.stderr.split("Training stopped")[1]
     old, new = RunDir(folder / "old"), RunDir(folder / "new")
     recipe, card = new.recipe(), new.card()
@@ -90,7 +90,7 @@ def test_a_resumed_fine_tuning_gives_the_same_weights(folder: Path) -> None:
         ("new.tsv --from absent", "--from absent: no such folder"),
         ("new.tsv --from .", "--from .: not a run folder"),
         ("new.tsv --from marian", "import the model first:  regard import marian --from hugging"),
-        ("new.tsv --mix 0.5", "--mix 0.5: for fine-tuning; name the run to start from with --from"),
+        ("new.tsv --mix 0.5", "--mix 0.5: only for fine-tuning; name the run with --from"),
         ("new.tsv --from old --mix 1.5", "training.mix: 1.5 must be less than 1"),
         ("new.tsv --from old --mix -1", "training.mix: -1.0 must be greater than or equal to 0"),
         ("new.tsv --from old --freeze head", "training.freeze.0: 'head' must be encoder, decoder"),
@@ -104,9 +104,9 @@ def test_a_resumed_fine_tuning_gives_the_same_weights(folder: Path) -> None:
         ("new.tsv --from old --languages en,fr", "en to de, but the new data are en to fr; --ext"),
         ("new.tsv --from lm", "--from lm: a run for task language_model"),
         ("new.tsv --from old --set model.d_model=32", "model.d_model is 16 there, 32 here"),
-        ("small.yaml --from old", "model.preset included, are taken from"),
+        ("small.yaml --from old", "including model.preset, are taken from"),
         ("new.yaml --from old", "--from old: training.init_from is elsewhere; give only one"),
-        ("new.tsv --from gone --mix 0.5", "training.mix: the training data of"),
+        ("new.tsv --from gone --mix 0.5", "training.mix: cannot read the training data of"),
         ("new.tsv --from changed --mix 0.5", "have changed since it was trained"),
         ("new.tsv --from imported --mix 0.5", "was imported, so its training data are not known"),
         ("few.tsv --from old", "too few pairs to train on: 3; give at least 50"),

@@ -104,4 +104,4 @@ def test_prune_lists_first_and_deletes_only_with_yes(two_runs: Path, tmp_path: P
     assert "30 of 150 test sources (20.0%)" in done.stdout
     (tmp_path / "train.src").unlink()
     done = succeeds_inside("evaluate", "runs/a", "--beam", "1", cwd=tmp_path)
-    assert "is not known" in done.stderr
+    assert "Cannot check whether test sources are in the training data" in done.stderr

@@ -1,6 +1,6 @@
-"""The self-test: whether the fast paths give the right results on this machine.
+"""The self-test: whether the fast paths give correct results on this machine.
 
-Each check compares a fast path with a slower one that is certainly right, or trains a small model. It needs no data, no
+Each check compares a fast path with a slower reference implementation, or trains a small model. It needs no data, no
 files of the repository and no network. A check returns its figures, or raises ``CheckFailed`` or ``CheckSkipped``.
 """
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from regard.tasks import Translator
 
 CHUNK_SENTENCES = 256
-"""sentences that are translated together, and after which an interrupted translation is resumed"""
+"""sentences that are translated and stored together; an interrupted translation resumes after the last chunk"""
 SECONDS_BETWEEN_REPORTS = 5.0
 
 
@@ -35,7 +35,7 @@ SECONDS_BETWEEN_REPORTS = 5.0
 def find_documents(texts: Sequence[str]) -> list[Path]:
     """The documents that the arguments name, or none if the arguments are texts.
 
-    A document has the suffix of a known format and no space around it; a pattern such as ``*.md`` stands for files.
+    A document has the suffix of a known format and no surrounding spaces; a pattern such as ``*.md`` is expanded.
     """
     from regard.documents import format_of_name
 
@@ -62,7 +62,7 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 def refuse_document_as_lines(run: Path, input: Path) -> None:
-    """Refuse a file whose lines are not texts, and say how to translate it."""
+    """Refuse a document as ``--input``; the error message says how to translate it."""
     from regard.documents import format_of_content, format_of_name
 
     kind = format_of_name(input)
@@ -146,7 +146,7 @@ def translate_documents(
 
     if job.model.needs_trees:
         raise RegardError(
-            "documents: this model has position: tree and needs the parse of every sentence"
+            "documents: not supported by a model with position: tree, which needs a parse of every sentence"
         )
     names = tuple(name.strip() for name in columns.split(",")) if columns else ()
     tables = [path for path in destination.outputs if ".csv" in _suffixes(path)]
@@ -218,7 +218,7 @@ class DocumentWork:
         typer.echo(f"{output}: {len(sentences):,} sentences", err=True)
 
     def translate(self, sentences: Sequence[str], done: int) -> list[SentenceTranslation]:
-        """Translate sentences, each different one once. done: the number of sentences before them."""
+        """Translate sentences, each distinct one once. done: the number of sentences before them."""
         from regard.documents.base import SentenceTranslation
 
         part = slice(done, done + len(sentences))

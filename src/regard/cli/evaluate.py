@@ -159,7 +159,7 @@ def _overlap(model: Model, outputs: Sequence[str], test: Sequence[Pair]) -> Over
     overlap = OverlapScores.of(model, model.run, outputs, test)
     if overlap is None and "data" in model.run.card():  # not an imported model
         typer.echo(
-            "Whether test sources are in the training data is not known: the prepared data were deleted, and the "
+            "Cannot check whether test sources are in the training data: the prepared data were deleted, and the "
             "training files are missing or have changed.",
             err=True,
         )

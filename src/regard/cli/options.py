@@ -56,8 +56,8 @@ OutputOrFolder = Annotated[
         "--output",
         "-o",
         metavar="PATH",
-        help="Write to this file instead of standard output, or documents to this folder; an existing file is "
-        "replaced only at the end.",
+        help="File to write instead of standard output, or folder for documents; an existing file is replaced "
+        "only at the end.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]

@@ -50,7 +50,7 @@ def list_runs(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder with their task, languages, size, best score, state and disk space."""
+    """List the runs in a folder with their task, languages, size, score, state and disk space."""
     from regard.storage.runs import find_runs, summarize
 
     runs = find_runs(folder)
@@ -72,7 +72,7 @@ def list_runs(
         ]
         for one in summaries
     ]
-    header = ["run", "task", "languages", "size", "best score", "state", "disk"]
+    header = ["run", "task", "languages", "size", "score", "state", "disk"]
     for line in _table([header, *rows] if rows else []):
         print(line)
     for one in summaries:
@@ -89,7 +89,7 @@ def compare_command(
 ) -> None:
     """Compare runs: scores with 95% confidence intervals, paired significance tests, and recipe differences.
 
-    The tests need the same test data. The outputs that training stored are used, or they are computed.
+    Significance tests need runs with the same test data. Test outputs that training has not stored are computed.
     """
     from regard.storage.run_dir import RunDir
     from regard.training.compare_runs import compare_runs
@@ -137,8 +137,8 @@ def prune(
 ) -> None:
     """List, or with --yes delete, the checkpoints, prepared data and temporary files of finished runs.
 
-    The model, its recipe, tokenizer and card are never deleted. A pruned run can be used, but not resumed. Of an
-    interrupted run only temporary files are deleted, and nothing of a run that is training or damaged.
+    The model, its recipe, tokenizer and card are never deleted. A pruned run can be used but not resumed. For an
+    interrupted run, only temporary files are deleted. Runs that are training or damaged are left alone.
     """
     from regard.storage.runs import find_runs, prunable, prune as delete, summarize
 
@@ -157,11 +157,11 @@ def prune(
     elif yes:
         print(f"{_bytes(total)} deleted")
     else:
-        print(f"{_bytes(total)} in all; nothing was deleted, --yes deletes them")
+        print(f"{_bytes(total)} in total; nothing was deleted (--yes deletes these files)")
 
 
 def _describe(found: Prunable) -> str:
-    """One line: what can be deleted of a run."""
+    """One line: the files of a run that can be deleted."""
     parts = [
         f"{len(files)} {kind} {_bytes(found.bytes_of(kind))}"
         if kind == "checkpoints"

@@ -14,10 +14,10 @@ def selftest(
         str, typer.Option(metavar="NAME", help="Device to test: cpu, cuda or auto.")
     ] = "auto",
 ) -> None:
-    """Check on this machine that fast paths give the right results and that training learns.
+    """Check that fast paths give correct results on this machine and that training learns.
 
-    Kernels, packed batches, CUDA graphs and lower precisions are compared with plain float computations. Each check is
-    one line: ok, failed or skipped. The exit status is 1 if a check failed.
+    Kernels, packed batches, CUDA graphs and lower precisions are compared with reference implementations. Each check
+    prints one line: ok, failed or skipped. The exit status is 1 if a check failed.
     """
     import torch
 

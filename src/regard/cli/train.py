@@ -79,9 +79,9 @@ def train(
             "--minutes",
             metavar="MINUTES",
             min=0.1,
-            help="Time for everything: preparing, training, validating and scoring. Steps, schedule and, without "
-            "a recipe, the model are chosen to fit (default: the recipe's steps; without a recipe, a time that "
-            "suits data and device).",
+            help="Time limit for everything: preparing, training, validating and scoring. Steps, schedule and, "
+            "without a recipe, the model are chosen to fit (default: no limit; without a recipe and without "
+            "--from, a time chosen for the data and the device).",
         ),
     ] = None,
     columns: Columns = None,
@@ -92,7 +92,7 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Start from this run: a run folder, a bundle or an imported model. Sizes and tokenizer are "
+            help="Fine-tune this run: a run folder, a bundle or an imported model. Model sizes and tokenizer are "
             "taken from it.",
             rich_help_panel=FINE_TUNING,
         ),
@@ -101,7 +101,7 @@ def train(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Draw this share of the training pairs from the training data of that run, for example 0.5.",
+            help="Take this share of the training pairs from the training data of that run, for example 0.5.",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -109,7 +109,7 @@ def train(
         str | None,
         typer.Option(
             metavar="GROUPS",
-            help="Do not train these weights: encoder, decoder, embeddings, self_attention, cross_attention, "
+            help="Do not train these groups of weights: encoder, decoder, embeddings, self_attention, cross_attention, "
             "feed_forward or norms, separated by commas; or all but one, for example all-but-decoder.",
             rich_help_panel=FINE_TUNING,
         ),
@@ -118,7 +118,7 @@ def train(
         int | None,
         typer.Option(
             metavar="N",
-            help="Add up to N entries, learned from the new data, to the vocabulary. Needed for a new language.",
+            help="Add up to N entries, learned from the new data, to each vocabulary. Needed for a new language.",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -157,12 +157,12 @@ def _fine_tuning(
     if run is not None:
         return FineTuning(run, mix, groups, extend_vocab)
     if wrong := [f"{option} {value}" for option, value in given.items() if value is not None]:
-        raise RegardError(f"{wrong[0]}: for fine-tuning; name the run to start from with --from")
+        raise RegardError(f"{wrong[0]}: only for fine-tuning; name the run with --from")
     return None
 
 
 class _Planned(NamedTuple):
-    """What ``train`` is to do."""
+    """What ``train`` will do."""
 
     recipe: Recipe
     out: Path
@@ -231,7 +231,7 @@ def _automatic(
     out: Path,
     minutes: float | None,
 ) -> _Planned:
-    """A recipe for data files; that of the run folder if its training is to be resumed."""
+    """An automatic recipe for data files; the recipe of the run folder if its training is resumed."""
     from regard.data.corpus import CorpusPreview
     from regard.recipe import DataConfig
     from regard.training.autoconfig import autoconfigure, tunes_decoding

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from regard.tasks.hallucinations import OutputChecker, Problem
 
 MAX_FLAGGED_LINES = 20
-"""Suspicious translations that are reported one by one; the others are only counted."""
+"""suspicious translations that are reported individually; the others are only counted"""
 
 Line = tuple[str, "ParsedSentence | None"]
 """a text and its dependency tree, if the model uses one"""
@@ -74,7 +74,7 @@ def translate(
             metavar="N",
             min=1,
             help="Print the N best translations of each line, or N samples; each output line is line number, "
-            "tab, score, tab, translation (with --confidence before it).",
+            "tab, score, tab, translation (with --confidence, the confidence before the translation).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = 1,
@@ -91,7 +91,7 @@ def translate(
         typer.Option(
             "--confidence",
             metavar=FLAG,
-            help="Print the confidence of each translation, between 0 and 1, and a tab before it.",
+            help="Print the confidence of each translation (0 to 1) and a tab before the translation.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = False,
@@ -110,8 +110,8 @@ def translate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Translation memory, for example tm.tmx: a text that is in it gets its translation from there, "
-            "and similar texts are reported.",
+            help="Translation memory, for example tm.tmx: exact matches are used as translations, and fuzzy "
+            "matches are reported.",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -121,7 +121,7 @@ def translate(
             metavar="SCORE",
             min=0.0,
             max=1.0,
-            help="Smallest similarity of texts in --memory that are reported; 1 reports none (default: 0.75).",
+            help="Lowest score of the fuzzy matches to report; 1 reports none (default: 0.75).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -155,7 +155,7 @@ def translate(
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Translate texts, a file, or standard input: one line in, one line out, in the same order. Or translate documents.
+    """Translate texts, documents, or lines of a file or of standard input (one line in, one line out, in order).
 
     Documents (DOCX, PPTX, ODT, Markdown, HTML, SRT, VTT, PO, XLIFF, TMX, JSON, YAML, properties, CSV, text) keep
     their structure and formatting. To resume an interrupted translation with --output, run the same command again.
@@ -574,7 +574,7 @@ class Job:
     def _flag(
         self, number: int, line: str, translation: Translation | JoinedTranslation
     ) -> list[str]:
-        """Report a translation that looks like a hallucination; what is wrong with it."""
+        """Report a translation that looks like a hallucination. Returns its problems."""
         self.lines += 1
         problems = self._problems(line, translation)
         if not problems:
@@ -610,7 +610,7 @@ class Job:
         return min(tokens, clean.max_tokens) if clean.truncate else tokens
 
     def report_flagged_lines(self) -> None:
-        """The number of suspicious translations, if not every one was reported."""
+        """Report the total number of suspicious translations, if there are several."""
         if self.flagged.total() > 1:
             kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.flagged.most_common())
             typer.echo(

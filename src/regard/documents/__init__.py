@@ -1,8 +1,8 @@
-"""Documents: the files people have, translated with their structure, formatting and formulas intact.
+"""Translation of documents: office files, Markdown, subtitles and others keep their structure and formatting.
 
 Modules in import order; each imports only from those above it:
 
-    markup                 sentences with inline markup; inline tags follow their words into the translation
+    markup                 sentences with inline markup; inline tags follow their words in the translation
     base                   what all formats have in common: the registry, slots, archives, safe XML
     text_formats           plain text, Markdown, HTML, subtitles, tables
     office_formats         DOCX, PPTX, ODT

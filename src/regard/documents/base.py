@@ -1,7 +1,7 @@
 """What all document formats have in common: the registry, slots for translations, archives, and safe XML.
 
-A format cuts a file into slots, each with a text to translate, and the skeleton between them, which is never changed.
-What is not in a slot comes back byte for byte, and so does a slot whose sentences are not changed.
+A format splits a file into slots, each with a text to translate, and the skeleton between them, which never changes.
+The skeleton is preserved byte for byte, and so is a slot whose sentences do not change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SNIFFED = 1 << 14
 
 
 class SplitText(Protocol):
-    """The sentences of a text, and how it is put together from their translations."""
+    """The sentences of a text, and how their translations are joined."""
 
     sentences: list[str]
     elements: dict[int, list[Element]]
@@ -53,11 +53,11 @@ class SplitText(Protocol):
 
 @dataclass
 class Slot:
-    """A place in a file that gets a translation."""
+    """A span of a file that is replaced by a translation."""
 
     text: SplitText
     raw: str | None = None
-    """what the file has there, written again if no sentence is changed; None if the slot is empty so far"""
+    """the original content, which is kept if no sentence changes; None if the slot is empty"""
     encode: Encode = str
     """writes the joined translation in the format of the file"""
 
@@ -69,7 +69,7 @@ class Slot:
 
 @dataclass
 class Template:
-    """A text cut into slots and the skeleton between them, in order."""
+    """A text split into slots and the skeleton between them, in order."""
 
     parts: list[str | Slot] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class Template:
         return (part for part in self.parts if isinstance(part, Slot))
 
     def write(self, written: Iterator[str]) -> str:
-        """The text with what was written for each slot."""
+        """The text with the given content of each slot."""
         return "".join(part if isinstance(part, str) else next(written) for part in self.parts)
 
 
@@ -93,12 +93,12 @@ class SentenceTranslation(NamedTuple):
 
 @dataclass
 class ParsedDocument:
-    """A file cut into slots."""
+    """A file split into slots."""
 
     templates: dict[str, Template]
-    """by the name of the part of an archive; otherwise there is one, without a name"""
+    """by the name of the part in an archive; other files have a single one, with an empty name"""
     rebuild: Callable[[dict[str, str]], bytes]
-    """makes a file of the text of each part"""
+    """builds the file from the text of each part"""
     is_connected: bool = True
     """whether the slots are one text, so that a sentence can refer to the slots before"""
 
@@ -147,7 +147,7 @@ class ParsedDocument:
 
 @dataclass(frozen=True)
 class DocumentOptions:
-    """What the user and the model say about a document."""
+    """The languages of the model and the options of the user for a document."""
 
     source: str = ""
     """language code of the source; empty if it is not known"""
@@ -173,12 +173,12 @@ class DocumentFormat(ABC):
 
     @classmethod
     def recognizes(cls, beginning: str) -> bool:
-        """Whether a text that begins like this has this format, whatever its name."""
+        """Whether a file that begins with this text has this format, regardless of its name."""
         return False
 
     @abstractmethod
     def parse(self, content: bytes) -> ParsedDocument:
-        """Cut a file into slots. Raises ValueError for one that is damaged."""
+        """Split a file into slots. Raises ValueError if it is damaged."""
 
     def split_plain(self, text: str) -> Document:
         return split_plain(text, self.options.source)
@@ -229,11 +229,11 @@ class TextFormat(DocumentFormat):
     """A format of text files."""
 
     fallback_encoding: ClassVar[str | None] = None
-    """of files that are not Unicode"""
+    """encoding of files that are not Unicode"""
 
     @abstractmethod
     def split(self, text: str) -> Template:
-        """Cut a text into slots."""
+        """Split a text into slots."""
 
     def parse(self, content: bytes) -> ParsedDocument:
         text, encoding, mark = self.decode(content)
@@ -418,12 +418,12 @@ class ArchiveFormat(DocumentFormat):
 
     @abstractmethod
     def split(self, text: str) -> Template:
-        """Cut an XML part into slots."""
+        """Split an XML part into slots."""
 
     def parse(self, content: bytes) -> ParsedDocument:
         parts = read_archive(content)
         if self.required not in {info.filename for info, _ in parts}:
-            raise ValueError(f"no {self.required} in it, so it is not {self.suffixes[0]}")
+            raise ValueError(f"contains no {self.required}, so it is not a {self.suffixes[0]} file")
         templates = {}
         for info, data in parts:
             if self.translated.fullmatch(info.filename):
@@ -449,7 +449,7 @@ Part = tuple[zipfile.ZipInfo, bytes]
 
 
 def read_archive(content: bytes) -> list[Part]:
-    """The files of an archive in order; their total size is limited, whatever their headers say."""
+    """The files of an archive in order; their actual total size is limited, regardless of their headers."""
     parts: list[Part] = []
     left = MAX_FILE_SIZE
     try:
@@ -472,7 +472,7 @@ def read_archive(content: bytes) -> list[Part]:
 
 
 def write_archive(parts: Sequence[Part]) -> bytes:
-    """An archive with the same order, compression and dates as the one that was read."""
+    """Write an archive with the same order, compression and dates as the original."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for info, data in parts:

@@ -74,7 +74,7 @@ def _text_tokens(text: str, in_plural: bool) -> Iterator[Inline]:
 
 
 def _closing_brace(text: str, start: int) -> int:
-    """Where the braces that were opened before ``start`` are closed; the end if they are not."""
+    """The position where the brace that was opened before ``start`` is closed; the end of the text if it is not."""
     depth = 1
     for match in _BRACE.finditer(text, start):
         depth += 1 if match[0] == "{" else -1

@@ -1,10 +1,10 @@
-"""Text with inline markup: its sentences, and how their translations are put back with the markup around their words.
+"""Text with inline markup: its sentences, and how the markup is inserted into their translations.
 
 Inline elements that begin and end inside one sentence belong to that sentence: ``The <b>big</b> dog`` is translated as
-``The big dog``, and the tags are put back around the translation of ``big``, as given by the alignment of the model.
-All other tags end a sentence and stay where they are. Whatever the alignment, each tag comes back exactly once and
-elements stay nested as they were: an element gets one span inside the span of its parent, and the spans of siblings do
-not overlap. A sentence that is not changed comes back as it was written, byte for byte.
+``The big dog``, and the tags are inserted around the translation of ``big``, as given by the alignment of the model.
+All other tags end a sentence and stay where they are. Whatever the alignment, each tag is inserted exactly once and the
+nesting of elements is preserved: an element gets one span inside the span of its parent, and the spans of siblings do
+not overlap. A sentence that does not change is preserved byte for byte.
 
 A reader cuts its format into inline tokens (``Inline``); ``split_html`` is the reader of HTML. Splitting takes time
 linear in the length of the text, because texts come from untrusted clients. This is why tags are found with a regular
@@ -62,11 +62,11 @@ class InlineKind(Enum):
     OPEN = "opening tag"
     CLOSE = "closing tag"
     ATOM = "atom"
-    """something that takes the place of a noun and is not translated, such as code"""
+    """untranslated content that acts as a noun, such as code"""
     ANCHOR = "anchor"
-    """something without a text that belongs to the word after it, such as a bookmark"""
+    """markup without text that belongs to the word after it, such as a bookmark"""
     MARK = "mark"
-    """something without a text that belongs to the word before it, such as a footnote"""
+    """markup without text that belongs to the word before it, such as a footnote"""
 
 
 class Inline(NamedTuple):
@@ -113,7 +113,7 @@ class Document(Sentences):
     """elements by number of the sentence, for sentences that have some"""
     escape: Encode = str
     raw: dict[int, str] = field(default_factory=dict)
-    """how each sentence is written in the file; written again if the sentence is not changed"""
+    """the original markup of each sentence, which is kept if the sentence does not change"""
 
     def join(
         self, translations: Sequence[str], alignments: Sequence[Floats | None] | None = None

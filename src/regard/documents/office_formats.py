@@ -1,7 +1,7 @@
-"""Office documents: DOCX, PPTX and ODT. Their text and formatting move together; everything else stays as it is.
+"""Office documents: DOCX, PPTX and ODT. Formatting follows its words; everything else is preserved.
 
-An archive is written again with the same parts; in the parts with text, only paragraphs whose translation differs are
-changed. No office library is used: those keep a tree of what they know, and this keeps the bytes of what they do not.
+An archive is written with the same parts. In parts with text, only paragraphs whose translation differs are changed.
+No office library is used: a library writes only what it can parse, whereas this module preserves all other bytes.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from regard.documents.markup import (
 
 @dataclass
 class StyledText(Sentences):
-    """Text in which every character belongs to a run with a format. It is written as runs again."""
+    """Text in which every character belongs to a run with a format; it is also written as runs."""
 
     elements: dict[int, list[Element]] = field(default_factory=dict)
     """formats that differ from the base format, links and bookmarks, by number of the sentence"""
     between: dict[int, list[Element]] = field(default_factory=dict)
     """the same for separators"""
     base: Encode = str
-    """writes text in the format of most of the text"""
+    """writes text in the most frequent format"""
 
     @classmethod
     def of(cls, text: str, elements: Sequence[Element], base: Encode, language: str) -> StyledText:
-        """elements: with their spans in the text. An element that is in several sentences is cut."""
+        """elements: with their spans in the text. An element that covers several sentences is split."""
         plain = split_text(text, language)
         styled = cls(plain.sentences, plain.separators, base=base)
         at = 0
@@ -94,7 +94,7 @@ class StyledText(Sentences):
 def clip(elements: Sequence[Element], span: Span, edges: bool) -> Iterator[Element]:
     """The parts of elements inside a span, relative to it.
 
-    edges: whether elements without text at the edges of the span belong to it. Formats of spaces are left out.
+    edges: whether elements without text at the edges of the span belong to it. Formats of spaces are omitted.
     """
     for element in elements:
         start, end = max(element.start, span.start), min(element.end, span.end)
@@ -123,7 +123,7 @@ def shift(elements: Sequence[Element], offset: int) -> list[Element]:
 
 
 def merge(elements: Sequence[Element]) -> list[Element]:
-    """Join the parts of an element that was cut and whose parts touch."""
+    """Join adjacent parts of an element that was split."""
     merged: list[Element] = []
     for element in elements:
         last = merged[-1] if merged else None
@@ -167,7 +167,7 @@ class Run:
 
 
 class RunReader:
-    """Cuts an XML part into stretches of runs and the skeleton between them.
+    """Splits an XML part into sequences of runs and the skeleton between them.
 
     prefix: of the names in the part. attributes: of elements with text.
     """
@@ -184,7 +184,7 @@ class RunReader:
         return token.name.startswith(self.prefix) and token.name[len(self.prefix) :] in names
 
     def read(self) -> Template:
-        """The whole part: stretches of simple runs inside paragraphs become slots."""
+        """Read the whole part: sequences of simple runs inside paragraphs become slots."""
         at = 0
         stretch: list[Run] = []
         while at < len(self.tokens):
@@ -202,7 +202,7 @@ class RunReader:
         return "".join(token.raw for token in self.tokens[start:end])
 
     def _add_skeleton(self, at: int) -> int:
-        """Add what stays as it is: one token, or the text of a run that cannot be moved. Returns where it ends."""
+        """Add one token that is preserved, or the text of a run that cannot be moved. Returns the next index."""
         token = self.tokens[at]
         self.template.add(token.raw)
         if self.is_element(token, "t") and token.opens and not token.closes:
@@ -216,7 +216,7 @@ class RunReader:
     # Stretches
 
     def _movable(self, at: int) -> tuple[int, Run] | None:
-        """A run with text only, a link around such runs, or a marker; and where it ends."""
+        """A run with text only, a link around such runs, or a marker; and the index after it."""
         token = self.tokens[at]
         if not token.opens:
             is_space = token.is_text and token.raw.isspace()
@@ -492,7 +492,7 @@ class OpenDocument(ArchiveFormat):
 
 
 def _end_of_inline(tokens: Sequence[XmlToken], at: int) -> int:
-    """Where the inline token that begins at a token ends; there, if it is none."""
+    """The index after the inline token at ``at``; ``at`` itself if there is none."""
     token = tokens[at]
     if token.name in PARAGRAPHS or token.name in NESTED:
         return at
@@ -505,7 +505,7 @@ def _end_of_inline(tokens: Sequence[XmlToken], at: int) -> int:
 
 
 def _inline_tokens(tokens: Sequence[XmlToken]) -> Iterator[Inline]:
-    """An inline token of a paragraph; several for a text with entities."""
+    """The inline token of these XML tokens; several for a text with entities."""
     raw, token = "".join(one.raw for one in tokens), tokens[0]
     if token.is_text and not raw.startswith("<"):
         yield from unescaped_tokens(raw, soft_breaks=True)

@@ -53,7 +53,7 @@ def lines_of(text: str) -> list[Line]:
 
 
 def border(raw: str) -> Inline:
-    """Something that is not translated and ends a sentence."""
+    """Markup that is not translated and ends a sentence."""
     return Inline(raw, InlineKind.TEXT, "\n")
 
 
@@ -63,7 +63,7 @@ def soft_break(raw: str) -> Inline:
 
 
 def spaced_tokens(text: str) -> Iterator[Inline]:
-    """Text whose runs of spaces are single spaces for the model."""
+    """Text in which the model reads several spaces as one."""
     for part in re.split(r"([ \t]{2,}|\t)", text):
         if part:
             yield soft_break(part) if part.isspace() else text_token(part)
@@ -109,7 +109,7 @@ class PlainTextDocument(TextFormat):
         return template
 
     def _is_soft(self, line: str, following: str, width: int) -> bool:
-        """Whether the following line goes on where the line was full."""
+        """Whether the line was wrapped: the first word of the following line did not fit into it."""
         first = following.split(maxsplit=1)[:1]
         if not first or re.match(r"\s*([-*•‣–]|\d+[.)])\s", following):
             return False
@@ -294,9 +294,9 @@ _DESTINATION = re.compile(
 
 @dataclass
 class MarkdownInline:
-    """Cuts the content of a block into inline tokens.
+    """Splits the content of a block into inline tokens.
 
-    breaks: what the file has at each line break of the content, with the prefix of the next line, such as ``> ``.
+    breaks: the original text of each line break, including the prefix of the next line, such as ``> ``.
     """
 
     content: str
@@ -505,7 +505,7 @@ _SPECIAL = re.compile(
 
 
 def escape_markdown(text: str) -> str:
-    """Text in which nothing is Markdown."""
+    """Escape all characters with a meaning in Markdown."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
@@ -524,11 +524,11 @@ _SPEAKER = re.compile(r"[-–—]\s*(?=\S)")
 
 
 class Subtitles(TextFormat):
-    """Cues with a time and a few lines of text. The lines of a cue are one text and are broken again at the end."""
+    """Cues with a time and a few lines of text. A cue is translated as one text and then broken into lines again."""
 
     why_not_lines = "its time stamps would be translated"
     line_length = 42
-    """characters of a line, as broadcasters allow"""
+    """maximum number of characters in a line, as broadcasters allow"""
 
     @classmethod
     def recognizes(cls, beginning: str) -> bool:
@@ -672,15 +672,15 @@ class Table(TextFormat):
         if not given:
             known = ", ".join(names[:20])
             raise ValueError(
-                f"which columns are to be translated? --columns {names[-1] if names else 1} "
-                f"(in the first line: {known})"
+                f"name the columns to translate, for example --columns {names[-1] if names else 1} "
+                f"(the first line has: {known})"
             )
         if all(name in names for name in given):
             return sorted(names.index(name) for name in given), 1
         wrong = [name for name in given if not (name.isdecimal() and 1 <= int(name) <= len(names))]
         if wrong:
             raise ValueError(
-                f"no column {wrong[0]}; give a name of the first line ({', '.join(names[:20])}) "
+                f"no column {wrong[0]}; give a name from the first line ({', '.join(names[:20])}) "
                 f"or a number from 1 to {len(names)}"
             )
         return sorted(int(name) - 1 for name in given), 0

@@ -1,4 +1,4 @@
-"""Translation memory: earlier translations, found again when the same or a similar text occurs."""
+"""Translation memory: earlier translations, looked up by exact and fuzzy matches of the source."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from regard.data.segmentation import word_and_symbol_spans
 from regard.errors import RegardError
 
 CANDIDATES = 20
-"""entries with the most words in common, whose scores are computed"""
+"""number of entries, those with the most words in common, whose scores are computed"""
 MAX_CANDIDATES = 1000
-"""entries with a rare word in common, whose common words are counted"""
+"""number of entries with a rare word in common whose common words are counted"""
 
 
 class Match(NamedTuple):

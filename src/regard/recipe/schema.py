@@ -454,9 +454,9 @@ class AugmentConfig(Section):
 class TrainingConfig(Section):
     init_from: str | None = None
     """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification use its encoder;
-    keys of the sections tokenizer and model that the recipe leaves out are taken from that run"""
+    keys of the sections tokenizer and model that the recipe omits are taken from that run"""
     mix: Probability = 0.0
-    """fine-tuning: share of the training pairs that are drawn from the training data of that run"""
+    """fine-tuning: share of the training pairs that is taken from the training data of that run"""
     freeze: Annotated[tuple[FrozenGroup, ...], _ONE_OR_MORE] = ()
     """fine-tuning: groups of weights that are not trained: encoder, decoder, embeddings, self_attention,
     cross_attention, feed_forward or norms; or all but one of them, such as all-but-decoder"""

@@ -291,7 +291,7 @@ def _fine_tuning(recipe: Recipe) -> Iterator[str]:
     if training.mix and has_labels:
         yield f"training.mix: task {task} has labels, which the other run's data may not have; set it to 0"
     if training.extend_vocab and has_labels:
-        yield f"training.extend_vocab: task {task} takes the encoder as it is; set it to 0"
+        yield f"training.extend_vocab: not supported for task {task}; set it to 0"
     if training.extend_vocab and recipe.tokenizer.kind == "marian":
         yield "training.extend_vocab: the tokenizer of an imported Marian model cannot be extended; set it to 0"
     if training.extend_vocab and "embeddings" in training.freeze:

@@ -1,4 +1,4 @@
-"""The runs in a folder: what each of them is, in which state, how large, and which of its files can be deleted."""
+"""The runs in a folder: what each run is, its state, its size, and which of its files can be deleted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir, sha256
 
 MAX_DEPTH = 4
-"""how many levels below a folder runs are searched for"""
+"""levels of subfolders that are searched for runs"""
 
 State = Literal["training", "finished", "interrupted", "damaged"]
 
@@ -63,7 +63,7 @@ class RunSummary:
     run: RunDir
     state: State
     problem: str | None
-    """why the run is called damaged"""
+    """why the state is damaged"""
     task: str
     languages: str
     """en-de; empty if they are not known"""

@@ -3,7 +3,7 @@
 A translation is called *good* if its sentence chrF against a reference is at least ``GOOD_CHRF``. At the end of
 training the validation set is translated, and a logistic regression on a few features of the decoder's output
 (``features``) learns the probability that a translation is good. It is stored in the card. A model without it uses the
-geometric mean of the token probabilities, which ranks translations but is not a probability of anything.
+geometric mean of the token probabilities, which ranks translations but is not a calibrated probability.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from regard.errors import RegardError
 
 GOOD_CHRF = 30.0
-"""sentence chrF from which on a translation counts as good"""
+"""a translation is good if its sentence chrF is at least this"""
 MIN_EXAMPLES = 20
 """A calibration needs this many good and this many bad translations."""
 MAX_SENTENCES = 1000

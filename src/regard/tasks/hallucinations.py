@@ -1,8 +1,8 @@
 """Hallucination-like output: repetition, a copied source, the wrong script or language, far too short or too long.
 
 Such output is easy to recognize without a reference. Lengths, scripts and copies are compared with the references of
-the validation set (``OutputStatistics``, in the card), so a model that shortens or keeps its sources is not flagged for
-it.
+the validation set (``OutputStatistics``, in the card), so a model that summarizes or copies its sources is not flagged
+for it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from regard.data.segmentation import word_and_symbol_spans
 from regard.errors import RegardError
 
 MAX_RUNS = {1: 4, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
-"""How many times in a row an n-gram may not occur, by n."""
+"""By n: an n-gram that occurs this many times in a row is a repetition."""
 SPREAD_NGRAM = 4
 SPREAD_TIMES = 3
 SPREAD_SHARE = 0.5
 """An n-gram of this size that occurs at least this many times and makes up this share of the translation is a
 repetition as well, unless the source has one."""
 MIN_COPIED_WORDS = 4
-"""fewer words may be names, which stay the same"""
+"""shorter translations may be names, which are not translated"""
 COPIED_SHARE = 0.8
-"""share of the bigrams of a translation that also occur in its source, from which on it is a copy"""
+"""a translation is a copy if at least this share of its bigrams also occur in its source"""
 USUAL_COPIES = 0.02
 """Copies are not flagged for a model if this share of the references are copies."""
 MIN_SCRIPT_SHARE = 0.01
@@ -40,7 +40,7 @@ MIN_SCRIPT_SHARE = 0.01
 MIN_EXPECTED_LETTERS = 0.2
 """share of the letters of a translation that must be in an expected script"""
 MIN_LETTERS = 5
-"""fewer letters do not show a script"""
+"""the script of a text with fewer letters is not determined"""
 MIN_LANGUAGE_LETTERS = 20
 MIN_LANGUAGE_PROBABILITY = 0.95
 """for another language than the target language"""

@@ -1,4 +1,4 @@
-"""Automatic configuration: a complete recipe from the training data, the device and the time, with the reasons."""
+"""Automatic configuration: a complete recipe for the training data, the device and the time, with reasons."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MAX_WORD_LENGTH, MAX_UNSPACED_WORD_LENGTH = 20, 6
 IDEOGRAPHS_PER_TOKEN = 1.3
 """In Chinese and Japanese, where a token is one or two characters."""
 MIN_STEPS = 6_000
-"""Batches are made smaller if there were fewer steps: on a CPU, many small steps learn more than few large ones."""
+"""Batches are made smaller to reach this many steps: on a CPU, many small steps learn more than few large ones."""
 MIN_TOKENS_PER_BATCH = 1_024
 VALIDATIONS, PATIENCE = 20, 8
 USEFUL_TOKENS = 2_000_000
-"""With fewer target tokens, real text is hardly learned: BLEU 0 to 5 in the experiments behind ``MODEL_RULES``."""
+"""With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
 DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 20.0}
-"""The longest training that is planned if the user sets no time."""
+"""The longest time that is chosen if the user sets none."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ MODEL_RULES = (
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """What the rules give for a corpus, a device and a time."""
+    """The result of the rules for a corpus, a device and a time limit."""
 
     rule: ModelRule
     vocabulary: VocabularyRule
@@ -125,7 +125,7 @@ class ChosenModel:
 
     @property
     def tokens(self) -> float:
-        """Target tokens that are trained on: those that the time allows, or the most that helps."""
+        """Target tokens to train on: as many as the time allows, up to ``max_epochs``."""
         affordable = training_seconds(self.minutes, self.device) * self.tokens_per_second
         return min(affordable, self.rule.max_epochs * self.epoch_tokens)
 
@@ -134,7 +134,7 @@ class ChosenModel:
         return self.tokens / self.epoch_tokens
 
     def minutes_for(self, rule: ModelRule, epochs: float) -> float:
-        """The time in which a rule trains for this many epochs, and for the tokens that it needs."""
+        """The time that a rule needs for this many epochs and for its minimum number of tokens."""
         tokens = max(rule.min_tokens, epochs * self.epoch_tokens)
         return total_minutes(tokens / self.speed.tokens_per_second(rule.cost), self.device)
 
@@ -146,12 +146,12 @@ START_SECONDS = {"cpu": 15.0, "cuda": 45.0}
 
 
 def training_seconds(minutes: float, device: str) -> float:
-    """The time for training steps if everything takes this many minutes."""
+    """The time for training steps if the whole run takes this many minutes."""
     return max(1.0, TRAINING_SHARE * 60 * minutes - START_SECONDS[device])
 
 
 def total_minutes(seconds: float, device: str) -> float:
-    """The time for everything if training steps take this many seconds."""
+    """The time for the whole run if training steps take this many seconds."""
     return (seconds + START_SECONDS[device]) / TRAINING_SHARE / 60
 
 
@@ -191,7 +191,7 @@ def choose(
 
 
 def _default_minutes(rules: Sequence[ModelRule], epoch_tokens: float, speed: DeviceSpeed) -> float:
-    """A sensible time for the device: what the first affordable rule needs to train fully, rounded up."""
+    """The default time limit: what the first affordable rule needs for a full training, rounded up."""
     longest = DEFAULT_MINUTES[speed.device]
     for rule in rules:
         epochs = min(rule.max_epochs, max(10.0, 2 * rule.min_epochs))
@@ -221,7 +221,7 @@ def autoconfigure(
     overrides: ``key=value`` settings of the user.
     languages: the codes of source and target, if they are known.
     pairs: the pairs of the files, if the caller reads them.
-    minutes: the time for everything; a default for the device if None.
+    minutes: time limit for the whole run; a default for the device if None.
     speed: the speed of the device, measured if None.
     """
     data = DataConfig(root=root, train=files, languages=languages)
@@ -265,7 +265,7 @@ class AutomaticRecipe(NamedTuple):
     reasons: list[str]
     """what was chosen and why, one line each"""
     minutes: float | None
-    """the time that the choices were made for; None if the user sets the number of steps, but no time"""
+    """the time limit that the recipe was chosen for; None if the user sets the number of steps, but no time"""
 
 
 def _check_size(corpus: CorpusStatistics) -> None:
@@ -290,7 +290,7 @@ def _symbol_tokenizer(corpus: CorpusStatistics, overrides: Sequence[str]) -> dic
 
 
 def _training(choice: ChosenModel, overrides: Sequence[str]) -> dict[str, Any]:
-    """The training section: the steps that the time allows, in batches that are not too large for that."""
+    """The training section: as many steps as the time allows, in batches that leave time for ``MIN_STEPS``."""
     tokens, rule = choice.tokens, choice.rule
     largest = choice.vocabulary.tokens_per_batch
     batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
@@ -374,7 +374,7 @@ def _describe_model(recipe: Recipe) -> str:
 
 
 def _alternatives(choice: ChosenModel) -> list[str]:
-    """What a longer time would give, if a better model is known."""
+    """The better model that more time would allow, if there is one."""
     rule = choice.next_rule
     if rule is None:
         return []
@@ -389,15 +389,15 @@ def _alternatives(choice: ChosenModel) -> list[str]:
 
 
 def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
-    """A warning if the time is too short for a useful model, with the time that is long enough."""
+    """A warning if the time is too short for a useful model, with the time that would be long enough."""
     if choice.tokens >= min(USEFUL_TOKENS, choice.rule.max_epochs * choice.epoch_tokens):
         return []
     if corpus.tokenizer_kinds or choice.epochs > 40:
         return []
     minutes = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
     return [
-        f"warning: {_duration(choice.minutes)} are too short for a useful model of real text; "
-        f"give it at least {_duration(minutes)}"
+        f"warning: {_duration(choice.minutes)} is too short to train a useful model on real text; "
+        f"allow at least {_duration(minutes)}"
     ]
 
 
@@ -419,7 +419,7 @@ def _describe_tokenizer(
         and tokenizer.vocab_size == corpus.vocab_size(vocabulary)
         and large
     ):
-        return f"{kind}, because there are {len(corpus.alphabet):,} different characters"
+        return f"{kind}, because there are {len(corpus.alphabet):,} distinct characters"
     return kind
 
 

@@ -88,7 +88,7 @@ def _not_comparable(runs: Sequence[RunDir], recipes: Sequence[Recipe]) -> str | 
     if len(tasks) > 1:
         return f"the runs have different tasks: {', '.join(sorted(tasks))}"
     if wrong := MODEL_METRICS & {*recipes[0].evaluation.metrics}:
-        return f"models cannot be tested against each other by {', '.join(sorted(wrong))}"
+        return f"there is no paired significance test for {', '.join(sorted(wrong))}"
     tests = []
     for run, recipe in zip(runs, recipes, strict=True):
         if recipe.data.test is None:
@@ -110,7 +110,7 @@ def _outputs(
     outputs = run.test_outputs(run.card(), fingerprint(recipe.data.test, recipe.data))
     if outputs is not None and len(outputs) == len(pairs):
         return outputs
-    message(f"{run} has no stored outputs for its test data: computing them")
+    message(f"{run} has no stored outputs for its test data; computing them")
     model = Model.load(run.folder)
     model.start_workers()
     return model.predict_pairs(pairs)

@@ -1,7 +1,8 @@
 """Fine-tuning: training that starts from the tokenizer and weights of another run (``training.init_from``).
 
-A recipe for new data (``regard train more.tsv --from RUN``), the initial tokenizer and weights, an extended vocabulary,
-frozen weights, and pairs of the run's own training data that are mixed in. ``forgetting.py`` scores the result.
+This module chooses a recipe for new data (``regard train more.tsv --from RUN``), initializes the tokenizer and weights,
+extends the vocabulary, freezes weights, and mixes in pairs from the training data of the run. ``forgetting.py`` scores
+the result.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ SAMPLED_PAIRS = 2_000
 RATE_FACTOR = 0.25
 """peak learning rate of fine-tuning relative to that of the run; ``benchmarks/fine_tuning.py`` compares factors"""
 IMPORTED_RATE = 1e-4
-"""peak learning rate for an imported model, of which the original one is not known"""
+"""peak learning rate for an imported model, whose original learning rate is not known"""
 IMPORTED_BATCH = 4_096
 """tokens per batch for an imported model"""
 EPOCHS = ((1_000, 20), (10_000, 12), (100_000, 6), (math.inf, 2))
 """epochs over the new pairs for up to this many of them; early stopping may end training sooner"""
 BATCHES_PER_EPOCH = 20
-"""batches are made so small that an epoch has at least this many"""
+"""batches are made smaller so that an epoch has at least this many"""
 MIN_BATCH = 512
 VALIDATIONS = 20
 PATIENCE = 6
@@ -122,8 +123,8 @@ def fine_tuning_recipe(
     theirs = open_initial_run(run)
     if theirs.task != "translation":
         raise RegardError(
-            f"--from {run}: a run for task {theirs.task}; files of pairs continue a translation model. For another "
-            f"task, write a recipe with task, data and training.init_from: {run}"
+            f"--from {run}: a run for task {theirs.task}; files of pairs can only fine-tune a translation model. For "
+            f"this task, write a recipe with task, data and training.init_from: {run}"
         )
     data: dict[str, Any] = {"root": root, "train": files.model_dump(exclude_none=True)}
     data |= {"clean": theirs.data.clean.model_dump()}
@@ -159,7 +160,7 @@ def fine_tuning_recipe(
 def fine_tuning_from_recipe(
     options: FineTuning, name: str | Path, overrides: Sequence[str] = ()
 ) -> tuple[Recipe, list[str]]:
-    """A recipe file with a run to start from: what its training section leaves out is chosen as for files of pairs."""
+    """A recipe file with a run to start from; keys that its training section omits are chosen as for files of pairs."""
     run = RunDir(options.run)
     theirs = open_initial_run(run)
     other = load_recipe(name, overrides).training.init_from
@@ -206,7 +207,7 @@ def open_initial_run(run: RunDir) -> Recipe:
         problem = "not a run folder" if run.folder.is_dir() else "no such folder"
         raise RegardError(f"--from {run}: {problem} (a run folder contains recipe.yaml)")
     if not run.weights_file.is_file():
-        raise RegardError(f"--from {run}: it has no model yet (model.safetensors)")
+        raise RegardError(f"--from {run}: the run has no model yet (model.safetensors is missing)")
     return run.recipe()
 
 
@@ -313,8 +314,9 @@ def _fine_tuning_rate(run: RunDir, theirs: Recipe) -> tuple[float, str]:
     if "imported_from" in run.card():
         return IMPORTED_RATE, "low, because the model is imported"
     if theirs.training.init_from is not None:
-        return float(f"{peak:.2g}"), "as for the run, which was fine-tuned itself"
-    return float(f"{RATE_FACTOR * peak:.2g}"), f"{RATE_FACTOR:g} of the run's peak {peak:.2g}"
+        return float(f"{peak:.2g}"), "as in the run, which was itself fine-tuned"
+    why = f"{RATE_FACTOR:g} of the run's peak {peak:.2g}, to limit forgetting"
+    return float(f"{RATE_FACTOR * peak:.2g}"), why
 
 
 def peak_learning_rate(recipe: Recipe) -> float:
@@ -333,7 +335,7 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
     rate = f"learning rate: {training.learning_rate:g}, schedule {training.schedule}"
     chosen_rate, why = _fine_tuning_rate(run, theirs)
     if training.learning_rate == chosen_rate:
-        rate += f", warmup {training.warmup} steps ({why}: what was learned must not be lost)"
+        rate += f", warmup {training.warmup} steps ({why})"
     lines = [
         f"from {run}: {model.preset} of {model.encoder_layers}+{model.decoder_layers} layers, width "
         f"{model.d_model}, {recipe.tokenizer.kind} tokenizer",
@@ -343,10 +345,10 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
         f"the new pairs){early if training.patience else ''}",
     ]
     if training.mix:
-        lines.append(f"mix: {training.mix:.0%} of the pairs are from the run's own training data")
+        lines.append(f"mix: {training.mix:.0%} of the pairs are from the run's training data")
     else:
         lines.append(
-            "mix: new pairs only; --mix 0.5 adds pairs of the run, so that it forgets less"
+            "mix: new pairs only; --mix 0.5 adds pairs from the run's training data, which reduces forgetting"
         )
     if training.freeze:
         lines.append(f"freeze: {', '.join(training.freeze)}")
@@ -365,7 +367,7 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
 # Initial tokenizer and weights
 
 MAY_DIFFER = {"preset", "dropout", "attention_dropout", "activation_dropout"}
-"""Keys of the model section that no weight depends on."""
+"""Keys of the model section that do not affect the weights."""
 MAY_DIFFER_FOR_ENCODER = {"decoder_layers", "tie_embeddings", "tie_output", "output_bias"}
 """Further keys that may differ if only the encoder is initialized."""
 TARGET_TOKENIZER_KEYS = {"shared", "target_kind"}
@@ -373,7 +375,7 @@ TARGET_TOKENIZER_KEYS = {"shared", "target_kind"}
 
 
 def check_initial_run(run: RunDir, recipe: Recipe) -> None:
-    """Raise if a new run cannot start from ``training.init_from``; a run that is resumed needs it no more."""
+    """Raise if a new run cannot start from ``training.init_from``; a resumed run no longer needs it."""
     if recipe.training.init_from is None:
         return
     initial = RunDir(recipe.training.init_from)
@@ -444,7 +446,7 @@ def load_initial_weights(network: nn.Module, recipe: Recipe, tokenizer: Tokenize
         return message
     target = tokenizer.target.size - original.target.size
     counts = f"{added:,}" if tokenizer.shared else f"{added:,} source and {target:,} target"
-    return f"{message}; {counts} new entries of the vocabulary start from the pieces they were split into"
+    return f"{message}; {counts} new vocabulary entries start as the mean of the pieces they were split into"
 
 
 def _extends(original: Vocabulary, vocabulary: Vocabulary) -> bool:
@@ -493,7 +495,7 @@ def check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
     if different := [text for _, text in recipe_differences(theirs, ours)]:
         raise RegardError(
             f"training.init_from: {run} does not match this recipe: {'; '.join(different)} "
-            "(keys that the recipe leaves out, model.preset included, are taken from the run)"
+            "(keys that the recipe omits, including model.preset, are taken from the run)"
         )
     both = run_recipe.data, recipe.data
     translation = run_recipe.task == recipe.task == "translation"
@@ -556,8 +558,8 @@ def freeze_weights(network: nn.Module, groups: Sequence[str]) -> None:
 def old_train_pairs(recipe: Recipe) -> Iterator[Pair]:
     """The training pairs of the run ``training.init_from``, for ``training.mix``.
 
-    Pairs that are held out from the new data for validation are left out here, too. If that run was itself fine-tuned
-    with old pairs, those are included.
+    Pairs whose sources are held out for validation are excluded. If that run was itself fine-tuned with old pairs,
+    these are included.
     """
     _, theirs = initial_run(recipe)
     pairs = train_pairs(theirs.data)
@@ -569,19 +571,19 @@ def old_train_pairs(recipe: Recipe) -> Iterator[Pair]:
 
 
 def old_data_fingerprint(recipe: Recipe) -> str:
-    """The fingerprint of the data of ``old_train_pairs``; raises if they are gone or have changed."""
+    """The fingerprint of the data of ``old_train_pairs``; raises if they are missing or have changed."""
     run, theirs = initial_run(recipe)
     card = run.card()
     if "imported_from" in card:
         raise RegardError(
-            f"training.mix: {run} was imported, so its training data are not known; set training.mix to 0, and give "
-            "general pairs together with the new ones"
+            f"training.mix: {run} was imported, so its training data are not known; set training.mix to 0, and add "
+            "general pairs to the new ones"
         )
     try:
         found = fingerprint(theirs.data.train, theirs.data)
     except RegardError as error:
         raise RegardError(
-            f"training.mix: the training data of {run} are gone: {error}; restore them, or set training.mix to 0"
+            f"training.mix: cannot read the training data of {run}: {error}; restore them, or set training.mix to 0"
         ) from None
     recorded = card.get("data", {}).get("identity", {}).get("train", found)
     if found != recorded:

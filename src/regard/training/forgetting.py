@@ -1,8 +1,8 @@
-"""Forgetting: how a fine-tuned model and the run it started from score on old and on new data.
+"""Forgetting: the scores of a fine-tuned model, and of the run it started from, on old and on new data.
 
-The old data are the test set of that run, or its validation set; the new data are those of the recipe. The run is
-scored before training, and the result is kept with the prepared data; the fine-tuned model is scored at the end. Both
-go into the card.
+The old data are the test set of the old run, or else its validation set; the new data are those of the recipe. The old
+run is scored before training, and its scores are stored with the prepared data. The fine-tuned model is scored at the
+end. The card has both.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _scored_pairs(recipe: Recipe) -> tuple[str, list[Pair]]:
 
 
 def _affordable(model: Model, pairs: Sequence[Pair], deadline: float | None) -> int:
-    """The number of pairs that can be scored in the share of the time limit."""
+    """The number of pairs that can be scored in ``SHARE_OF_TIME``."""
     if deadline is None:
         return len(pairs)
     few = pairs[:WARM_UP_PAIRS]

@@ -1,7 +1,7 @@
 """Time planning: how fast a device trains, and how many steps, validations and warmup steps fit into the time.
 
-``measure_device`` estimates the speed before there is a model, for the choice of one. ``plan`` measures some steps of
-the real training, takes them back, and fits the recipe to the time that is left.
+``measure_device`` estimates the speed of a device, so that a model can be chosen. ``plan`` times a few steps of the
+actual training, undoes them, and fits the recipe to the remaining time.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from regard.training.trainer import Trainer
 
 SAFETY = 0.93
-"""The share of the time left that is planned for; the rest is for a machine that gets slower."""
+"""The share of the remaining time that is planned; the rest is a margin for a machine that becomes slower."""
 VALIDATION_SHARE = 0.03
 """One validation takes at most this share of the time left."""
 MAX_VALIDATIONS = 20
 MIN_EXAMPLES = 20
 """Fewest validation pairs to translate, however short the time is."""
 MEASURED_STEPS = 12
-"""At most this many steps are measured, after those at the start, which are slower."""
+"""At most this many steps are timed, after the first ones, which are slower."""
 TEST_SHARE = 0.15
-"""Scoring the test data takes at most this share of the time; otherwise it is left out."""
+"""Scoring the test data takes at most this share of the time; otherwise it is skipped."""
 
 # ---------------------------------------------------------------------------------------------
 # The speed of a device
@@ -57,7 +57,7 @@ class DeviceSpeed:
 
     def describe(self) -> str:
         speed = self.tokens_per_second(1.0)
-        return f"{self.name} can train the preset tiny at about {speed:,.0f} tokens/s"
+        return f"{self.name}: about {speed:,.0f} tokens/s with the preset tiny"
 
 
 H200_MATMUL, H200_TINY = 7.0e14, 1.2e7
@@ -122,7 +122,7 @@ def matmul_speed(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe that ends in time, and what it was computed from."""
+    """A recipe that ends in time, and the measurements it was computed from."""
 
     recipe: Recipe
     seconds_per_step: float
@@ -138,12 +138,12 @@ class Plan:
     """the steps of the recipe, and the time they would take"""
 
     def describe(self, pairs: int) -> str:
-        """For example “12,400 pairs, 9,800 tokens/s: 2,300 steps of tiny in 18 min, until about 18:42”."""
+        """For example “12,400 pairs, 9,800 tokens/s: 2,300 steps of tiny in 18 min, ending at about 18:42”."""
         training, model = self.recipe.training, self.recipe.model
         end = datetime.now() + timedelta(seconds=self.seconds)
         return (
             f"{pairs:,} pairs, {self.tokens_per_second:,.0f} tokens/s: {training.steps:,} steps of {model.preset} "
-            f"in {duration(self.seconds)}, until about {end:%H:%M}"
+            f"in {duration(self.seconds)}, ending at about {end:%H:%M}"
         )
 
 
@@ -156,9 +156,9 @@ def duration(seconds: float) -> str:
 
 
 def plan(trainer: Trainer, deadline: float, scoring: float = 0.0) -> Plan:
-    """Measure some steps and a validation, and fit the recipe to the time until the deadline.
+    """Time a few steps and a validation, and fit the recipe to the time until the deadline.
 
-    The steps are taken back: afterwards the trainer is as new. ``deadline`` is a time of ``time.monotonic()``,
+    The steps are undone afterwards. ``deadline`` is a time of ``time.monotonic()``,
     ``scoring`` the seconds for scores after training, besides those of the test data.
     """
     left = deadline - time.monotonic()
@@ -193,10 +193,10 @@ def plan(trainer: Trainer, deadline: float, scoring: float = 0.0) -> Plan:
 def fit_recipe(
     recipe: Recipe, available: float, seconds_per_step: float, validation: float
 ) -> tuple[Recipe, bool]:
-    """The recipe with the steps that fit into ``available`` seconds, and whether these are fewer.
+    """The recipe with as many steps as fit into ``available`` seconds, and whether it was shortened.
 
-    A shorter training has the same number of validations, or fewer if they would take too long; its learning rate ends
-    at zero, and warmup is at most a tenth of it.
+    A shortened training has the same number of validations, or fewer if they would take too long. Its learning rate
+    ends at zero, and its warmup is at most a tenth of the steps.
     """
     training = recipe.training
     count = max(1, training.steps // training.validate_every)
@@ -250,7 +250,7 @@ def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def measure_steps(trainer: Trainer, limit: float) -> tuple[float, float]:
-    """Seconds and target tokens of a step; about ``limit`` seconds are measured, and then taken back.
+    """Seconds and target tokens per step, measured for about ``limit`` seconds; the steps are undone afterwards.
 
     The first steps are not counted: they allocate memory, and on a GPU they compile and capture the step.
     """

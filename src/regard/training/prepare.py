@@ -122,7 +122,7 @@ def _write_train(
     reporter.message(f"Training pairs: {counts.summary}")
     if recipe.training.mix:
         old = CleaningCounts(**rows.old)
-        reporter.message(f"Pairs of {recipe.training.init_from}: {old.summary}")
+        reporter.message(f"Pairs from {recipe.training.init_from}: {old.summary}")
         if not old.kept:
             raise RegardError(
                 f"training.mix: {recipe.training.init_from} has no training pairs that pass data.clean; set it to 0"

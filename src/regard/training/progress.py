@@ -97,7 +97,7 @@ class ProgressReporter:
             self.bar.update(self.bar.task_ids[0], total=steps)
 
     def advance(self, step: int) -> None:
-        """Move the progress bar; soon after the start, say when training will end, if no plan has said it."""
+        """Move the progress bar. If there is no plan, print the expected end soon after the start."""
         now = time.monotonic()
         if step == self.first_step + SLOW_STEPS:
             self.first_step, self.start_time = step, now  # the first steps are slower
@@ -132,11 +132,13 @@ class ProgressReporter:
         return measured and not self.end_announced and self.deadline is None
 
     def expected_end(self, step: int) -> str:
-        """For example “About 3:40:00 left for 6,700 steps, until about 21:14”."""
+        """For example “About 3:40:00 left for 6,700 steps, ending at about 21:14”."""
         left = self.time_left(step, self.steps)
         until = datetime.now() + left
         day = "" if until.date() == datetime.now().date() else f" on {until:%A}"
-        return f"About {left} left for {self.steps - step:,} steps, until about {until:%H:%M}{day}"
+        return (
+            f"About {left} left for {self.steps - step:,} steps, ending at about {until:%H:%M}{day}"
+        )
 
     def close(self) -> None:
         """Remove the progress bar and close the TensorBoard file."""

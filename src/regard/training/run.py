@@ -68,8 +68,8 @@ def train(
 ) -> Model:
     """Train a model in the run folder ``out``, or resume if the folder has checkpoints.
 
-    minutes: the time for everything. Steps, warmup and validations are fitted to it, so that the schedule ends in
-    time; a resumed run keeps its plan.
+    minutes: time limit for the whole run. Steps, warmup and validations are fitted to it, so that the schedule ends
+    in time; a resumed run keeps its plan.
     tune_decoding: choose the length penalty on the validation pairs after training.
     """
     start = time.monotonic()
@@ -103,7 +103,7 @@ def train(
 
 
 class FinishOptions(NamedTuple):
-    """When a training must be finished, and what is done at its end."""
+    """The deadline of a training, and what is done at its end."""
 
     deadline: float | None
     """a time of ``time.monotonic()``"""
@@ -149,7 +149,7 @@ def _train(
 
 
 def _make_plan(trainer: Trainer, reporter: ProgressReporter, deadline: float) -> None:
-    """Fit the training to the time, and say what was chosen."""
+    """Fit the training to the time limit, and print the plan."""
     scoring = scoring_seconds(trainer.run, trainer.recipe)
     fitted = trainer.group.broadcast(plan(trainer, deadline, scoring))
     trainer.apply(fitted.recipe)
@@ -295,10 +295,10 @@ def resumable_recipe(
     changes: Sequence[str],
     languages: tuple[str, str] | None = None,
 ) -> Recipe | None:
-    """The recipe of a run that was begun with an automatic recipe for the same files; None if there is none.
+    """The recipe of a run that was started with an automatic recipe for the same files; None if there is none.
 
     ``changes`` are settings of the user, which must agree with it, and so must ``languages``, if they are given. The
-    recipe is not chosen again, because the choice depends on the speed of the machine at that moment.
+    recipe is not chosen again, because the choice depends on the current speed of the machine.
     """
     run = RunDir(out)
     if not checkpoint_files(run.checkpoints):
@@ -308,7 +308,7 @@ def resumable_recipe(
         recipe.data.train != files
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
-        raise RegardError(f"{run}: contains a run of other data; choose another --out")
+        raise RegardError(f"{run}: contains a run on other data; choose another --out")
     if languages is not None and languages != recipe.data.languages:
         raise RegardError(
             f"{run}: contains a run of other languages than {','.join(languages)}; choose another --out"

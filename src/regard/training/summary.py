@@ -1,4 +1,4 @@
-"""What is reported after training: scores with intervals, examples from best to worst; and the tuned length penalty."""
+"""The report after training: scores with intervals and examples from best to worst; tuning of the length penalty."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Summary(NamedTuple):
     examples: list[Example]
 
     def lines(self) -> list[str]:
-        """What is printed at the end of training."""
+        """The lines that are printed at the end of training."""
         if not self.results:
             return []
         scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
@@ -114,11 +114,13 @@ def tune_length_penalty(
             f"{penalty:g}: {abs(scores[penalty]):.1f}" for penalty in sorted(scores)
         )
         name = trainer.recipe.evaluation.metrics[0]
-        reporter.message(f"Length penalty {best:g} is the best on validation ({name}: {listing})")
+        reporter.message(
+            f"Length penalty {best:g} scores best on validation pairs ({name}: {listing})"
+        )
 
 
 def _in_time(trainer: Trainer, deadline: float | None, share: float) -> bool:
-    """Whether a beam search over this share of the examples fits into the time left."""
+    """Whether there is time for a beam search over this share of the examples."""
     if deadline is None:
         return True
     needed = share * trainer.recipe.decoding.beam * trainer.validation_seconds / 2 + 1

@@ -255,7 +255,9 @@ class Trainer:
         reporter.set_steps(steps)
         if steps < 0.9 * self.announced_steps:
             self.announced_steps = steps
-            reporter.message(f"Slower than planned: {steps:,} steps instead, to end in time")
+            reporter.message(
+                f"Training is slower than planned; reduced to {steps:,} steps to end in time"
+            )
 
     @contextmanager
     def rehearsal(self) -> Iterator[Callable[[], int]]:

@@ -183,7 +183,7 @@ def test_a_time_that_is_too_short_is_said_with_one_that_suffices(
     root = corpus_of(30_000, 80.0)
     _, reasons = configure(root, minutes=2)
     (warning,) = [reason for reason in reasons if reason.startswith("warning")]
-    assert "2 minutes are too short" in warning
+    assert "2 minutes is too short" in warning
     assert "at least 10 minutes" in warning
     _, reasons = configure(root, minutes=30)
     assert not any(reason.startswith("warning") for reason in reasons)
@@ -195,7 +195,7 @@ def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
     recipe, reasons = configure(write(tmp_path, lines))
     alphabet = 900 * 2 + len("word 0123456789") - (0x4E00 + 900 - 0x5000)
     assert recipe.tokenizer.vocab_size == 6_000
-    assert any(f"{alphabet:,} different characters" in reason for reason in reasons)
+    assert any(f"{alphabet:,} distinct characters" in reason for reason in reasons)
 
 
 def test_decomposed_hangul_counts_as_composed_syllables(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_new_entries_start_from_the_mean_of_what_they_were_split_into(
     pairs = [Pair("abba abba abba", "XYXY YXYX XYXY")] * 20
     tokenizer = initial_tokenizer(recipe, lambda: pairs)
     network = build_network(recipe, tokenizer)
-    assert "new entries" in load_initial_weights(network, recipe, tokenizer)
+    assert "new vocabulary entries" in load_initial_weights(network, recipe, tokenizer)
     run = RunDir(start)
     original, theirs, own = run.tokenizer(run.recipe()), run.weights(), named_weights(network)
     for side, name in (
