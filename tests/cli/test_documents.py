@@ -27,6 +27,9 @@ class Capitals:
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")
     max_text_tokens = 4096
+    tokenizer = SimpleNamespace(
+        source=SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
+    )
 
     def __init__(self) -> None:
         train = DataFiles(source=("train.en",), target=("train.de",))
@@ -51,13 +54,17 @@ class Capitals:
     def decoding_for(self, options: dict[str, Any], nbest: int = 1) -> DecodingConfig:
         return DecodingConfig(**options)
 
+    def output_checker(self) -> SimpleNamespace:
+        """All of its translations are good."""
+        return SimpleNamespace(problems=lambda *arguments: [])
+
     def search(self, texts: Sequence[str], **options: Any) -> list[list[Translation]]:
         self.options = options
         self.texts += [text for text in texts if text]
         self.seen |= dict(zip(texts, options.get("context") or [()] * len(texts), strict=True))
         if len(self.texts) > self.fails_after:
             raise KeyboardInterrupt
-        return [[Translation(text.upper(), -1.0, -1.0, [], [], True)] for text in texts]
+        return [[Translation(text.upper(), -1.0, -1.0, text.split(), [], True)] for text in texts]
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ from regard.cli.options import (
     with_decoding_options,
 )
 from regard.cli.text_io import check_input, chunks, input_lines
-from regard.data.pairs import previous_sentences
 from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -182,7 +181,8 @@ def translate(
     }
     destination = None
     if documents:
-        refuse_options("documents", {**whole_lines, "sentences": sentences})
+        refused = {**whole_lines, "sentences": sentences, "confidence": confidence}
+        refuse_options("documents", refused)
         destination = Destination.of(documents, output, as_json)
     elif columns:
         raise RegardError(f"--columns {columns}: only for CSV and TSV documents")
@@ -377,6 +377,8 @@ class Job:
         lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
         self._refuse_long_lines(lines, done)
         self._warn_of_long_lines(lines, done)
+        from regard.data.pairs import previous_sentences
+
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
             if self.by_sentence
@@ -437,6 +439,8 @@ class Job:
 
     def _translate_sentences(self, lines: Sequence[str]) -> list[list[JoinedTranslation]]:
         """Translate the sentences of each line separately, and join the translations of a line."""
+        from regard.data.pairs import previous_sentences
+
         texts = [split_text(line, self._source_language) for line in lines]
         sentences = [sentence for text in texts for sentence in text.sentences]
         terms = [self._terms(sentence) for sentence in sentences]
@@ -594,7 +598,7 @@ class Job:
         found = [
             problem
             for one in parts
-            if one["source"].strip()
+            if one["source"].strip() and (one["tokens"] or not one["text"])  # not of the memory
             for problem in self._checker.problems(
                 one["source"],
                 one["text"],
