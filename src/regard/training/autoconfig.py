@@ -153,7 +153,7 @@ def _reasons(recipe: Recipe, tier: SizeTier, corpus: CorpusStatistics) -> list[s
     ):
         kind += f", because there are {len(corpus.alphabet):,} different characters"
     tokens = corpus.tokens_per_target(tier, tokenizer)
-    epochs = training.steps * training.tokens_per_batch / (corpus.pairs * tokens)
+    epochs = training.steps * recipe.batch_tokens / (corpus.pairs * tokens)
     early = (
         f"; stops early after {training.patience} validations without improvement"
         if training.patience
@@ -163,7 +163,7 @@ def _reasons(recipe: Recipe, tier: SizeTier, corpus: CorpusStatistics) -> list[s
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each",
         f"model: {model.preset}, dropout {model.dropout} ({tier.preset} suits {tier.description})",
         f"tokenizer: {kind}",
-        f"training: {training.steps:,} steps of {training.tokens_per_batch:,} tokens "
+        f"training: {training.steps:,} steps of {recipe.batch_tokens:,} tokens "
         f"(about {epochs:.0f} epochs){early}",
         f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
     ]

@@ -28,6 +28,7 @@ from regard.tasks import Model
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import ProcessGroup, process_group
 from regard.training.fine_tuning import recipe_differences
+from regard.training.micro_batches import is_out_of_memory
 from regard.training.prepare import METADATA, check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.trainer import (
@@ -35,7 +36,6 @@ from regard.training.trainer import (
     StopReason,
     Trainer,
     finished,
-    is_out_of_memory,
     perplexity,
     unpackable_choices,
 )
@@ -151,13 +151,14 @@ def _fit(
 
 def _out_of_memory(trainer: Trainer, reporter: ProgressReporter) -> RegardError:
     """Save what can be saved, and say how to need less memory."""
-    step, training = trainer.state.step, trainer.training
+    step, training, parts = trainer.state.step, trainer.training, trainer.state.micro_batches
     saved = trainer.rescue()
     reporter.log("stop", step=step, reason="out of memory", resumable=saved > 0)
     kept = f"Everything up to step {saved:,} is saved" if saved else "No step was saved"
     return RegardError(
         f"out of memory after step {step:,} on {hardware(trainer.group.device)}. {kept}. Use a smaller "
-        f"training.tokens_per_batch (now {training.tokens_per_batch:,}) and a larger training.accumulate (now "
+        f"training.tokens_per_batch (now {trainer.recipe.batch_tokens:,}"
+        f"{f' in {parts} micro-batches' if parts > 1 else ''}) and a larger training.accumulate (now "
         f"{training.accumulate}) in a new --out, or resume this run where more memory is free"
     )
 
@@ -294,6 +295,8 @@ def finish(
         "seconds": round(state.seconds, 1),
         "preparing_seconds": prepared.metadata.get("seconds"),
         "processes": trainer.group.size,
+        "micro_batches": state.micro_batches,
+        "out_of_memory": state.out_of_memory,
         "hardware": hardware(trainer.group.device),
         "parameters": sum(p.numel() for p in trainer.network.parameters()),
         "layers": count_layers(trainer.network),
