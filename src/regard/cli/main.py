@@ -95,6 +95,7 @@ def main() -> None:
     # OpenMP threads that wait asleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     limit_onednn_cache()
+    limit_library_threads()
     try:
         try:
             _check_renamed(sys.argv[1:])
@@ -187,3 +188,12 @@ def limit_onednn_cache() -> None:
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+
+
+def limit_library_threads() -> None:
+    """Let numpy and pyarrow start no threads when they are imported, unless the user wants them.
+
+    Worker processes can be forked only from a process without threads (inference/worker_pool.py).
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")

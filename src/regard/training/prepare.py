@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -183,14 +184,19 @@ def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     workers = [
         subprocess.Popen(
-            [*command, *map(str, numbers)], env={**os.environ, **path}, stderr=subprocess.PIPE
+            [*command, *map(str, numbers)],
+            env={**os.environ, **path},
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+            stderr=subprocess.PIPE,
         )
         for numbers in assigned[1:]
     ]
     try:
         _write_copies(run, recipe, assigned[0])
         for process in workers:
-            _, stderr = process.communicate()
+            assert process.stderr is not None
+            stderr = process.stderr.read()  # not communicate(), which would close standard input
+            process.wait()
             if process.returncode:
                 last_line = stderr.decode(errors="replace").strip().split("\n")[-1]
                 raise RegardError(f"{run.data}: writing a copy of the data failed: {last_line}")
@@ -350,6 +356,17 @@ def _describe_tokenizer(tokenizer: Tokenizer, recipe: Recipe) -> str:
     return f"{kind}, {tokenizer.source.size:,} source and {tokenizer.target.size:,} target entries"
 
 
+def _end_with_parent() -> None:
+    """End this process, whatever it is doing, when the process at the other end of standard input ends."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 if __name__ == "__main__":
+    _end_with_parent()
     _run = RunDir(sys.argv[1])
     _write_copies(_run, _run.recipe(), [int(number) for number in sys.argv[2:]])
