@@ -3,8 +3,8 @@
 import os
 import signal
 import socket
-import sys
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

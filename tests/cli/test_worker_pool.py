@@ -443,3 +443,23 @@ def test_where_no_process_can_be_started_threads_are_used(
 
 def _refused() -> int:
     raise BlockingIOError("Resource temporarily unavailable")
+
+
+COPYING = """
+import subprocess, sys
+code = "import os, time; from regard.training.prepare import _end_with_parent; _end_with_parent(); "
+code += "print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE).wait()
+"""
+
+
+def test_no_process_that_writes_a_copy_of_the_data_outlives_training() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", COPYING], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as main:
+        try:
+            assert main.stdout is not None
+            process = int(main.stdout.readline())
+        finally:
+            main.kill()
+    assert_end([process])

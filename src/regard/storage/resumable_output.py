@@ -170,4 +170,7 @@ class ResumableOutput:
 
     def close(self) -> None:
         for file in self._open:
-            file.close()
+            with suppress(
+                OSError
+            ):  # what could not be written was reported, and is not written again
+                file.close()

@@ -40,6 +40,8 @@ class TrainingState:
     """number of target tokens trained on"""
     seconds: float = 0.0
     """time spent, over all sessions"""
+    environment: str = ""
+    """what the rounding of the weights depends on: device, number of threads, version of torch"""
     micro_batches: int = 1
     """number of parts in which a batch is processed"""
     out_of_memory: list[int] = field(default_factory=list)

@@ -360,7 +360,7 @@ def _end_with_parent() -> None:
     """End this process, whatever it is doing, when the process at the other end of standard input ends."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # not sys.stdin, whose lock a daemon thread must not hold when Python ends
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

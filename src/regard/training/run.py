@@ -35,6 +35,7 @@ from regard.training.trainer import (
     NonFiniteError,
     StopReason,
     Trainer,
+    describe_environment,
     finished,
     perplexity,
     unpackable_choices,
@@ -266,6 +267,12 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
             )
     if state.step:
         reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
+        here = describe_environment(trainer.group)
+        if state.environment != here:
+            reporter.message(
+                f"Until now it was trained with {state.environment}, now with {here}: the weights may differ in "
+                "rounding from those of an uninterrupted run"
+            )
     reporter.log("start", step=state.step, steps=recipe.training.steps, parameters=parameters)
 
 

@@ -291,7 +291,9 @@ class Trainer:
             self.load()
             self.train_step.updating = False
         self.state.micro_batches, self.state.out_of_memory = parts, [*earlier, failed]
-        reporter.log("out_of_memory", step=failed, micro_batches=parts, resumed_from=self.state.step)
+        reporter.log(
+            "out_of_memory", step=failed, micro_batches=parts, resumed_from=self.state.step
+        )
         reporter.message(
             f"Out of memory after step {failed:,}. Continuing from step {self.state.step:,} with batches in {parts} "
             "micro-batches: the same tokens in each step, but the weights are not bit for bit those of a run with "
@@ -449,6 +451,7 @@ class Trainer:
         weights = named_weights(self.network)
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise NonFiniteError
+        self.state.environment = describe_environment(self.group)
         path = self.run.checkpoints / checkpoint_name(self.state.step)
         optimizer = optimizer_state(self.optimizer, self.parameter_names)
         save_checkpoint(path, self.state, weights, self.ema, optimizer)
@@ -516,6 +519,17 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch, so that the dropout of a step does not depend on the steps before it."""
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(state >> 1))
+
+
+def describe_environment(group: ProcessGroup) -> str:
+    """What the rounding of the weights depends on. A resumed run is exact in the same environment."""
+    if group.device.type == "cuda":
+        device = torch.cuda.get_device_name(group.device)
+    else:
+        threads = torch.get_num_threads()
+        device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
+    plural = "es" * (group.size > 1)
+    return f"torch {torch.__version__}, {device}, {group.size} process{plural}"
 
 
 def evenly_spaced(pairs: Iterable[Pair], count: int, training: TrainingConfig) -> list[Pair]:

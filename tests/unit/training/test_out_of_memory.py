@@ -173,7 +173,9 @@ def test_the_first_update_has_no_checkpoint_to_return_to(
 ) -> None:
     with monkeypatch.context() as patch:
         fail_at(patch, optim.Adam, "step", lambda call: call == 1)
-        with pytest.raises(RegardError, match=r"^out of memory after step 0 on .* No step was saved"):
+        with pytest.raises(
+            RegardError, match=r"^out of memory after step 0 on .* No step was saved"
+        ):
             train_run(folder, "first-update")
     assert newest(folder / "first-update") == 0
     train_run(folder, "first-update")
