@@ -20,7 +20,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, build_network

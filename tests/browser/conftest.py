@@ -20,7 +20,7 @@ from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.inspection.html import page as page_of
 from regard.inspection.trace import Trace
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import build_network

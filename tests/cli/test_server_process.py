@@ -17,7 +17,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
-from regard.server.serve import serve
+from regard.server.app import serve
 from tests.cli.commands import REGARD, TIMEOUT, environment, sequences
 
 PAIR = {"source": "src", "target": "tgt"}

@@ -27,10 +27,10 @@ from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.engine import Request
+from regard.interop.base import require_package
 from regard.interop.convert import export_model
-from regard.interop.files import require_package
 from regard.interop.huggingface import quiet
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Device, Precision, Preset, make_recipe, override_decoding, suggest
 from regard.storage.run_dir import RunDir

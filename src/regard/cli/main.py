@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from regard import __version__
-from regard.cli import bench, convert, evaluate, inspect, serve, tasks, train, translate
+from regard.cli import bench, evaluate, serve_and_convert, tasks, train, translate
 from regard.cli.options import FLAG
 from regard.errors import RegardError
 
@@ -82,12 +82,12 @@ app.command(rich_help_panel=INFERENCE)(tasks.classify)
 app.command(rich_help_panel=INFERENCE)(tasks.fill)
 app.command(rich_help_panel=INFERENCE)(tasks.generate)
 app.command(rich_help_panel=ANALYSIS)(evaluate.evaluate)
-app.command(rich_help_panel=ANALYSIS)(inspect.look)
+app.command(rich_help_panel=ANALYSIS)(evaluate.look)
 app.command(rich_help_panel=ANALYSIS)(train.info)
 app.add_typer(bench.app, name="bench", rich_help_panel=ANALYSIS)
-app.command(rich_help_panel=DEPLOYMENT)(serve.serve)
-app.command("import", rich_help_panel=DEPLOYMENT)(convert.import_)
-app.command(rich_help_panel=DEPLOYMENT)(convert.export)
+app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.serve)
+app.command("import", rich_help_panel=DEPLOYMENT)(serve_and_convert.import_)
+app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.export)
 
 
 def main() -> None:
@@ -107,6 +107,8 @@ def main() -> None:
     except OSError as error:
         message = str(error.strerror or error)
         message = f"{error.filename}: {message}" if error.filename else message
+    except KeyboardInterrupt:  # before typer handles it, or after
+        sys.exit(train.INTERRUPTED)
     except typer.Abort:
         sys.exit(1)
     except Exception as error:

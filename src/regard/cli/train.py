@@ -102,7 +102,7 @@ def train(
 
 def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tuple[Recipe, str]:
     """The recipe for the arguments of ``train``, and a name for its run."""
-    from regard.data.preview import CorpusPreview
+    from regard.data.corpus import CorpusPreview
     from regard.recipe import DataConfig, load_recipe
     from regard.training.autoconfig import autoconfigure
 

@@ -32,7 +32,7 @@ from regard.cli.options import (
     with_decoding_options,
 )
 from regard.cli.text_io import check_input, chunks, input_lines
-from regard.data.sentence_splitter import count_sentences, split_text
+from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ class Job:
         self, number: int, line: str, translations: Sequence[Translation | JoinedTranslation]
     ) -> None:
         """Report protected spans and glossary terms that are missing in a translation."""
-        from regard.data.words import whole_word_pattern
+        from regard.data.segmentation import whole_word_pattern
 
         terms = self._terms(line)
         for one in translations:

@@ -4,5 +4,5 @@
 and test. ``tokenizer`` learns a vocabulary from the training split and turns text into token ids (``subword_sampling``
 does so at random). ``cleaning`` drops unsuitable pairs, ``dataset`` stores the ids in a memory-mapped Arrow file, and
 ``batching`` plans which rows go into a batch and collates them into tensors. The other modules work on texts at
-inference time: ``sentence_splitter``, ``words``, ``glossary`` and ``protected_spans``.
+inference time: ``segmentation`` (words and sentences), ``glossary`` and ``protected_spans``.
 """

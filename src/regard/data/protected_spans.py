@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from regard.data.words import is_word_character
+from regard.data.segmentation import is_word_character
 from regard.recipe import Registry
 
 _PLACEHOLDER = r"""

@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.decoding.beam_tree import BeamStep
+from regard.decoding.greedy_and_sampling import chunks_are_faster, top_k, top_k_sums
 from regard.decoding.hypotheses import (
     NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
+    BeamStep,
     Hypothesis,
     S,
     SequenceRules,
@@ -33,7 +34,6 @@ from regard.decoding.length_penalty_and_stopping import (
     Penalty,
 )
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
-from regard.decoding.top_k import chunks_are_faster, top_k, top_k_sums
 from regard.errors import RegardError
 
 

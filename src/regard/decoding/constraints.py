@@ -198,6 +198,9 @@ class Constraints(LogitsProcessor):
             torch.zeros(sentences, 1, P, dtype=torch.long, device=device),
             torch.zeros(sentences, 1, C, dtype=torch.long, device=device),
         )
+        L = self.table.tokens.shape[2] - 1
+        self.differences = torch.zeros(sentences, 1, L, dtype=torch.float64, device=device)
+        """[sentences, beams, L]: for the last L tokens of each hypothesis, the difference to the most probable token"""
         self.waived = torch.zeros(sentences, 1, dtype=torch.float64, device=device)
         """the cost that each hypothesis was spared for the free phrase it is generating"""
         self.phrase_tokens: tuple[Tensor, Tensor]
@@ -226,16 +229,14 @@ class Constraints(LogitsProcessor):
     def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
         rows, beams = kept.unsqueeze(1), continued.beams[kept]
         before = self.progress.select(rows, beams)
-        last, totals, waived = (
-            self.last[rows, beams],
-            self.totals[rows, beams],
-            self.waived[rows, beams],
-        )
+        last, best = self.last[rows, beams], self.best[rows, beams]
+        differences = self.differences[rows, beams]
         self.table = self.table.select(kept)
         self.progress = self._after(before, last, continued.tokens[kept])
-        new = (continued.totals - continued.log_probabilities)[kept] - totals
-        settled = self._completes(before, self.progress) | ~self._has_match(self.progress)
-        self.waived = torch.where(settled | new.isnan(), 0.0, waived + new)
+        difference = _difference(best, continued.log_probabilities[kept])
+        _, self.waived, self.differences = self._free_costs(
+            before, self.progress, continued.tokens[kept], differences, difference
+        )
 
     def select(
         self,
@@ -303,16 +304,12 @@ class Constraints(LogitsProcessor):
         after = self._after(before, self.last[rows, beams], tokens)
         # A token of a free phrase costs what the most probable token costs. If the phrase is broken off, the
         # hypothesis pays the waived cost after all.
-        discount = torch.zeros_like(added, dtype=torch.float64)
-        phrase = slice(count, added.shape[2] - 1)
-        difference = log_probabilities.amax(2, keepdim=True) - added[:, :, phrase]
-        discount[:, :, phrase] = difference.clamp(min=0) * self.table.free[:, None]
-        discount = discount.masked_fill(added == NEG_INF, 0.0).flatten(1)
-        completes, has_match = self._completes(before, after), self._has_match(after)
-        longer = after.longest > before.longest
-        discount = discount.masked_fill(~completes & ~has_match, 0.0)
-        discount = discount - self.waived[rows, beams].masked_fill(completes | longer, 0.0)
-        self.totals = active.totals
+        self.best = log_probabilities.amax(2)
+        difference = _difference(self.best[rows, beams], added.flatten(1))
+        saved, waived, _ = self._free_costs(
+            before, after, tokens, self.differences[rows, beams], difference
+        )
+        discount = saved + waived - self.waived[rows, beams]
         totals = (active.totals.unsqueeze(2) + added).flatten(1) + discount
         totals, order = totals.sort(dim=1, descending=True, stable=True)
         candidates = BeamCandidates(
@@ -323,15 +320,43 @@ class Constraints(LogitsProcessor):
         )
         return candidates, self._banks(after).gather(1, order)
 
-    def _completes(
-        self, before: ConstraintProgress, after: ConstraintProgress
-    ) -> Bool[Tensor, "sentences n"]:
-        """Whether the last token completed a phrase."""
-        return (after.completed > before.completed).any(2)
+    def _free_costs(
+        self,
+        before: ConstraintProgress,
+        after: ConstraintProgress,
+        tokens: Int[Tensor, "sentences n"],
+        differences: Float[Tensor, "sentences n L"],
+        difference: Float[Tensor, "sentences n"],
+    ) -> tuple[
+        Float[Tensor, "sentences n"], Float[Tensor, "sentences n"], Float[Tensor, "sentences n L"]
+    ]:
+        """What the free phrases save after one more token.
 
-    def _has_match(self, progress: ConstraintProgress) -> Bool[Tensor, "sentences n"]:
-        """Whether a spelling is partly matched."""
-        return (progress.matched > 0).any(2)
+        Returns the cost saved for good by phrases that the token completes, the cost waived for the phrase that is
+        being generated, and the differences of the last tokens that no completed phrase contains.
+        """
+        table, token = self.table, tokens.unsqueeze(2)
+        missing = self._to_spellings(before.completed < table.times[:, None])
+        missing = missing & table.free[:, None]
+        last_token = (before.matched + 1 == table.length[:, None]) & ~table.boundary_after[:, None]
+        whole = missing & last_token & (self._next_token(before.matched) == token)
+        whole = whole & self._to_spellings(after.completed > before.completed)
+        begins_word = self.boundaries.begins_word[tokens].unsqueeze(2)
+        confirmed = missing & self._awaits_boundary(before.matched) & begins_word
+        recent = torch.cat([differences, difference.unsqueeze(2)], dim=2)
+        completed, bounded = self._longest(whole), self._longest(confirmed)
+        saved = _sum_of_last(recent, completed) + _sum_of_last(differences, bounded)
+        # No token is free twice: the tokens of a completed phrase no longer count.
+        recent = recent[:, :, 1:].masked_fill((completed > 0).unsqueeze(2), 0.0)
+        recent[:, :, :-1].masked_fill_((bounded > 0).unsqueeze(2), 0.0)
+        missing = self._to_spellings(after.completed < table.times[:, None])
+        matched = after.matched * (missing & table.free[:, None])
+        longest = torch.nn.functional.pad(matched, (0, 1)).amax(2)
+        return saved, _sum_of_last(recent, longest), recent
+
+    def _longest(self, spellings: Bool[Tensor, "sentences n P"]) -> Int[Tensor, "sentences n"]:
+        """The length of the longest of these spellings; 0 if there are none."""
+        return torch.nn.functional.pad(self.table.length[:, None] * spellings, (0, 1)).amax(2)
 
     # Progress
 
@@ -403,6 +428,22 @@ class Constraints(LogitsProcessor):
 
     def _ends_word(self, last: Int[Tensor, "sentences n"]) -> Bool[Tensor, "sentences n"]:
         return self.boundaries.ends_word[last]
+
+
+def _difference(
+    best: Float[Tensor, "sentences n"], log_probabilities: Float[Tensor, "sentences n"]
+) -> Float[Tensor, "sentences n"]:
+    """How much less probable tokens are than the most probable one; 0 for impossible tokens."""
+    difference = (best - log_probabilities).clamp(min=0).double()
+    return difference.masked_fill(log_probabilities == NEG_INF, 0.0)
+
+
+def _sum_of_last(
+    values: Float[Tensor, "sentences n L"], count: Int[Tensor, "sentences n"]
+) -> Float[Tensor, "sentences n"]:
+    """The sum of the last ``count`` values of each row."""
+    sums = torch.nn.functional.pad(values.flip(2).cumsum(2), (1, 0))
+    return sums.gather(2, count.unsqueeze(2)).squeeze(2)
 
 
 def _allocate(

@@ -30,8 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.data.special_tokens import PAD
 from regard.inference.kv_cache import BeamKVCache, contiguous, move_rows
 from regard.nn.attention import KeyValue
-from regard.nn.feed_forward import FeedForward, Gated
-from regard.nn.layers import DecoderLayer, EncoderLayer, PostNorm, PreNorm
+from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Gated, PostNorm, PreNorm
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import LayerNorm, NoNorm
 from regard.nn.positions import Rotary, Tree
@@ -244,7 +243,7 @@ def dot_product_attention(
     sentences, heads, queries, _ = query.shape
     dtype = kv.key.dtype
     if query.is_cuda and queries <= FEW_QUERIES and sentences >= LARGE_BATCH:
-        from regard.nn.kernels.decode_attention import decode_attention
+        from regard.nn.kernels import decode_attention
 
         return decode_attention(query.to(dtype), *kv, bias).flatten(0, 1)
     if queries > FEW_QUERIES or query.is_cuda:

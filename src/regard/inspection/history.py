@@ -21,9 +21,8 @@ from regard.inference.engine import Request
 from regard.inspection.hooks import observe
 from regard.inspection.trace import Trace, pack, pack_uint8, trace
 from regard.nn.loss import smoothed_target
-from regard.nn.network import Network
+from regard.nn.network import Network, copy_weights
 from regard.nn.positions import NoPosition
-from regard.nn.state_dict import copy_weights
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, checkpoint_weights

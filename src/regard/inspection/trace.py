@@ -25,12 +25,11 @@ import numpy as np
 import torch
 
 from regard.data.dependency_trees import ParsedSentence
+from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
-from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
-from regard.decoding.beam_tree import BeamTree, Node
-from regard.decoding.hypotheses import Hypothesis
+from regard.decoding.hypotheses import BeamTree, Hypothesis, Node
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.errors import RegardError
 from regard.inference.engine import Request

@@ -11,16 +11,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from regard.interop.files import (
+from regard.interop.base import (
+    CTRANSLATE2,
     all_pieces,
+    decoding_note,
     position_table,
     require_package,
     write_json,
     write_sentencepiece_models,
 )
-from regard.interop.supported import CTRANSLATE2, decoding_note
 from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
-from regard.nn.feed_forward import Gated
+from regard.nn.layers import Gated
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import Decoder, Encoder, Transformer
 from regard.recipe import ModelConfig

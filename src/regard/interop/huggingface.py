@@ -17,15 +17,16 @@ from regard.data.marian_vocabulary import MarianVocabulary
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPECIAL_TOKENS, UNK
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
-from regard.interop.files import (
+from regard.interop.base import (
+    HUGGINGFACE,
     MAX_POSITIONS,
     all_pieces,
+    decoding_note,
     piece_ids,
     require_package,
     write_json,
     write_sentencepiece_models,
 )
-from regard.interop.supported import HUGGINGFACE, decoding_note
 from regard.interop.verification import (
     SampleBatch,
     compare,
@@ -35,7 +36,7 @@ from regard.interop.verification import (
     stages,
 )
 from regard.interop.weight_names import MARIAN, copy_state, interleaved, permute_features
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import ModelConfig, Recipe, make_recipe
 from regard.storage.atomic_files import atomic_folder

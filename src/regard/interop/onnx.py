@@ -23,8 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.data.special_tokens import BOS, EOS, PAD
-from regard.interop.files import position_table, require_package, write_json, write_tokenizer
-from regard.interop.supported import ONNX
+from regard.interop.base import ONNX, position_table, require_package, write_json, write_tokenizer
 from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
 from regard.nn.attention import AttentionMask, KeyValue
 from regard.nn.layers import KVCache

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.interop.files import MAX_POSITIONS, write_json, write_tokenizer
-from regard.interop.supported import TORCH
+from regard.interop.base import MAX_POSITIONS, TORCH, write_json, write_tokenizer
 from regard.interop.verification import (
     SampleBatch,
     compare,
@@ -29,8 +28,8 @@ from regard.interop.verification import (
     stages,
 )
 from regard.interop.weight_names import TORCH as NAMES, copy_state
+from regard.nn.network import named_weights
 from regard.nn.positions import sinusoids
-from regard.nn.state_dict import named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import ModelConfig, Recipe, make_recipe
 from regard.storage.atomic_files import atomic_folder, write_tensors

@@ -4,8 +4,17 @@ Every metric is a ``Metric`` object in the registry ``METRICS`` (recipe key ``ev
 register it in the file it belongs to.
 """
 
-from regard.metrics.base import Comparison, Metric, MetricResult
-from regard.metrics.scoring import METRICS, MODEL_METRICS, TEXT_METRICS, compare, score
+# Importing these modules registers their metrics. The order is that of lists of metrics.
+# isort: off
+from regard.metrics import sacrebleu, accuracy_and_error_rates, rouge, perplexity  # noqa: F401
+from regard.metrics.base import METRICS, Comparison, Metric, MetricResult, compare, score
+# isort: on
+
+MODEL_METRICS = {name for name, metric in METRICS.items() if metric.scored_on == "model"}
+"""metrics that only a model can compute, not from texts"""
+
+TEXT_METRICS = tuple(name for name, metric in METRICS.items() if metric.scored_on == "text")
+"""metrics of output texts against reference texts"""
 
 __all__ = [
     "METRICS",

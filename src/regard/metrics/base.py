@@ -1,4 +1,4 @@
-"""What a metric is, and the results it returns.
+"""What a metric is, the results it returns, and ``score`` and ``compare``, which take metrics by name.
 
 ``Metric`` is the interface. ``CountMetric`` covers every metric that is a function of sums over lines (error counts,
 matches, log-probabilities): it adds bootstrap confidence intervals and the paired significance test. Only sacreBLEU's
@@ -6,7 +6,7 @@ metrics implement the interface themselves.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
 
@@ -22,7 +22,7 @@ from regard.metrics.bootstrap import (
     confidence_interval,
     p_value,
 )
-from regard.recipe import Registry
+from regard.recipe import Registry, suggest
 
 SIGNIFICANCE_LEVEL = 0.05
 """p-values below this are called significant"""
@@ -241,3 +241,64 @@ def check_same_length(hypothesis: list[str], reference: list[str]) -> None:
             f"{len(hypothesis)} labels, but the reference has {len(reference)}: "
             f"{' '.join(hypothesis)[:40]!r} against {' '.join(reference)[:40]!r}"
         )
+
+
+# ---------------------------------------------------------------------------------------------
+# Scores of texts by the names of metrics
+
+
+def score(
+    metrics: Sequence[str],
+    hypotheses: Lines,
+    references: Lines,
+    sources: Lines,
+    *,
+    tokenize: str = "13a",
+    intervals: bool = True,
+) -> list[MetricResult]:
+    """Score hypotheses against references, line by line.
+
+    ``tokenize`` is sacreBLEU's tokenizer for BLEU. ``sources`` tell ``wer`` and ``per`` which lines are the same word.
+    ``intervals=False`` skips the confidence intervals, which is faster.
+    """
+    lines = {"hypotheses": hypotheses, "references": references, "sources": sources}
+    _check(metrics, lines)
+    return [
+        METRICS[name].score(hypotheses, references, sources, tokenize=tokenize, intervals=intervals)
+        for name in metrics
+    ]
+
+
+def compare(
+    metrics: Sequence[str],
+    system: Lines,
+    baseline: Lines,
+    references: Lines,
+    sources: Lines,
+    *,
+    tokenize: str = "13a",
+) -> list[Comparison]:
+    """Test whether a system differs significantly from a baseline.
+
+    Paired bootstrap resampling (Koehn 2004): both are scored on the same resampled sentences.
+    """
+    lines = {"system": system, "baseline": baseline}
+    _check(metrics, {**lines, "references": references, "sources": sources})
+    return [
+        METRICS[name].compare(system, baseline, references, sources, tokenize=tokenize)
+        for name in metrics
+    ]
+
+
+def _check(metrics: Sequence[str], lines: Mapping[str, Lines]) -> None:
+    for name in metrics:
+        if name not in METRICS:
+            raise RegardError(f"unknown metric {name}{suggest(name, list(METRICS))}")
+        if METRICS[name].scored_on == "model":
+            raise RegardError(f"{name} cannot be computed from texts, only by a model")
+    counts = {role: len(some) for role, some in lines.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{count} {role}" for role, count in counts.items())
+        raise RegardError(f"scoring needs equal numbers of lines, but got {listed}")
+    if not all(counts.values()):
+        raise RegardError("nothing to score: there are no lines")

@@ -5,15 +5,14 @@ In the order of "Attention Is All You Need" (Vaswani et al. 2017):
     attention             scaled dot-product attention and masks (section 3.2.1)
     multi_head_attention  several heads in parallel (3.2.2)
     sparse_attention      attention patterns: full, window, Linformer, BigBird
-    feed_forward          the position-wise feed-forward network (3.3)
-    embeddings, positions token embeddings (3.4) and positional encodings (3.5)
+    positions             positional encodings (3.5)
     norms, dropout        normalization and dropout (5.4)
-    layers                encoder and decoder layers with residual connections (3.1)
+    layers                embeddings (3.4), feed-forward network (3.3), encoder and decoder layers (3.1)
     transformer           the encoder-decoder Transformer (3)
     loss                  label smoothing and the training losses (5.4)
 
-Other networks: ``language_model`` (decoder only), ``encoder_heads`` (encoder only), ``non_autoregressive``, ``lstm``,
-``convolution``. ``architectures`` lists what a recipe can select; ``kernels`` holds Triton kernels for GPUs.
+Other networks: ``language_model`` (decoder only), ``encoder_heads`` (encoder only), ``non_autoregressive``,
+``lstm_and_convolution``. ``architectures`` lists what a recipe can select; ``kernels`` holds Triton kernels for GPUs.
 
 Every choice that a recipe can name is a class or function here, registered where it is defined (``Registry``).
 

@@ -274,7 +274,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B h Q dv"]:
         """The fast path on a GPU where each query attends to one span of keys."""
         # Imported here because Triton comes only with torch for CUDA.
-        from regard.nn.kernels.packed_attention import packed_attention_kernel
+        from regard.nn.kernels import packed_attention_kernel
 
         key, value = repeat_kv(query, key), repeat_kv(query, value)
         seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.nn.dropout import Dropout
-from regard.nn.embeddings import Embedding
-from regard.nn.layers import initialize
+from regard.nn.layers import Embedding, initialize
 from regard.nn.transformer import Encoder, EncoderOutput
 
 

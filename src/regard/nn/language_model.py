@@ -21,8 +21,7 @@ from regard import recipe
 from regard.data.special_tokens import PAD
 from regard.nn.attention import AttentionMask
 from regard.nn.dropout import Dropout
-from regard.nn.embeddings import Embedding
-from regard.nn.layers import EncoderLayer, KVCache, final_norm, initialize
+from regard.nn.layers import Embedding, EncoderLayer, KVCache, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, PositionInfo

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from regard import recipe
 from regard.data.batching import PackingTensors, TreeTensors
 from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
+from regard.nn.dropout import drop_tokens, mask_tokens, random_token_mask
 from regard.nn.encoder_heads import EncoderForMaskedLM, EncoderForTokenClassification
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.norms import BatchNorm, in_several_processes
 from regard.nn.positions import Packing, RowSpan, Tree
-from regard.nn.token_masking import drop_tokens, mask_tokens, random_token_mask
 from regard.recipe import Registry
 
 # Label smoothing

@@ -24,8 +24,7 @@ from regard import recipe
 from regard.data.special_tokens import PAD
 from regard.nn.attention import AttentionMask, KeyValue, Spans
 from regard.nn.dropout import Dropout
-from regard.nn.embeddings import Embedding
-from regard.nn.layers import DecoderLayer, EncoderLayer, KVCache, final_norm, initialize
+from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, KVCache, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention, fused_linear, split_heads
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, Packing, PositionInfo, RowSpan, Start, Tree

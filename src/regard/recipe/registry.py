@@ -31,7 +31,7 @@ LOCATIONS = {
     "model.norm": "regard.nn.norms:NORMS",
     "model.norm_order": "regard.nn.layers:RESIDUALS",
     "model.position": "regard.nn.positions:POSITIONS",
-    "model.activation": "regard.nn.feed_forward:ACTIVATIONS",
+    "model.activation": "regard.nn.layers:ACTIVATIONS",
     "model.attention.score": "regard.nn.attention:SCORES",
     "model.attention.weighting": "regard.nn.attention:WEIGHTINGS",
     "model.attention.encoder": "regard.nn.sparse_attention:PATTERNS",
@@ -43,7 +43,7 @@ LOCATIONS = {
     "training.label_smoothing_over": "regard.nn.loss:LABEL_SMOOTHINGS",
     "decoding.length_normalization": "regard.decoding.length_penalty_and_stopping:LENGTH_NORMALIZATIONS",
     "decoding.protect": "regard.data.protected_spans:PROTECTED_SPANS",
-    "evaluation.metrics": "regard.metrics.scoring:METRICS",
+    "evaluation.metrics": "regard.metrics.base:METRICS",
 }
 """The registry of each recipe key, imported when the key is first looked up: most of them import torch."""
 

@@ -2,14 +2,11 @@
 
 Modules in import order; each imports only from those above it:
 
-    settings      limits of the server
-    metrics       Prometheus metrics
     html_markup   sentences of plain text and HTML; inline tags follow their words into the translation
-    batching      queue that groups the sentences of all requests into batches for the model
-    schemas       request and response bodies; reading, validation, OpenAPI descriptions
+    schemas       settings; request and response bodies; reading, validation, OpenAPI descriptions
+    batching      queue that groups the sentences of all requests into batches for the model; Prometheus metrics
     service       translation of documents on top of the queue
     inspection    routes for traces and for the training history; reloads the weights of a running training
     streaming     route that streams a translation while it is being decoded
-    app           FastAPI application: middleware, error handlers, all other routes
-    serve         loads a run, opens a port, shuts down cleanly
+    app           FastAPI application: middleware, error handlers, all other routes; loads a run and serves it
 """

@@ -1,4 +1,4 @@
-"""Request queue: sentences of all requests are translated in batches by one thread that owns the model.
+"""Request queue with dynamic batching: one thread owns the model and translates the sentences of all requests.
 
 Translating sixty sentences takes little more time than translating one. So a sentence waits a few milliseconds for
 others, and while one batch is being translated the next one fills up. The queue is used by the event loop only; the
@@ -16,11 +16,63 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from regard.server.metrics import Metrics
-from regard.server.settings import Settings
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from regard.server.schemas import RequestRefused, Settings
 
 if TYPE_CHECKING:
     from regard.tasks import Translation
+
+
+# ---------------------------------------------------------------------------------------------
+# Prometheus metrics. They contain no text, no API key and no client address.
+
+
+LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "regard_requests", "Number of requests.", ["route", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "regard_request_seconds",
+            "Time from the start of a request to the end of its response.",
+            ["route"],
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.batch_sentences = Histogram(
+            "regard_batch_sentences",
+            "Number of sentences in a batch.",
+            buckets=SIZE_BUCKETS,
+            registry=registry,
+        )
+        self.batch_seconds = Histogram(
+            "regard_batch_seconds",
+            "Time to translate a batch.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.queue = Gauge(
+            "regard_queue_sentences", "Number of sentences in the queue.", registry=registry
+        )
+        self.sentences = Counter(
+            "regard_sentences", "Number of translated sentences.", registry=registry
+        )
+        self.tokens = Counter(
+            "regard_tokens", "Number of generated target tokens.", registry=registry
+        )
+
+
+# ---------------------------------------------------------------------------------------------
+# Request queue
+
 
 T = TypeVar("T")
 
@@ -31,15 +83,6 @@ class SearchModel(Protocol):
     def search(
         self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
     ) -> list[list[Translation]]: ...
-
-
-class RequestRefused(Exception):  # noqa: N818
-    """The server refuses a request with this HTTP status, for this reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
 
 
 class SearchOptions(NamedTuple):

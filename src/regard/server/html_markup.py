@@ -1,6 +1,6 @@
 """Documents: the sentences of a plain text or of HTML, and how their translations are put back.
 
-Plain text is split by ``regard.data.sentence_splitter``. In HTML, inline elements that begin and end inside one
+Plain text is split by ``regard.data.segmentation``. In HTML, inline elements that begin and end inside one
 sentence belong to that sentence: ``The <b>big</b> dog`` is translated as ``The big dog``, and the tags are put back
 around the translation of ``big``, as given by the alignment of the model. All other tags end a sentence and stay where
 they are. Whatever the alignment, each tag comes back exactly once and elements stay nested as they were: an element
@@ -24,8 +24,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regard.data.sentence_splitter import Sentences, sentence_spans, split_long_sentence, split_text
-from regard.data.words import Span, word_and_symbol_spans
+from regard.data.segmentation import (
+    Sentences,
+    Span,
+    sentence_spans,
+    split_long_sentence,
+    split_text,
+    word_and_symbol_spans,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -337,7 +343,7 @@ def insert_elements(
     """The translation with the elements of the sentence, as HTML.
 
     alignment: [unit of the translation, unit of the sentence], how much the one comes from the other; None aligns by
-    relative position. Units are words, or characters in scripts without spaces (``regard.data.words``).
+    relative position. Units are words, or characters in scripts without spaces (``regard.data.segmentation``).
     """
     if translation != sentence:
         weights = diagonal_alignment(sentence, translation) if alignment is None else alignment

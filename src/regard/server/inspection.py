@@ -17,10 +17,11 @@ from regard.errors import RegardError
 from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.trace import Trace, trace
-from regard.nn.state_dict import copy_weights
-from regard.server.batching import RequestRefused
+from regard.nn.network import copy_weights
 from regard.server.schemas import (
     AlignRequest,
+    RequestRefused,
+    Settings,
     TraceRequest,
     cancel_on_disconnect,
     check_api_key,
@@ -28,7 +29,6 @@ from regard.server.schemas import (
     read_body,
 )
 from regard.server.service import Service
-from regard.server.settings import Settings
 from regard.tasks import Translator
 
 log = logging.getLogger("regard.server")

@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from regard.errors import RegardError
-from regard.server.batching import Batcher, RequestRefused, SearchModel, SearchOptions
+from regard.server.batching import Batcher, Metrics, SearchModel, SearchOptions
 from regard.server.html_markup import Document, Floats, split_html, split_plain
-from regard.server.metrics import Metrics
 from regard.server.schemas import (
     DetectedLanguage,
     Language,
+    RequestRefused,
+    Settings,
     StreamRequest,
     TextRequest,
     TranslateRequest,
@@ -22,7 +23,6 @@ from regard.server.schemas import (
     server_sent_event,
     time_limit,
 )
-from regard.server.settings import Settings
 
 if TYPE_CHECKING:
     from regard.recipe import Recipe

@@ -11,12 +11,17 @@ from contextlib import suppress
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from regard.data.sentence_splitter import split_text
+from regard.data.segmentation import split_text
 from regard.data.special_tokens import BOS
-from regard.decoding.beam_tree import BeamStep, BeamTree
+from regard.decoding.hypotheses import BeamStep, BeamTree
 from regard.errors import RegardError
-from regard.server.batching import RequestRefused
-from regard.server.schemas import LiveRequest, openapi_body, read_body, server_sent_event
+from regard.server.schemas import (
+    LiveRequest,
+    RequestRefused,
+    openapi_body,
+    read_body,
+    server_sent_event,
+)
 from regard.server.service import INTERNAL_ERROR, Service
 from regard.tasks import Translator
 

@@ -1,4 +1,4 @@
-"""What a task is, and what every model can do.
+"""What a task is, how its data are encoded, and what every model can do.
 
 A ``Task`` gathers all that is specific to a task: how its data are encoded, which loss it is trained with, its
 defaults and metrics, and the ``Model`` class that users work with. To add a task, write one module like
@@ -9,27 +9,123 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import nn
 
-from regard.data.pairs import Pair
-from regard.data.tokenizer import Tokenizer
+from regard.data.batching import Batch, as_tensors, collate
+from regard.data.cleaning import EncodedPair, clean_and_encode, encode_pairs
+from regard.data.dataset import RowIndices, TokenDataset
+from regard.data.dependency_trees import TokenTree, token_tree
+from regard.data.formats import abbreviate
+from regard.data.pairs import Pair, parse_of
+from regard.data.special_tokens import PAD, SPECIAL_TOKENS, UNK
+from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inference.engine import Engine
 from regard.inference.precision import choose_device
 from regard.inference.worker_pool import available_cores, on_one_core
 from regard.metrics import MODEL_METRICS, Comparison, MetricResult, compare, score
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.network import Network
-from regard.nn.state_dict import assign_weights
-from regard.recipe import Device, Precision, Recipe, Registry
+from regard.nn.network import Network, assign_weights
+from regard.recipe import CleaningConfig, Device, Precision, Recipe, Registry
 from regard.storage.run_dir import RunDir
-from regard.tasks.encoding import PairEncoder
+
+# ---------------------------------------------------------------------------------------------
+# How the pairs of a task become token ids on disk and tensors in a batch.
+#
+#     task            pair              source        target      labels
+#     translation     source, target    text EOS      BOS text    text EOS
+#     tagging         words, tags       tokens EOS    -           a tag at the first token of each word, else PAD
+#     classification  text, label       text EOS      -           the label
+#     masked_lm       text              text EOS      -           the text; the loss masks tokens of it in each step
+#     language_model  line              -             a block     the block, shifted by one
+#
+# ``PairEncoder`` is the encoder of translation and the base class of the others.
+
+
+class PairEncoder:
+    """Encodes pairs of source and target text."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        clean = recipe.data.clean
+        self.max_tokens = clean.max_tokens
+        self.truncate = clean.max_tokens if clean.truncate else None
+        """where sources are truncated"""
+        self.trees = recipe.model.position == "tree"
+
+    def rows(
+        self,
+        pairs: Iterable[Pair],
+        tokenizer: Tokenizer,
+        clean: CleaningConfig | None,
+        counts: Counter[str],
+    ) -> Iterator[EncodedPair]:
+        """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode)
+
+    def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
+        for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):
+            source = ids.source[: self.truncate]
+            yield EncodedPair(source, ids.target, self._tree(pair, tokenizer))
+
+    def _tree(self, pair: Pair, tokenizer: Tokenizer) -> TokenTree | None:
+        if not self.trees:
+            return None
+        return token_tree(pair.source, parse_of(pair), tokenizer.source).truncate(self.truncate)
+
+    def collate(
+        self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
+    ) -> Batch:
+        """The tensors of a batch, or the share of one of several processes."""
+        return collate(dataset, rows, rank, ranks)
+
+    def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
+        """The number of labels in these rows, which the loss is averaged over."""
+        return int(dataset.target_lengths[rows].sum()) + len(rows)
+
+
+def encoder_batch(source: RowIndices, labels: RowIndices, idle: bool) -> Batch:
+    """A batch without decoder input; an idle process has no labels."""
+    labels = np.full_like(labels, PAD) if idle else labels
+    return Batch(*as_tensors(source, labels[:, :0], labels))
+
+
+def label_ids(labels: list[str], vocabulary: Vocabulary, where: str) -> list[int]:
+    """The ids of labels; an unknown label is an error."""
+    ids = [i for (i,) in vocabulary.encode(labels)]
+    if UNK in ids:
+        known = ", ".join(label_names(vocabulary)[:20])
+        raise RegardError(
+            f"label {labels[ids.index(UNK)]!r} of {abbreviate(where)} does not occur in "
+            f"data.train; known labels: {known}"
+        )
+    return ids
+
+
+def label_names(vocabulary: Vocabulary) -> list[str]:
+    """The labels, in the order of their ids, without the special tokens."""
+    return vocabulary.decode([[i] for i in range(len(SPECIAL_TOKENS), vocabulary.size)])
+
+
+def encode_texts(
+    pairs: Iterable[Pair], vocabulary: Vocabulary, counts: Counter[str]
+) -> Iterator[tuple[Pair, list[int]]]:
+    """Each pair with the ids of its source."""
+    for pair in pairs:
+        counts["read"] += 1
+        (ids,) = vocabulary.encode([pair.source])
+        yield pair, ids
+
+
+# ---------------------------------------------------------------------------------------------
+# Tasks and models
 
 
 @dataclass(frozen=True)

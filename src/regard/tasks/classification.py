@@ -21,8 +21,7 @@ from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForSequenceClassification
 from regard.nn.loss import LabelLoss
 from regard.recipe import CleaningConfig, Recipe
-from regard.tasks.base import TASKS, Model, Task
-from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
+from regard.tasks.base import TASKS, Model, PairEncoder, Task, encoder_batch, label_ids, label_names
 from regard.tasks.tagging import DECODING_OPTIONS, LABEL_DEFAULTS, LABEL_IGNORES
 
 

@@ -22,8 +22,7 @@ from regard.metrics import MetricResult
 from regard.metrics.perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import CleaningConfig, override_decoding
-from regard.tasks.base import TASKS, SequenceGenerator, Task
-from regard.tasks.encoding import PairEncoder, encode_texts
+from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task, encode_texts
 from regard.tasks.masked_lm import TEXT_DEFAULTS, TEXT_IGNORES
 from regard.tasks.tagging import DECODING_OPTIONS
 

@@ -22,14 +22,13 @@ from regard.errors import RegardError
 from regard.inference.engine import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.metrics import MetricResult
-from regard.metrics.labels import ACCURACY
+from regard.metrics.accuracy_and_error_rates import ACCURACY
 from regard.metrics.perplexity import TOKEN_PERPLEXITY
+from regard.nn.dropout import mask_tokens
 from regard.nn.encoder_heads import EncoderForMaskedLM
 from regard.nn.loss import MaskedLMLoss
-from regard.nn.token_masking import mask_tokens
 from regard.recipe import CleaningConfig, Recipe
-from regard.tasks.base import TASKS, Model, Task
-from regard.tasks.encoding import PairEncoder, encode_texts, encoder_batch
+from regard.tasks.base import TASKS, Model, PairEncoder, Task, encode_texts, encoder_batch
 from regard.tasks.tagging import DECODING_OPTIONS, LABEL_IGNORES
 
 GAP = "[MASK]"
@@ -61,7 +60,7 @@ class TextEncoder(PairEncoder):
         return encoder_batch(source, np.where(source == EOS, PAD, source), idle)
 
     def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
-        """As many as ``nn/token_masking.py`` masks: 15% of each row, rounded, but at least one."""
+        """As many as ``nn/dropout.py`` masks: 15% of each row, rounded, but at least one."""
         return int(np.maximum(1, (3 * dataset.source_lengths[rows] + 10) // 20).sum())
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from regard.data.dependency_trees import ParsedSentence, TokenTree, check_parse, token_tree
 from regard.data.protected_spans import ProtectedSpans
+from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import EOS, UNK
 from regard.data.tokenizer import Vocabulary
-from regard.data.words import is_unspaced_script
 from regard.decoding.constraints import Phrase, Spelling
 from regard.errors import RegardError
 from regard.recipe import language_tag

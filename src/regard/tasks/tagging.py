@@ -21,8 +21,7 @@ from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForTokenClassification
 from regard.nn.loss import LabelLoss
 from regard.recipe import DecodingConfig, Recipe
-from regard.tasks.base import TASKS, Model, Task
-from regard.tasks.encoding import PairEncoder, encoder_batch, label_ids, label_names
+from regard.tasks.base import TASKS, Model, PairEncoder, Task, encoder_batch, label_ids, label_names
 
 
 class TagEncoder(PairEncoder):
@@ -116,7 +115,10 @@ LABEL_IGNORES = (
 DECODING_OPTIONS = tuple(f"decoding.{key}" for key in DecodingConfig.model_fields)
 
 TASKS.register(
-    "tagging", summary="one tag for each word", ignores=[*LABEL_IGNORES, *DECODING_OPTIONS]
+    "tagging",
+    summary="one tag for each word",
+    # Every token has a label, so the length ratio is always 1.
+    ignores=[*LABEL_IGNORES, *DECODING_OPTIONS, "data.clean.max_ratio"],
 )(
     Task(
         Tagger,

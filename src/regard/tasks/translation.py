@@ -18,14 +18,12 @@ from regard.data.special_tokens import UNK
 from regard.decoding.hypotheses import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
-from regard.metrics import MetricResult
+from regard.metrics import TEXT_METRICS, MetricResult
 from regard.metrics.mbr import mbr_rank
-from regard.metrics.scoring import TEXT_METRICS
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.recipe import DecodingConfig, DecodingOptions, TrainingConfig, override_decoding
-from regard.tasks.base import TASKS, SequenceGenerator, Task
-from regard.tasks.encoding import PairEncoder
+from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.placeholders import Substitution, copied_words, substitutions
 from regard.tasks.requests import (
     Languages,

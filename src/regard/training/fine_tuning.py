@@ -11,7 +11,7 @@ from torch import nn
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer, train_labels
 from regard.errors import RegardError
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
 

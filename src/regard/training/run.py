@@ -20,7 +20,7 @@ from regard import __version__
 from regard.data.corpus import read_pairs
 from regard.errors import RegardError
 from regard.metrics import MetricResult
-from regard.nn.state_dict import copy_weights
+from regard.nn.network import copy_weights
 from regard.recipe import Recipe
 from regard.storage.atomic_files import PARTIAL
 from regard.storage.run_dir import RunDir, Selection
@@ -265,6 +265,12 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
             reporter.message(
                 f"Batches are padded, which is slower: packing does not support {', '.join(reasons)}"
             )
+    steps, warmup = recipe.training.steps, recipe.training.warmup
+    if warmup > steps:  # the default; the recipe's own value is checked when it is read
+        reporter.message(
+            f"training.warmup is {warmup:,} by default, longer than the {steps:,} steps: the learning rate rises "
+            "until the end and never reaches its peak. Set training.warmup and training.learning_rate for short runs."
+        )
     if state.step:
         reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
         here = describe_environment(trainer.group)

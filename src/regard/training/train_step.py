@@ -1,4 +1,4 @@
-"""One optimizer step: loss, gradients, gradient clipping, optimizer, exponential moving average of the weights.
+"""One optimizer step: loss, gradient accumulation, gradient clipping, optimizer, moving average of the weights (EMA).
 
 ``TrainStep`` runs it eagerly. ``CUDAGraphStep`` captures it as one CUDA graph, for batches of constant shape.
 """

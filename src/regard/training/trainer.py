@@ -33,7 +33,7 @@ from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.metrics import MetricResult
-from regard.nn.state_dict import copy_weights, named_weights
+from regard.nn.network import copy_weights, named_weights
 from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
 from regard.storage.run_dir import RunDir, Selection

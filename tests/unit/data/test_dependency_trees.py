@@ -27,7 +27,7 @@ from regard.errors import RegardError
 from regard.nn.positions import SinusoidalInTree, Tree, sinusoids
 from regard.nn.transformer import Transformer
 from regard.recipe import DataConfig, DataFiles, Recipe, TokenizerConfig as Section
-from regard.tasks.encoding import PairEncoder
+from regard.tasks.base import PairEncoder
 
 SmallRecipe = Callable[..., Recipe]
 PARSED = {"pairs": "a.tsv", "parses": "a.conllu"}

@@ -15,7 +15,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from regard.data.corpus import fingerprint, read_pairs
+from regard.data.corpus import CorpusPreview, fingerprint, read_pairs
 from regard.data.formats import (
     INPUT_FORMATS,
     InputFormat,
@@ -25,7 +25,6 @@ from regard.data.formats import (
     read_conllu,
 )
 from regard.data.pairs import Pair
-from regard.data.preview import CorpusPreview
 from regard.data.text_files import DataFile, read_lines
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from regard.decoding.constraints import Constraints, Phrase, Spelling, WordBoundaries, tokens_needed
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
@@ -154,7 +154,8 @@ def test_a_beam_as_large_as_the_space_finds_the_best_output_with_the_phrase(
 
 
 @settings(max_examples=12)
-@given(seed=st.integers(0, 10**6), tokens=st.lists(st.integers(2, 5), min_size=1, max_size=2))
+@given(seed=st.integers(0, 10**6), tokens=st.lists(st.integers(2, 5), min_size=1, max_size=3))
+@example(seed=3755, tokens=[3, 2])  # 3 3 2: the phrase begins again with its own first token
 def test_free_phrases_cost_as_much_as_the_most_probable_token(seed: int, tokens: list[int]) -> None:
     anywhere = torch.ones(6, dtype=torch.bool)
     phrase = Phrase((Spelling(tuple(tokens)),), free=True)

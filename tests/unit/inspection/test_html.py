@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.decoding.beam_tree import Node
+from regard.decoding.hypotheses import Node
 from regard.inspection.html import WEB, bundle, embed, page
 from regard.inspection.trace import Candidate, Token, Trace
 

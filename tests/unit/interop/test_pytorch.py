@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from regard import recipe
 from regard.cli.main import app
 from regard.errors import RegardError
-from regard.interop import files, pytorch
+from regard.interop import base, pytorch
 from regard.interop.convert import export_model, import_model
 from regard.interop.pytorch import TutorialNetwork
 from regard.nn.loss import cross_entropy
@@ -134,7 +134,7 @@ def test_a_missing_package_and_an_unknown_format_are_errors(
         raise ModuleNotFoundError(name=name)
 
     run = make_run()
-    monkeypatch.setattr(files, "import_module", absent)
+    monkeypatch.setattr(base, "import_module", absent)
     with pytest.raises(
         RegardError, match=r"ctranslate2 is not installed: pip install 'regard\[interop\]'"
     ):

@@ -10,9 +10,7 @@ if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
 from regard.nn.attention import Attention, AttentionMask, KeyValue
-from regard.nn.kernels.decode_attention import decode_attention
-from regard.nn.kernels.layer_norm import layer_norm
-from regard.nn.kernels.packed_attention import packed_attention_kernel
+from regard.nn.kernels import decode_attention, layer_norm, packed_attention_kernel
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import Window
 from regard.recipe import make_recipe

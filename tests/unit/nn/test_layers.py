@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.nn.attention import AttentionMask
-from regard.nn.feed_forward import ACTIVATIONS, FeedForward, Gated
 from regard.nn.layers import (
+    ACTIVATIONS,
     EncoderLayer,
+    FeedForward,
+    Gated,
     KVCache,
     PostNorm,
     PreNorm,

@@ -18,8 +18,7 @@ from regard.data.special_tokens import PAD
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import AttentionIntermediates
-from regard.nn.network import Network
-from regard.nn.state_dict import named_weights
+from regard.nn.network import Network, named_weights
 from regard.recipe import Recipe, load_recipe
 from regard.recipe.registry import allowed_names
 from regard.storage.atomic_files import write_tensors

@@ -15,9 +15,9 @@ from regard.data.special_tokens import EOS, MASK, PAD
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.mask_predict import Iteration
 from regard.errors import RegardError
+from regard.nn.dropout import random_token_mask
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import LENGTHS, NonAutoregressiveTransformer, Predicted, UntilEOS
-from regard.nn.token_masking import random_token_mask
 from regard.nn.transformer import EncoderOutput, Transformer
 from regard.recipe import Recipe, TrainingConfig
 from regard.recipe.registry import allowed_names

@@ -12,8 +12,7 @@ from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
-from regard.nn.feed_forward import FeedForward
-from regard.nn.layers import KVCache
+from regard.nn.layers import FeedForward, KVCache
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import DecoderState, Transformer
 from regard.recipe import Recipe, make_recipe

@@ -242,6 +242,16 @@ def test_an_option_has_an_effect_or_is_refused(
     assert not silent, f"neither read nor refused: {', '.join(silent)}"
 
 
+def test_a_default_warmup_longer_than_training_is_reported(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = recipe_for("task", "tagging", data)
+    del values["training"]["warmup"]
+    train(make_recipe(values, "test"), tmp_path / "run")
+    output = " ".join("".join(capfd.readouterr()).split())
+    assert "training.warmup is 4,000 by default, longer than the 2 steps" in output
+
+
 def is_refused(values: dict[str, Any], option: str) -> bool:
     changed = {name: dict(v) if isinstance(v, dict) else v for name, v in values.items()}
     for section in ("data", "model"):
@@ -284,6 +294,14 @@ def is_refused(values: dict[str, Any], option: str) -> bool:
             "model.attention.block_size: 3 has no effect",
         ),
         ({"model": {"max_distance": 3}}, "model.max_distance: 3 has no effect"),
+        (
+            {"model": {"norm": "none", "final_norm": True}},
+            "model.final_norm: True has no effect with model.norm: none",
+        ),
+        (
+            {"task": "tagging", "data": {"train": {"pairs": "t.tsv"}, "clean": {"max_ratio": 3}}},
+            "data.clean.max_ratio: 3.0 has no effect with task: tagging",
+        ),
         (
             {"training": {"steps": 100, "warmup": 101}},
             "training.warmup: 101 is longer than training.steps: 100",

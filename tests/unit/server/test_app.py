@@ -7,7 +7,7 @@ import pytest
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
-from regard.server.settings import Settings
+from regard.server.schemas import Settings
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,

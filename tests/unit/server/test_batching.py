@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from regard.server.batching import Batcher, RequestRefused, SearchOptions
-from regard.server.metrics import Metrics
-from regard.server.settings import Settings
+from regard.server.batching import Batcher, Metrics, SearchOptions
+from regard.server.schemas import RequestRefused, Settings
 from tests.unit.server.client import UppercaseModel, until
 
 DEFAULT_OPTIONS = SearchOptions()

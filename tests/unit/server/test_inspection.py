@@ -13,7 +13,7 @@ from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
-from regard.server.settings import Settings
+from regard.server.schemas import Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
 from tests.unit.server.client import events, send

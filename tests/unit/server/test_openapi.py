@@ -10,7 +10,7 @@ from schemathesis import BaseSchema, GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from regard.server.app import create_app
-from regard.server.settings import Settings
+from regard.server.schemas import Settings
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from regard.inspection.alignment import align
-from regard.nn.state_dict import named_weights
-from regard.server.app import create_app
+from regard.nn.network import named_weights
+from regard.server.app import create_app, limit_threads
 from regard.server.html_markup import split_html
 from regard.server.inspection import follow_training
-from regard.server.serve import limit_threads
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.unit.server.client import send
@@ -69,6 +68,6 @@ def test_a_small_model_uses_one_thread(finished_run: Path, monkeypatch: pytest.M
     monkeypatch.delenv("OMP_NUM_THREADS")
     limit_threads(model)
     assert chosen == [1]
-    monkeypatch.setattr("regard.server.serve.SMALL_MODEL", 10)
+    monkeypatch.setattr("regard.server.app.SMALL_MODEL", 10)
     limit_threads(model)
     assert chosen == [1]

@@ -17,7 +17,7 @@ from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.interop.convert import export_model
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import (
     CleaningConfig,
     DataConfig,

@@ -18,8 +18,9 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, MASK, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.metrics.scoring import METRICS
+from regard.metrics.base import METRICS
 from regard.nn.architectures import ARCHITECTURES
+from regard.nn.dropout import drop_tokens, mask_tokens
 from regard.nn.encoder_heads import (
     AttentionPooling,
     EncoderForMaskedLM,
@@ -27,10 +28,9 @@ from regard.nn.encoder_heads import (
     EncoderForTokenClassification,
 )
 from regard.nn.loss import LabelLoss, MaskedLMLoss
-from regard.nn.token_masking import drop_tokens, mask_tokens
 from regard.recipe import CleaningConfig, DataFiles, Recipe, make_recipe
 from regard.tasks import TASKS, LanguageModel, MaskedLM, build_network
-from regard.tasks.encoding import label_names
+from regard.tasks.base import label_names
 
 V = 50
 FIRST = len(SPECIAL_TOKENS)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.nn.state_dict import copy_weights, named_weights
+from regard.nn.network import copy_weights, named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
 from regard.storage.atomic_files import tensors_checksum

@@ -9,7 +9,7 @@ import torch
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import TASKS, build_network

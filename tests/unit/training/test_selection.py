@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from regard.nn.state_dict import named_weights
+from regard.nn.network import named_weights
 from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.run import train

@@ -1,19 +1,119 @@
-"""Attention in packed rows as a GPU kernel, written in Triton: flash attention in which each query has a span of keys.
-
-A packed row holds many sentences end to end, so each query attends to one short span of keys. A tile of 64 queries
-needs only the one or two tiles of keys that its spans touch: the cost grows with the number of tokens, not with the
-length of the row. torch has no such kernel: FlexAttention has no dropout of the weights, and the kernel for ragged
-batches spends a whole tile on each sentence, however short.
-
-The weights are never stored. The dropout mask is a hash of the indices of query and key, so that the backward pass
-computes the same mask again.
-"""
+"""GPU kernels, written in Triton: the backward pass of LayerNorm, attention in packed rows, decode attention."""
 
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+
+# ---------------------------------------------------------------------------------------------
+# The backward pass of LayerNorm.
+#
+# The gradients of gain and bias are sums over all tokens; the gradient of the input needs sums over the features of
+# each token: sums along both axes of one matrix. Each program processes some of the tokens, writes the gradient of
+# each, and accumulates its share of the gradients of gain and bias. The shares of all programs are added at the end.
+
+
+PROGRAMS = 528
+"""four for each multiprocessor of an H100 or H200"""
+TOKENS = 4
+"""tokens that a program processes at a time: one for each of its warps"""
+
+
+@triton.jit
+def backward_kernel(
+    grad_output, inputs, means, scales, gain, grad_inputs, grad_sums, count,
+    width: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    features = tl.arange(0, WIDTH)
+    valid = features < width
+    g = tl.load(gain + features, mask=valid, other=0.0).to(tl.float32)[None, :]
+    grad_gain = tl.zeros([TOKENS, WIDTH], tl.float32)
+    grad_bias = tl.zeros([TOKENS, WIDTH], tl.float32)
+    for first in range(program * TOKENS, count, programs * TOKENS):
+        tokens = first + tl.arange(0, TOKENS)
+        inside = tokens < count
+        both = inside[:, None] & valid[None, :]
+        indices = tokens[:, None] * width + features[None, :]
+        grad_y = tl.load(grad_output + indices, mask=both, other=0.0).to(tl.float32)
+        x = tl.load(inputs + indices, mask=both, other=0.0).to(tl.float32)
+        mean = tl.load(means + tokens, mask=inside, other=0.0)[:, None]
+        scale = tl.load(scales + tokens, mask=inside, other=0.0)[:, None]
+        normed = tl.where(valid[None, :], (x - mean) * scale, 0.0)
+        grad_normed = grad_y * g
+        projection = tl.sum(grad_normed * normed, 1)[:, None] / width
+        grad_mean = tl.sum(grad_normed, 1)[:, None] / width
+        grad_x = (grad_normed - grad_mean - normed * projection) * scale
+        tl.store(grad_inputs + indices, grad_x.to(grad_inputs.dtype.element_ty), mask=both)
+        grad_gain += grad_y * normed
+        grad_bias += grad_y
+    own = grad_sums + program * width + features
+    tl.store(own, tl.sum(grad_gain, 0), mask=valid)
+    tl.store(own + programs * width, tl.sum(grad_bias, 0), mask=valid)
+
+
+@torch.library.custom_op("regard::layer_norm_backward", mutates_args=())
+def layer_norm_backward(
+    grad_output: Tensor, inputs: Tensor, means: Tensor, scales: Tensor, gain: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the inputs, and the share of each program in the gradients of gain and bias."""
+    width = inputs.shape[-1]
+    grad_output, inputs = grad_output.contiguous(), inputs.contiguous()
+    grad_inputs = torch.empty_like(inputs)
+    grad_sums = inputs.new_empty(2, PROGRAMS, width, dtype=torch.float32)
+    backward_kernel[(PROGRAMS,)](
+        grad_output, inputs, means, scales, gain, grad_inputs, grad_sums, inputs.numel() // width,
+        width=width, WIDTH=triton.next_power_of_2(width), TOKENS=TOKENS,
+    )  # fmt: skip
+    return grad_inputs, grad_sums
+
+
+@layer_norm_backward.register_fake
+def _(grad_output, inputs, means, scales, gain):
+    return (
+        torch.empty_like(inputs, memory_format=torch.contiguous_format),
+        inputs.new_empty(2, PROGRAMS, inputs.shape[-1], dtype=torch.float32),
+    )
+
+
+class CompiledLayerNorm(torch.autograd.Function):
+    """LayerNorm for torch.compile: the forward pass is fused with its surroundings, the backward pass is the kernel."""
+
+    @staticmethod
+    def forward(ctx, x, gain, bias, epsilon):
+        inputs = x.float()
+        variance, mean = torch.var_mean(inputs, -1, keepdim=True, correction=0)
+        scale = torch.rsqrt(variance + epsilon)
+        ctx.save_for_backward(x, mean, scale, gain)
+        return ((inputs - mean) * scale * gain + bias).to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        grad_x, grad_sums = layer_norm_backward(grad_output, *ctx.saved_tensors)
+        grad_gain, grad_bias = grad_sums.sum(1)
+        return grad_x, grad_gain, grad_bias, None
+
+
+def layer_norm(
+    x: Float[Tensor, "B T d"], gain: Float[Tensor, " d"], bias: Float[Tensor, " d"], epsilon: float
+) -> Float[Tensor, "B T d"]:
+    """LayerNorm with output in bfloat16, the data type of the layers that follow."""
+    normed: Tensor = CompiledLayerNorm.apply(x, gain, bias, epsilon)
+    return normed
+
+
+# ---------------------------------------------------------------------------------------------
+# Attention in packed rows: flash attention in which each query has a span of keys.
+#
+# A packed row holds many sentences end to end, so each query attends to one short span of keys. A tile of 64 queries
+# needs only the one or two tiles of keys that its spans touch: the cost grows with the number of tokens, not with the
+# length of the row. torch has no such kernel: FlexAttention has no dropout of the weights, and the kernel for ragged
+# batches spends a whole tile on each sentence, however short.
+#
+# The weights are never stored. The dropout mask is a hash of the indices of query and key, so that the backward pass
+# computes the same mask again.
+
 
 TILE = 64
 """queries per tile, and keys per tile"""
@@ -313,3 +413,84 @@ def _backward(ctx, grad_output, grad_log_sums):
 
 
 packed_attention_kernel.register_autograd(_backward, setup_context=_setup_context)
+
+
+# ---------------------------------------------------------------------------------------------
+# Attention of a few queries to many keys: one step of beam search.
+#
+# The beams of a sentence are queries side by side that share its keys and values. One program per head of each sentence
+# reads every key and value once. torch's kernels are made for many queries: 5 queries cost as much as 64.
+
+
+DECODE_TILE = 32
+"""keys per tile; the KV cache grows by multiples of this, or of half of it"""
+
+
+@triton.jit
+def decode_attention_kernel(
+    query, key, value, bias, output,
+    qs, qh, qt, ks, kh, kt, vs, vh, vt, bs, bq, os_, oh, ot,
+    queries, keys, heads, d_k: tl.constexpr, d_v: tl.constexpr,
+    BIAS: tl.constexpr, QUERIES: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    sentence, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
+    q_index = tl.arange(0, QUERIES)
+    key += sentence * ks + head * kh
+    value += sentence * vs + head * vh
+    bias += sentence * bs
+    q = load_tile(query + sentence * qs + head * qh, qt, q_index, queries, d_k, KEY)
+    maximum = tl.full([QUERIES], -1e30, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    weighted = tl.zeros([QUERIES, VALUE], tl.float32)
+    for tile in range(0, keys, TILE):
+        k_index = tile + tl.arange(0, TILE)
+        inside = k_index < keys
+        k = load_tile(key, kt, k_index, keys, d_k, KEY)
+        v = load_tile(value, vt, k_index, keys, d_v, VALUE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if BIAS:
+            address = bias + q_index[:, None] * bq + k_index[None, :]
+            valid = (q_index < queries)[:, None] & inside[None, :]
+            scores += tl.load(address, mask=valid, other=0.0).to(tl.float32)
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        weights = tl.exp(scores - new_maximum[:, None])
+        rescale = tl.exp(maximum - new_maximum)
+        total = total * rescale + tl.sum(weights, 1)
+        weighted = weighted * rescale[:, None]
+        weighted += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        maximum = new_maximum
+    weighted = (weighted / total[:, None]).to(output.dtype.element_ty)
+    store_tile(output + sentence * os_ + head * oh, ot, q_index, queries, weighted, d_v, VALUE)
+
+
+def decode_attention(
+    query: Float[Tensor, "B h Q dk"],
+    key: Float[Tensor, "B h K dk"],
+    value: Float[Tensor, "B h K dv"],
+    bias: Float[Tensor, "#B 1 #Q K"] | None,
+) -> Float[Tensor, "B Q h*dv"]:
+    """softmax(Q K^T + bias) V, with the heads of each query joined. Queries are already scaled.
+
+    bias: 0 or minus infinity; each query must be able to attend to some key.
+    """
+    sentences, heads, queries, d_k = query.shape
+    d_v = value.shape[3]
+    output = value.new_empty(sentences, queries, heads, d_v)
+    assert all(x.stride(3) == 1 for x in (query, key, value))
+    bias_strides = (0, 0)
+    if bias is not None:
+        bias = bias.expand(sentences, 1, -1, -1)
+        assert bias.stride(3) == 1
+        bias_strides = bias.stride(0), bias.stride(2) if bias.shape[2] > 1 else 0
+    decode_attention_kernel[(sentences * heads,)](
+        query, key, value, query if bias is None else bias, output,
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *bias_strides,
+        output.stride(0), output.stride(2), output.stride(1),
+        queries, key.shape[2], heads, d_k=d_k, d_v=d_v,
+        BIAS=bias is not None, QUERIES=max(16, triton.next_power_of_2(queries)),
+        KEY=max(16, triton.next_power_of_2(d_k)), VALUE=max(16, triton.next_power_of_2(d_v)),
+        TILE=DECODE_TILE, num_warps=1, num_stages=2,
+    )  # fmt: skip
+    return output.view(sentences, queries, heads * d_v)

@@ -1,8 +1,9 @@
-"""The command serve: an HTTP server for a model."""
+"""The commands serve (an HTTP server for a model), import and export (models of other libraries)."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,8 +41,8 @@ def serve(
 ) -> None:
     """Serve a translation model over HTTP, with LibreTranslate's API and a web page."""
     try:
-        from regard.server.serve import serve as run_server
-        from regard.server.settings import Settings
+        from regard.server.app import serve as run_server
+        from regard.server.schemas import Settings
     except ModuleNotFoundError as error:
         raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
     keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
@@ -62,3 +63,58 @@ def _language_pair(languages: str) -> tuple[str, str]:
             f"--languages {languages}: expected two codes separated by a comma, for example en,de"
         )
     return codes[1], codes[2]
+
+
+# ---------------------------------------------------------------------------------------------
+# import and export: convert models from and to other formats
+
+
+def import_(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER | FILE", help="The model to import, as its library saved it."
+        ),
+    ],
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format of the model: huggingface (MarianMT, OPUS-MT) or torch.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="For torch: the run folder that provides the recipe and the tokenizer.",
+        ),
+    ] = None,
+) -> None:
+    """Convert a model from another library to a run folder, and verify that both compute the same outputs."""
+    from regard.interop.convert import import_model
+
+    for line in import_model(model, format_, out, like):
+        print(line)
+
+
+def export(
+    run: RunFolder,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Format to write: huggingface, ctranslate2, ctranslate2-int8, onnx, torch, or bundle "
+            "(only the files needed to use the model).",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
+) -> None:
+    """Convert a model to the format of another library, and verify that both compute the same outputs."""
+    from regard.interop.convert import export_model
+
+    for line in export_model(run, format_, out):
+        print(line)
