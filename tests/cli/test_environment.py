@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from regard.cli.main import limit_onednn_cache
+from tests.cli.commands import environment
 
 IMPORT_ALL = """
 import os
@@ -39,3 +41,29 @@ def test_the_size_of_the_onednn_cache_is_limited_unless_the_user_set_it(
     limit_onednn_cache()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
     assert os.environ["LRU_CACHE_CAPACITY"] == "64"
+
+
+INTERRUPTED = """
+import os, signal, sys
+from regard.errors import RegardError
+from regard.storage.run_dir import RunDir
+def weights(self):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:  # as a library does that reads a file
+        raise RegardError("model.safetensors: damaged") from None
+RunDir.weights = weights
+from regard.cli.main import main
+main()
+"""
+
+
+def test_an_interrupt_that_a_library_turns_into_an_error_is_still_one(finished_run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "translate", str(finished_run), "a"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")

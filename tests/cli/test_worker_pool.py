@@ -18,6 +18,7 @@ import torch
 from regard.errors import RegardError
 from regard.inference.worker_pool import WorkerDied, WorkerPool, _cgroup_cores, map_in_threads
 from regard.tasks import Translator
+from regard.training.prepare import COPYING_PROCESS
 from tests.cli.commands import environment, write
 
 forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -447,19 +448,25 @@ def _refused() -> int:
 
 COPYING = """
 import subprocess, sys
-code = "import os, time; from regard.training.prepare import _end_with_parent; _end_with_parent(); "
-code += "print(os.getpid(), flush=True); time.sleep(600)"
-subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE).wait()
+process = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
+print(process.pid, flush=True)
+process.wait()
 """
 
 
 def test_no_process_that_writes_a_copy_of_the_data_outlives_training() -> None:
+    program, _, _ = COPYING_PROCESS.partition("from regard")
     with subprocess.Popen(
-        [sys.executable, "-c", COPYING], stdout=subprocess.PIPE, text=True, env=environment()
+        [sys.executable, "-c", COPYING, f"{program}\nimport time; time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
     ) as main:
         try:
             assert main.stdout is not None
             process = int(main.stdout.readline())
+            time.sleep(0.5)
+            assert _runs(process)
         finally:
             main.kill()
     assert_end([process])

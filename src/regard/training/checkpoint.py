@@ -40,14 +40,14 @@ class TrainingState:
     """number of target tokens trained on"""
     seconds: float = 0.0
     """time spent, over all sessions"""
+    validations: list[tuple[int, float, float]] = field(default_factory=list)
+    """(step, objective, loss) of each validation; the lowest objective is the best, ties are broken by the loss"""
     environment: str = ""
     """what the rounding of the weights depends on: device, number of threads, version of torch"""
     micro_batches: int = 1
     """number of parts in which a batch is processed"""
     out_of_memory: list[int] = field(default_factory=list)
     """the steps after which memory ran out, and batches were split further"""
-    validations: list[tuple[int, float, float]] = field(default_factory=list)
-    """(step, objective, loss) of each validation; the lowest objective is the best, ties are broken by the loss"""
 
     @property
     def best(self) -> tuple[float, float]:

@@ -456,7 +456,7 @@ class Trainer:
         optimizer = optimizer_state(self.optimizer, self.parameter_names)
         save_checkpoint(path, self.state, weights, self.ema, optimizer)
         files = checkpoint_files(self.run.checkpoints)
-        delete_checkpoints(files, keep=[*self.selected_checkpoints(), files[-1]])
+        delete_checkpoints(files, keep=[*self.selected_checkpoints(), path])
 
     def rescue(self) -> int:
         """Save a checkpoint after memory ran out, if that is possible, and return the step of the newest one.

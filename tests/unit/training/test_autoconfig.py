@@ -84,7 +84,7 @@ def test_sizes_rise_with_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for less, more in pairwise(found):
         assert less.model.d_model <= more.model.d_model
         assert less.model.dropout >= more.model.dropout
-        assert less.training.tokens_per_batch <= more.training.tokens_per_batch
+        assert less.batch_tokens <= more.batch_tokens
         assert less.data.hold_out >= more.data.hold_out
     widths = [recipe.model.d_model for recipe in found]
     assert (widths[0], widths[4], widths[-1]) == (128, 256, 512)
@@ -103,7 +103,7 @@ def test_steps_correspond_to_the_epochs_of_the_tier(
     )
     recipe, _ = autoconfigure(TEXTS, root)
     tokens = 100_000 * 20
-    epochs = recipe.training.steps * recipe.training.tokens_per_batch / tokens
+    epochs = recipe.training.steps * recipe.batch_tokens / tokens
     assert epochs == pytest.approx(30, rel=0.01)
 
 
