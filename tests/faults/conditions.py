@@ -160,7 +160,10 @@ def failing_fsync(failing: int) -> Callable[[], None]:
     return patch
 
 
-@fault("EIO from each fsync", "status 2, one line with the file; completes when repeated")
+@fault(
+    "EIO from fsync, every third to fifth call",
+    "status 2, one line with the file; completes when repeated",
+)
 def io_error(data: Path, work: Path) -> int:
     cases = 0
     for command, stride in ((TRAIN, 3), (TRANSLATE, 5), (DISTILL, 4)):

@@ -102,15 +102,15 @@ def test_workers_give_the_same_as_threads(
 def test_int8_depends_on_the_number_of_texts_only_where_the_cache_is_bfloat16(
     make_run: Callable[..., Path], texts: list[str]
 ) -> None:
-    """Greedy search: never. Beam search: only between calls of fewer than four texts and larger ones, and seldom."""
+    """Greedy search: never. Beam search: only between calls of up to three texts (not blank) and larger ones."""
     model = load(make_run(**RUNS["packed"]), "int8")
     draw = random.Random(1)
     shuffled = draw.sample(texts, len(texts))
-    for options, few, many in (({"beam": 1}, [1, 3], [9]), ({"beam": 4}, [4, 6], [16])):
+    for options, few, many in (({"beam": 1}, [1, 3], [9]), ({"beam": 4}, [5, 6], [16])):
         expected = dict(zip(texts, translate(model, texts, many, **options), strict=True))
         found = translate(model, shuffled, few, **options)
         assert found == [expected[text] for text in shuffled], options
-    expected = dict(zip(texts, model.translate(texts, beam=4), strict=True))
-    alone = translate(model, texts, [1], beam=4)
-    different = sum(expected[text] != one for text, one in zip(texts, alone, strict=True))
-    assert different <= TEXTS // 4
+    # A random model has many translations of almost the same score, so the scores are compared.
+    together = [best.score for best, *_ in model.search(texts, beam=4)]
+    alone = [model.search([text], beam=4)[0][0].score for text in texts]
+    assert alone == pytest.approx(together, rel=0.05)
