@@ -7,7 +7,7 @@ TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo test test-data faults fuzz lock audit check format
+.PHONY: install demo test test-data faults fuzz lock audit mutants check format
 
 install: .venv/installed
 
@@ -49,6 +49,11 @@ lock: install
 audit: install
 	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+# Mutation testing: do the unit tests notice small changes of the source code? About an hour on two cores.
+mutants: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+	$(BIN)/python -m tests.mutation.run
 
 check: install
 	$(BIN)/ruff check .

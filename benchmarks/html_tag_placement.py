@@ -15,9 +15,9 @@ from pathlib import Path
 
 from regard.demo.grammar import generate
 from regard.demo.lexicon import NOUNS
+from regard.documents.markup import split_html
 from regard.inspection import alignment
 from regard.inspection.hooks import Floats
-from regard.server.html_markup import split_html
 from regard.tasks import Translator
 
 TaggedNoun = tuple[str, str, str, str]

@@ -19,9 +19,10 @@ The packages are listed in the order of the data flow; a package imports only fr
     tasks/       translation, tagging, classification, masked and causal language models
     training/    prepare data, train, checkpoint, fine-tune, distill, autoconfig
     inspection/  hooks, traces, alignment, training history, the HTML page
+    documents/   office files, Markdown, subtitles, resources; translation memory
     interop/     Hugging Face, CTranslate2, ONNX, torch, bundles
     server/      HTTP server: LibreTranslate's API, batching, streaming
-    bench/       speed compared with other libraries
+    bench/       speed compared with other libraries, self-test
     demo/        the built-in corpus and the demo
     cli/         the commands
 """
@@ -35,11 +36,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
+    from pathlib import Path
 
     from regard.errors import RegardError as RegardError
     from regard.inspection.trace import Trace as Trace
     from regard.metrics import MetricResult as MetricResult
     from regard.recipe import (
+        DataFiles as DataFiles,
         DecodingOptions as DecodingOptions,
         Device as Device,
         Precision as Precision,
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "RegardError": "errors",
-    **dict.fromkeys(("DecodingOptions", "Device", "Precision", "Recipe"), "recipe"),
+    **dict.fromkeys(("DataFiles", "DecodingOptions", "Device", "Precision", "Recipe"), "recipe"),
     "MetricResult": "metrics",
     "Trace": "inspection.trace",
     **dict.fromkeys(("Classifier", "LanguageModel", "MaskedLM", "Model"), "tasks"),
@@ -124,45 +127,62 @@ def load(
 
 @overload
 def train(
-    recipe: Recipe | str | PathLike[str],
+    recipe: Recipe | DataFiles | str | PathLike[str],
     *,
     out: str | PathLike[str] | None = ...,
     changes: Sequence[str] = ...,
     minutes: float | None = ...,
+    init_from: str | PathLike[str] | None = ...,
+    mix: float | None = ...,
+    freeze: Sequence[str] | None = ...,
+    extend_vocab: int | None = ...,
 ) -> Translator: ...
 
 
 @overload
 def train(
-    recipe: Recipe | str | PathLike[str],
+    recipe: Recipe | DataFiles | str | PathLike[str],
     kind: type[M],
     *,
     out: str | PathLike[str] | None = ...,
     changes: Sequence[str] = ...,
     minutes: float | None = ...,
+    init_from: str | PathLike[str] | None = ...,
+    mix: float | None = ...,
+    freeze: Sequence[str] | None = ...,
+    extend_vocab: int | None = ...,
 ) -> M: ...
 
 
 def train(
-    recipe: Recipe | str | PathLike[str],
+    recipe: Recipe | DataFiles | str | PathLike[str],
     kind: type[Any] | None = None,
     *,
     out: str | PathLike[str] | None = None,
     changes: Sequence[str] = (),
     minutes: float | None = None,
+    init_from: str | PathLike[str] | None = None,
+    mix: float | None = None,
+    freeze: Sequence[str] | None = None,
+    extend_vocab: int | None = None,
 ) -> Any:
-    """Train a model, or resume an interrupted training.
+    """Train a model, resume an interrupted training, or fine-tune a finished run (``init_from``).
 
-    recipe: a ``Recipe``, a YAML file, or the name of a bundled recipe.
+    recipe: a ``Recipe``, a YAML file, or the name of a bundled recipe. Without a recipe: a file of pairs, or
+    ``regard.DataFiles(source=("my.en",), target=("my.de",))``.
     kind: the class of the model, as in ``load``.
     out: the run folder, ``runs/<name of the recipe>`` by default.
     changes: ``"section.key=value"`` strings that override keys of a recipe file.
-    minutes: stop training in time to finish within this many minutes.
+    minutes: the time for everything; steps, schedule and validations are fitted to it.
+    init_from: run folder to start from; sizes and tokenizer are taken from it, and a low learning rate is chosen.
+    mix: fine-tuning: share of the training pairs that are drawn from the training data of that run.
+    freeze: fine-tuning: groups of weights that are not trained, such as ``["encoder"]`` or ``["all-but-decoder"]``.
+    extend_vocab: fine-tuning: maximum number of entries to add to each vocabulary.
     """
     from pathlib import Path
 
     from regard.errors import RegardError
-    from regard.recipe import Recipe, load_recipe
+    from regard.recipe import DataFiles, Recipe
     from regard.recipe.registry import find_registry
     from regard.tasks import Model, Translator
     from regard.training.run import train as train_run
@@ -172,13 +192,26 @@ def train(
             f"train: {kind!r} is not a model class; options are given by name: out='runs/my'"
         )
     expected = kind or Translator
+    fine_tuning = {"mix": mix, "freeze": freeze, "extend_vocab": extend_vocab}
+    if init_from is None and any(value is not None for value in fine_tuning.values()):
+        raise RegardError(f"train: {', '.join(fine_tuning)} are for fine-tuning; give init_from=…")
     if isinstance(recipe, Recipe):
-        if out is None or changes:
-            raise RegardError("train: a Recipe object needs out=…, and takes no changes")
+        if out is None or changes or init_from is not None:
+            raise RegardError(
+                "train: a Recipe object needs out=…, and takes no changes and no init_from; they are in the recipe"
+            )
         folder = Path(out)
     else:
-        name = Path(recipe).name.split(".")[0]
-        recipe, folder = load_recipe(Path(recipe), changes), Path(out or Path("runs") / name)
+        named = (
+            (recipe.pairs or recipe.source or ("data",))[0]
+            if isinstance(recipe, DataFiles)
+            else recipe
+        )
+        folder = Path(out or Path("runs") / Path(named).name.split(".")[0])
+        groups = None if freeze is None else tuple(freeze)
+        recipe, minutes = _find_recipe(
+            recipe, folder, changes, minutes, init_from, mix, groups, extend_vocab
+        )
     model = find_registry("task")[recipe.task].model
     if not issubclass(model, expected):
         raise RegardError(
@@ -186,3 +219,48 @@ def train(
             f"regard.train(recipe, regard.{model.__name__}) to get a {model.__name__}"
         )
     return train_run(recipe, folder, minutes)
+
+
+def _find_recipe(
+    recipe: DataFiles | str | PathLike[str],
+    out: Path,
+    changes: Sequence[str],
+    minutes: float | None,
+    init_from: str | PathLike[str] | None,
+    mix: float | None,
+    freeze: tuple[str, ...] | None,
+    extend_vocab: int | None,
+) -> tuple[Recipe, float | None]:
+    """The recipe of the arguments of ``train``, read from a file or chosen from the data, and the time for it."""
+    from pathlib import Path
+
+    from regard.data.corpus import CorpusPreview
+    from regard.data.input_format import suffix_format
+    from regard.recipe import DataConfig, DataFiles, load_recipe
+    from regard.training.autoconfig import autoconfigure
+    from regard.training.fine_tuning import (
+        FineTuning,
+        fine_tuning_from_recipe,
+        fine_tuning_recipe,
+    )
+    from regard.training.run import resumable_recipe
+
+    options = None
+    if init_from is not None:
+        options = FineTuning(Path(init_from), mix, freeze, extend_vocab)
+    if not isinstance(recipe, DataFiles) and suffix_format(Path(recipe)) is None:
+        if options is None:
+            return load_recipe(Path(recipe), changes), minutes
+        return fine_tuning_from_recipe(options, Path(recipe), changes)[0], minutes
+    files = recipe if isinstance(recipe, DataFiles) else DataFiles(pairs=(str(recipe),))
+    root = str(Path.cwd())
+    preview = CorpusPreview(files, DataConfig(root=root, train=files))
+    if options is None:
+        if (begun := resumable_recipe(out, files, root, changes)) is not None:
+            return begun, minutes
+        languages = None if files.source else preview.languages
+        chosen = autoconfigure(files, root, changes, languages, preview.pairs(), minutes)
+        return chosen.recipe, chosen.minutes
+    languages = preview.languages
+    found = fine_tuning_recipe(options, files, root, changes, languages, preview.pairs())
+    return found[0], minutes

@@ -152,6 +152,7 @@ def write_recipe(folder: Path, **sections: Mapping[str, Any]) -> Path:
             "norm_order": "pre",
         },
         "training": {
+            "device": "cpu",
             "steps": 500,
             "tokens_per_batch": 512,
             "schedule": "cosine",

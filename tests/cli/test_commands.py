@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import regard as package
+from regard.documents.base import read_archive
 from regard.tasks import Translator
 from regard.training.run import Interrupted
 from tests.cli.commands import (
@@ -31,6 +32,7 @@ from tests.cli.commands import (
     together,
     write,
 )
+from tests.unit.documents import samples
 
 COMMANDS = ["demo", "train", "translate", "evaluate", "look", "serve", "average", "recipes", "info"]
 COMMANDS += ["tag", "classify", "fill", "generate"]
@@ -388,24 +390,37 @@ def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen[name]
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(
-        "No recipe was given. This one was chosen from the data:\n  200 pairs"
+    assert done.stderr.startswith("The data:\n")
+    chosen_for = (
+        "No recipe was given. This one was chosen for the data and the device:\n  200 pairs"
     )
-    assert "model: tiny, dropout 0.1 (tiny suits up to 5,000 pairs)" in done.stderr
+    assert chosen_for in done.stderr
+    assert "dropout 0." in done.stderr
     assert "both sides are sequences of 8 symbols" in done.stderr
     assert (runs / name / "card.json").is_file()
 
 
-def test_training_stops_within_the_given_minutes(chosen: dict[str, Timed]) -> None:
+def test_training_is_planned_for_the_given_minutes(chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen["tabs"]
-    assert "Training stopped: the time limit was reached." in done.stderr
-    lines = (runs / "tabs" / "log.jsonl").read_text().splitlines()
-    times = [json.loads(line)["time"] for line in lines]
+    assert re.search(r"Plan: 1\d\d pairs, [\d,]+ tokens/s: [\d,]+ steps of \w+ in", done.stderr)
+    assert "the recipe's 100,000 steps would take" in done.stderr
+    events = [json.loads(line) for line in (runs / "tabs" / "log.jsonl").read_text().splitlines()]
     # By its own log: the time that Python needs to start does not count.
-    assert times[-1] - times[0] < 60 * 0.2
+    assert events[-1]["time"] - events[0]["time"] < 60 * 0.2 * 1.05 + 15
     card = json.loads((runs / "tabs" / "card.json").read_text())
-    assert card["reason_stopped"] == "the time limit was reached"
-    assert 0 < card["steps"] < 100_000
+    planned = [event["steps"] for event in events if event["event"] == "plan"][-1]
+    assert 0 < card["steps"] <= planned < 100_000
+
+
+def test_a_planned_training_is_finished_when_it_is_run_again(chosen: dict[str, Timed]) -> None:
+    runs, _, _ = chosen["two"]
+    short = ("--set", "training.steps=2")
+    again = regard("train", "two.src", "two.tgt", *short, cwd=runs.parent)
+    assert again.returncode == 0, again.stderr
+    assert "is already trained: all 2 steps are done" in again.stderr
+    other = regard("train", "tabs.tsv", "--out", "runs/two", cwd=runs.parent)
+    assert other.returncode == 1
+    assert "contains a run of other data; choose another --out" in other.stderr
 
 
 # From Python
@@ -429,3 +444,27 @@ def test_python_does_what_the_commands_do(workshop: Path, tmp_path: Path) -> Non
             out=tmp_path / "run",
             changes=[*changes, "model.d_model=32"],
         )
+
+
+def test_a_model_that_copies_gives_the_file_back(workshop: Path, tmp_path: Path) -> None:
+    """Through the real engine, tokenizer and alignment."""
+    text = "# a b\n\nc **d e** f\n\n```\na b\n```\n\n- b c d\n- [e f](g)\n"
+    (tmp_path / "a.md").write_text(text)
+    srt = "1\n00:00:01,000 --> 00:00:02,000\na b\nc d\n"
+    (tmp_path / "a.srt").write_text(srt)
+    body = samples.DOCX_BODY[: samples.DOCX_BODY.index("<w:p>")]
+    run = '<w:r><w:t xml:space="preserve">{}</w:t></w:r>'
+    bold = "<w:r><w:rPr><w:b/></w:rPr><w:t>c d</w:t></w:r>"
+    body += f"<w:p>{run.format('a b ')}{bold}{run.format(' e')}</w:p></w:body></w:document>"
+    (tmp_path / "a.docx").write_bytes(
+        samples.docx(body, {"word/header1.xml": "<w:hdr xmlns:w='w'/>"})
+    )
+    names = ["a.md", "a.srt", "a.docx"]
+    done = inside("translate", workshop / "run", *names, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/a.md").read_text() == text
+    assert (tmp_path / "out/a.srt").read_text() == srt
+    before, after = (
+        read_archive((tmp_path / name).read_bytes()) for name in ("a.docx", "out/a.docx")
+    )
+    assert [data for _, data in before] == [data for _, data in after]

@@ -14,6 +14,7 @@ import torch
 
 from regard.recipe import DataConfig, DataFiles, DecodingConfig
 from regard.tasks import Translation, Translator
+from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from tests.cli.commands import environment, inside, write
 
 KILLER = """
@@ -100,13 +101,19 @@ class Echo:
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")
 
+    words = SimpleNamespace(encode=lambda texts: [[] for _ in texts])
+    tokenizer = SimpleNamespace(source=words)
     max_text_tokens = 4096
+    calibration = None
 
     def start_workers(self) -> None:
         """It has none."""
 
     def with_target_language(self, language: str | None) -> "Echo":
         return self
+
+    def output_checker(self) -> OutputChecker:
+        return OutputChecker(OutputStatistics(copied=1.0))
 
     def search(self, texts: list[str], **options: Any) -> list[list[Translation]]:
         return [[Translation(text, 0.0, 0.0, [], [], True)] for text in texts]

@@ -15,7 +15,8 @@ from tests.cli.commands import PYTHON, SOURCES, environment, inside
 COMMANDS = {
     *("demo", "train", "recipes", "distill", "average"),
     *("translate", "tag", "classify", "fill", "generate"),
-    *("evaluate", "look", "info", "bench translate", "bench train"),
+    *("evaluate", "look", "info", "bench translate", "bench train", "selftest"),
+    *("runs list", "runs compare", "runs prune"),
     *("serve", "import", "export"),
 }
 DECODING = {

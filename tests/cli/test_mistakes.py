@@ -342,7 +342,7 @@ def test_a_closed_standard_input_is_reported(folder: Path, monkeypatch: pytest.M
         ("translate run a --set =3", "--set =3: expected key=value"),
         ("translate run a --set decoding.beam=3", "--set decoding.beam=3: expected key=value"),
         ("translate run a --to de", "language de: this model translates to one language only, so"),
-        ("info carded", "carded/card.json: incomplete card: KeyError('vocabulary')"),
+        ("info carded", "carded/card.json: incomplete card: vocabulary is missing"),
         ("import theirs --from huggingface --out new", "theirs/config.json: encoder_layers, "),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from regard.recipe import DataConfig, DataFiles, DecodingConfig
 from regard.recipe.schema import CleaningConfig
 from regard.tasks import Translation, Translator
+from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from tests.cli.commands import inside, regard, write
 
 WARNING = "line 2 has 2 sentences and is translated as one; --sentences translates each separately"
@@ -28,6 +29,7 @@ class OneSentence:
     words = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
     tokenizer = SimpleNamespace(source=words)
     max_text_tokens = 4096
+    calibration = None
 
     def __init__(self, truncate: bool = False) -> None:
         train = DataFiles(source=("train.en",), target=("train.de",))
@@ -41,6 +43,9 @@ class OneSentence:
 
     def with_target_language(self, language: str | None) -> "OneSentence":
         return self
+
+    def output_checker(self) -> OutputChecker:
+        return OutputChecker(OutputStatistics((0.0, 1e9), copied=1.0))
 
     def search(
         self, texts: list[str], *, constraints: Any = None, **options: Any

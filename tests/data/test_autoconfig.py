@@ -24,7 +24,7 @@ def test_the_estimated_number_of_tokens_is_close(
     pairs = list(islice(read_pairs(whole, DataConfig(root=str(data_folder), train=whole)), lines))
     text = "".join(f"{pair.source}\t{pair.target}\n" for pair in pairs)
     (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
-    recipe, (first, *_) = autoconfigure(DataFiles(pairs=("pairs.tsv",)), str(tmp_path))
+    recipe, (first, *_), _ = autoconfigure(DataFiles(pairs=("pairs.tsv",)), str(tmp_path))
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
     ids = tokenizer.target.encode([pair.target for pair in pairs])
     estimate = float(re.findall(r"about (\d+) tokens", first)[0])

@@ -26,8 +26,9 @@ def required() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     names = [*project["dependencies"]]
-    for extra in ("dev", "formats", "interop", "serve"):
-        names += [one for one in extras[extra] if not one.startswith("regard")]
+    own = next(Requirement(one) for one in extras["dev"] if one.startswith("regard["))
+    for extra in ("dev", *own.extras):
+        names += [one for one in extras[extra] if not one.startswith("regard[")]
     found: dict[tuple[str, frozenset[str]], None] = {}
     waiting = [Requirement(name) for name in names]
     while waiting:

@@ -34,7 +34,7 @@ NOT_PROSE = ("|", "<", "![", "$$", "#")
 """what lines of tables, HTML, images, formulas and headings begin with"""
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 SOURCE_FILE = re.compile(
-    r"`((?:recipe|data|nn|decoding|inference|tasks|metrics|training|inspection|interop|server|storage|demo|bench|cli)"
+    r"`((?:recipe|data|nn|decoding|inference|tasks|metrics|training|inspection|interop|server|storage|documents|demo|bench|cli)"
     r"/[\w/]+\.(?:py|js))`"
 )
 ROOT_FILE = re.compile(

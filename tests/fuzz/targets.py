@@ -19,11 +19,11 @@ from typing import Any
 from regard.data.formats import INPUT_FORMATS, ReadOptions, pair_format
 from regard.data.input_format import OnBadLine
 from regard.data.tokenizer import load_tokenizer
+from regard.documents.markup import split_html, split_plain
 from regard.errors import RegardError
 from regard.recipe import TokenizerConfig, make_recipe
 from regard.recipe.parsing import parse_recipe
 from regard.server.app import create_app
-from regard.server.html_markup import split_html, split_plain
 from regard.tasks import Translation
 
 SEEDS = Path(__file__).parent / "seeds"

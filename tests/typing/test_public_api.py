@@ -21,6 +21,8 @@ reveal_type(regard.load("runs/lm", regard.LanguageModel).generate("The ship", 20
 reveal_type(regard.Model.load(Path("runs/any"), precision="auto"))
 reveal_type(regard.train("multi30k", out="runs/mine", changes=["training.steps=10"]))
 reveal_type(regard.train("ewt-tag", regard.Tagger))
+reveal_type(regard.train("more.tsv", init_from="runs/old", mix=0.5, freeze=["encoder"], extend_vocab=100))
+reveal_type(regard.train(regard.DataFiles(source=("a.en",), target=("a.de",)), init_from=Path("runs/old")))
 """
 INFERRED = [
     "regard.tasks.translation.Translator",
@@ -34,6 +36,8 @@ INFERRED = [
     "regard.tasks.base.Model",
     "regard.tasks.translation.Translator",
     "regard.tasks.tagging.Tagger",
+    "regard.tasks.translation.Translator",
+    "regard.tasks.translation.Translator",
 ]
 WRONG = """
 import regard

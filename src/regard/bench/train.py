@@ -31,6 +31,7 @@ from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import ModelConfig, Preset, Recipe, make_recipe
 from regard.training.optimizers import OPTIMIZERS
+from regard.training.planner import matmul_speed
 from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
 Step = Callable[[], None]
@@ -141,19 +142,6 @@ def time_step(step: Step, steps: int, device: torch.device) -> float:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def matmul_speed(device: torch.device) -> float:
-    """Operations per second of one large matrix product, as the device's peak speed."""
-    gpu = device.type == "cuda"
-    size = 8192 if gpu else 1024
-    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
-
-    def multiply() -> None:
-        torch.mm(x, x)
-
-    time_step(multiply, 3, device)
-    return 2 * size**3 / min(time_step(multiply, 10, device) for _ in range(3))
 
 
 def forward_operations(setting: TrainSetting, source: float, target: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.data.pairs import Pair
     from regard.tasks import Model
+    from regard.training.overlap import OverlapScores
 
 
 @with_decoding_options
@@ -121,23 +123,47 @@ def evaluate(
     test = _test_pairs(model, given, to, parse_two("--languages", languages))
     model.start_workers()
     comparisons: list[Any] = []
-    if against is None:
-        results = model.evaluate(test)
-    else:
+    overlap = None
+    if against is not None:
         other = type(model).load(against, precision=parse_precision(precision), threads=threads)
         other.start_workers()
         _set_decoding(other, decoding)
-        results, comparisons = model.compare(other, test)
+        # A model that is scored by its probabilities cannot be compared, and has no outputs.
+        outputs = [] if model.recipe.text_only else model.predict_pairs(test)
+        results, comparisons = model.compare(other, test, outputs)
+        overlap = _overlap(model, outputs, test)
+    elif model.recipe.text_only:
+        results = model.evaluate(test)
+    else:
+        outputs = model.predict_pairs(test)
+        results = model.score_outputs(outputs, test)
+        overlap = _overlap(model, outputs, test)
     if as_json:
         answer: dict[str, Any] = {"run": str(run), "sentences": len(test)}
         answer["scores"] = [result.to_json() for result in results]
+        answer["training_overlap"] = overlap.to_json() if overlap else None
         if against is not None:
             answer["against"] = str(against)
             answer["comparisons"] = [comparison.to_json() for comparison in comparisons]
         print(json.dumps(answer, indent=2, ensure_ascii=False))
         return
-    for line in [*results, *comparisons]:
+    for line in [*results, *comparisons, *(overlap.messages() if overlap else ())]:
         print(line)
+
+
+def _overlap(model: Model, outputs: Sequence[str], test: Sequence[Pair]) -> OverlapScores | None:
+    """The test sources that are in the training data; None if that is not known."""
+    from regard.training.overlap import OverlapScores
+
+    assert model.run is not None
+    overlap = OverlapScores.of(model, model.run, outputs, test)
+    if overlap is None and "data" in model.run.card():  # not an imported model
+        typer.echo(
+            "Whether test sources are in the training data is not known: the prepared data were deleted, and the "
+            "training files are missing or have changed.",
+            err=True,
+        )
+    return overlap
 
 
 def _set_decoding(model: Model, decoding: dict[str, Any]) -> None:
@@ -200,7 +226,8 @@ def _test_pairs(
         ) from None
     skipped = Skipped()
     # The languages of the model select those of a file that has several.
-    test_data = DataConfig(root=".", train=test, languages=languages or data.languages)
+    both = languages or data.languages
+    test_data = DataConfig(root=".", train=test, languages=both, context=data.context)
     found = list(read_pairs(test, test_data, "", skipped))
     for line in skipped.messages():
         typer.echo(line, err=True)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from regard import __version__
-from regard.cli import bench, evaluate, serve_and_convert, tasks, train, translate
+from regard.cli import bench, evaluate, runs, selftest, serve_and_convert, tasks, train, translate
 from regard.cli.options import FLAG
 from regard.errors import RegardError
 
@@ -87,7 +87,9 @@ app.command(rich_help_panel=INFERENCE)(tasks.generate)
 app.command(rich_help_panel=ANALYSIS)(evaluate.evaluate)
 app.command(rich_help_panel=ANALYSIS)(evaluate.look)
 app.command(rich_help_panel=ANALYSIS)(train.info)
+app.add_typer(runs.app, name="runs", rich_help_panel=ANALYSIS)
 app.add_typer(bench.app, name="bench", rich_help_panel=ANALYSIS)
+app.command(rich_help_panel=ANALYSIS)(selftest.selftest)
 app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.serve)
 app.command("import", rich_help_panel=DEPLOYMENT)(serve_and_convert.import_)
 app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.export)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from regard.recipe import Precision
 
 INPUT_OUTPUT = "Input and output"
+FINE_TUNING = "Fine-tuning"
 DECODING = "Decoding"
 SAMPLING = "Sampling"
 NON_AUTOREGRESSIVE = "Decoding of non-autoregressive models"
@@ -33,11 +34,30 @@ Texts = Annotated[
         help="Texts to process (default: the lines of --input, or of standard input).",
     ),
 ]
+TextsOrDocuments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TEXT|DOCUMENT",
+        help="Texts, or documents such as report.docx or '*.md' (default: the lines of --input, or of "
+        "standard input).",
+    ),
+]
 Input = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
         help="Read lines from this file, which may be compressed (.gz, .zst, .xz).",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+OutputOrFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="Write to this file instead of standard output, or documents to this folder; an existing file is "
+        "replaced only at the end.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from regard.cli.options import (
+    FINE_TUNING,
     FLAG,
     INPUT_OUTPUT,
     AsJson,
@@ -26,6 +28,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.recipe import DataFiles, Recipe
+    from regard.training.fine_tuning import FineTuning
 
 INTERRUPTED = 130
 """exit status, as of a process that SIGINT ended"""
@@ -73,38 +76,112 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
+            "--minutes",
             metavar="MINUTES",
             min=0.1,
-            help="Stop in time to finish within this many minutes (default: no limit).",
+            help="Time for everything: preparing, training, validating and scoring. Steps, schedule and, without "
+            "a recipe, the model are chosen to fit (default: the recipe's steps; without a recipe, a time that "
+            "suits data and device).",
         ),
     ] = None,
     columns: Columns = None,
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Start from this run: a run folder, a bundle or an imported model. Sizes and tokenizer are "
+            "taken from it.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
+    mix: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Draw this share of the training pairs from the training data of that run, for example 0.5.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
+    freeze: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUPS",
+            help="Do not train these weights: encoder, decoder, embeddings, self_attention, cross_attention, "
+            "feed_forward or norms, separated by commas; or all but one, for example all-but-decoder.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
+    extend_vocab: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Add up to N entries, learned from the new data, to the vocabulary. Needed for a new language.",
+            rich_help_panel=FINE_TUNING,
+        ),
+    ] = None,
 ) -> None:
-    """Train a model, or resume an interrupted run.
+    """Train a model, resume an interrupted run, or fine-tune a finished one (--from).
 
     Without a recipe, Regard chooses one from the data. To resume, run the same command again.
     """
     from regard.training.run import Interrupted, train as run_training
 
+    start = time.monotonic()
     reading = {
         "columns": parse_two("--columns", columns),
         "languages": parse_two("--languages", languages),
         "on_bad_line": parse_bad_lines(on_bad_line),
     }
-    recipe, name = _recipe(data, changes or [], reading)
+    fine_tuning = _fine_tuning(from_, mix, freeze, extend_vocab)
+    planned = _plan(data, changes or [], reading, fine_tuning, out, minutes)
+    left = None
+    if planned.minutes is not None:
+        left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
     try:
-        run_training(recipe, out or Path("runs") / name, minutes)
+        run_training(planned.recipe, planned.out, left, tune_decoding=planned.automatic)
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tuple[Recipe, str]:
-    """The recipe for the arguments of ``train``, and a name for its run."""
-    from regard.data.corpus import CorpusPreview
-    from regard.recipe import DataConfig, load_recipe
-    from regard.training.autoconfig import autoconfigure
+def _fine_tuning(
+    run: Path | None, mix: float | None, freeze: str | None, extend_vocab: int | None
+) -> FineTuning | None:
+    """The options of fine-tuning; None if a model is trained from scratch."""
+    from regard.training.fine_tuning import FineTuning
+
+    groups = None if freeze is None else tuple(part.strip() for part in freeze.split(","))
+    given = {"--mix": mix, "--freeze": freeze, "--extend-vocab": extend_vocab}
+    if run is not None:
+        return FineTuning(run, mix, groups, extend_vocab)
+    if wrong := [f"{option} {value}" for option, value in given.items() if value is not None]:
+        raise RegardError(f"{wrong[0]}: for fine-tuning; name the run to start from with --from")
+    return None
+
+
+class _Planned(NamedTuple):
+    """What ``train`` is to do."""
+
+    recipe: Recipe
+    out: Path
+    minutes: float | None
+    automatic: bool
+    """whether the recipe was chosen by Regard"""
+
+
+def _plan(
+    data: list[str],
+    changes: list[str],
+    reading: dict[str, Any],
+    fine_tuning: FineTuning | None,
+    out: Path | None,
+    minutes: float | None,
+) -> _Planned:
+    """The recipe for the arguments of ``train``, and the run folder."""
+    from regard.recipe import load_recipe
+    from regard.training.fine_tuning import fine_tuning_from_recipe, from_changes
 
     name = Path(data[0]).resolve().name.split(".")[0] or "data"
     if len(data) == 1 and not _is_data(data[0]):
@@ -112,20 +189,70 @@ def _recipe(data: list[str], changes: list[str], reading: dict[str, Any]) -> tup
             if reading[option] not in (None, "error"):
                 flag = option.replace("_", "-")
                 raise RegardError(f"--{flag} is for files; in a recipe, write {key}")
-        return load_recipe(data[0], changes), name
-    files = _data_files(data, reading)
+        folder = out or Path("runs") / name
+        if fine_tuning is None:
+            return _Planned(load_recipe(data[0], changes), folder, minutes, automatic=False)
+        recipe, reasons = fine_tuning_from_recipe(fine_tuning, data[0], changes)
+        _print_reasons("Fine-tuning with this recipe:", reasons)
+        return _Planned(recipe, folder, minutes, automatic=False)
+    folder = out or Path("runs") / ("data" if "*" in name or "?" in name else name)
+    files, languages = _data_files(data, reading), reading["languages"]
+    if fine_tuning := fine_tuning or from_changes(changes):
+        recipe = _fine_tuning_recipe(fine_tuning, files, changes, languages)
+        return _Planned(recipe, folder, minutes, automatic=False)
+    return _automatic(files, changes, languages, folder, minutes)
+
+
+def _fine_tuning_recipe(
+    fine_tuning: FineTuning,
+    files: DataFiles,
+    changes: list[str],
+    languages: tuple[str, str] | None,
+) -> Recipe:
+    """A recipe for data files that starts from another run."""
+    from regard.data.corpus import CorpusPreview
+    from regard.recipe import DataConfig
+    from regard.training.fine_tuning import fine_tuning_recipe
+
     root = str(Path.cwd())
-    config = DataConfig(root=root, train=files, languages=reading["languages"])
+    preview = CorpusPreview(files, DataConfig(root=root, train=files, languages=languages))
+    recipe, reasons = fine_tuning_recipe(
+        fine_tuning, files, root, changes, preview.languages, preview.pairs()
+    )
+    _print_reasons("Fine-tuning with this recipe:", reasons)
+    _print_reasons("The data:", preview.lines())
+    return recipe
+
+
+def _automatic(
+    files: DataFiles,
+    changes: list[str],
+    languages: tuple[str, str] | None,
+    out: Path,
+    minutes: float | None,
+) -> _Planned:
+    """A recipe for data files; that of the run folder if its training is to be resumed."""
+    from regard.data.corpus import CorpusPreview
+    from regard.recipe import DataConfig
+    from regard.training.autoconfig import autoconfigure
+    from regard.training.run import resumable_recipe
+
+    root = str(Path.cwd())
+    if (recipe := resumable_recipe(out, files, root, changes)) is not None:
+        return _Planned(recipe, out, minutes, automatic=True)
+    config = DataConfig(root=root, train=files, languages=languages)
     preview = CorpusPreview(files, config)
-    languages = None if files.source and not config.languages else preview.languages
-    recipe, reasons = autoconfigure(files, root, changes, languages, preview.pairs())
-    typer.echo("No recipe was given. This one was chosen from the data:", err=True)
-    for reason in reasons:
-        typer.echo(f"  {reason}", err=True)
-    typer.echo("The data:", err=True)
-    for line in preview.lines():
-        typer.echo(f"  {line}", err=True)
-    return recipe, "data" if "*" in name or "?" in name else name
+    known = None if files.source and not config.languages else preview.languages
+    chosen = autoconfigure(files, root, changes, known, preview.pairs(), minutes)
+    _print_reasons("The data:", preview.lines())
+    title = "No recipe was given. This one was chosen for the data and the device:"
+    _print_reasons(title, chosen.reasons)
+    return _Planned(chosen.recipe, out, chosen.minutes, automatic=True)
+
+
+def _print_reasons(title: str, lines: list[str]) -> None:
+    for line in (title, *(f"  {line}" for line in lines)):
+        typer.echo(line, err=True)
 
 
 _RECIPE_KEYS = {

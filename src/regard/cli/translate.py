@@ -1,11 +1,12 @@
-"""The command translate: texts, standard input, or a file of any size; an interrupted translation can be resumed."""
+"""The command translate: texts, standard input, a file of any size, or documents; it resumes after an interruption."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, tee
 from pathlib import Path
@@ -20,18 +21,19 @@ from regard.cli.options import (
     NON_AUTOREGRESSIVE,
     AsJson,
     Input,
-    Output,
+    OutputOrFolder,
     Overwrite,
     Parses,
     PrecisionName,
     RunFolder,
     TargetLanguage,
-    Texts,
+    TextsOrDocuments,
     Threads,
     parse_precision,
     with_decoding_options,
 )
 from regard.cli.text_io import check_input, chunks, input_lines
+from regard.data.pairs import previous_sentences
 from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -39,7 +41,12 @@ if TYPE_CHECKING:
     from regard.data.dependency_trees import ParsedSentence
     from regard.data.glossary import Glossary
     from regard.data.protected_spans import ProtectedSpans
+    from regard.documents.translation_memory import Match, TranslationMemory
     from regard.tasks import Translation, Translator
+    from regard.tasks.hallucinations import OutputChecker, Problem
+
+MAX_FLAGGED_LINES = 20
+"""Suspicious translations that are reported one by one; the others are only counted."""
 
 Line = tuple[str, "ParsedSentence | None"]
 """a text and its dependency tree, if the model uses one"""
@@ -48,9 +55,9 @@ Line = tuple[str, "ParsedSentence | None"]
 @with_decoding_options
 def translate(
     run: RunFolder,
-    texts: Texts = None,
+    texts: TextsOrDocuments = None,
     input: Input = None,
-    output: Output = None,
+    output: OutputOrFolder = None,
     to: TargetLanguage = None,
     sentences: Annotated[
         bool,
@@ -67,7 +74,7 @@ def translate(
             metavar="N",
             min=1,
             help="Print the N best translations of each line, or N samples; each output line is line number, "
-            "tab, score, tab, translation.",
+            "tab, score, tab, translation (with --confidence before it).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = 1,
@@ -79,9 +86,45 @@ def translate(
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
+    confidence: Annotated[
+        bool,
+        typer.Option(
+            "--confidence",
+            metavar=FLAG,
+            help="Print the confidence of each translation, between 0 and 1, and a tab before it.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = False,
     parses: Parses = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns of a CSV or TSV document to translate, by name or number, for example title,text.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
     as_json: AsJson = False,
     overwrite: Overwrite = False,
+    memory: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Translation memory, for example tm.tmx: a text that is in it gets its translation from there, "
+            "and similar texts are reported.",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
+    fuzzy: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SCORE",
+            min=0.0,
+            max=1.0,
+            help="Smallest similarity of texts in --memory that are reported; 1 reports none (default: 0.75).",
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
     glossary: Annotated[
         Path | None,
         typer.Option(
@@ -112,45 +155,75 @@ def translate(
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Translate texts, a file, or standard input: one line in, one line out, in the same order.
+    """Translate texts, a file, or standard input: one line in, one line out, in the same order. Or translate documents.
 
-    To resume an interrupted translation with --input and --output, run the same command again.
+    Documents (DOCX, PPTX, ODT, Markdown, HTML, SRT, VTT, PO, XLIFF, TMX, JSON, YAML, properties, CSV, text) keep
+    their structure and formatting. To resume an interrupted translation with --output, run the same command again.
     """
+    from regard.cli.documents import (
+        Destination,
+        find_documents,
+        refuse_document_as_lines,
+        translate_documents,
+    )
     from regard.data.glossary import Glossary
     from regard.storage.atomic_files import check_distinct_files
     from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translator
 
     check_input(texts, input)
-    if sentences:
-        _check_sentence_options(
-            nbest=nbest > 1,
-            alignment=alignment,
-            parses=parses,
-            length=length is not None,
-            prefix=prefix,
+    documents = find_documents(texts or [])
+    whole_lines = {
+        "nbest": nbest > 1,
+        "alignment": alignment,
+        "parses": parses,
+        "length": length is not None,
+        "prefix": prefix,
+    }
+    destination = None
+    if documents:
+        refuse_options("documents", {**whole_lines, "sentences": sentences})
+        destination = Destination.of(documents, output, as_json)
+    elif columns:
+        raise RegardError(f"--columns {columns}: only for CSV and TSV documents")
+    elif input:
+        refuse_document_as_lines(run, input)
+    if memory is None and fuzzy is not None:
+        raise RegardError(f"--fuzzy {fuzzy:g}: no effect without --memory")
+    if memory is not None:
+        refuse_options(
+            "--memory", {name: whole_lines[name] for name in whole_lines if name != "alignment"}
         )
+    if sentences:
+        refuse_options("--sentences", whole_lines)
     if alignment and nbest > 1:
         raise RegardError(f"--nbest {nbest}: cannot be combined with --alignment")
-    inputs = {"--input": input, "--parses": parses, "--glossary": glossary}
+    inputs = {"--input": input, "--parses": parses, "--glossary": glossary, "--memory": memory}
     check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
     terms = Glossary.read(glossary) if glossary else None
     model = Translator.load(run, precision=parse_precision(precision), threads=threads)
-    if not texts:  # texts of a command line are too few for worker processes
+    if not texts or documents:  # texts of a command line are too few for worker processes
         model.start_workers()
+    model = model.with_target_language(to)
     job = Job(
-        model=model.with_target_language(to),
+        model=model,
         decoding=decoding,
         nbest=nbest,
         length=length,
         prefix=prefix or None,
         glossary=terms,
         as_json=as_json,
+        with_confidence=confidence,
         with_alignment=alignment is not None,
         with_parses=parses is not None,
         by_sentence=sentences,
+        memory=_read_memory(model, memory),
+        fuzzy=DEFAULT_FUZZY if fuzzy is None else fuzzy,
     )
     job.check_options()
+    if destination:
+        translate_documents(job, destination, columns, overwrite)
+        return
     files = [path for path in (output, alignment) if path]
     # What is read from a device or pipe is gone, and a device may have no end.
     key = job.resume_key(input, parses) if input and output and input.is_file() else None
@@ -161,9 +234,13 @@ def translate(
         if resumable and resumable.complete:
             return
         typer.echo(f"Computing in {model.engine.summary}.", err=True)
+        if confidence or as_json:
+            typer.echo(job.describe_confidence(), err=True)
         lines = _with_parses(input_lines(texts, input), parses, str(input or "the texts"))
-        rest = islice(lines, done, None)
-        for chunk in chunks(rest, streamed=not texts and not input):
+        # The lines that are done are skipped, but the last of them may be context.
+        skipped = deque(islice(lines, done), maxlen=model.recipe.data.context)
+        job.previous = [line for line, _ in skipped]
+        for chunk in chunks(lines, streamed=not texts and not input):
             translated, aligned = job.translate(chunk, done)
             done += len(chunk)
             if output is None:
@@ -171,14 +248,15 @@ def translate(
             if resumable:
                 written = ([translated] if output else []) + ([aligned] if alignment else [])
                 resumable.add(len(chunk), written)
+        job.report_flagged_lines()
 
 
-def _check_sentence_options(**options: object) -> None:
+def refuse_options(what: str, options: Mapping[str, object]) -> None:
     """Refuse options that are about a line as a whole."""
     given = [f"--{name}" for name, value in options.items() if value]
     if given:
         raise RegardError(
-            f"--sentences: cannot be combined with {', '.join(given)}, which apply to whole lines"
+            f"{what}: cannot be combined with {', '.join(given)}, which apply to whole lines"
         )
 
 
@@ -194,12 +272,32 @@ def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Itera
     return ((line, tree) for tree, line in zip(trees, texts, strict=True))
 
 
+DEFAULT_FUZZY = 0.75
+
+
+def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
+    from regard.documents.translation_memory import TranslationMemory
+
+    if path is None:
+        return None
+    return TranslationMemory.read(path, languages_of(model))
+
+
+def languages_of(model: Translator) -> tuple[str, str] | None:
+    """The language codes of source and target; None if the model does not name its languages."""
+    data = model.recipe.data
+    pairs = [pair for pair in data.language_pairs if model.language in (None, pair[1])]
+    return pairs[0] if data.named else None
+
+
 class JoinedTranslation(NamedTuple):
     """The translation of a line whose sentences were translated separately."""
 
     text: str
     sentences: list[dict[str, Any]]
     """the translation of each sentence, with its source"""
+    confidence: float
+    """the lowest of its sentences"""
 
 
 @dataclass
@@ -214,16 +312,38 @@ class Job:
     prefix: str | None
     glossary: Glossary | None
     as_json: bool
+    with_confidence: bool
     with_alignment: bool
     with_parses: bool
     by_sentence: bool
+    memory: TranslationMemory | None = None
+    fuzzy: float = DEFAULT_FUZZY
+    """smallest score of the matches that are reported"""
+    previous: Sequence[str] = ()
+    """the lines before the next chunk, for models with context"""
     warned: bool = False
     """whether the warning about long lines was printed"""
+    lines: int = 0
+    """lines translated so far"""
+    flagged: Counter[str] = field(default_factory=Counter)
+    """hallucination-like translations so far, by the kind of the first problem of each"""
 
     def check_options(self) -> None:
         """Refuse unsupported options before a file is written: translate a blank text with every glossary term."""
         terms = list(self.glossary.terms.values()) if self.glossary else []
         self._search([""], [None], [terms])
+
+    def translate_sentences(
+        self, sentences: Sequence[str], contexts: Sequence[Sequence[str]]
+    ) -> list[Translation]:
+        """The best translation of each sentence, from the memory or from the model. contexts: what precedes each."""
+        terms = [self._terms(sentence) for sentence in sentences]
+        found = self._search(sentences, [None] * len(sentences), terms, contexts)
+        return [best for best, *_ in found]
+
+    def match(self, text: str) -> Match | None:
+        """The most similar text in the memory, if it is similar enough."""
+        return self.memory.best(text, self.fuzzy) if self.memory else None
 
     def resume_key(self, input: Path, parses: Path | None) -> dict[str, Any]:
         """Everything that the output depends on; an interrupted output is resumed only by a job with the same key."""
@@ -244,10 +364,12 @@ class Job:
                 "length": self.length,
                 "prefix": self.prefix,
                 "json": self.as_json,
+                "confidence": self.with_confidence,
                 "alignment": self.with_alignment,
                 "sentences": self.by_sentence,
             },
             "glossary": self.glossary and self.glossary.terms,
+            "memory": self.memory and self.memory.fingerprint(),
         }
 
     def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
@@ -258,13 +380,22 @@ class Job:
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)
             if self.by_sentence
-            else self._search(lines, parses, [self._terms(line) for line in lines])
+            else self._search(
+                lines,
+                parses,
+                [self._terms(line) for line in lines],
+                previous_sentences(lines, self.model.recipe.data.context, self.previous),
+            )
         )
+        self.previous = lines
         output: list[str] = []
         aligned: list[str] = []
         for number, (line, translations) in enumerate(zip(lines, results, strict=True), done + 1):
-            self._warn_of_violations(number, line, translations)
-            output += self._format(number, line, translations)
+            self._warn_of_violations(f"line {number}", line, translations)
+            for text in self._units(line):
+                self._report_match(f"line {number}", text)
+            problems = self._flag(number, line, translations[0])
+            output += self._format(number, line, translations, problems)
             if self.with_alignment:
                 aligned.append(self._alignment(line, translations[0].text))
         return _join_lines(output), _join_lines(aligned)
@@ -274,7 +405,25 @@ class Job:
         texts: Sequence[str],
         parses: Sequence[ParsedSentence | None],
         terms: Sequence[Sequence[str]],
+        contexts: Sequence[Sequence[str]] | None = None,
     ) -> list[list[Translation]]:
+        """Translate texts. contexts: the sentences before each, for models with context."""
+        from regard.tasks.translation import EMPTY
+
+        known = [self.memory.exact(text) if self.memory else None for text in texts]
+        if any(known):
+            rest = [row for row, match in enumerate(known) if match is None]
+            found = iter(
+                self._search(
+                    [texts[row] for row in rest],
+                    [parses[row] for row in rest],
+                    [terms[row] for row in rest],
+                    [contexts[row] for row in rest] if contexts else None,
+                )
+            )
+            return [
+                [EMPTY._replace(text=match.target)] if match else next(found) for match in known
+            ]
         return self.model.search(
             texts,
             nbest=self.nbest,
@@ -282,6 +431,7 @@ class Job:
             constraints=terms if self.glossary else None,
             length=self.length,
             parses=parses if self.with_parses else None,
+            context=contexts if contexts and any(contexts) else None,
             **self.decoding,
         )
 
@@ -290,17 +440,26 @@ class Job:
         texts = [split_text(line, self._source_language) for line in lines]
         sentences = [sentence for text in texts for sentence in text.sentences]
         terms = [self._terms(sentence) for sentence in sentences]
-        found = iter(self._search(sentences, [None] * len(sentences), terms))
+        count = self.model.recipe.data.context
+        contexts = [one for text in texts for one in previous_sentences(text.sentences, count)]
+        found = iter(self._search(sentences, [None] * len(sentences), terms, contexts))
         joined = []
         for text in texts:
             best = [next(found)[0] for _ in text.sentences]
             details = [
-                {"source": sentence, **translation._asdict()}
+                {"source": sentence, **translation._asdict(), **self.memory_entry(sentence)}
                 for sentence, translation in zip(text.sentences, best, strict=True)
             ]
             whole = text.join([translation.text for translation in best])
-            joined.append([JoinedTranslation(whole, details)])
+            confidence = min((translation.confidence for translation in best), default=1.0)
+            joined.append([JoinedTranslation(whole, details, confidence)])
         return joined
+
+    def _units(self, line: str) -> list[str]:
+        """What is looked up in the memory: the line or its sentences."""
+        if not self.by_sentence:
+            return [line]
+        return split_text(line, self._source_language).sentences
 
     @cached_property
     def _source_language(self) -> str:
@@ -374,8 +533,23 @@ class Job:
             f"{advice}"
         )
 
+    def report(self, where: str, text: str, translation: Translation) -> None:
+        """Report what is missing in a translation, and a similar text in the memory."""
+        self._warn_of_violations(where, text, [translation])
+        self._report_match(where, text)
+
+    def _report_match(self, where: str, text: str) -> None:
+        """Report a similar text in the memory, unless the JSON output has it."""
+        if not self.as_json and (match := self.match(text)) and match.score < 1:
+            typer.echo(f"{where}: {describe_match(match)}", err=True)
+
+    def memory_entry(self, text: str) -> dict[str, Any]:
+        """What the JSON output says about the match of a text."""
+        match = self.match(text)
+        return {"memory": match._asdict()} if match else {}
+
     def _warn_of_violations(
-        self, number: int, line: str, translations: Sequence[Translation | JoinedTranslation]
+        self, where: str, line: str, translations: Sequence[Translation | JoinedTranslation]
     ) -> None:
         """Report protected spans and glossary terms that are missing in a translation."""
         from regard.data.segmentation import whole_word_pattern
@@ -389,7 +563,70 @@ class Job:
                 if not whole_word_pattern(term).search(one.text)
             ]
             for problem in problems:
-                typer.echo(f"line {number}: {problem}", err=True)
+                typer.echo(f"{where}: {problem}", err=True)
+
+    # Hallucination-like output
+
+    @cached_property
+    def _checker(self) -> OutputChecker:
+        return self.model.output_checker()
+
+    def _flag(
+        self, number: int, line: str, translation: Translation | JoinedTranslation
+    ) -> list[str]:
+        """Report a translation that looks like a hallucination; what is wrong with it."""
+        self.lines += 1
+        problems = self._problems(line, translation)
+        if not problems:
+            return []
+        self.flagged[problems[0].kind] += 1
+        messages = [problem.message for problem in problems]
+        if self.flagged.total() <= MAX_FLAGGED_LINES:
+            typer.echo(f"line {number}: suspicious translation: {'; '.join(messages)}", err=True)
+        return messages
+
+    def _problems(self, line: str, translation: Translation | JoinedTranslation) -> list[Problem]:
+        parts = (
+            translation.sentences
+            if isinstance(translation, JoinedTranslation)
+            else [{"source": line, **translation._asdict()}]
+        )
+        found = [
+            problem
+            for one in parts
+            if one["source"].strip()
+            for problem in self._checker.problems(
+                one["source"],
+                one["text"],
+                (self._source_length(one["source"]), len(one["tokens"])),
+                one["finished"],
+            )
+        ]
+        return list(dict.fromkeys(found))
+
+    def _source_length(self, text: str) -> int:
+        """The number of tokens that the model reads."""
+        clean, tokens = self.model.recipe.data.clean, self._count_tokens(text)
+        return min(tokens, clean.max_tokens) if clean.truncate else tokens
+
+    def report_flagged_lines(self) -> None:
+        """The number of suspicious translations, if not every one was reported."""
+        if self.flagged.total() > 1:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.flagged.most_common())
+            typer.echo(
+                f"{self.flagged.total():,} of {self.lines:,} translations look suspicious: {kinds}",
+                err=True,
+            )
+
+    def describe_confidence(self) -> str:
+        """What the confidence means."""
+        calibration = self.model.calibration
+        if calibration is not None:
+            return f"The confidence is {calibration.summary}."
+        return (
+            "The confidence is not calibrated: it is the geometric mean of the token probabilities, not the "
+            "probability that a translation is good."
+        )
 
     # Output
 
@@ -399,18 +636,31 @@ class Job:
         return pharaoh(self.model, text, translation)
 
     def _format(
-        self, number: int, text: str, translations: Sequence[Translation | JoinedTranslation]
+        self,
+        number: int,
+        text: str,
+        translations: Sequence[Translation | JoinedTranslation],
+        problems: list[str],
     ) -> Iterator[str]:
-        """The output lines for one input line."""
+        """The output lines for one input line; problems: of its best translation."""
         if self.as_json:
             found = [one._asdict() for one in translations]
-            yield json.dumps({"source": text, "translations": found}, ensure_ascii=False)
-        elif self.nbest == 1:
-            yield translations[0].text
-        else:
-            for one in translations:
+            line = {"source": text, "translations": found, "problems": problems}
+            if not self.by_sentence:  # there, each sentence has its match
+                line |= self.memory_entry(text)
+            yield json.dumps(line, ensure_ascii=False)
+            return
+        for one in translations:
+            columns = [f"{one.confidence:.4f}"] if self.with_confidence else []
+            if self.nbest > 1:
                 assert not isinstance(one, JoinedTranslation), "--sentences allows no --nbest"
-                yield f"{number}\t{one.score:.4f}\t{one.text}"
+                columns = [str(number), f"{one.score:.4f}", *columns]
+            yield "\t".join([*columns, one.text])
+
+
+def describe_match(match: Match) -> str:
+    """A match of the memory, in one line."""
+    return f"{match.score:.0%} match in the memory: {match.source} => {match.target}"
 
 
 def _join_lines(lines: Sequence[str]) -> str:

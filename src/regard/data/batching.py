@@ -147,6 +147,22 @@ def plan_packed(
     return batches
 
 
+def mix_rows(new: int, old: int, share: float, seed: int, epoch: int) -> RowIndices:
+    """The rows of an epoch of fine-tuning: all ``new`` rows, and old ones that make up ``share`` of the epoch.
+
+    The ``old`` rows follow the new ones in the dataset. They are used in random order, each once before any is used
+    again, over all epochs. This depends only on the seed and the epoch.
+    """
+    count = round(new * share / (1 - share)) if old else 0
+    start = epoch * count
+    drawn = [np.empty(0, np.int64)]
+    for cycle in range(start // old, -(-(start + count) // old)) if count else ():
+        order = np.random.default_rng([seed, cycle, old]).permutation(old)
+        first, last = max(start - cycle * old, 0), min(start + count - cycle * old, old)
+        drawn.append(order[first:last])
+    return np.concatenate([np.arange(new), new + np.concatenate(drawn)])
+
+
 def _by_length(source_lengths: Lengths, target_lengths: Lengths) -> RowIndices:
     """Sort by the length of the longer side, which determines the cost, then by the difference of the sides.
 

@@ -10,8 +10,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from regard.data.dependency_trees import TokenTree
-from regard.data.pairs import Pair, tags_of
-from regard.data.tokenizer import Tokenizer
+from regard.data.pairs import Pair, context_of, tags_of
+from regard.data.special_tokens import EOS
+from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.recipe import CleaningConfig
 
 PAIRS_PER_CHUNK = 8_192
@@ -59,14 +60,32 @@ class EncodedPair(NamedTuple):
 
 EncodeFunction = Callable[[Sequence[Pair], Tokenizer], Iterable[EncodedPair]]
 """Encodes some pairs, each as one row of the dataset."""
+AugmentFunction = Callable[[Pair], Pair]
+"""Changes the text of a pair, see ``augmentation.py``."""
 
 
 def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
     """The token ids of pairs, with the tags of each pair prepended to its source."""
-    sources = tokenizer.source.encode([pair.source for pair in pairs])
+    sources = encode_with_context(
+        tokenizer.source, [pair.source for pair in pairs], list(map(context_of, pairs))
+    )
     tagged = map(tokenizer.source.prepend_tags, sources, map(tags_of, pairs))
     targets = tokenizer.target.encode([pair.target for pair in pairs])
     return map(EncodedPair, tagged, targets)
+
+
+def encode_with_context(
+    vocabulary: Vocabulary, texts: Sequence[str], contexts: Sequence[Sequence[str]]
+) -> list[list[int]]:
+    """The token ids of each text, preceded by those of the sentences before it; EOS separates them."""
+    encoded = vocabulary.encode(texts)
+    if not any(contexts):
+        return encoded
+    before = iter(vocabulary.encode([sentence for some in contexts for sentence in some]))
+    return [
+        [token for _ in some for token in (*next(before), EOS)] + ids
+        for some, ids in zip(contexts, encoded, strict=True)
+    ]
 
 
 def clean_and_encode(
@@ -75,13 +94,14 @@ def clean_and_encode(
     clean: CleaningConfig | None,
     counts: Counter[str],
     encode: EncodeFunction = encode_pairs,
+    augment: AugmentFunction | None = None,
 ) -> Iterator[EncodedPair]:
     """The token ids of the pairs that pass the cleaning rules; all pairs if ``clean`` is None.
 
     ``counts`` is updated with the fields of ``CleaningCounts`` while the pairs are read.
 
-    With subword sampling, the deterministic segmentation decides which pairs are kept, so that all copies of the corpus
-    have the same pairs. It also replaces a sampled segmentation that is too long.
+    With subword sampling or ``augment``, the deterministic segmentation of the original pair decides which pairs are
+    kept, so that all copies of the corpus have the same pairs. It also replaces a row that is too long.
     """
     hashes = set[int]()
     pairs = iter(pairs)
@@ -89,7 +109,7 @@ def clean_and_encode(
         counts["read"] += len(chunk)
         if clean is not None:
             chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, hashes, counts)]
-        for ids, sampled in _encode_twice(chunk, tokenizer, encode):
+        for ids, sampled in _encode_twice(chunk, tokenizer, encode, augment):
             if clean is None or _passes_length_rules(ids, clean, counts):
                 counts["kept"] += 1
                 too_long = clean is not None and max(map(len, sampled[:2])) > clean.max_tokens
@@ -97,11 +117,16 @@ def clean_and_encode(
 
 
 def _encode_twice(
-    pairs: Sequence[Pair], tokenizer: Tokenizer, encode: EncodeFunction
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    encode: EncodeFunction,
+    augment: AugmentFunction | None,
 ) -> Iterator[tuple[EncodedPair, EncodedPair]]:
-    """Each pair by the deterministic tokenizer and by the given one, which may be the same."""
+    """Each pair by the deterministic tokenizer, and augmented by the given one; both may be the same."""
     deterministic = encode(pairs, tokenizer.deterministic)
-    if tokenizer.deterministic is tokenizer:
+    if augment is not None:
+        pairs = list(map(augment, pairs))
+    elif tokenizer.deterministic is tokenizer:
         return ((ids, ids) for ids in deterministic)
     return zip(deterministic, encode(pairs, tokenizer), strict=True)
 
@@ -117,7 +142,7 @@ def _passes_text_rules(
         return True
     # An 8-byte hash stands for the pair: among a million pairs, a collision happens once in 10^7 corpora.
     sides = tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target)
-    text = "\n".join((*sides, *tags_of(pair)))
+    text = "\n".join((*sides, *tags_of(pair), *context_of(pair)))
     digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
     key = int.from_bytes(digest, "big")
     if key in hashes:
@@ -129,10 +154,11 @@ def _passes_text_rules(
 
 def _passes_length_rules(ids: EncodedPair, clean: CleaningConfig, counts: Counter[str]) -> bool:
     """The rules that need the number of tokens: maximum length and length ratio."""
-    shorter, longer = sorted((len(ids.source), len(ids.target)))
-    if longer > clean.max_tokens:
+    if max(len(ids.source), len(ids.target)) > clean.max_tokens:
         counts["too_long"] += 1
         return False
+    context = len(ids.source) - ids.source[::-1].index(EOS) if EOS in ids.source else 0
+    shorter, longer = sorted((len(ids.source) - context, len(ids.target)))
     if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
         counts["ratio"] += 1
         return False

@@ -20,7 +20,7 @@ from regard.data.formats import (
     read_parses,
 )
 from regard.data.input_format import Layout, Two, format_name
-from regard.data.pairs import Pair, ParsedPair, TaggedPair
+from regard.data.pairs import ContextPair, Pair, ParsedPair, TaggedPair, previous_sentences
 from regard.data.text_files import read_error
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles
@@ -52,7 +52,10 @@ def read_pairs(
         streams = [kind(options).read(*group) for group in groups]
     if "parses" in paths:
         streams = list(map(_with_parses, streams, sources, paths["parses"]))
-    return chain.from_iterable(map(_with_tags, streams, files.tags))
+    tagged = list(map(_with_tags, streams, files.tags))
+    if data.context:
+        tagged = [_with_context(pairs, data.context) for pairs in tagged]
+    return chain.from_iterable(tagged)
 
 
 def read_options(files: DataFiles, data: DataConfig, skipped: Skipped | None = None) -> ReadOptions:
@@ -157,6 +160,16 @@ def _with_parses(pairs: Iterator[Pair], source: Path, parses: Path) -> Iterator[
     trees = read_parses((pair.source for pair in theirs), parses, str(source))
     # The trees come first in the zip: it then asks for one more at the end, and superfluous trees are noticed.
     return (ParsedPair.from_pair(pair, tree) for tree, pair in zip(trees, ours, strict=True))
+
+
+def _with_context(pairs: Iterator[Pair], sentences: int) -> Iterator[Pair]:
+    """Each pair with the sources before it in its document; a blank pair ends a document and is left out."""
+    before: list[str] = []
+    for pair in pairs:
+        (context,) = previous_sentences([pair.source], sentences, before)
+        if pair.source.strip() or pair.target.strip():
+            yield ContextPair.with_context(pair, context)
+        before = [*before, pair.source][-sentences:]
 
 
 def _with_tags(pairs: Iterator[Pair], tags: tuple[str, ...]) -> Iterator[Pair]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from regard.data.dependency_trees import ParsedSentence
@@ -25,6 +26,18 @@ class TaggedPair(Pair):
         return tagged
 
 
+class ContextPair(TaggedPair):
+    """A pair with the sources before it in its document."""
+
+    context: tuple[str, ...]
+
+    @classmethod
+    def with_context(cls, pair: Pair, context: tuple[str, ...]) -> ContextPair:
+        found = cls(*pair)
+        found.tags, found.context = tags_of(pair), context
+        return found
+
+
 class ParsedPair(Pair):
     """A pair with the dependency parse of its source."""
 
@@ -42,6 +55,28 @@ def tags_of(pair: Pair) -> tuple[str, ...]:
     return pair.tags if isinstance(pair, TaggedPair) else ()
 
 
+def context_of(pair: Pair) -> tuple[str, ...]:
+    return pair.context if isinstance(pair, ContextPair) else ()
+
+
+def previous_sentences(
+    sources: Sequence[str], count: int, before: Sequence[str] = ()
+) -> list[tuple[str, ...]]:
+    """Up to ``count`` sources before each source in its document; a blank one ends a document.
+
+    before: the sources that precede the first one.
+    """
+    previous: deque[str] = deque(maxlen=count)
+    found = []
+    for source in (*before, *sources):
+        found.append(tuple(previous))
+        if source.strip():
+            previous.append(source)
+        else:
+            previous.clear()
+    return found[len(before) :]
+
+
 def parse_of(pair: Pair) -> ParsedSentence | None:
     return pair.parse if isinstance(pair, ParsedPair) else None
 
@@ -49,11 +84,3 @@ def parse_of(pair: Pair) -> ParsedSentence | None:
 def language_of(pair: Pair) -> str | None:
     """The target language, if the pair is tagged with one."""
     return next((tag[1:] for tag in tags_of(pair) if tag.startswith("2")), None)
-
-
-def group_by_language(pairs: Iterable[Pair]) -> dict[str | None, list[Pair]]:
-    """The pairs of each target language, in their order."""
-    groups: dict[str | None, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(language_of(pair), []).append(pair)
-    return groups

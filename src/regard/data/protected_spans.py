@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from regard.data.segmentation import is_word_character
@@ -63,6 +63,14 @@ class ProtectedSpans:
     def replace(self, text: str, substitutes: Mapping[str, str]) -> str:
         """The text with each protected span replaced by its substitute."""
         return self._pattern.sub(lambda match: substitutes[match[0]], text)
+
+    def map_outside(self, text: str, change: Callable[[str], str]) -> str:
+        """The text with every part that is not a protected span changed by a function."""
+        parts, end = list[str](), 0
+        for match in self._pattern.finditer(text):
+            parts += [change(text[end : match.start()]), match[0]]
+            end = match.end()
+        return "".join([*parts, change(text[end:])])
 
     def mismatches(self, source: str, translation: str) -> list[str]:
         """One message for each protected span that the translation has more or fewer times than the source."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -189,6 +191,11 @@ class Vocabulary:
         """The contents of the files to save, by name."""
         return {f"{stem}.model": self.model}
 
+    def split_piece(self, piece: str) -> list[int]:
+        """The ids that the text of a piece of another vocabulary is encoded as."""
+        text = piece.replace(SPACE_SYMBOL, " ").encode("utf-8")
+        return list(self._processor.encode(text, out_type=int))
+
 
 @dataclass(frozen=True)
 class Tokenizer:
@@ -315,6 +322,154 @@ def _load_vocabulary(path: Path, normalization: str) -> Vocabulary:
             f"{path}: not made by Regard: its first entries are {first}, not {expected}"
         )
     return vocabulary
+
+
+# ---------------------------------------------------------------------------------------------
+# Extending a trained vocabulary
+
+ExtendedIds = list[list[int]]
+"""For each id of an extended vocabulary, the ids of the original one that it corresponds to: one for an entry that was
+there, the ids that it used to be split into for a new piece, those of all other tags (or all pieces) for a new tag."""
+MIN_CHARACTER_COUNT = 10
+"""how often a character must occur to get an entry of its own in an extended BPE vocabulary"""
+_NORMAL, _CONTROL = 1, 3
+"""types of pieces in SentencePiece's file format"""
+
+
+def extend_tokenizer(
+    tokenizer: Tokenizer,
+    config: recipe.TokenizerConfig,
+    pairs: Callable[[], Iterable[Pair]],
+    count: int,
+    tags: Sequence[str] = (),
+) -> Tokenizer:
+    """Add to each vocabulary at most ``count`` pieces learned from ``pairs``, and to the source the missing ``tags``.
+
+    Entries keep their order: special tokens, tags (new ones last), pieces (new ones last).
+    """
+    if tokenizer.shared:
+        both = _extend_vocabulary(tokenizer.source, config, pairs, ("source", "target"), count)
+        both = _add_tags(both, tags)
+        return Tokenizer(both, both)
+    source = _extend_vocabulary(tokenizer.source, config, pairs, ("source",), count)
+    target = _extend_vocabulary(tokenizer.target, config.of_target, pairs, ("target",), count)
+    return Tokenizer(_add_tags(source, tags), target)
+
+
+def extended_ids(original: Vocabulary, extended: Vocabulary) -> ExtendedIds:
+    """The ids of the original vocabulary that each id of the extended one corresponds to."""
+    known = {piece: i for i, piece in enumerate(original.pieces(range(original.size)))}
+    texts = list(range(original.num_special_tokens, original.size))
+    tags = list(original.tags.values()) or texts
+    new_tags = {*extended.tags.values()}
+    return [
+        [known[piece]]
+        if piece in known
+        else (tags if i in new_tags else original.split_piece(piece) or texts)
+        for i, piece in enumerate(extended.pieces(range(extended.size)))
+    ]
+
+
+def _extend_vocabulary(
+    vocabulary: Vocabulary,
+    config: recipe.TokenizerConfig,
+    pairs: Callable[[], Iterable[Pair]],
+    sides: Sequence[Side],
+    count: int,
+) -> Vocabulary:
+    """Train a vocabulary of the same kind on the pairs and add its best pieces that are new."""
+    if count == 0:
+        return vocabulary
+    text = _count_text(pairs(), sides, config.normalize, MAX_CHARACTERS_PER_TEXT)
+    smallest = len(SPECIAL_TOKENS) + NUM_BYTES + text.alphabet
+    size = max(vocabulary.size, smallest) + count
+    trained = _train_vocabulary(config.model_copy(update={"vocab_size": size}), pairs, sides)
+    known, found = vocabulary.piece_scores(), trained.piece_scores()
+    new = [piece for piece in found if piece not in known]
+    if config.kind == "bpe":
+        return _add_merges(vocabulary, new, _new_characters(pairs(), vocabulary, sides), count)
+    best = sorted(new, key=lambda piece: -found[piece][1])[:count]
+    return _add_pieces(vocabulary, {piece: found[piece][1] for piece in best})
+
+
+def _new_characters(
+    pairs: Iterable[Pair], vocabulary: Vocabulary, sides: Sequence[Side]
+) -> list[str]:
+    """The characters without an entry that are not rare, most frequent first."""
+    counts = Counter[str]()
+    for pair in pairs:
+        for side in sides:
+            counts.update(vocabulary.escape(getattr(pair, side)[:MAX_CHARACTERS_PER_TEXT]))
+    known = vocabulary.piece_scores()
+    return [
+        character
+        for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        if count >= MIN_CHARACTER_COUNT and character not in known
+    ]
+
+
+def _add_merges(
+    vocabulary: Vocabulary, pieces: Sequence[str], characters: Sequence[str], count: int
+) -> Vocabulary:
+    """Add characters to a BPE vocabulary, at most half of ``count``, and merges.
+
+    The score of a piece is the negative rank of its merge, and new merges follow the old ones. A piece whose characters
+    the old merges combine in another way is never produced, and left out.
+    """
+    lowest = min(score for _, score in vocabulary.piece_scores().values())
+    characters = characters[: count // 2]
+    merges = [piece for piece in pieces if len(piece) > 1]
+    while True:
+        new = [*merges[: count - len(characters)], *characters]
+        extended = _add_pieces(
+            vocabulary, {piece: lowest - rank for rank, piece in enumerate(new, 1)}
+        )
+        unused = {piece for piece in new if len(extended.split_piece(piece)) != 1}
+        if not unused:
+            return extended
+        merges = [piece for piece in merges if piece not in unused]
+        characters = [piece for piece in characters if piece not in unused]
+
+
+def _add_pieces(vocabulary: Vocabulary, scores: dict[str, float]) -> Vocabulary:
+    """Append pieces. In SentencePiece's format (protobuf), appended bytes append to a repeated field."""
+    added = b"".join(_serialize_piece(piece, score, _NORMAL) for piece, score in scores.items())
+    return Vocabulary(vocabulary.model + added, vocabulary.normalization)
+
+
+def _add_tags(vocabulary: Vocabulary, tags: Sequence[str]) -> Vocabulary:
+    """Insert the tags that are missing after the special tokens and tags."""
+    new = [tag for tag in tags if tag not in vocabulary.tags]
+    if not new:
+        return vocabulary
+    model, at = vocabulary.model, 0
+    for _ in range(vocabulary.num_special_tokens):
+        assert model[at] == _PIECES, "a SentencePiece model begins with its pieces"
+        assert model[at + 1] < 0x80, "special tokens and tags are short"
+        at += 2 + model[at + 1]
+    added = b"".join(_serialize_piece(f"<{tag}>", 0.0, _CONTROL) for tag in new)
+    return Vocabulary(model[:at] + added + model[at:], vocabulary.normalization)
+
+
+_PIECES = 0x0A
+"""tag of the field ``ModelProto.pieces`` and, inside a piece, of its text: field 1, length-delimited"""
+
+
+def _serialize_piece(piece: str, score: float, kind: int) -> bytes:
+    """One ``SentencePiece`` message as an element of ``ModelProto.pieces``."""
+    text = piece.encode("utf-8")
+    message = b"\x0a" + _varint(len(text)) + text + b"\x15" + struct.pack("<f", score)
+    message += b"\x18" + _varint(kind)
+    return bytes([_PIECES]) + _varint(len(message)) + message
+
+
+def _varint(number: int) -> bytes:
+    """An unsigned integer in protobuf's encoding: seven bits per byte, lowest first."""
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
 
 
 # ---------------------------------------------------------------------------------------------

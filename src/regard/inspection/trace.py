@@ -45,7 +45,7 @@ from regard.inspection.hooks import (
     observe,
     occlude,
 )
-from regard.recipe import AttentionSite, DecodingOptions
+from regard.recipe import AttentionSite, DecodingOptions, abbreviate
 from regard.tasks import Translator
 
 CANDIDATES = 8
@@ -338,7 +338,9 @@ def trace(
     target = model.tokenizer.target
     for name, value in (("prefix", prefix), ("forced", forced)):
         if value and model.non_autoregressive:
-            raise RegardError(f"{name} {value!r}: not supported by a non-autoregressive model")
+            raise RegardError(
+                f"{name} {abbreviate(value)}: not supported by a non-autoregressive model"
+            )
     begin = [*_checked(forced, target), *target.encode([prefix])[0]]
     with mute_heads(model, mute):
         decoded = _decode(model, text, begin, parse, length, bool(mute), options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from regard.errors import RegardError
@@ -129,6 +130,16 @@ def _chrf(tokenize: str) -> Scorer:
     from sacrebleu.metrics.chrf import CHRF
 
     return CHRF()
+
+
+@lru_cache(maxsize=1)
+def _sentence_chrf_scorer() -> Scorer:
+    return _chrf("13a")
+
+
+def sentence_chrf(hypothesis: str, reference: str) -> float:
+    """chrF2 of one sentence."""
+    return float(_sentence_chrf_scorer().sentence_score(hypothesis, [reference]).score)
 
 
 def _ter(tokenize: str) -> Scorer:

@@ -1,6 +1,7 @@
 """Recipes: the schema, presets, registries of components, validation, and reading from YAML."""
 
 from regard.recipe.parsing import (
+    abbreviate as abbreviate,
     bundled_recipes as bundled_recipes,
     decoding_overrides as decoding_overrides,
     load_recipe as load_recipe,
@@ -13,9 +14,12 @@ from regard.recipe.parsing import (
 from regard.recipe.presets import PRESETS as PRESETS, Preset as Preset
 from regard.recipe.registry import FORMATS as FORMATS, Choice as Choice, Registry as Registry
 from regard.recipe.schema import (
+    ALL_BUT as ALL_BUT,
+    FREEZE_GROUPS as FREEZE_GROUPS,
     MBR_TEMPERATURE as MBR_TEMPERATURE,
     MIN_TEMPERATURE as MIN_TEMPERATURE,
     AttentionSite as AttentionSite,
+    AugmentConfig as AugmentConfig,
     CleaningConfig as CleaningConfig,
     DataConfig as DataConfig,
     DataFiles as DataFiles,
@@ -31,6 +35,7 @@ from regard.recipe.schema import (
 )
 from regard.recipe.validation import (
     PACKED_CHUNKS as PACKED_CHUNKS,
+    as_written as as_written,
     max_sequence_length as max_sequence_length,
     model_choices as model_choices,
 )

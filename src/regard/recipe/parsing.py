@@ -15,7 +15,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
-from regard.recipe.schema import DERIVED_KEYS, DecodingConfig, Recipe, Section
+from regard.recipe.registry import find_registry
+from regard.recipe.schema import (
+    DERIVED_KEYS,
+    DecodingConfig,
+    ModelConfig,
+    Recipe,
+    Section,
+    TokenizerConfig,
+)
+from regard.recipe.validation import as_written
 
 Name = TypeVar("Name", bound=str)
 
@@ -215,6 +224,7 @@ def make_recipe(
     for change in changes:
         location = _apply(values, change)
         lines = {at: line for at, line in lines.items() if at[: len(location)] != location}
+    _inherit(values)
     problems: list[str] = []
     reported: set[tuple[str | int, ...]] = set()
     while True:
@@ -239,6 +249,64 @@ def make_recipe(
         shown.append(f"and {len(problems) - len(shown):,} more")
     listing = "".join(f"\n  {problem}" for problem in shown)
     raise RegardError(f"{where}: {len(problems)} problems:{listing}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Fine-tuning: keys that are taken from another run
+
+NOT_FOR_LABELS = {
+    "tokenizer": {"shared", "target_kind"},
+    "model": {"decoder_layers", "tie_embeddings", "tie_output", "output_bias"},
+}
+"""Keys that a task with labels does not take from another run, of which it uses the encoder only."""
+
+
+def _inherit(values: dict[str, Any]) -> None:
+    """Take the keys of tokenizer and model that are left out from the run ``training.init_from``.
+
+    If the run does not exist, nothing is taken: a run that is resumed has a complete recipe and does not need it.
+    """
+    training = values.get("training")
+    run = training.get("init_from") if isinstance(training, Mapping) else None
+    path = Path(run) / "recipe.yaml" if isinstance(run, str) else None
+    sections: dict[str, type[Section]] = {"tokenizer": TokenizerConfig, "model": ModelConfig}
+    if path is None or not path.is_file():
+        return
+    if all(_is_complete(values.get(name), section) for name, section in sections.items()):
+        return
+    theirs = load_recipe(path)
+    task = values.get("task", "translation")
+    choice = find_registry("task").choices.get(task) if isinstance(task, str) else None
+    for name in sections:
+        given = {} if values.get(name) is None else values[name]
+        if choice is None or not isinstance(given, Mapping):
+            return  # validation reports it
+        ignored = {key.partition(".")[2] for key in choice.ignores if key.startswith(f"{name}.")}
+        if choice.value.has_labels:
+            ignored |= NOT_FOR_LABELS[name]
+        values[name] = _merged(getattr(theirs, name).model_dump(), given, ignored)
+
+
+def _is_complete(given: Any, section: type[Section]) -> bool:
+    """Whether a section has all keys, as in the recipe of a run."""
+    return isinstance(given, Mapping) and given.keys() >= section.model_fields.keys()
+
+
+def _merged(theirs: dict[str, Any], given: Mapping[str, Any], ignored: set[str]) -> dict[str, Any]:
+    """A section of another run with the given keys changed; keys that follow from given ones are left to them."""
+    if given.get("preset", theirs.get("preset")) != theirs.get("preset"):
+        return dict(given)  # another model; it is compared with the run later
+    if "dropout" in given:
+        ignored = ignored | {"attention_dropout", "activation_dropout"}
+    merged = dict(given)
+    for key, inner in theirs.items():
+        if key not in given and key not in ignored:
+            merged[key] = inner
+        if isinstance(inner, dict) and isinstance(merged.get(key), Mapping):
+            hidden = {name.removeprefix(f"{key}.") for name in ignored}
+            rest = {name: value for name, value in inner.items() if name not in hidden}
+            merged[key] = {**rest, **given.get(key, {})}
+    return merged
 
 
 def override_decoding(decoding: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
@@ -344,6 +412,8 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
             return start + _renamed(key, details["input"])
         return f"{start}unknown key {key}{suggest(_shorten(location[-1]), _keys(location[:-1]))}"
     if details["type"] == "missing":
+        if isinstance(number := details["loc"][-1], int):
+            return f"{start}{_shorten('.'.join(location[:-1]))}: value {number + 1} is missing"
         return f"{start}{key} is missing"
     if _is_fraction(details):
         return (
@@ -354,12 +424,21 @@ def _explain(details: ErrorDetails, lines: Mapping[tuple[str, ...], int]) -> str
     if details["type"] == "choice" and str(details["input"]) in renamed:
         return f"{start}{key}: {details['input']} was renamed to {renamed[str(details['input'])]}"
     message = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    message = _shorten(message, 1000)
+    message = _shorten(PLAIN_MESSAGES.get(details["type"], message), 1000)
+    if details["type"] == "too_short":
+        message = f"must have at least {details['ctx']['min_length']} value(s)"
     if details["type"] == "value_error":
         return f"{start}{key}: {message}" if key else f"{start}{message}"
     return f"{start}{key}: {abbreviate(details['input'])} {message}"
 
 
+PLAIN_MESSAGES = {
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "must be a section of keys"
+    ),
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+}
+"""What to write instead of messages with the names of Python types, by pydantic's type of error."""
 SHOWN_CHARACTERS = 80
 
 
@@ -370,7 +449,7 @@ def abbreviate(value: object) -> str:
     elif isinstance(value, Mapping | Sequence) and len(value) > SHOWN_CHARACTERS:
         return f"{len(value):,} values"
     try:
-        text = str(value) if isinstance(value, Exception) else repr(value)
+        text = repr(value) if isinstance(value, str) else as_written(value)
     except ValueError:  # an integer with thousands of digits
         return "a number that is too long"
     return _shorten(" ".join(text.split()))

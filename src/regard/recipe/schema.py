@@ -42,6 +42,26 @@ Files = Annotated[tuple[str, ...], _ONE_OR_MORE, Field(min_length=1)]
 Tag = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
+FREEZE_GROUPS = (
+    *("encoder", "decoder", "embeddings"),
+    *("self_attention", "cross_attention", "feed_forward", "norms"),
+)
+"""groups of weights that ``training.freeze`` can name"""
+ALL_BUT = "all-but-"
+
+
+def _check_group(name: str) -> str:
+    """Accept the name of a group of weights, with or without ``all-but-``."""
+    if name.removeprefix(ALL_BUT) not in FREEZE_GROUPS:
+        *most, last = FREEZE_GROUPS
+        expected = f"{', '.join(most)} or {last}, or one of these after {ALL_BUT}"
+        raise PydanticCustomError("choice", "Input should be {expected}", {"expected": expected})
+    return name
+
+
+FrozenGroup = Annotated[str, AfterValidator(_check_group)]
+
+
 def registered(key: str) -> AfterValidator:
     """A validator that accepts the names registered for a recipe key."""
 
@@ -170,7 +190,12 @@ class DataConfig(Section):
     languages: tuple[str, str] | None = None
     """language codes of source and target, such as [en, de], which also select the languages of a TMX or XLIFF file and
     the columns of a table; read from file names like train.en.gz by default"""
+    other_targets: tuple[Tag, ...] = ()
+    """fine-tuning: target languages that the model keeps from the run it started from, besides those of train.to"""
     clean: CleaningConfig = CleaningConfig()
+    context: Annotated[int, Field(ge=0, le=10)] = 0
+    """number of previous source sentences that the model also reads; the lines of a file must be in the order of their
+    documents, with a blank line between documents"""
 
     @property
     def splits(self) -> dict[str, DataFiles]:
@@ -181,12 +206,13 @@ class DataConfig(Section):
     @property
     def tags(self) -> list[str]:
         """All tags that are prepended to training sources."""
-        return sorted({tag for tags in self.train.tags for tag in tags})
+        others = map(language_tag, self.other_targets)
+        return sorted({tag for tags in self.train.tags for tag in tags} | {*others})
 
     @property
     def targets(self) -> list[str]:
         """The target languages of a multilingual model; empty if there is only one language pair."""
-        return list(dict.fromkeys(self.train.to or ()))
+        return list(dict.fromkeys((*(self.train.to or ()), *self.other_targets)))
 
     @property
     def language_pair(self) -> tuple[str, str]:
@@ -214,7 +240,8 @@ class DataConfig(Section):
         languages = (
             self.train.to if len(self.train.to) == len(names) else self.train.to * len(names)
         )
-        return list(dict.fromkeys(zip(codes, languages, strict=True)))
+        others = [(source, code) for code in self.other_targets]
+        return list(dict.fromkeys([*zip(codes, languages, strict=True), *others]))
 
     def path(self, name: str) -> Path:
         return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
@@ -320,12 +347,15 @@ DERIVED_KEYS = [
 """Keys whose defaults follow from other keys."""
 
 
+MAX_D_MODEL = 1_000_000
+
+
 class ModelConfig(Section):
     architecture: Annotated[str, registered("model.architecture")] = "transformer"
     """transformer, decoder_only, non_autoregressive, or one of the baselines lstm and convolution"""
     preset: Preset = "base"
     """named set of model sizes; sizes given in the recipe override it"""
-    d_model: Annotated[int, Field(ge=2)]
+    d_model: Annotated[int, Field(ge=2, le=MAX_D_MODEL)]
     """width of embeddings and layers"""
     heads: Annotated[int, Field(ge=1)]
     """number of attention heads"""
@@ -381,6 +411,7 @@ class ModelConfig(Section):
             full.setdefault("position", "none")  # a recurrent network needs no positions
         d_model, heads = full["d_model"], full["heads"]
         if isinstance(d_model, int) and isinstance(heads, int) and heads > 0:
+            d_model = min(d_model, MAX_D_MODEL)
             # If heads does not divide d_model, the fraction is rejected like any other wrong value.
             full.setdefault("d_k", d_model / heads)
             full.setdefault("d_v", d_model / heads)
@@ -394,9 +425,43 @@ class ModelConfig(Section):
 # Training
 
 
+class AugmentConfig(Section):
+    """Fractions of the training pairs that are changed in each epoch, so that models handle such text."""
+
+    upper: Probability = 0.0
+    """upper-case source and target"""
+    title: Probability = 0.0
+    """capitalize every word of source and target"""
+    typos: Probability = 0.0
+    """misspell about a tenth of the words of the source, at least one; the target stays as it is"""
+    no_final_punctuation: Probability = 0.0
+    """drop the punctuation at the end of the source; the target keeps its own"""
+
+    @property
+    def enabled(self) -> bool:
+        return any((self.upper, self.title, self.typos, self.no_final_punctuation))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.upper + self.title > 1:
+            raise ValueError(
+                f"upper {self.upper:g} and title {self.title:g} are fractions of the same pairs: "
+                "their sum must be at most 1"
+            )
+        return self
+
+
 class TrainingConfig(Section):
     init_from: str | None = None
-    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification use its encoder"""
+    """run folder to initialize tokenizer and weights from (fine-tuning); tagging and classification use its encoder;
+    keys of the sections tokenizer and model that the recipe leaves out are taken from that run"""
+    mix: Probability = 0.0
+    """fine-tuning: share of the training pairs that are drawn from the training data of that run"""
+    freeze: Annotated[tuple[FrozenGroup, ...], _ONE_OR_MORE] = ()
+    """fine-tuning: groups of weights that are not trained: encoder, decoder, embeddings, self_attention,
+    cross_attention, feed_forward or norms; or all but one of them, such as all-but-decoder"""
+    extend_vocab: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """fine-tuning: maximum number of entries, learned from the new data, that are added to each vocabulary"""
     steps: Annotated[int, Field(ge=1)] = 100_000
     """number of optimizer steps"""
     tokens_per_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = 25_000
@@ -425,7 +490,9 @@ class TrainingConfig(Section):
     """random subword segmentation: for bpe the dropout probability of a merge (BPE-dropout), for unigram the smoothing
     parameter alpha, where smaller values sample more diverse segmentations; 0 is off"""
     subword_copies: Annotated[int, Field(ge=1, le=999)] = 16
-    """subword_sampling: number of segmented copies of the training data; epoch n uses copy n modulo this number"""
+    """subword_sampling and augment: number of different copies of the training data; epoch n uses copy n modulo this
+    number"""
+    augment: AugmentConfig = AugmentConfig()
     rdrop: Annotated[float, Field(ge=0)] = 0.0
     """weight of R-Drop: each batch passes through the network twice with different dropout, and a loss term penalizes
     the difference between the two outputs"""
@@ -458,6 +525,11 @@ class TrainingConfig(Section):
     device: Device = "auto"
     precision: TrainingPrecision = "auto"
     """mixed precision: auto is bf16 on a GPU that supports it, else fp32"""
+
+    @property
+    def copies(self) -> int:
+        """The number of different copies of the training data; 0: every epoch uses the same data."""
+        return self.subword_copies if self.subword_sampling or self.augment.enabled else 0
 
     @model_validator(mode="before")
     @classmethod
@@ -616,7 +688,8 @@ class Recipe(Section):
         empty: dict[str, Any] = {"tokenizer": {}, "model": {}, "training": {}}
         full = empty | {name: {} if section is None else section for name, section in given.items()}
         tasks, task = find_registry("task"), given.get("task", "translation")
-        for name, defaults in tasks[task].defaults.items() if task in tasks else ():
+        known = isinstance(task, str) and task in tasks
+        for name, defaults in tasks[task].defaults.items() if known else ():
             section = full.get(name, {})
             if isinstance(section, Mapping):
                 full[name] = {**defaults, **section}

@@ -6,7 +6,8 @@ reads is stated where the component is registered. The other functions check val
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +29,27 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_tags(recipe),
         *_tokenizer(recipe),
         *_regularization(recipe),
+        *_fine_tuning(recipe),
         *_schedule(recipe),
         *_positions(recipe),
+        *_context(recipe),
         *_trees(recipe),
         *_attention(recipe.model),
         *_batch_norm(recipe),
         *_architecture(recipe.model),
         *_packed(recipe),
     ]
+
+
+def as_written(value: object) -> str:
+    """A value as it is written in a recipe: null, true, [0.9, 0.98]."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {as_written(one)}" for key, one in value.items()) + "}"
+    return str(value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -88,10 +102,10 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
         if value == attrgetter(option)(defaults):
             continue
         if option in ignored:
-            yield f"{option}: {value} has no effect with {ignored[option]}; remove it"
+            yield f"{option}: {as_written(value)} has no effect with {ignored[option]}; remove it"
         elif option not in used:
             needed = " or ".join(dict.fromkeys(readers[option]))
-            yield f"{option}: {value} has no effect; it only applies to {needed}"
+            yield f"{option}: {as_written(value)} has no effect; it only applies to {needed}"
     yield from _switched_off(recipe, defaults, {*ignored})
 
 
@@ -100,9 +114,17 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     training, decoding, data = recipe.training, recipe.decoding, recipe.data
     sampling = decoding.is_sampling
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
+    fine_tuning = ("fine-tuning (training.init_from)", training.init_from is not None)
     search = ("search, not to sampling (decoding.temperature, decoding.mbr)", not sampling)
     needs = {
-        "training.subword_copies": ("training.subword_sampling", training.subword_sampling > 0),
+        "training.mix": fine_tuning,
+        "training.freeze": fine_tuning,
+        "training.extend_vocab": fine_tuning,
+        "data.other_targets": fine_tuning,
+        "training.subword_copies": (
+            "training.subword_sampling or training.augment",
+            training.copies > 0,
+        ),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
         "decoding.beam": search,
@@ -119,7 +141,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     for option, (needed, on) in needs.items():
         value = attrgetter(option)(recipe)
         if not on and option not in ignored and value != attrgetter(option)(defaults):
-            yield f"{option}: {value} has no effect; it only applies to {needed}"
+            yield f"{option}: {as_written(value)} has no effect; it only applies to {needed}"
 
 
 def _defaults(recipe: Recipe) -> Recipe:
@@ -248,6 +270,10 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
         )
     if training.subword_sampling and model.position == "tree":
         yield "training.subword_sampling cannot be combined with model.position: tree; remove one of them"
+    if training.augment.enabled and recipe.task != "translation":
+        yield f"training.augment is for task translation, not for {recipe.task}"
+    if training.augment.enabled and model.position == "tree":
+        yield "training.augment cannot be combined with model.position: tree; remove one of them"
     if training.rdrop and (recipe.task == "masked_lm" or mask_predict):
         yield (
             "training.rdrop compares two passes over the same input; task masked_lm and architecture: "
@@ -257,6 +283,23 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
     word_dropouts = (training.word_dropout, training.target_word_dropout)
     if training.rdrop and not any((*dropouts, *word_dropouts)):
         yield "training.rdrop needs dropout, because otherwise both passes are the same: set model.dropout"
+
+
+def _fine_tuning(recipe: Recipe) -> Iterator[str]:
+    training, task = recipe.training, recipe.task
+    has_labels = find_registry("task")[task].has_labels
+    if training.mix and has_labels:
+        yield f"training.mix: task {task} has labels, which the other run's data may not have; set it to 0"
+    if training.extend_vocab and has_labels:
+        yield f"training.extend_vocab: task {task} takes the encoder as it is; set it to 0"
+    if training.extend_vocab and recipe.tokenizer.kind == "marian":
+        yield "training.extend_vocab: the tokenizer of an imported Marian model cannot be extended; set it to 0"
+    if training.extend_vocab and "embeddings" in training.freeze:
+        yield "training.freeze: embeddings would leave the entries of training.extend_vocab untrained; remove one"
+    if len(training.freeze) > 1 and any(name.startswith("all-but-") for name in training.freeze):
+        yield f"training.freeze: {', '.join(training.freeze)}: all-but-… must be the only group"
+    if recipe.data.other_targets and not recipe.data.train.to:
+        yield "data.other_targets needs data.train.to, the target language of the new data"
 
 
 def _schedule(recipe: Recipe) -> Iterator[str]:
@@ -303,6 +346,15 @@ def max_sequence_length(model: ModelConfig) -> int | None:
         find_registry(f"model.{key}").choices[attrgetter(key)(model)].options for key in keys
     )
     return model.max_length if any("model.max_length" in options for options in bounded) else None
+
+
+def _context(recipe: Recipe) -> Iterator[str]:
+    if not recipe.data.context:
+        return
+    if recipe.task != "translation":
+        yield f"data.context {recipe.data.context}: only for task: translation"
+    if recipe.model.position == "tree" or recipe.model.architecture == "decoder_only":
+        yield f"data.context {recipe.data.context}: not with position: tree or architecture: decoder_only"
 
 
 def _trees(recipe: Recipe) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 Modules in import order; each imports only from those above it:
 
-    html_markup   sentences of plain text and HTML; inline tags follow their words into the translation
     schemas       settings; request and response bodies; reading, validation, OpenAPI descriptions
     batching      queue that groups the sentences of all requests into batches for the model; Prometheus metrics
     service       translation of documents on top of the queue

@@ -99,6 +99,8 @@ class TranslateRequest(TextRequest):
     """one text, or a list of texts"""
     alternatives: Annotated[int, Field(ge=0)] = 0
     """number of alternative translations of each text"""
+    confidence: bool = False
+    """also return the confidence of each translation, between 0 and 1: the lowest of its sentences"""
 
 
 class StreamRequest(TextRequest):
@@ -162,6 +164,7 @@ class TranslateResponse(BaseModel):
     translatedText: str | list[str]  # noqa: N815
     alternatives: list[str] | list[list[str]] | None = None
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
+    confidence: float | list[float] | None = None
 
 
 class Language(BaseModel):

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
 from regard.server.batching import Batcher, Metrics, SearchModel, SearchOptions
-from regard.server.html_markup import Document, Floats, split_html, split_plain
 from regard.server.schemas import (
     DetectedLanguage,
     Language,
@@ -52,7 +52,7 @@ class ServedModel(SearchModel, Protocol):
 
 
 Align = Callable[[str, str, str | None], Floats | None]
-"""Source, translation and target language in, alignment matrix out; see ``html_markup.insert_elements``"""
+"""Source, translation and target language in, alignment matrix out; see ``markup.insert_elements``"""
 
 
 class Service:
@@ -117,6 +117,7 @@ class Service:
             results = iter(await self.with_timeout(asyncio.gather(*futures), start))
         best: list[str] = []
         alternatives: list[list[str]] = []
+        confidences: list[float] = []
         for document in documents:
             hypotheses = [next(results) for _ in document.sentences]
             ranks = [_texts_of_rank(hypotheses, rank) for rank in range(options.nbest)]
@@ -125,6 +126,7 @@ class Service:
                 for one in ranks
             ]
             best.append(first)
+            confidences.append(min((some[0].confidence for some in hypotheses), default=1.0))
             alternatives.append([text for text in dict.fromkeys(others) if text != first])
         detected = self.detected(self.possible_sources(request))[:1] * len(texts)
         others_of_text = _like_request(request.q, alternatives)
@@ -134,6 +136,7 @@ class Service:
             detectedLanguage=_like_request(request.q, detected)
             if request.source == "auto"
             else None,
+            confidence=_like_request(request.q, confidences) if request.confidence else None,
         )
 
     async def stream(self, request: StreamRequest) -> AsyncIterator[str]:

@@ -81,9 +81,14 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file atomically."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
 
     def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
 
     write_atomic(path, write)
 

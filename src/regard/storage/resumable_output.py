@@ -3,6 +3,9 @@
 Lines are appended to ``.NAME.partial``. ``.NAME.journal`` records how many bytes of it are valid, and what the output
 depends on (the resume key). A chunk is synced to disk before the journal is replaced atomically, so bytes after the
 last journal entry are truncated and the next process continues from there. At the end the files get their final names.
+
+``ResumableRecords`` is for a file that can only be written when all its parts are known, such as an office document:
+the parts are collected in the same way first.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.storage.atomic_files import PARTIAL, check_writable, write_text
+from regard.storage.atomic_files import PARTIAL, check_writable, write_bytes, write_text
 
 if TYPE_CHECKING:
     from regard.tasks import Translator
@@ -40,6 +43,9 @@ class ResumableOutput:
 
     Use it as a context manager. On success the files get their names; after an exception they can be resumed.
     """
+
+    items = "lines"
+    """what the input items are, in error messages"""
 
     def __init__(
         self,
@@ -97,14 +103,14 @@ class ResumableOutput:
             ) from None
         if done and self.resume_key is None:
             raise RegardError(
-                f"{self.files[0]}: an interrupted translation of a file left {done:,} lines here; "
+                f"{self.files[0]}: an interrupted translation of a file left {done:,} {self.items} here; "
                 "use --overwrite to discard them"
             )
         if done and key != self.resume_key:
             ours = self.resume_key or {}
             changed = [name for name in {**key, **ours} if key.get(name) != ours.get(name)]
             raise RegardError(
-                f"{self.files[0]}: started with different {' and '.join(changed)} ({done:,} lines are "
+                f"{self.files[0]}: started with different {' and '.join(changed)} ({done:,} {self.items} are "
                 "done); use the same again to resume, or --overwrite to start again"
             )
         return entry if key == self.resume_key else None
@@ -170,7 +176,41 @@ class ResumableOutput:
 
     def close(self) -> None:
         for file in self._open:
-            with suppress(
-                OSError
-            ):  # what could not be written was reported, and is not written again
+            with suppress(OSError):  # it was reported; what is left is not written again
                 file.close()
+
+
+class ResumableRecords(ResumableOutput):
+    """One output file that is built at the end, from records that are collected line by line."""
+
+    items = "sentences"
+
+    def __init__(
+        self,
+        path: Path,
+        resume_key: Mapping[str, Any],
+        build: Callable[[list[str]], bytes],
+        overwrite: bool = False,
+    ) -> None:
+        """``build``: makes the contents of the file from all lines."""
+        self.build = build
+        super().__init__([path], resume_key, overwrite)
+
+    def _partial(self, path: Path) -> Path:
+        return path.with_name(f".{path.name}.sentences")
+
+    def finish(self) -> None:
+        """Build the file, and remove the records."""
+        (path,) = self.files
+        if not self.complete:
+            self.complete = True
+            self._write_journal()
+        try:
+            if self._partial(path).exists():  # else the file was written before a crash
+                text = self._partial(path).read_text(encoding="utf-8")
+                content = self.build(text.split("\n")[:-1])
+                write_bytes(path, content)
+                self._partial(path).unlink()
+            self.journal_file.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._write_error(error) from None

@@ -5,6 +5,7 @@
     model.safetensors   the weights; the header has their checksum, their validation, and the hashes of the recipe and
                         the tokenizer they belong to
     card.json           scores, data, sizes, versions, times, and the hashes of all files above; written last
+    test_outputs.jsonl  the outputs for the test data, one JSON string per line
     log.jsonl, events/  the training log, as JSON lines and for TensorBoard
     checkpoints/        to resume training from
     data/               token ids, memory-mapped
@@ -14,10 +15,12 @@ The first four are a *bundle*: all that is needed to use the model. Nothing in a
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +28,7 @@ from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
 from regard.metrics.base import MetricResult
 from regard.recipe import Recipe, load_recipe
-from regard.storage.atomic_files import NoChecksum, read_tensors, write_tensors, write_text
+from regard.storage.atomic_files import PARTIAL, NoChecksum, read_tensors, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +40,9 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+LOCK_ATTEMPTS = 3
+LOCK_SECONDS = 0.05
+"""how often a lock is tried, and how long to wait in between"""
 SELECTION = "selection"
 """The key of a ``Selection`` in the header of the weights; all other keys are names of files."""
 
@@ -54,6 +60,23 @@ class Selection(NamedTuple):
         return self.objective, self.loss
 
 
+def describe_fine_tuning(card: Mapping[str, Any]) -> list[str]:
+    """The section ``fine_tuning`` of a card: for each data set one line with the scores before and after."""
+    lines = []
+    for name, scores in card["sets"].items():
+        before = {one["name"]: one["value"] for one in scores["before"]}
+        texts = [
+            f"{one['name']} {before[one['name']]:.1f} before, {one['value']:.1f} after"
+            if one["name"] in before
+            else f"{one['name']} {one['value']:.1f} after"
+            for one in scores.get("after", ())
+        ]
+        if texts:
+            what = f"{name.capitalize()} data ({scores['set']}, {scores['pairs']:,} pairs)"
+            lines.append(f"{what}: {'; '.join(texts)}")
+    return lines
+
+
 class RunDir:
     """The paths of a run folder, and the only code that reads and writes its files."""
 
@@ -66,9 +89,56 @@ class RunDir:
         self.events = self.folder / "events"
         self.checkpoints = self.folder / "checkpoints"
         self.data = self.folder / "data"
+        self.metadata_file = self.data / "metadata.json"
+        """describes the prepared data; written last, so that if it exists, everything else does"""
+        self.train_sources_file = self.data / "train_sources.npy"
+        """hashes of the training sources, see ``training/overlap.py``"""
+        self.test_outputs_file = self.folder / "test_outputs.jsonl"
+        """the outputs that the test scores of the card were computed from, one JSON string per line"""
+        self.lock_file = self.checkpoints / ".lock"
+        """locked while a process trains in the folder; the first file of a run"""
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    def temporary_files(self) -> list[Path]:
+        """Files that a killed training may leave behind."""
+        written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
+        patterns = [
+            *(f".{path.name}{PARTIAL}" for path in written),
+            *(f"checkpoints/.step-*{PARTIAL}", f"data/.*.json{PARTIAL}"),
+            "data/.*.arrow.*.unfinished",
+        ]
+        return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+
+    @contextmanager
+    def lock(self) -> Iterator[bool]:
+        """Try to lock the folder; whether that succeeded. The lock is released when the process ends, however it ends.
+
+        It is tried a few times, because ``is_locked`` also holds the lock for a moment.
+        """
+        with self.lock_file.open("a") as file:
+            for _ in range(LOCK_ATTEMPTS):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(LOCK_SECONDS)
+            else:
+                yield False
+                return
+            yield True
+
+    def is_locked(self) -> bool:
+        """Whether a process is training in the folder."""
+        try:
+            with self.lock_file.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no such file, or it cannot be read
+            return False
+        return False
 
     # Recipe, card and log
 
@@ -136,7 +206,8 @@ class RunDir:
         try:
             return [*lines, *self._describe_training(card)]
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise RegardError(f"{self.card_file}: incomplete card: {error!r}") from None
+            missing = f": {error.args[0]} is missing" if isinstance(error, KeyError) else ""
+            raise RegardError(f"{self.card_file}: incomplete card{missing}") from None
 
     def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
@@ -148,8 +219,40 @@ class RunDir:
             f"{card['seconds'] / 60:.1f} minutes on {card['hardware']}; {card['reason_stopped']}",
             "validation   " + ", ".join(f"{k} {v:.3f}" for k, v in card["valid"].items()),
             *(f"test         {MetricResult(**result)}" for result in card["test"]),
+            *self._describe_fine_tuning(card.get("fine_tuning")),
             f"command      {card['command']}",
         ]
+
+    def _describe_fine_tuning(self, card: Mapping[str, Any] | None) -> list[str]:
+        if card is None:
+            return []
+        mixed = f", {card['mix']:.0%} of the pairs from its training data" if card["mix"] else ""
+        frozen = f", frozen: {', '.join(card['freeze'])}" if card["freeze"] else ""
+        first = f"fine-tuned   from {card['from']}{mixed}{frozen}"
+        return [first, *(f"             {line}" for line in describe_fine_tuning(card))]
+
+    # Test outputs
+
+    def write_test_outputs(self, outputs: Sequence[str], test: str) -> dict[str, str]:
+        """Write the outputs for the test data, and return the section of the card that describes them.
+
+        test: the fingerprint of the test data.
+        """
+        lines = [json.dumps(output, ensure_ascii=False) + "\n" for output in outputs]
+        write_text(self.test_outputs_file, "".join(lines))
+        return {"sha256": sha256(self.test_outputs_file), "test": test}
+
+    def test_outputs(self, card: Mapping[str, Any], test: str) -> list[str] | None:
+        """The outputs that belong to a card and to test data; None if there are none, or they have changed."""
+        described = {"test": test}
+        try:
+            described["sha256"] = sha256(self.test_outputs_file)
+            if card.get("test_outputs") != described:
+                return None
+            lines = self.test_outputs_file.read_text(encoding="utf-8").split("\n")[:-1]
+            return [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return None
 
     # Tokenizer and weights
 

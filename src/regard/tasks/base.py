@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from regard.data.batching import Batch, as_tensors, collate
-from regard.data.cleaning import EncodedPair, clean_and_encode, encode_pairs
+from regard.data.cleaning import AugmentFunction, EncodedPair, clean_and_encode, encode_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.dependency_trees import TokenTree, token_tree
 from regard.data.formats import abbreviate
@@ -53,12 +53,14 @@ from regard.storage.run_dir import RunDir
 class PairEncoder:
     """Encodes pairs of source and target text."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, augment: AugmentFunction | None = None) -> None:
+        """``augment``: changes the text of each pair, for task translation."""
         clean = recipe.data.clean
         self.max_tokens = clean.max_tokens
         self.truncate = clean.max_tokens if clean.truncate else None
         """where sources are truncated"""
         self.trees = recipe.model.position == "tree"
+        self.augment = augment
 
     def rows(
         self,
@@ -68,7 +70,7 @@ class PairEncoder:
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode)
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, self.augment)
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):
@@ -272,31 +274,35 @@ class Model(ABC):
 
         quick: for validation; only the first metric, without a confidence interval.
         """
-        sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        return self._score(self.predict_pairs(pairs, quick=quick), references, sources, quick)
+        return self.score_outputs(self.predict_pairs(pairs, quick=quick), pairs, quick=quick)
+
+    def score_outputs(
+        self, outputs: Sequence[str], pairs: Sequence[Pair], *, quick: bool = False
+    ) -> list[MetricResult]:
+        """Score outputs, for the sources of pairs, against their targets; see ``evaluate``."""
+        evaluation = self.recipe.evaluation
+        metrics = evaluation.metrics[:1] if quick else evaluation.metrics
+        both = [pair.target for pair in pairs], [pair.source for pair in pairs]
+        return score(metrics, outputs, *both, tokenize=evaluation.tokenize, intervals=not quick)
 
     def compare(
-        self, other: Self, pairs: Sequence[Pair]
+        self, other: Self, pairs: Sequence[Pair], outputs: Sequence[str] | None = None
     ) -> tuple[list[MetricResult], list[Comparison]]:
-        """The scores, and a paired significance test against another model for each metric."""
+        """The scores, and a paired significance test against another model for each metric.
+
+        outputs: of this model for the sources, if they are known already.
+        """
         evaluation = self.recipe.evaluation
         if wrong := MODEL_METRICS & {*evaluation.metrics}:
             raise RegardError(
                 f"{', '.join(sorted(wrong))}: models cannot be compared by this metric"
             )
         sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-        ours, theirs = self.predict_pairs(pairs), other.predict_pairs(pairs)
+        ours = outputs if outputs is not None else self.predict_pairs(pairs)
+        theirs = other.predict_pairs(pairs)
         both = ours, theirs, references, sources
         found = compare(evaluation.metrics, *both, tokenize=evaluation.tokenize)
-        return self._score(ours, references, sources), found
-
-    def _score(
-        self, answers: list[str], references: list[str], sources: list[str], quick: bool = False
-    ) -> list[MetricResult]:
-        evaluation = self.recipe.evaluation
-        metrics = evaluation.metrics[:1] if quick else evaluation.metrics
-        both = answers, references, sources
-        return score(metrics, *both, tokenize=evaluation.tokenize, intervals=not quick)
+        return self.score_outputs(ours, pairs), found
 
 
 class SequenceGenerator(Model):

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from reprlib import repr as short
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from torch import nn
 
+from regard.data.cleaning import encode_with_context
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.pairs import Pair, group_by_language, language_of, parse_of
+from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
 from regard.decoding.hypotheses import Hypothesis
@@ -20,10 +21,19 @@ from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
 from regard.metrics import TEXT_METRICS, MetricResult
 from regard.metrics.mbr import mbr_rank
+from regard.metrics.sacrebleu import sentence_chrf
 from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-from regard.recipe import DecodingConfig, DecodingOptions, TrainingConfig, override_decoding
+from regard.recipe import (
+    DecodingConfig,
+    DecodingOptions,
+    TrainingConfig,
+    abbreviate,
+    override_decoding,
+)
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
+from regard.tasks.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
+from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from regard.tasks.placeholders import Substitution, copied_words, substitutions
 from regard.tasks.requests import (
     Languages,
@@ -54,6 +64,10 @@ QUICK: DecodingOptions = {
 QUICK_NON_AUTOREGRESSIVE: DecodingOptions = {"length_beam": 1}
 
 
+Context = Sequence[Sequence[str]] | None
+"""The sentences before each text, in order."""
+
+
 class Translation(NamedTuple):
     """One translation of one text."""
 
@@ -66,6 +80,8 @@ class Translation(NamedTuple):
     token_log_probabilities: list[float]
     finished: bool
     """False if the translation was cut off at its largest length, before EOS"""
+    confidence: float = 1.0
+    """between 0 and 1; see ``Translator.calibration``. 1 for a blank text."""
 
 
 EMPTY = Translation("", 0.0, 0.0, [], [], True)
@@ -113,6 +129,63 @@ class Translator(SequenceGenerator):
     def non_autoregressive(self) -> bool:
         return isinstance(self.network, NonAutoregressiveTransformer)
 
+    # Confidence
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """How the confidence of a translation follows from its token probabilities, from the run's card.
+
+        With it, the confidence is the probability that sentence chrF is at least 30. Without it (None), the
+        confidence is the geometric mean of the token probabilities.
+        """
+        stored = None if self.run is None else self.run.card().get("confidence")
+        if self.run is None or stored is None:
+            return None
+        return Calibration.from_json(stored, str(self.run.card_file))
+
+    def output_checker(self) -> OutputChecker:
+        """Finds hallucination-like translations, by what the references of the validation set look like."""
+        stored = None if self.run is None else self.run.card().get("references")
+        statistics = OutputStatistics()
+        if self.run is not None and stored is not None:
+            statistics = OutputStatistics.from_json(stored, str(self.run.card_file))
+        if not self.recipe.data.named:
+            return OutputChecker(statistics)
+        pairs = [
+            pair for pair in self.recipe.data.language_pairs if self.language in (None, pair[1])
+        ]
+        (_, target), sources = pairs[0], [source for source, _ in pairs]
+        targets = {to for _, to in pairs}
+        return OutputChecker(statistics, target if len(targets) == 1 else None, sources)
+
+    def calibrate(self, pairs: Sequence[Pair]) -> Calibration | None:
+        """Fit the confidence to pairs that the model was not trained on, at most ``MAX_SENTENCES`` of them.
+
+        None if too few translations are good, or too few are bad.
+        """
+        stride = -(-len(pairs) // MAX_SENTENCES)
+        chosen = [pair for pair in pairs[:: stride or 1] if pair.source.strip()]
+        parses = [parse_of(pair) for pair in chosen] if self.needs_trees else None
+        languages = [language_of(pair) for pair in chosen]
+        found = self.generate(
+            [pair.source for pair in chosen],
+            parses=parses,
+            to=languages if self.recipe.data.targets else None,
+        )
+        rows = [
+            features(best.hypothesis.token_log_probabilities, len(best.request.source))
+            for best, *_ in found
+        ]
+        outputs = [best.translation.text for best, *_ in found]
+        chrf = map(sentence_chrf, outputs, [pair.target for pair in chosen])
+        return Calibration.fit(rows, list(chrf))
+
+    def _confidence(self, hypothesis: Hypothesis, request: Request) -> float:
+        values = hypothesis.token_log_probabilities
+        if self.calibration is None:
+            return geometric_mean(values)
+        return self.calibration(values, len(request.source))
+
     # Evaluation
 
     def predict(
@@ -124,7 +197,9 @@ class Translator(SequenceGenerator):
         sources = [pair.source for pair in pairs]
         # Of two models that are compared, perhaps only one uses trees.
         if not self.needs_trees:
-            return self.predict(sources, quick=quick, to=[language_of(pair) for pair in pairs])
+            to = [language_of(pair) for pair in pairs]
+            contexts = list(map(context_of, pairs)) if self.recipe.data.context else None
+            return self.translate(sources, to=to, context=contexts, **self._quick(quick))
         parses = [parse_of(pair) for pair in pairs]
         return self.translate(sources, parses=parses if any(parses) else None, **self._quick(quick))
 
@@ -133,17 +208,20 @@ class Translator(SequenceGenerator):
             return {}
         return QUICK_NON_AUTOREGRESSIVE if self.non_autoregressive else QUICK
 
-    def evaluate(self, pairs: Sequence[Pair], *, quick: bool = False) -> list[MetricResult]:
+    def score_outputs(
+        self, outputs: Sequence[str], pairs: Sequence[Pair], *, quick: bool = False
+    ) -> list[MetricResult]:
         """As for any model, but each target language is scored separately, except in validation."""
-        parts = group_by_language(pairs)
-        whole = super().evaluate
-        if quick or len(parts) <= 1:
-            return whole(pairs, quick=quick)
-        return [
-            replace(result, name=f"{result.name} to {language}")
-            for language, some in parts.items()
-            for result in whole(some)
-        ]
+        languages = [language_of(pair) for pair in pairs]
+        whole = super().score_outputs
+        if quick or len({*languages}) <= 1:
+            return whole(outputs, pairs, quick=quick)
+        results = []
+        for language in dict.fromkeys(languages):
+            rows = [row for row, one in enumerate(languages) if one == language]
+            some = whole([outputs[row] for row in rows], [pairs[row] for row in rows])
+            results += [replace(one, name=f"{one.name} to {language}") for one in some]
+        return results
 
     # Translation
 
@@ -161,6 +239,7 @@ class Translator(SequenceGenerator):
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
         **options: Unpack[DecodingOptions],
     ) -> list[str]:
         """The best translation of each text; see ``search`` for the arguments."""
@@ -171,6 +250,7 @@ class Translator(SequenceGenerator):
             length=length,
             parses=parses,
             to=to,
+            context=context,
             **options,
         )
         return [best.text for best, *_ in found]
@@ -185,6 +265,7 @@ class Translator(SequenceGenerator):
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
         observer: Observer | None = None,
         **options: Unpack[DecodingOptions],
     ) -> list[list[Translation]]:
@@ -192,8 +273,9 @@ class Translator(SequenceGenerator):
 
         prefixes: how each translation must begin. constraints: the terms that each translation must contain. length:
         the number of tokens of each translation, for non-autoregressive models. parses: the dependency trees, for
-        ``position: tree``. to: the target language of a multilingual model, for all texts or for each. observer: called
-        after each decoding step, for a single text. options override the recipe's ``decoding`` section.
+        ``position: tree``. to: the target language of a multilingual model, for all texts or for each. context: the
+        sentences before each text, for models with ``data.context``. observer: called after each decoding step, for a
+        single text. options override the recipe's ``decoding`` section.
         """
         found = self.generate(
             texts,
@@ -203,6 +285,7 @@ class Translator(SequenceGenerator):
             length=length,
             parses=parses,
             to=to,
+            context=context,
             observer=observer,
             **options,
         )
@@ -218,6 +301,7 @@ class Translator(SequenceGenerator):
         length: int | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
         observer: Observer | None = None,
         plain: bool = False,
         **options: Unpack[DecodingOptions],
@@ -230,7 +314,8 @@ class Translator(SequenceGenerator):
         if length is not None and options.get("length_beam") not in (None, 1):
             _refuse("no effect with a given length", length_beam=options["length_beam"])
         terms = terms_of_each(constraints, len(texts))
-        requests = self.requests(texts, prefixes, parses, to)
+        contexts = self._contexts(context, len(texts))
+        requests = self.requests(texts, prefixes, parses, to, contexts)
         if decoding.is_sampling and not decoding.mbr:
             requests = _number_samples(requests, nbest)
         # For blank texts too: a term that the tokenizer cannot spell is always refused.
@@ -251,6 +336,7 @@ class Translator(SequenceGenerator):
                 decoding,
                 nbest,
                 plain,
+                [contexts[row] for row in rows],
             )
             found = {rows[number]: generated for number, generated in some.items()}
         rest = [row for row in rows if row not in found]
@@ -278,7 +364,9 @@ class Translator(SequenceGenerator):
         sampled = decoding.is_sampling
         every = [
             Generated(
-                self._translation(one), request._replace(sample=request.sample + n * sampled), one
+                self._translation(one, request),
+                request._replace(sample=request.sample + n * sampled),
+                one,
             )
             for n, one in enumerate(hypotheses)
         ]
@@ -290,7 +378,7 @@ class Translator(SequenceGenerator):
             for number, mean in ranked
         ]
 
-    def _translation(self, hypothesis: Hypothesis) -> Translation:
+    def _translation(self, hypothesis: Hypothesis, request: Request) -> Translation:
         (text,) = self.tokenizer.target.decode([hypothesis.tokens])
         return Translation(
             text,
@@ -299,6 +387,7 @@ class Translator(SequenceGenerator):
             self.tokenizer.target.pieces(hypothesis.tokens),
             hypothesis.token_log_probabilities,
             hypothesis.finished,
+            self._confidence(hypothesis, request),
         )
 
     # Options
@@ -384,13 +473,30 @@ class Translator(SequenceGenerator):
 
     # Requests
 
-    def encode(self, texts: Sequence[str], to: Languages = None) -> list[list[int]]:
-        """Source ids of texts, with the tag of the target language for multilingual models."""
+    def encode(
+        self, texts: Sequence[str], to: Languages = None, context: Context = None
+    ) -> list[list[int]]:
+        """Source ids of texts, after the sentences before them and the tag of the target language, if there are any."""
         clean = self.recipe.data.clean
         longest = clean.max_tokens if clean.truncate else None
         tags = self.languages.tags(len(texts), to)
-        tagged = map(self.tokenizer.source.prepend_tags, super().encode(texts), tags)
+        encoded = super().encode(texts)
+        if context is not None and any(context):
+            encoded = encode_with_context(self.tokenizer.source, texts, context)
+            self.check_lengths(encoded)
+        tagged = map(self.tokenizer.source.prepend_tags, encoded, tags)
         return [ids[:longest] for ids in tagged]
+
+    def _contexts(self, context: Context, count: int) -> Sequence[Sequence[str]]:
+        """The last sentences before each text, as many as the model was trained with."""
+        if context is None:
+            return [()] * count
+        if len(context) != count:
+            raise RegardError(f"{len(context)} contexts for {count} texts: give one for each")
+        sentences = self.recipe.data.context
+        if not sentences and any(context):
+            raise RegardError("context: this model was trained without (data.context: 0)")
+        return [list(some)[-sentences:] for some in context]
 
     def requests(
         self,
@@ -398,11 +504,12 @@ class Translator(SequenceGenerator):
         prefixes: Sequence[str] | Sequence[Sequence[int]] | None = None,
         parses: Parses = None,
         to: Languages = None,
+        context: Context = None,
     ) -> list[Request]:
         """The requests for texts. prefixes are texts or token ids."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
-        sources = self.encode(texts, to)
+        sources = self.encode(texts, to, context)
         forced = [
             self._encode_prefix(one) if isinstance(one, str) else list(one)
             for one in prefixes or [()] * len(texts)
@@ -441,6 +548,7 @@ class Translator(SequenceGenerator):
         decoding: DecodingConfig,
         nbest: int,
         plain: bool = False,
+        contexts: Context = None,
     ) -> dict[int, list[Generated]]:
         """Translate texts with words in place of their placeholders; by row, only if all placeholders come back."""
         placeholders = ProtectedSpans(("placeholders",))
@@ -460,6 +568,7 @@ class Translator(SequenceGenerator):
             [one.text for _, one in tries],
             [prefixes[row] for row in rows],
             to=[languages[row] for row in rows],
+            context=[contexts[row] for row in rows] if contexts else None,
         )
         asked = [
             self._with_words(
@@ -507,7 +616,9 @@ class Translator(SequenceGenerator):
 
 def _refuse(reason: str, **given: object) -> None:
     """Arguments without effect are errors."""
-    if asked := [f"{name} {short(value)}" for name, value in given.items() if value is not None]:
+    if asked := [
+        f"{name} {abbreviate(value)}" for name, value in given.items() if value is not None
+    ]:
         raise RegardError(f"{', '.join(asked)}: {reason}")
 
 

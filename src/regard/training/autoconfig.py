@@ -1,4 +1,4 @@
-"""Automatic configuration: a complete recipe from training data alone, with the reason for every choice."""
+"""Automatic configuration: a complete recipe from the training data, the device and the time, with the reasons."""
 
 from __future__ import annotations
 
@@ -12,54 +12,199 @@ from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.data.segmentation import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
+from regard.inference.precision import choose_device
 from regard.recipe import (
     PRESETS,
     DataConfig,
     DataFiles,
-    Preset,
     Recipe,
     TokenizerConfig,
     make_recipe,
 )
+from regard.training.planner import DeviceSpeed, measure_device
 
 MIN_PAIRS = 50
 MAX_SYMBOLS = 200
 """Texts with more distinct words are not sequences of symbols such as phonemes."""
 MAX_WORD_LENGTH, MAX_UNSPACED_WORD_LENGTH = 20, 6
 """Texts without spaces are words up to this mean length in characters; the second is for scripts without spaces."""
-SYMBOL_DROPOUT = 0.1
-"""Characters and symbols are so frequent that a higher dropout slows training down too much."""
 IDEOGRAPHS_PER_TOKEN = 1.3
 """In Chinese and Japanese, where a token is one or two characters."""
+MIN_STEPS = 6_000
+"""Batches are made smaller if there were fewer steps: on a CPU, many small steps learn more than few large ones."""
+MIN_TOKENS_PER_BATCH = 1_024
+VALIDATIONS, PATIENCE = 20, 8
+USEFUL_TOKENS = 2_000_000
+"""With fewer target tokens, real text is hardly learned: BLEU 0 to 5 in the experiments behind ``MODEL_RULES``."""
+DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 20.0}
+"""The longest training that is planned if the user sets no time."""
 
 
-@dataclass(frozen=True)
-class SizeTier:
-    """Settings that suit a corpus of up to ``max_pairs`` pairs."""
+# ---------------------------------------------------------------------------------------------
+# The rules
+
+
+class VocabularyRule(NamedTuple):
+    """The vocabulary for a corpus of up to ``max_pairs`` pairs, and the largest batch."""
 
     max_pairs: float
-    preset: Preset
     vocab_size: int
     characters_per_token: float
     """with this vocabulary size, spaces included"""
-    dropout: float
     tokens_per_batch: int
-    epochs: int
-    peak_learning_rate: float
+
+
+VOCABULARY_RULES = (
+    VocabularyRule(20_000, 4_000, 4.2, 4_096),
+    VocabularyRule(50_000, 6_000, 4.5, 8_192),
+    VocabularyRule(500_000, 8_000, 4.7, 16_384),
+    VocabularyRule(5_000_000, 16_000, 5.0, 16_384),
+    VocabularyRule(math.inf, 32_000, 5.3, 25_000),
+)
+"""Igbo, 7,000 pairs, chrF after 6,000 steps: 2,000 entries 32.9, 4,000 entries 35.7, 8,000 entries 36.1.
+multi30k, 5,000 pairs: 2,000 entries 49.6, 4,000 entries 52.8, 8,000 entries 53.0."""
+
+
+@dataclass(frozen=True)
+class ModelRule:
+    """A model and its regularization, and when they are used: if the time allows this many epochs and tokens."""
+
+    name: str
+    model: dict[str, Any]
+    dropout: float
+    rdrop: float
+    learning_rate: float
+    cost: float
+    """time of a training step relative to ``tiny`` on a CPU, R-Drop included"""
+    min_epochs: float = 0.0
+    max_epochs: float = 250.0
+    """more epochs do not help"""
+    min_tokens: float = 0.0
+    """target tokens that must be affordable"""
+    pairs: tuple[float, float] = (0.0, math.inf)
+    """from, to: sizes of the corpora that the rule is for"""
+    symbols: bool = False
+    """for sequences of characters or symbols, instead of sentences"""
+
+
+_WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
+_DEEP = {"preset": "base", "d_ff": 1024}
+_SMALL, _TINY = {"preset": "small"}, {"preset": "tiny"}
+_SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
+
+MODEL_RULES = (
+    # name, model, dropout, R-Drop, learning rate, cost, then the conditions; the first rule that applies is used.
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, 17.0, 60, pairs=(0, 20_000)),
+    ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, 23.0, 60, pairs=(20_000, 500_000)),
+    ModelRule("base", {"preset": "base"}, 0.1, 0.0, 0.0007, 16.0, 1, 50, 5e7, (500_000, math.inf)),
+    ModelRule("wide, no R-Drop", _WIDE, 0.1, 0.0, 0.001, 9.0, 8, 40, 1.5e7, (20_000, math.inf)),
+    ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, 3.9, 45, pairs=(0, 100_000)),
+    ModelRule("shallow, no R-Drop", _SHALLOW, 0.1, 0.0, 0.002, 2.05, 2, 40, 1e7),
+    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60),
+    ModelRule("symbols", _SMALL, 0.2, 2.0, 0.0012, 7.0, 40, 150, 0.0, (5_000, math.inf), True),
+    ModelRule("tiny symbols", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60, symbols=True),
+)
+"""Measured on corpora of 3,000 to 165,000 pairs with ``benchmarks/autoconfig.py``, see docs/autoconfig.md."""
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """What the rules give for a corpus, a device and a time."""
+
+    rule: ModelRule
+    vocabulary: VocabularyRule
+    minutes: float
+    tokens_per_second: float
+    """of the chosen model, estimated"""
+    epoch_tokens: float
+    """target tokens of one epoch, estimated"""
+    device: str
+    next_rule: ModelRule | None
+    """a better rule for which the time is too short"""
+    speed: DeviceSpeed
 
     @property
-    def description(self) -> str:
-        infinite = math.isinf(self.max_pairs)
-        return "millions of pairs" if infinite else f"up to {self.max_pairs:,.0f} pairs"
+    def tokens(self) -> float:
+        """Target tokens that are trained on: those that the time allows, or the most that helps."""
+        affordable = training_seconds(self.minutes, self.device) * self.tokens_per_second
+        return min(affordable, self.rule.max_epochs * self.epoch_tokens)
+
+    @property
+    def epochs(self) -> float:
+        return self.tokens / self.epoch_tokens
+
+    def minutes_for(self, rule: ModelRule, epochs: float) -> float:
+        """The time in which a rule trains for this many epochs, and for the tokens that it needs."""
+        tokens = max(rule.min_tokens, epochs * self.epoch_tokens)
+        return total_minutes(tokens / self.speed.tokens_per_second(rule.cost), self.device)
 
 
-SIZE_TIERS = (
-    SizeTier(5_000, "tiny", 1_000, 2.8, 0.3, 1_024, 100, 0.002),
-    SizeTier(50_000, "tiny", 4_000, 4.2, 0.3, 4_096, 60, 0.002),
-    SizeTier(500_000, "small", 8_000, 4.7, 0.2, 8_192, 30, 0.002),
-    SizeTier(5_000_000, "base", 16_000, 5.0, 0.1, 16_384, 15, 0.001),
-    SizeTier(math.inf, "base", 32_000, 5.3, 0.1, 25_000, 8, 0.001),
-)
+TRAINING_SHARE = 0.9
+"""The share of the time that is spent in training steps; the rest is for validating and scoring."""
+START_SECONDS = {"cpu": 15.0, "cuda": 45.0}
+"""The time before the first step: reading, preparing and, on a GPU, compiling."""
+
+
+def training_seconds(minutes: float, device: str) -> float:
+    """The time for training steps if everything takes this many minutes."""
+    return max(1.0, TRAINING_SHARE * 60 * minutes - START_SECONDS[device])
+
+
+def total_minutes(seconds: float, device: str) -> float:
+    """The time for everything if training steps take this many seconds."""
+    return (seconds + START_SECONDS[device]) / TRAINING_SHARE / 60
+
+
+def choose(
+    corpus: CorpusStatistics,
+    epoch_tokens: float,
+    vocabulary: VocabularyRule,
+    speed: DeviceSpeed,
+    minutes: float | None,
+) -> ChosenModel:
+    """Apply the rules: the first model for which the time is long enough."""
+    symbols = corpus.tokenizer_kinds is not None
+    rules = [
+        rule
+        for rule in MODEL_RULES
+        if rule.symbols == symbols and rule.pairs[0] <= corpus.pairs < rule.pairs[1]
+    ]
+    if minutes is None:
+        minutes = _default_minutes(rules, epoch_tokens, speed)
+    better = None
+    for rule in rules:
+        choice = ChosenModel(
+            rule,
+            vocabulary,
+            minutes,
+            speed.tokens_per_second(rule.cost),
+            epoch_tokens,
+            speed.device,
+            better,
+            speed,
+        )
+        affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
+        if affordable >= max(rule.min_tokens, rule.min_epochs * epoch_tokens):
+            return choice
+        better = rule
+    raise AssertionError("the last rule has no conditions")
+
+
+def _default_minutes(rules: Sequence[ModelRule], epoch_tokens: float, speed: DeviceSpeed) -> float:
+    """A sensible time for the device: what the first affordable rule needs to train fully, rounded up."""
+    longest = DEFAULT_MINUTES[speed.device]
+    for rule in rules:
+        epochs = min(rule.max_epochs, max(10.0, 2 * rule.min_epochs))
+        tokens = max(rule.min_tokens, epochs * epoch_tokens)
+        minutes = total_minutes(tokens / speed.tokens_per_second(rule.cost), speed.device)
+        if minutes <= longest:
+            steps = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60)
+            return float(next(step for step in steps if step >= minutes))
+    return longest
+
+
+# ---------------------------------------------------------------------------------------------
+# The recipe
 
 
 def autoconfigure(
@@ -68,43 +213,66 @@ def autoconfigure(
     overrides: Sequence[str] = (),
     languages: tuple[str, str] | None = None,
     pairs: Iterable[Pair] | None = None,
-) -> tuple[Recipe, list[str]]:
-    """A complete recipe for training files under ``root``, and the reasons, one line each.
+    minutes: float | None = None,
+    speed: DeviceSpeed | None = None,
+) -> AutomaticRecipe:
+    """A complete recipe for training files under ``root`` that suits the data, the device and the time.
 
-    ``overrides`` are ``key=value`` settings of the user, ``languages`` the codes of source and target, if they are
-    known, and ``pairs`` the pairs of the files, if the caller reads them.
+    overrides: ``key=value`` settings of the user.
+    languages: the codes of source and target, if they are known.
+    pairs: the pairs of the files, if the caller reads them.
+    minutes: the time for everything; a default for the device if None.
+    speed: the speed of the device, measured if None.
     """
     data = DataConfig(root=root, train=files, languages=languages)
     corpus = collect_statistics(pairs or read_pairs(files, data, section=""))
+    _check_size(corpus)
     count = corpus.pairs
-    if count < MIN_PAIRS:
-        raise RegardError(
-            f"too few pairs to train on: {count}; give at least {MIN_PAIRS}, preferably thousands"
-        )
-    for side, name in ((corpus.source, "sources"), (corpus.target, "targets")):
-        if not side.texts:
-            raise RegardError(f"nothing to train on: all {count:,} {name} are blank")
-    tier = next(tier for tier in SIZE_TIERS if count <= tier.max_pairs)
+    vocabulary = next(rule for rule in VOCABULARY_RULES if count <= rule.max_pairs)
     hold_out = min(0.05, max(1_000 / count, 0.001))
     values: dict[str, Any] = {
         "data": {"root": root, "train": files.model_dump(), "hold_out": round(hold_out, 4)},
-        "tokenizer": {"kind": "unigram", "vocab_size": corpus.vocab_size(tier)},
-        # Pre-norm is stable even in a short run with a high learning rate.
-        "model": {"preset": tier.preset, "dropout": tier.dropout, "norm_order": "pre"},
+        "tokenizer": {"kind": "unigram", "vocab_size": corpus.vocab_size(vocabulary)},
+        "model": {"preset": "tiny"},
     }
     if languages:
         values["data"]["languages"] = languages
     if corpus.tokenizer_kinds:
         values["tokenizer"] = _symbol_tokenizer(corpus, overrides)
-        second = "per" if corpus.tokenizer_kinds[1] == "word" else "chrf"
-        values["evaluation"] = {"metrics": ["wer", second]}
-        values["model"]["dropout"] = SYMBOL_DROPOUT
     partial = make_recipe(values, "the automatic recipe", overrides)
-    tokens = count * corpus.tokens_per_target(tier, partial.tokenizer)
-    # If the user sets fewer steps, the warmup must not be longer.
-    values["training"] = _training(tier, tokens, max_warmup=partial.training.steps)
+    speed = speed or measure_device(choose_device(partial.training.device))
+    epoch_tokens = count * corpus.tokens_per_target(vocabulary, partial.tokenizer)
+    choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes)
+    rule = choice.rule
+    # Pre-norm is stable even in a short run with a high learning rate.
+    own_preset = any(override.startswith("model.preset=") for override in overrides)
+    shape = {} if own_preset else rule.model
+    values["model"] = {**shape, "dropout": rule.dropout, "norm_order": "pre"}
+    values["training"] = _training(choice, overrides)
+    values["evaluation"] = _evaluation(corpus)
+    values["decoding"] = {"beam": 5, "length_penalty": 1.0}
     recipe = make_recipe(values, "the automatic recipe", overrides)
-    return recipe, _reasons(recipe, tier, corpus)
+    fixed_steps = minutes is None and _given(overrides, "training.steps") is not None
+    planned = None if fixed_steps else choice.minutes
+    return AutomaticRecipe(recipe, _reasons(recipe, choice, corpus, planned), planned)
+
+
+class AutomaticRecipe(NamedTuple):
+    recipe: Recipe
+    reasons: list[str]
+    """what was chosen and why, one line each"""
+    minutes: float | None
+    """the time that the choices were made for; None if the user sets the number of steps, but no time"""
+
+
+def _check_size(corpus: CorpusStatistics) -> None:
+    if corpus.pairs < MIN_PAIRS:
+        raise RegardError(
+            f"too few pairs to train on: {corpus.pairs}; give at least {MIN_PAIRS}, preferably thousands"
+        )
+    for side, name in ((corpus.source, "sources"), (corpus.target, "targets")):
+        if not side.texts:
+            raise RegardError(f"nothing to train on: all {corpus.pairs:,} {name} are blank")
 
 
 def _symbol_tokenizer(corpus: CorpusStatistics, overrides: Sequence[str]) -> dict[str, Any]:
@@ -118,55 +286,133 @@ def _symbol_tokenizer(corpus: CorpusStatistics, overrides: Sequence[str]) -> dic
     return config if one_kind else {**config, "target_kind": target_kind}
 
 
-def _training(tier: SizeTier, tokens: float, max_warmup: int) -> dict[str, Any]:
-    """The training section for a corpus with this many target tokens."""
-    steps = max(200, round(tier.epochs * tokens / tier.tokens_per_batch, -2))
-    every = max(50, round(steps / 40, -1))
-    warmup = int(min(4_000, max(100, steps // 10), max_warmup))
-    d_model = PRESETS[tier.preset]["d_model"]
+def _training(choice: ChosenModel, overrides: Sequence[str]) -> dict[str, Any]:
+    """The training section: the steps that the time allows, in batches that are not too large for that."""
+    tokens, rule = choice.tokens, choice.rule
+    largest = choice.vocabulary.tokens_per_batch
+    batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
+    batch = min(largest, max(MIN_TOKENS_PER_BATCH, batch))
+    steps = int(max(200, round(tokens / batch, -2)))
+    if given := _given(overrides, "training.steps"):
+        steps = int(given)
+    every = max(1, steps // VALIDATIONS)
     return {
-        "steps": int(steps),
-        "tokens_per_batch": tier.tokens_per_batch,
-        "warmup": warmup,
-        # The factor with which the noam schedule peaks at the tier's learning rate.
-        "learning_rate": round(tier.peak_learning_rate * math.sqrt(d_model * warmup), 3),
-        "validate_every": int(every),
-        "checkpoint_every": int(every),
-        "patience": 10,
+        "steps": steps,
+        "tokens_per_batch": batch,
+        "batching": "packed" if choice.device == "cuda" else "padded",
+        "schedule": "cosine",
+        "learning_rate": rule.learning_rate,
+        "warmup": min(1_000, steps // 10) or 1,
+        "rdrop": rule.rdrop,
+        "validate_every": every,
+        "checkpoint_every": every,
+        "patience": PATIENCE,
     }
 
 
-def _reasons(recipe: Recipe, tier: SizeTier, corpus: CorpusStatistics) -> list[str]:
+def _given(overrides: Sequence[str], key: str) -> str | None:
+    """The value that the user sets a key to; None if it is not a number."""
+    values = [text for name, _, text in (one.partition("=") for one in overrides) if name == key]
+    return values[-1] if values and values[-1].isdigit() else None
+
+
+def _evaluation(corpus: CorpusStatistics) -> dict[str, Any]:
+    """The metrics; chrF selects checkpoints, because BLEU is not stable on a few hundred sentences."""
+    if corpus.tokenizer_kinds:
+        second = "per" if corpus.tokenizer_kinds[1] == "word" else "chrf"
+        return {"metrics": ["wer", second]}
+    evaluation: dict[str, Any] = {"metrics": ["chrf", "bleu"]}
+    if corpus.target.unspaced > 0.5 * corpus.target.texts:
+        evaluation["tokenize"] = corpus.target.bleu_tokenizer
+    return evaluation
+
+
+def _reasons(
+    recipe: Recipe, choice: ChosenModel, corpus: CorpusStatistics, minutes: float | None
+) -> list[str]:
     """What was chosen, including the user's overrides, and why."""
-    model, tokenizer, training = recipe.model, recipe.tokenizer, recipe.training
+    training = recipe.training
+    tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
+    epochs = training.steps * recipe.batch_tokens / (corpus.pairs * tokens)
+    return [
+        f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
+        f"model: {_describe_model(recipe)}, for about {epochs:.0f} epochs"
+        + (f" in {_duration(minutes)}" if minutes else ""),
+        *(_alternatives(choice) if minutes else ()),
+        f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
+        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens; stops early after "
+        f"{training.patience} validations without improvement"
+        if training.patience
+        else f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
+        f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
+        *(_warnings(choice, corpus) if minutes else ()),
+    ]
+
+
+def _describe_model(recipe: Recipe) -> str:
+    model, training = recipe.model, recipe.training
+    shape = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.d_model}"
+    rdrop = f", R-Drop {training.rdrop:g}" if training.rdrop else ""
+    return f"{model.preset}, {shape}, dropout {model.dropout}{rdrop}"
+
+
+def _alternatives(choice: ChosenModel) -> list[str]:
+    """What a longer time would give, if a better model is known."""
+    rule = choice.next_rule
+    if rule is None:
+        return []
+    minutes = choice.minutes_for(rule, rule.min_epochs)
+    layers = rule.model.get("encoder_layers", 6)
+    width = PRESETS[rule.model["preset"]]["d_model"]
+    return [
+        f"a better model ({layers}+{layers} layers of width {width}"
+        + (", R-Drop" if rule.rdrop else "")
+        + f") needs about {_duration(minutes)}: --minutes {math.ceil(minutes)}"
+    ]
+
+
+def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
+    """A warning if the time is too short for a useful model, with the time that is long enough."""
+    if choice.tokens >= min(USEFUL_TOKENS, choice.rule.max_epochs * choice.epoch_tokens):
+        return []
+    if corpus.tokenizer_kinds or choice.epochs > 40:
+        return []
+    minutes = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
+    return [
+        f"warning: {_duration(choice.minutes)} are too short for a useful model of real text; "
+        f"give it at least {_duration(minutes)}"
+    ]
+
+
+def _describe_tokenizer(
+    tokenizer: TokenizerConfig, choice: ChosenModel, corpus: CorpusStatistics
+) -> str:
     kind = f"{tokenizer.kind}, at most {tokenizer.vocab_size:,} entries"
     if tokenizer.target_kind:
         kind = (
             f"{tokenizer.kind} for sources, {tokenizer.target_kind} for targets, "
             f"at most {tokenizer.vocab_size:,} entries each"
         )
+    vocabulary = choice.vocabulary
     if corpus.tokenizer_kinds == (tokenizer.kind, tokenizer.of_target.kind):
-        kind += f", because {corpus.tokenizer_reason}"
-    elif (
+        return f"{kind}, because {corpus.tokenizer_reason}"
+    large = corpus.vocab_size(vocabulary) > vocabulary.vocab_size
+    if (
         tokenizer.kind == "unigram"
-        and tokenizer.vocab_size == corpus.vocab_size(tier) > tier.vocab_size
+        and tokenizer.vocab_size == corpus.vocab_size(vocabulary)
+        and large
     ):
-        kind += f", because there are {len(corpus.alphabet):,} different characters"
-    tokens = corpus.tokens_per_target(tier, tokenizer)
-    epochs = training.steps * recipe.batch_tokens / (corpus.pairs * tokens)
-    early = (
-        f"; stops early after {training.patience} validations without improvement"
-        if training.patience
-        else ""
-    )
-    return [
-        f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each",
-        f"model: {model.preset}, dropout {model.dropout} ({tier.preset} suits {tier.description})",
-        f"tokenizer: {kind}",
-        f"training: {training.steps:,} steps of {recipe.batch_tokens:,} tokens "
-        f"(about {epochs:.0f} epochs){early}",
-        f"validation: about {recipe.data.hold_out:.1%} of the pairs, held out",
-    ]
+        return f"{kind}, because there are {len(corpus.alphabet):,} different characters"
+    return kind
+
+
+def _duration(minutes: float) -> str:
+    """For example “15 minutes” or “3 h 40 min”."""
+    if minutes < 1:
+        return f"{max(1, round(60 * minutes))} seconds"
+    if minutes < 100:
+        return f"{math.ceil(minutes)} minute{'s' * (math.ceil(minutes) > 1)}"
+    return f"{int(minutes // 60):,} h {int(minutes % 60)} min"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,6 +451,13 @@ class SideStatistics:
         self.alphabet.update(text)
         if len(self.symbols) <= MAX_SYMBOLS:
             self.symbols.update(words)
+
+    @property
+    def bleu_tokenizer(self) -> str:
+        """sacreBLEU's tokenizer for texts without spaces between words."""
+        kana = any("\u3040" <= letter <= "\u30ff" for letter in self.alphabet)
+        chinese = not kana and self.ideographs > self.characters / 2
+        return "zh" if chinese else "char"
 
     @property
     def tokenizer_kind(self) -> str | None:
@@ -269,14 +522,14 @@ class CorpusStatistics(NamedTuple):
         """Enough for a small set of symbols, or for every character and the 256 bytes for unknown characters."""
         return 1_000 * math.ceil((len(self.alphabet) + 300) / 1_000)
 
-    def vocab_size(self, tier: SizeTier) -> int:
+    def vocab_size(self, rule: VocabularyRule) -> int:
         """A vocabulary size that leaves entries for subwords besides one for each character, also in Chinese."""
         alphabet = len(self.alphabet)
-        if alphabet <= tier.vocab_size / 4:
-            return tier.vocab_size
-        return 1_000 * math.ceil((alphabet + tier.vocab_size) / 1_000)
+        if alphabet <= rule.vocab_size / 4:
+            return rule.vocab_size
+        return 1_000 * math.ceil((alphabet + rule.vocab_size) / 1_000)
 
-    def tokens_per_target(self, tier: SizeTier, tokenizer: TokenizerConfig) -> float:
+    def tokens_per_target(self, rule: VocabularyRule, tokenizer: TokenizerConfig) -> float:
         """Estimated mean number of tokens of a target, EOS included."""
         target = self.target
         exact = {
@@ -284,7 +537,7 @@ class CorpusStatistics(NamedTuple):
             "char": target.characters + target.ideographs + target.texts,
         }
         subwords = (
-            target.characters / tier.characters_per_token + target.ideographs / IDEOGRAPHS_PER_TOKEN
+            target.characters / rule.characters_per_token + target.ideographs / IDEOGRAPHS_PER_TOKEN
         )
         return exact.get(tokenizer.of_target.kind, subwords) / max(1, self.pairs) + 1
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import distributed
@@ -14,6 +15,8 @@ from torch import distributed
 from regard.errors import RegardError
 from regard.inference.precision import choose_device
 from regard.recipe import Device
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,14 @@ class ProcessGroup:
         tensor = torch.tensor(value, device=self.device)
         distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
+
+    def broadcast(self, value: T) -> T:
+        """The value of the main process, returned in each process."""
+        if self.size == 1:
+            return value
+        values = [value]
+        distributed.broadcast_object_list(values, device=self.device)
+        return values[0]
 
     def mean(self, value: torch.Tensor) -> float:
         """The mean over all processes, returned in each of them."""

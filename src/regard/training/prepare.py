@@ -1,9 +1,10 @@
 """Data preparation: from text files to a tokenizer and token ids on disk. Done once per run and reused on resume.
 
-With ``training.subword_sampling``, the training data are also written in several copies, each with different randomly
-sampled subword segmentations (BPE-dropout, or sampling from a unigram model), and each epoch uses the next copy. They
-are written in advance, by several processes, because a GPU trains on a small corpus faster than one process can
-tokenize it. The segmentations depend on the seed alone, so a resumed or distributed run uses the same ones.
+With ``training.subword_sampling`` or ``training.augment``, the training data are also written in several copies, each
+with different randomly sampled subword segmentations (BPE-dropout, or sampling from a unigram model) and differently
+augmented pairs, and each epoch uses the next copy. They are written in advance, by several processes, because a GPU
+trains on a small corpus faster than one process can tokenize it. The copies depend on the data and the seed alone, so a
+resumed or distributed run uses the same ones.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.cleaning import CleaningCounts
+from regard.data.augmentation import Augmenter
+from regard.data.cleaning import CleaningCounts, EncodedPair, encode_with_context
 from regard.data.corpus import data_paths, fingerprint, read_pairs, train_pairs, valid_pairs
 from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.input_format import Skipped
-from regard.data.pairs import Pair, tags_of
+from regard.data.pairs import Pair, context_of, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer
-from regard.data.tokenizer import Tokenizer, normalize
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.metrics import MODEL_METRICS, score
-from regard.recipe import Recipe, max_sequence_length
+from regard.recipe import CleaningConfig, Recipe, max_sequence_length
 from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import TASKS
 from regard.training.checkpoint import checkpoint_files
-from regard.training.fine_tuning import initial_tokenizer
+from regard.training.fine_tuning import initial_tokenizer, old_data_fingerprint, old_train_pairs
+from regard.training.overlap import SourceOverlap
 from regard.training.progress import ProgressReporter
-
-METADATA = "metadata.json"
-"""Describes the prepared data; written last, so that if it exists, everything else does."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class PreparedData:
     metadata: dict[str, Any]
     """data fingerprints and counts, for the card"""
     copies: Sequence[TokenDataset] = ()
-    """copies of the training data with sampled subword segmentations: the same pairs in the same order"""
+    """copies of the training data with sampled subword segmentations or augmented pairs: the same pairs in the same
+    order"""
+    new_rows: int | None = None
+    """with ``training.mix``: the number of rows at the beginning that are new; the others are from the old run"""
 
     def dataset_for_epoch(self, epoch: int) -> TokenDataset:
         return self.copies[epoch % len(self.copies)] if self.copies else self.train
@@ -60,6 +64,8 @@ def check_files(recipe: Recipe) -> None:
     """Raise if a data file of the recipe does not exist."""
     for name, texts in recipe.data.splits.items():
         data_paths(texts, recipe.data, f"data.{name}")
+    if recipe.training.mix:
+        old_data_fingerprint(recipe)
 
 
 def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
@@ -75,29 +81,28 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
     _check_valid(recipe)
     start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
-    (run.data / METADATA).unlink(missing_ok=True)  # it describes the datasets about to be replaced
+    (run.metadata_file).unlink(missing_ok=True)  # it describes the datasets about to be replaced
     reporter.message(f"Reading {', '.join(_training_files(recipe))}")
-    tokenizer = initial_tokenizer(recipe, lambda: train_pairs(recipe.data))
+    tokenizer = initial_tokenizer(recipe, lambda: _tokenizer_pairs(recipe))
     tokenizer.save(run.folder)
     reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
-    train = _write_train(run, recipe, tokenizer, reporter)
-    rows = TASKS[recipe.task].encoder(recipe).rows
-    skipped = Skipped()
-    pairs = valid_pairs(recipe.data, skipped)
-    valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, None, rows)
-    for line in skipped.messages():
-        reporter.message(line)
-    reporter.message(f"Validation pairs: {valid.read:,}")
+    train, mixed = _write_train(run, recipe, tokenizer, reporter)
+    valid = _write_valid(run, recipe, tokenizer, reporter)
     _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
     _check_test_lengths(recipe, tokenizer)
-    _write_metadata(run, identity, train, valid, time.monotonic() - start)
+    counts: dict[str, Any] = {"train": asdict(train), "valid": asdict(valid)}
+    if recipe.training.mix:
+        counts |= {"old": asdict(CleaningCounts(**mixed.old)), "new_rows": mixed.new_rows}
+    _write_metadata(run, identity, counts, time.monotonic() - start)
 
 
 def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
     """Open what ``prepare`` wrote."""
     train, valid = TokenDataset(run.data / "train.arrow"), TokenDataset(run.data / "valid.arrow")
     copies = [TokenDataset(path) for path in sampled_files(run, recipe)]
-    return PreparedData(run.tokenizer(recipe), train, valid, _read_metadata(run), copies)
+    metadata = _read_metadata(run)
+    new_rows = metadata["new_rows"] if recipe.training.mix else None
+    return PreparedData(run.tokenizer(recipe), train, valid, metadata, copies, new_rows)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -106,62 +111,70 @@ def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
 
 def _write_train(
     run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
-) -> CleaningCounts:
+) -> tuple[CleaningCounts, MixedRows]:
     """Write the training data, and report the overlap with validation and test data."""
     overlap, skipped = SourceOverlap(recipe), Skipped()
     pairs = overlap.watch(train_pairs(recipe.data, skipped))
-    rows = TASKS[recipe.task].encoder(recipe).rows
+    rows = MixedRows(recipe, overlap)
     counts = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
     for line in skipped.messages():
         reporter.message(line)
     reporter.message(f"Training pairs: {counts.summary}")
-    if recipe.training.subword_sampling:
+    if recipe.training.mix:
+        old = CleaningCounts(**rows.old)
+        reporter.message(f"Pairs of {recipe.training.init_from}: {old.summary}")
+        if not old.kept:
+            raise RegardError(
+                f"training.mix: {recipe.training.init_from} has no training pairs that pass data.clean; set it to 0"
+            )
+    if copies := recipe.training.copies:
         write_sampled_copies(run, recipe, counts.read)
-        copies = recipe.training.subword_copies
-        reporter.message(f"Wrote {copies} copies with sampled subword segmentations")
+        contents = {
+            "sampled subword segmentations": recipe.training.subword_sampling > 0,
+            "augmented pairs": recipe.training.augment.enabled,
+        }
+        reporter.message(
+            f"Wrote {copies} copies with {' and '.join(name for name, on in contents.items() if on)}"
+        )
+    overlap.save(run)
     for line in overlap.messages():
         reporter.message(line)
-    return counts
+    return counts, rows
 
 
-class SourceOverlap:
-    """Finds sources of the validation and test data that also occur in the training data."""
+class MixedRows:
+    """Encodes the training pairs and after them, with ``training.mix``, those of the run to start from."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        # Held-out pairs cannot overlap, and lines of plain text repeat anyway.
-        splits = {} if recipe.text_only else recipe.data.splits
-        self.sources = {
-            name: {_normalized(pair) for pair in read_pairs(texts, recipe.data, f"data.{name}")}
-            - {""}
-            for name, texts in splits.items()
-            if name != "train"
-        }
-        self.common: set[str] = set()
+    def __init__(
+        self,
+        recipe: Recipe,
+        overlap: SourceOverlap | None = None,
+        augment: Augmenter | None = None,
+    ) -> None:
+        self.recipe, self.overlap = recipe, overlap
+        self.encode = TASKS[recipe.task].encoder(recipe, augment).rows
+        self.new_rows = 0
+        self.old = Counter[str]()
+        """what happened to the old pairs"""
 
-    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Pass the training pairs through and record the sources that overlap."""
-        sources = set().union(*self.sources.values())
-        for pair in pairs:
-            if sources and (source := _normalized(pair)) in sources:
-                self.common.add(source)
-            yield pair
-
-    def messages(self) -> Iterator[str]:
-        """What to report once all training pairs have passed."""
-        for name, sources in self.sources.items():
-            if common := len(sources & self.common):
-                yield (
-                    f"{common:,} of {len(sources):,} sources of data.{name} also occur in the training data, "
-                    "so the model may reproduce their targets from memory"
-                )
-
-
-def _normalized(pair: Pair) -> str:
-    return normalize(pair.source, "nfc").strip()
+    def __call__(
+        self,
+        pairs: Iterable[Pair],
+        tokenizer: Tokenizer,
+        clean: CleaningConfig | None,
+        counts: Counter[str],
+    ) -> Iterator[EncodedPair]:
+        for row in self.encode(pairs, tokenizer, clean, counts):
+            self.new_rows += 1
+            yield row
+        if self.recipe.training.mix:
+            old = old_train_pairs(self.recipe)
+            old = self.overlap.watch(old) if self.overlap else old
+            yield from self.encode(old, tokenizer, clean, self.old)
 
 
 # ---------------------------------------------------------------------------------------------
-# Copies with sampled subword segmentations
+# Copies with sampled subword segmentations and augmented pairs
 
 PAIRS_PER_PROCESS = 100_000
 """Number of pairs that take about as long to tokenize (4 seconds) as a process takes to start."""
@@ -178,9 +191,27 @@ write_numbered_copies(sys.argv[1], [int(number) for number in sys.argv[2:]])
 
 
 def sampled_files(run: RunDir, recipe: Recipe) -> list[Path]:
-    """The files of the copies; none without subword sampling."""
-    count = recipe.training.subword_copies if recipe.training.subword_sampling else 0
-    return [run.data / f"train-{number:03d}.arrow" for number in range(count)]
+    """The files of the copies; none without subword sampling and augmentation."""
+    numbers = range(recipe.training.copies)
+    return [run.data / f"train-{number:03d}.arrow" for number in numbers]
+
+
+def _write_valid(
+    run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
+) -> CleaningCounts:
+    """Write the validation data; pairs are cleaned by the rules for training data, but duplicates stay."""
+    rows, skipped = TASKS[recipe.task].encoder(recipe).rows, Skipped()
+    pairs = valid_pairs(recipe.data, skipped)
+    has_pairs = not (recipe.has_labels or recipe.text_only)
+    clean = recipe.data.clean.model_copy(update={"keep_duplicates": True}) if has_pairs else None
+    valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, clean, rows)
+    for line in skipped.messages():
+        reporter.message(line)
+    if valid.read and not valid.kept:
+        raise RegardError(f"no validation pair is left after cleaning: {valid.summary}")
+    dropped = f"; {valid.summary}" if valid.kept < valid.read else ""
+    reporter.message(f"Validation pairs: {valid.kept:,}{dropped}")
+    return valid
 
 
 def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
@@ -219,11 +250,13 @@ def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
 def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> None:
     """Write the copies with these numbers."""
     plain, training, files = run.tokenizer(recipe), recipe.training, sampled_files(run, recipe)
+    kind, labels = recipe.tokenizer.kind, recipe.has_labels
     for number in numbers:
-        seed = (training.seed, number)
-        kind, labels = recipe.tokenizer.kind, recipe.has_labels
-        tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
-        rows = TASKS[recipe.task].encoder(recipe).rows
+        tokenizer = plain
+        if training.subword_sampling:
+            seed = (training.seed, number)
+            tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
+        rows = MixedRows(recipe, augment=_augmenter(recipe, number))
         write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
 
 
@@ -231,6 +264,20 @@ def write_numbered_copies(run: str, numbers: list[int]) -> None:
     """Write the copies with these numbers, in a process of its own."""
     folder = RunDir(run)
     _write_copies(folder, folder.recipe(), numbers)
+
+
+def _augmenter(recipe: Recipe, copy: int) -> Augmenter | None:
+    training = recipe.training
+    if not training.augment.enabled:
+        return None
+    return Augmenter(training.augment, training.seed, copy, training.copies)
+
+
+def _tokenizer_pairs(recipe: Recipe) -> Iterator[Pair]:
+    """The pairs that a tokenizer is trained on: as in the first epoch, so that it has upper-cased entries if needed."""
+    pairs = train_pairs(recipe.data)
+    augment = _augmenter(recipe, copy=0)
+    return pairs if augment is None else map(augment, pairs)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -284,7 +331,8 @@ def _check_test_lengths(recipe: Recipe, tokenizer: Tokenizer) -> None:
         return
     truncate = TASKS[recipe.task].encoder(recipe).truncate
     pairs = list(read_pairs(data.test, data, "data.test"))
-    encoded = tokenizer.source.encode([pair.source for pair in pairs])
+    sources, contexts = [pair.source for pair in pairs], list(map(context_of, pairs))
+    encoded = encode_with_context(tokenizer.source, sources, contexts)
     for number, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), 1):
         length = len(tags_of(pair)) + len(ids[:truncate]) + 1
         if length > limit:
@@ -303,22 +351,34 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
     data = recipe.data
     settings = [recipe.task, recipe.tokenizer.identity, data.clean.model_dump_json()]
     settings.append(str(recipe.training.init_from))
+    if recipe.training.extend_vocab:
+        settings.append(f"extend_vocab {recipe.training.extend_vocab}")
+    if recipe.data.other_targets:
+        settings.append(f"other_targets {recipe.data.other_targets}")
+    if data.context:
+        settings.append(f"context {data.context}")
     if data.valid is None:
         settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:
         settings.append(
             recipe.training.model_dump_json(include={"subword_sampling", "subword_copies", "seed"})
         )
+    if recipe.training.augment.enabled:
+        settings.append(
+            recipe.training.model_dump_json(include={"augment", "subword_copies", "seed"})
+        )
     identity = {"train": fingerprint(data.train, data)}
     if data.valid is not None:
         identity["valid"] = fingerprint(data.valid, data)
+    if recipe.training.mix:
+        identity["old"] = old_data_fingerprint(recipe)
     identity["settings"] = hashlib.sha256("\n".join(settings).encode()).hexdigest()
     return identity
 
 
 def _read_metadata(run: RunDir) -> dict[str, Any]:
     """The metadata, or nothing if they are missing or belong to another tokenizer."""
-    path = run.data / METADATA
+    path = run.metadata_file
     try:
         metadata = json.loads(path.read_text()) if path.is_file() else {}
     except (ValueError, RecursionError):
@@ -332,18 +392,16 @@ def _read_metadata(run: RunDir) -> dict[str, Any]:
 def _write_metadata(
     run: RunDir,
     identity: dict[str, str],
-    train: CleaningCounts,
-    valid: CleaningCounts,
+    counts: Mapping[str, Any],
     seconds: float,
 ) -> None:
     metadata = {
         "identity": identity,
         "tokenizer": {path.name: sha256(path) for path in run.tokenizer_files()},
-        "train": asdict(train),
-        "valid": asdict(valid),
+        **counts,
         "seconds": round(seconds, 1),
     }
-    write_text(run.data / METADATA, json.dumps(metadata, indent=2) + "\n")
+    write_text(run.metadata_file, json.dumps(metadata, indent=2) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------

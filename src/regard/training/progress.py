@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ from regard.storage.run_dir import RunDir
 
 SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
+SLOW_STEPS, SECONDS_BEFORE_ESTIMATE = 6, 10.0
+"""The time left is estimated from the steps after the first few, once they have taken this long."""
+SECONDS_BETWEEN_SAMPLES = 60.0
+"""Shortest time between two prints of sample translations."""
+SAMPLE_WIDTH = 70
+
+
+def shorten_text(text: str, width: int = SAMPLE_WIDTH) -> str:
+    """A text cut to a width, with an ellipsis."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 class ProgressReporter:
@@ -33,7 +43,9 @@ class ProgressReporter:
         self.tensorboard: EventFile | None = None
         self.bar: Progress | None = None
         self.last_line = 0.0
-        self.first_step, self.start_time = 0, 0.0
+        self.first_step, self.steps, self.start_time = 0, 0, 0.0
+        self.end_announced = False
+        self.last_samples = time.monotonic()
         self.deadline: float | None = None
 
     def message(self, text: str) -> None:
@@ -57,6 +69,7 @@ class ProgressReporter:
     def start(self, step: int, steps: int, deadline: float | None = None) -> None:
         """Start the progress bar at ``step`` of ``steps``; ``deadline`` is a time of ``time.monotonic()``."""
         self.first_step, self.start_time, self.deadline = step, time.monotonic(), deadline
+        self.steps, self.end_announced = steps, False
         if not (self.enabled and self.console.is_terminal):
             return
         self.bar = Progress(
@@ -69,8 +82,28 @@ class ProgressReporter:
         self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
 
+    def samples_are_due(self) -> bool:
+        """Whether it is time to print sample translations again."""
+        now = time.monotonic()
+        if not self.enabled or now - self.last_samples < SECONDS_BETWEEN_SAMPLES:
+            return False
+        self.last_samples = now
+        return True
+
+    def set_steps(self, steps: int) -> None:
+        """Change the number of steps of the progress bar."""
+        self.steps = steps
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], total=steps)
+
     def advance(self, step: int) -> None:
-        """Move the progress bar."""
+        """Move the progress bar; soon after the start, say when training will end, if no plan has said it."""
+        now = time.monotonic()
+        if step == self.first_step + SLOW_STEPS:
+            self.first_step, self.start_time = step, now  # the first steps are slower
+        elif self._can_announce_end(step, now):
+            self.end_announced = True
+            self.message(self.expected_end(step))
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=step)
 
@@ -93,6 +126,17 @@ class ProgressReporter:
         if self.deadline is not None:
             seconds = min(seconds, max(0.0, self.deadline - now))
         return timedelta(seconds=round(seconds))
+
+    def _can_announce_end(self, step: int, now: float) -> bool:
+        measured = step > self.first_step + 2 and now - self.start_time > SECONDS_BEFORE_ESTIMATE
+        return measured and not self.end_announced and self.deadline is None
+
+    def expected_end(self, step: int) -> str:
+        """For example “About 3:40:00 left for 6,700 steps, until about 21:14”."""
+        left = self.time_left(step, self.steps)
+        until = datetime.now() + left
+        day = "" if until.date() == datetime.now().date() else f" on {until:%A}"
+        return f"About {left} left for {self.steps - step:,} steps, until about {until:%H:%M}{day}"
 
     def close(self) -> None:
         """Remove the progress bar and close the TensorBoard file."""

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.corpus import read_pairs
+from regard.data.corpus import fingerprint, read_pairs, valid_pairs
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
-from regard.recipe import Recipe
-from regard.storage.atomic_files import PARTIAL
+from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir, Selection
-from regard.tasks import Model
+from regard.tasks import Model, Translator
+from regard.tasks.confidence import MAX_SENTENCES
+from regard.tasks.hallucinations import OutputStatistics
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import ProcessGroup, process_group
-from regard.training.fine_tuning import recipe_differences
+from regard.training.fine_tuning import check_initial_run, recipe_differences
+from regard.training.forgetting import score_after, score_before
 from regard.training.micro_batches import is_out_of_memory
-from regard.training.prepare import METADATA, check_files, open_prepared, prepare
+from regard.training.overlap import OverlapScores
+from regard.training.planner import duration, plan
+from regard.training.prepare import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
+from regard.training.summary import summarize, tune_length_penalty
 from regard.training.trainer import (
     NonFiniteError,
     StopReason,
     Trainer,
     describe_environment,
+    evenly_spaced,
     finished,
     perplexity,
     unpackable_choices,
@@ -48,36 +55,40 @@ CHANGEABLE_KEYS = (
 """Keys and sections that may change when a run is resumed; any other change would give another model."""
 
 RESUME_HINT = "To resume, run the same command again."
-LOCK = ".lock"
-"""Lock file in the folder of checkpoints; the first file of a run."""
-STALE_FILES = (
-    *(f".{name}{PARTIAL}" for name in ("recipe.yaml", "model.safetensors", "card.json")),
-    *(f"checkpoints/.step-*{PARTIAL}", f"data/.{METADATA}{PARTIAL}"),
-    "data/.*.arrow.*.unfinished",
-)
-"""Temporary files that a killed training may leave behind; other files are not touched."""
 
 
 class Interrupted(Exception):  # noqa: N818
     """Training was interrupted by a signal; everything is saved."""
 
 
-def train(recipe: Recipe, out: str | Path, minutes: float | None = None) -> Model:
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    minutes: float | None = None,
+    *,
+    tune_decoding: bool = False,
+) -> Model:
     """Train a model in the run folder ``out``, or resume if the folder has checkpoints.
 
-    minutes: stop cleanly, with a usable model, within this time.
+    minutes: the time for everything. Steps, warmup and validations are fitted to it, so that the schedule ends in
+    time; a resumed run keeps its plan.
+    tune_decoding: choose the length penalty on the validation pairs after training.
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     check_files(recipe)  # before the folder is created
     run = RunDir(out)
+    if minutes is not None:
+        recipe = keep_plan(run, recipe)
+    options = FinishOptions(deadline, tune_decoding)
+    check_initial_run(run, recipe)
     with process_group(recipe.training.device) as group:
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
             if group.is_main:
                 with locked(run):
-                    _train(run, recipe, group, reporter, deadline)
+                    _train(run, recipe, group, reporter, options)
             else:
-                _train(run, recipe, group, reporter, deadline)
+                _train(run, recipe, group, reporter, options)
         except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
             if not is_out_of_memory(error):
                 raise
@@ -90,16 +101,26 @@ def train(recipe: Recipe, out: str | Path, minutes: float | None = None) -> Mode
     return Model.load(out, recipe.training.device)
 
 
+class FinishOptions(NamedTuple):
+    """When a training must be finished, and what is done at its end."""
+
+    deadline: float | None
+    """a time of ``time.monotonic()``"""
+    tune_decoding: bool
+
+
 def _train(
     run: RunDir,
     recipe: Recipe,
     group: ProcessGroup,
     reporter: ProgressReporter,
-    deadline: float | None,
+    options: FinishOptions,
 ) -> None:
+    deadline = options.deadline
     if group.is_main:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
+        score_before(run, recipe, reporter, deadline)
     group.barrier()
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
     trainer.load()
@@ -108,8 +129,12 @@ def _train(
         reporter.message(f"{run} is already trained: {stop.describe(recipe.training)}")
         return
     _report_start(trainer, reporter)
+    if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:
+        trainer.choose_micro_batches(reporter)
+    if deadline is not None and trainer.state.step == 0:
+        _make_plan(trainer, reporter, deadline)
     stop = _fit(trainer, reporter, stop, deadline)
-    reason = stop.describe(recipe.training)
+    reason = stop.describe(trainer.training)
     reporter.close()
     reporter.log("stop", step=trainer.state.step, reason=reason, resumable=True)
     if stop is StopReason.INTERRUPTED:
@@ -120,8 +145,29 @@ def _train(
     if stop is StopReason.TIME_LIMIT:
         reporter.message(RESUME_HINT)
     if group.is_main:
-        finish(trainer, reporter, reason, deadline)
+        finish(trainer, reporter, reason, options)
     group.barrier()
+
+
+def _make_plan(trainer: Trainer, reporter: ProgressReporter, deadline: float) -> None:
+    """Fit the training to the time, and say what was chosen."""
+    fitted = trainer.group.broadcast(plan(trainer, deadline))
+    trainer.apply(fitted.recipe)
+    pairs, training = len(trainer.prepared.train), fitted.recipe.training
+    reporter.message(f"Plan: {fitted.describe(pairs)}")
+    epochs = training.steps * fitted.tokens_per_step / max(1, trainer.train_tokens)
+    if fitted.shortened:
+        reporter.message(
+            f"      {epochs:.1f} epochs; the recipe's {fitted.requested_steps:,} steps would take "
+            f"{duration(fitted.requested_seconds)}"
+        )
+    reporter.log(
+        "plan",
+        step=0,
+        steps=training.steps,
+        seconds_per_step=fitted.seconds_per_step,
+        speed=fitted.tokens_per_second,
+    )
 
 
 def _fit(
@@ -176,22 +222,19 @@ def locked(run: RunDir) -> Iterator[None]:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{run}: cannot create the folder: {error.strerror}") from None
-    with (run.checkpoints / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with run.lock() as free:
+        if not free:
             raise RegardError(
                 f"{run}: another process is training here; wait for it, or choose another --out"
-            ) from None
-        for pattern in STALE_FILES:
-            for path in run.folder.glob(pattern):
-                path.unlink()
+            )
+        for path in run.temporary_files():
+            path.unlink()
         yield
 
 
 def check_run_folder(run: RunDir) -> None:
     """Raise if the folder contains files but no run; a recipe alone may be one that the user wrote."""
-    started = (run.checkpoints / LOCK, run.data / METADATA, run.weights_file)
+    started = (run.lock_file, run.metadata_file, run.weights_file)
     if not run.folder.exists() or any(path.exists() for path in started):
         return
     if not run.folder.is_dir():
@@ -237,6 +280,43 @@ def open_run(run: RunDir, recipe: Recipe) -> None:
     if differences:
         run.card_file.unlink(missing_ok=True)  # it belongs to the old recipe
         run.write_recipe(recipe)
+
+
+PLANNED_KEYS = (
+    *("steps", "warmup", "schedule", "learning_rate"),
+    *("validate_every", "validate_sentences", "best_checkpoint_metric", "checkpoint_every"),
+)
+"""The keys of the training section that a plan sets."""
+
+
+def resumable_recipe(
+    out: Path, files: DataFiles, root: str, changes: Sequence[str]
+) -> Recipe | None:
+    """The recipe of a run that was begun with an automatic recipe for the same files; None if there is none.
+
+    ``changes`` are settings of the user, which must agree with it. The recipe is not chosen again, because the choice
+    depends on the speed of the machine at that moment.
+    """
+    run = RunDir(out)
+    if not checkpoint_files(run.checkpoints):
+        return None
+    recipe = run.recipe()
+    if (
+        recipe.data.train != files
+        or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
+    ):
+        raise RegardError(f"{run}: contains a run of other data; choose another --out")
+    return make_recipe(recipe.model_dump(), str(run.recipe_file), changes)
+
+
+def keep_plan(run: RunDir, recipe: Recipe) -> Recipe:
+    """The recipe with the plan of a run that is resumed."""
+    if not checkpoint_files(run.checkpoints):
+        return recipe
+    planned = run.recipe().training
+    values = {key: getattr(planned, key) for key in PLANNED_KEYS}
+    training = recipe.training.model_copy(update=values)
+    return recipe.model_copy(update={"training": training})
 
 
 def _fixed_keys(previous: Recipe, recipe: Recipe) -> Iterator[str]:
@@ -287,17 +367,20 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
 
 
 def finish(
-    trainer: Trainer, reporter: ProgressReporter, reason: str, deadline: float | None
+    trainer: Trainer, reporter: ProgressReporter, reason: str, options: FinishOptions
 ) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
-    start = time.monotonic()
+    start, deadline = time.monotonic(), options.deadline
     trainer.ema = None  # from here on the network itself holds the weights to score
     trainer.model.set_precision("fp32")  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
     selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
+    if options.tune_decoding:
+        tune_length_penalty(trainer, reporter, deadline)
     state, prepared = trainer.state, trainer.prepared
+    summary = summarize(trainer, deadline)
     card = {
         "regard": __version__,
         "reason_stopped": reason,
@@ -318,16 +401,26 @@ def finish(
             "source": prepared.tokenizer.source.size,
             "target": prepared.tokenizer.target.size,
         },
-        "data": {key: prepared.metadata[key] for key in ("identity", "train", "valid")},
+        "data": {
+            key: prepared.metadata[key]
+            for key in ("identity", "train", "valid", "old")
+            if key in prepared.metadata
+        },
         "valid": _validation_values(trainer, selection),
-        "test": [result.to_json() for result in _score_test(trainer, reporter, deadline)],
+        "valid_scores": [result.to_json() for result in summary.results],
+        **_score_test(trainer, reporter, deadline),
+        **_calibrate(trainer, reporter, deadline),
         "decoding": trainer.recipe.decoding.model_dump(),
         "versions": {name: version(name) for name in ("torch", "sentencepiece", "sacrebleu")},
         "python": platform.python_version(),
         "command": shlex.join(["regard", *sys.argv[1:]]),
     }
+    fine_tuning = score_after(trainer.run, trainer.recipe, trainer.model, reporter, deadline)
+    card |= {"fine_tuning": fine_tuning} if fine_tuning else {}
     card["scoring_seconds"] = round(time.monotonic() - start, 1)
     trainer.run.write_card(card)
+    for line in summary.lines():
+        reporter.message(line)
     language = trainer.recipe.data.targets[:1]
     words = [trainer.model.command, str(trainer.run), *(f"--to {one}" for one in language)]
     reporter.message(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')
@@ -396,23 +489,73 @@ def _validation_values(trainer: Trainer, selection: Selection) -> dict[str, floa
 
 def _score_test(
     trainer: Trainer, reporter: ProgressReporter, deadline: float | None
-) -> list[MetricResult]:
-    data = trainer.recipe.data
+) -> dict[str, Any]:
+    """Sections of the card: the test scores, the overlap with the training data, where the outputs are."""
+    model, run, data = trainer.model, trainer.run, trainer.recipe.data
     if data.test is None:
-        return []
+        return {"test": []}
     pairs = list(read_pairs(data.test, data, "data.test"))
-    # Time relative to a validation: beam search takes about beam times as long as greedy search, and the bootstrap a
-    # few seconds more. Where only the loss is validated, the same holds for the test.
-    relative = len(pairs) / max(1, len(trainer.prepared.valid))
-    if trainer.examples:
-        relative = len(pairs) * trainer.recipe.decoding.beam / len(trainer.examples)
-    if _too_late(deadline, 10 + relative * trainer.validation_seconds):
+    if deadline is not None and _too_late(deadline, trainer.test_seconds()):
         reporter.message("No time left to score the test data; run  regard evaluate")
-        return []
-    results = trainer.model.evaluate(pairs)
+        return {"test": []}
+    if trainer.recipe.text_only:
+        results = model.evaluate(pairs)
+        _report_scores(results, reporter)
+        return {"test": [result.to_json() for result in results]}
+    outputs = model.predict_pairs(pairs)
+    results = model.score_outputs(outputs, pairs)
+    _report_scores(results, reporter)
+    overlap = OverlapScores.of(model, run, outputs, pairs)
+    for line in overlap.messages() if overlap else ():
+        reporter.message(line)
+    return {
+        "test": [result.to_json() for result in results],
+        "test_overlap": overlap.to_json() if overlap else None,
+        "test_outputs": run.write_test_outputs(outputs, fingerprint(data.test, data)),
+    }
+
+
+def _report_scores(results: Sequence[MetricResult], reporter: ProgressReporter) -> None:
     for result in results:
         reporter.message(f"Test {result}")
-    return results
+
+
+def _calibrate(
+    trainer: Trainer, reporter: ProgressReporter, deadline: float | None
+) -> dict[str, Any]:
+    """Sections of the card of a translation model: its confidence, and what its references look like."""
+    if not isinstance(trainer.model, Translator):
+        return {}
+    valid, data = trainer.prepared.valid, trainer.recipe.data
+    pairs = evenly_spaced(valid_pairs(data), len(valid), MAX_SENTENCES)
+    lengths = zip(valid.source_lengths.tolist(), valid.target_lengths.tolist(), strict=True)
+    card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
+    if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
+        return card
+    if _too_late(deadline, _decoding_seconds(trainer, len(pairs))):
+        reporter.message("No time left to calibrate the confidence of translations")
+        return card
+    try:
+        calibration = trainer.model.calibrate(pairs)
+    except RegardError as error:  # a text that is too long for the model
+        reporter.message(f"The confidence of translations is not calibrated: {error}")
+        return card
+    if calibration is not None:
+        reporter.message(f"Confidence: {calibration.summary}")
+        card["confidence"] = calibration.to_json()
+    return card
+
+
+def _decoding_seconds(trainer: Trainer, sentences: int) -> float:
+    """How long the translation of this many sentences takes, at most.
+
+    Beam search takes about beam times as long as greedy search. Where only the loss is validated, the same holds for
+    the test.
+    """
+    relative = sentences / max(1, len(trainer.prepared.valid))
+    if trainer.examples:
+        relative = sentences * trainer.recipe.decoding.beam / len(trainer.examples)
+    return relative * trainer.validation_seconds
 
 
 def count_layers(network: nn.Module) -> dict[str, int]:

@@ -6,12 +6,13 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +23,14 @@ from regard import recipe as recipes
 from regard.data.batching import (
     Batch,
     PackedSize,
+    mix_rows,
     pack,
     packed_size,
     plan_batches,
     plan_packed,
     plan_sorted,
 )
-from regard.data.corpus import valid_pairs
+from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.errors import RegardError
@@ -37,7 +39,7 @@ from regard.nn.network import copy_weights, named_weights
 from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
 from regard.storage.run_dir import RunDir, Selection
-from regard.tasks import TASKS, build_network
+from regard.tasks import TASKS, Translator, build_network
 from regard.training.checkpoint import (
     TrainingState,
     averageable_checkpoints,
@@ -51,7 +53,7 @@ from regard.training.checkpoint import (
     save_checkpoint,
 )
 from regard.training.distributed import ProcessGroup
-from regard.training.fine_tuning import load_initial_weights
+from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.micro_batches import (
     estimate_micro_batches,
     fits_in_memory,
@@ -61,9 +63,10 @@ from regard.training.micro_batches import (
     split_rows,
 )
 from regard.training.optimizers import OPTIMIZERS, learning_rate
+from regard.training.planner import shorten
 from regard.training.prepare import PreparedData
-from regard.training.progress import ProgressReporter
-from regard.training.train_step import CUDAGraphStep, StepScalars, TrainStep
+from regard.training.progress import ProgressReporter, shorten_text
+from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
 PREFETCHED_BATCHES = 8
 
@@ -122,17 +125,22 @@ class Trainer:
         """says which weights came from ``training.init_from``; None if all are random or the run is resumed"""
         if self.training.init_from and not checkpoint_files(run.checkpoints):
             self.init_message = load_initial_weights(self.network, recipe, prepared.tokenizer)
+        freeze_weights(self.network, self.training.freeze)
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
         self.optimizer = OPTIMIZERS[self.training.optimizer](
-            self.network.parameters(), self.training
+            (one for one in self.network.parameters() if one.requires_grad), self.training
         )
         self.state = TrainingState()
         self.selection: Selection | None = None
         """the weights in the run's model.safetensors; None if there are none yet"""
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
+        self.max_validation_pairs: int | None = None
+        """the validation loss is computed on this many pairs; None: all"""
+        self.announced_steps = self.training.steps
+        """the number of steps that the user was last told"""
         special_tokens = prepared.tokenizer.source.num_special_tokens
         self.loss_fn = task.loss(self.network, self.training, special_tokens)
         self.distributed_loss_fn: nn.Module = self.loss_fn
@@ -151,8 +159,20 @@ class Trainer:
         self.model = task.model(
             recipe, prepared.tokenizer, self.network, group.device, self.training.precision
         )
-        self.examples = evenly_spaced(valid_pairs(recipe.data), len(prepared.valid), self.training)
+        cleaned = not (recipe.has_labels or recipe.text_only)
+        read = prepared.metadata["valid"]["read"] if cleaned else len(prepared.valid)
+        chosen = evenly_spaced(valid_pairs(recipe.data), read, self.training.validate_sentences)
+        self.examples = [pair for pair in chosen if self._passes_cleaning(pair)]
         """the validation pairs that are translated and scored"""
+
+    def _passes_cleaning(self, pair: Pair) -> bool:
+        """Whether a validation pair is one of those that the loss is computed on: not blank, and not too long."""
+        tokenizer, clean = self.prepared.tokenizer, self.recipe.data.clean
+        if self.recipe.has_labels or self.recipe.text_only:
+            return True
+        sides = (tokenizer.source, pair.source), (tokenizer.target, pair.target)
+        lengths = [len(side.encode([text])[0]) for side, text in sides]
+        return clean.truncate or (min(lengths) > 0 and max(lengths) <= clean.max_tokens)
 
     # -----------------------------------------------------------------------------------------
     # The training loop
@@ -162,9 +182,7 @@ class Trainer:
 
         If memory runs out, batches are split further, and training continues from the last consistent state.
         """
-        if self.training.tokens_per_batch == "auto" and self.state.step == 0:
-            self.choose_micro_batches(reporter)
-        if deadline is not None:
+        if deadline is not None and not self.validation_seconds:
             self.estimate_validation_time(limit=0.1 * (deadline - time.monotonic()))
         reporter.start(self.state.step, self.training.steps, deadline)
         while True:
@@ -193,7 +211,8 @@ class Trainer:
                     stopping and stop is not StopReason.INTERRUPTED
                 )
                 saving = validating or stopping or state.step % training.checkpoint_every == 0
-                if saving or state.step % training.log_every == 0:
+                logging = saving or state.step % training.log_every == 0
+                if logging:
                     meter.log()
                 if validating:
                     self.validate_and_save_best(reporter)
@@ -204,6 +223,9 @@ class Trainer:
                     meter.restart_clock()
                 if stop is not StopReason.NONE:
                     return stop
+                if logging and deadline is not None:
+                    self._keep_to_time(reporter, deadline, meter.seconds_per_step)
+                    training = self.training
 
     def validation_is_due(self) -> bool:
         """Whether the last step was saved without its validation, because memory ran out."""
@@ -218,6 +240,114 @@ class Trainer:
         if deadline is not None and time.monotonic() > deadline - self.time_to_finish():
             return StopReason.TIME_LIMIT
         return all_steps_done(self.state, self.training)
+
+    # -----------------------------------------------------------------------------------------
+    # Time planning, see ``planner``
+
+    def apply(self, recipe: recipes.Recipe) -> None:
+        """Train with these steps, validations, warmup and schedule from now on; all else must be unchanged."""
+        self.recipe, self.training = recipe, recipe.training
+        self.train_step.training = recipe.training
+        self.model.recipe = recipe
+        if self.group.is_main:
+            self.run.write_recipe(recipe)
+
+    def _keep_to_time(
+        self, reporter: ProgressReporter, deadline: float, seconds_per_step: float
+    ) -> None:
+        """Reduce the number of steps if the machine has become slower than planned."""
+        recipe = self.group.broadcast(shorten(self, deadline, seconds_per_step))
+        if recipe is None:
+            return
+        self.apply(recipe)
+        steps = self.training.steps
+        reporter.log("plan", step=self.state.step, steps=steps)
+        reporter.set_steps(steps)
+        if steps < 0.9 * self.announced_steps:
+            self.announced_steps = steps
+            reporter.message(f"Slower than planned: {steps:,} steps instead, to end in time")
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[Callable[[], int]]:
+        """A function that trains for one step and returns its target tokens; at the end all is as before.
+
+        Only for a training that has not begun.
+        """
+        assert self.state.step == 0
+        state = replace(self.state)
+        weights = {name: w.clone() for name, w in named_weights(self.network).items()}
+        known = {p: {k: _clone(v) for k, v in s.items()} for p, s in self.optimizer.state.items()}
+        with closing(prefetch(self.batches(), PREFETCHED_BATCHES)) as batches:
+
+            def run_step() -> int:
+                chosen = [next(batches) for _ in range(self.training.accumulate)]
+                self.step(chosen)
+                return sum(batch.tokens for batch in chosen)
+
+            try:
+                yield run_step
+            finally:
+                self.state = state
+                copy_weights(self.network, weights, "the initial weights")
+                if self.ema is not None:
+                    for name, mean in self.ema.items():
+                        mean.copy_(weights[name])
+                reset_optimizer(self.optimizer, known)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps that are slower than others: a GPU compiles and captures the step first."""
+        return EAGER_STEPS + 2 if self.cuda_graph_step is not None else 1
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        if self.group.device.type == "cuda":
+            torch.cuda.synchronize(self.group.device)
+
+    @property
+    def validation_tokens(self) -> int:
+        """Target tokens of all validation pairs."""
+        return int(self.prepared.valid.target_lengths.sum())
+
+    @property
+    def train_tokens(self) -> int:
+        """Target tokens of one epoch."""
+        return int(self.prepared.train.target_lengths.sum())
+
+    def limit_examples(self, seconds: float, minimum: int) -> None:
+        """Translate fewer validation pairs if they would take longer than this; none, if fewer than ``minimum``."""
+        self.estimate_validation_time(limit=math.inf)
+        if not self.examples or self.validation_seconds <= seconds:
+            return
+        each = self.validation_seconds / len(self.examples)
+        count = int(seconds / each)
+        values: dict[str, Any] = {"validate_sentences": count if count >= minimum else 0}
+        if count < minimum:
+            values["best_checkpoint_metric"] = "loss"
+        training = self.training.model_copy(update=values)
+        self.apply(self.recipe.model_copy(update={"training": training}))
+        self.examples = evenly_spaced(
+            self.examples, len(self.examples), training.validate_sentences
+        )
+        self.validation_seconds = each * len(self.examples)
+
+    def limit_validation_pairs(self, seconds: float, tokens_per_second: float) -> float:
+        """Compute the validation loss on fewer pairs if it would take longer; returns the time it takes."""
+        each = self.validation_tokens / max(1, len(self.prepared.valid)) / tokens_per_second
+        self.max_validation_pairs = max(2, int(seconds / each))
+        return each * min(self.max_validation_pairs, len(self.prepared.valid))
+
+    def test_seconds(self) -> float:
+        """Estimated time to score the test data: beam search takes about beam times as long as greedy search."""
+        data = self.recipe.data
+        if data.test is None:
+            return 0.0
+        count = sum(1 for _ in read_pairs(data.test, data, "data.test"))
+        # Where only the loss is validated, the same holds for the test.
+        relative = count / max(1, len(self.prepared.valid))
+        if self.examples:
+            relative = count * self.recipe.decoding.beam / len(self.examples)
+        return 10 + relative * self.validation_seconds
 
     # -----------------------------------------------------------------------------------------
     # One step
@@ -318,11 +448,16 @@ class Trainer:
 
     def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> list[RowIndices]:
         """The rows of each batch of an epoch."""
-        training = self.training
-        lengths = dataset.source_lengths, dataset.target_lengths
+        training, new = self.training, self.prepared.new_rows
+        source, target = dataset.source_lengths, dataset.target_lengths
+        if new is not None:
+            rows = mix_rows(new, len(dataset) - new, training.mix, training.seed, epoch)
+            source, target = source[rows], target[rows]
         if training.batching == "packed":
-            return plan_packed(*lengths, self.packed_size, training.seed, epoch)
-        return plan_batches(*lengths, self.recipe.batch_tokens, training.seed, epoch)
+            plan = plan_packed(source, target, self.packed_size, training.seed, epoch)
+        else:
+            plan = plan_batches(source, target, self.recipe.batch_tokens, training.seed, epoch)
+        return plan if new is None else [rows[batch] for batch in plan]
 
     @cached_property
     def packed_size(self) -> PackedSize:
@@ -389,11 +524,25 @@ class Trainer:
         if not math.isfinite(validation.loss):
             raise NonFiniteError
         best = validation.sort_key < state.best
+        change = None
+        if state.validations and self.training.best_checkpoint_metric == "score":
+            change = state.validations[-1][1] - validation.objective
         state.validations.append((state.step, *validation.sort_key))
-        _report_validation(reporter, state.step, validation, best)
+        _report_validation(reporter, state.step, validation, best, change)
+        if reporter.samples_are_due():
+            self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
             with self.evaluation_mode():
                 self.select(named_weights(self.network), Selection(1, *validation.sort_key))
+
+    def _show_samples(self, reporter: ProgressReporter) -> None:
+        """Print the present translations of two validation pairs."""
+        if self.examples and isinstance(self.model, Translator):
+            few = self.examples[:: max(1, len(self.examples) // 2)][:2]
+            with self.evaluation_mode():
+                outputs = self.model.predict_pairs(few, quick=True)
+            for pair, output in zip(few, outputs, strict=True):
+                reporter.message(f"    {shorten_text(pair.source)}  →  {shorten_text(output)}")
 
     def estimate_validation_time(self, limit: float) -> None:
         """Set ``validation_seconds`` before the first validation: a high estimate from a few examples.
@@ -405,12 +554,14 @@ class Trainer:
         if not few:
             return
         with self.evaluation_mode():
-            self.model.predict_pairs(
-                few[:1], quick=True
-            )  # warm up: the first use of a device is slow
+            # Warm up, because the first use of a device is slow; on a slow device, one example has to do.
             start = time.monotonic()
-            self.model.predict_pairs(few, quick=True)
-        each = (time.monotonic() - start) / len(few)
+            self.model.predict_pairs(few[:1], quick=True)
+            each = time.monotonic() - start
+            if each < 0.5 or self.group.device.type == "cuda":
+                start = time.monotonic()
+                self.model.predict_pairs(few, quick=True)
+                each = (time.monotonic() - start) / len(few)
         self.validation_seconds = min(limit, each * len(self.examples))
 
     def time_to_finish(self) -> float:
@@ -420,9 +571,13 @@ class Trainer:
     @torch.inference_mode()
     def _validation_loss(self) -> float:
         dataset = self.prepared.valid
-        lengths = dataset.source_lengths, dataset.target_lengths
+        count = len(dataset)
+        limit = min(count, self.max_validation_pairs or count)
+        chosen = np.arange(limit) * count // max(1, limit)  # evenly spaced: files are often sorted
+        lengths = dataset.source_lengths[chosen], dataset.target_lengths[chosen]
         total, tokens = 0.0, 0
-        for rows in plan_sorted(*lengths, self.recipe.batch_tokens // self.state.micro_batches):
+        for indices in plan_sorted(*lengths, self.recipe.batch_tokens // self.state.micro_batches):
+            rows = chosen[indices]
             batch = self.encoder.collate(dataset, rows).to(self.group.device)
             total += float(self.train_step.compute_loss(self.loss_fn, batch))
             tokens += self.encoder.count_labels(dataset, rows)
@@ -515,6 +670,27 @@ def uses_cuda_graph(recipe: recipes.Recipe, group: ProcessGroup) -> bool:
     return single_gpu and packed and not unpackable_choices(recipe)
 
 
+def reset_optimizer(
+    optimizer: torch.optim.Optimizer, known: Mapping[Tensor, Mapping[str, object]]
+) -> None:
+    """Restore the optimizer state ``known``; what is new since then is set to zero, its initial value.
+
+    In place, because a CUDA graph has the addresses of the tensors.
+    """
+    for parameter, state in optimizer.state.items():
+        before = known.get(parameter, {})
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                earlier = before.get(name)
+                value.copy_(earlier) if isinstance(earlier, Tensor) else value.zero_()
+            else:
+                state[name] = before.get(name, 0)
+
+
+def _clone(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 def _seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch, so that the dropout of a step does not depend on the steps before it."""
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
@@ -532,11 +708,11 @@ def describe_environment(group: ProcessGroup) -> str:
     return f"torch {torch.__version__}, {device}, {group.size} process{plural}"
 
 
-def evenly_spaced(pairs: Iterable[Pair], count: int, training: TrainingConfig) -> list[Pair]:
-    """``training.validate_sentences`` of ``count`` pairs, evenly spaced: files are often sorted."""
-    if training.validate_sentences == 0:
+def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
+    """At most ``most`` of ``count`` pairs, evenly spaced: files are often sorted."""
+    if most == 0:
         return []  # the pairs need not be read
-    selected = min(count, training.validate_sentences)
+    selected = min(count, most)
     indices = {number * count // selected for number in range(selected)}
     return [pair for index, pair in enumerate(pairs) if index in indices]
 
@@ -622,6 +798,8 @@ class Meter:
         self.trainer, self.reporter = trainer, reporter
         self.total_loss, self.steps = torch.zeros((), device=trainer.group.device), 0
         self.tokens, self.start = trainer.state.tokens, time.monotonic()
+        self.seconds_per_step = 0.0
+        """between the last two log lines"""
 
     def update(self, loss: Tensor) -> None:
         """Add the loss of one step."""
@@ -634,6 +812,7 @@ class Meter:
         loss = self.trainer.group.mean(self.total_loss) / self.steps
         seconds = time.monotonic() - self.start
         state.seconds += seconds
+        self.seconds_per_step = seconds / self.steps
         if not math.isfinite(loss):
             raise NonFiniteError
         values = {
@@ -657,12 +836,20 @@ def perplexity(loss: float) -> float:
 
 
 def _report_validation(
-    reporter: ProgressReporter, step: int, validation: Validation, best: bool
+    reporter: ProgressReporter,
+    step: int,
+    validation: Validation,
+    best: bool,
+    change: float | None,
 ) -> None:
+    """Print and log a validation; ``change`` is the improvement of the score since the one before."""
     values = {"loss": validation.loss, "perplexity": perplexity(validation.loss)}
     text = f"step {step:,}: validation loss {validation.loss:.3f}"
     if validation.result is not None:
         values[validation.result.metric] = validation.result.value
         text += f", {validation.result.name} {validation.result.value:.2f}"
+        if change is not None:
+            sign = 1 if validation.result.higher_is_better else -1
+            text += f" ({sign * change + 0.0:+.2f})"
     reporter.log("valid", step=step, best=best, **values)
-    reporter.message(text + (" (best so far)" if best else ""))
+    reporter.message(text + (", best so far" if best else ""))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from regard.data.batching import Batch, collate, plan_batches, plan_sorted
+from regard.data.batching import Batch, collate, mix_rows, plan_batches, plan_sorted
 from regard.data.cleaning import encode_pairs
 from regard.data.dataset import IntArray, RowIndices, TokenDataset, write_dataset
 from regard.data.pairs import Pair
@@ -97,6 +97,13 @@ def test_sorted_plans_go_from_short_to_long() -> None:
     assert longest[0] < longest[len(longest) // 2] < longest[-1]
 
 
+def test_a_batch_may_fill_the_budget_exactly() -> None:
+    lengths = np.full(8, 9, dtype=np.int32)  # 10 tokens each, with EOS
+    for plan in (plan_batches(lengths, lengths, 40, 0, 0), plan_sorted(lengths, lengths, 40)):
+        assert [len(rows) for rows in plan] == [4, 4]
+    assert [len(rows) for rows in plan_sorted(lengths, lengths, 39)] == [3, 3, 2]
+
+
 @pytest.mark.parametrize("rows", [2, 3, 31, 256, 300, 1024])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_get_equal_numbers_of_similar_batches(rows: int, workers: int) -> None:
@@ -179,3 +186,28 @@ def test_the_shards_make_up_the_batch(
 def test_a_batch_moves_to_a_device(dataset: TokenDataset) -> None:
     batch = collate(dataset, np.array([0, 1])).to("meta")
     assert {part.device.type for part in (batch.source, batch.target, batch.labels)} == {"meta"}
+
+
+@given(
+    new=st.integers(1, 50),
+    old=st.integers(0, 70),
+    share=st.floats(0.01, 0.95),
+    seed=st.integers(0, 9),
+)
+def test_mixed_epochs_have_all_new_rows_and_use_old_rows_in_turn(
+    new: int, old: int, share: float, seed: int
+) -> None:
+    count = round(new * share / (1 - share)) if old else 0
+    epochs = [mix_rows(new, old, share, seed, epoch) for epoch in range(4)]
+    assert all(rows[:new].tolist() == list(range(new)) for rows in epochs)
+    drawn = np.concatenate([rows[new:] for rows in epochs])
+    assert len(drawn) == 4 * count
+    assert all(new <= row < new + old for row in drawn)
+    uses = np.bincount(drawn - new, minlength=old) if old else np.zeros(1)
+    assert uses.max() - uses.min() <= 1  # no row is used again before all others have been
+    assert mix_rows(new, old, share, seed, 3).tolist() == epochs[3].tolist()
+
+
+def test_old_rows_come_in_another_order_in_each_pass_and_for_each_seed() -> None:
+    rows = [mix_rows(50, 50, 0.5, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    assert len({tuple(one) for one in rows}) == 3

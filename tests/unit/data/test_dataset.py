@@ -93,6 +93,13 @@ def test_each_reason_for_dropping_is_counted(tmp_path: Path, tokenizer: Tokenize
     )
 
 
+def test_only_equal_pairs_are_duplicates(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pairs = [Pair("gut", "good"), Pair("gut", "well"), Pair("wohl", "well"), Pair("gut", "well")]
+    counts = write_dataset(tmp_path / "a", pairs, tokenizer, CleaningConfig())
+    assert counts == CleaningCounts(read=4, kept=3, duplicates=1)
+    assert texts_of(TokenDataset(tmp_path / "a"), tokenizer) == pairs[:3]
+
+
 def test_the_limits_themselves_are_allowed(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pair = Pair("x" * 7, "y")  # each side with a space in front: 8 and 2 tokens
     clean = CleaningConfig(max_tokens=8, max_ratio=4)

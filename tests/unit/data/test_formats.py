@@ -24,7 +24,9 @@ from regard.data.formats import (
     pair_suffixes,
     read_conllu,
 )
+from regard.data.input_format import ReadOptions
 from regard.data.pairs import Pair
+from regard.data.table_formats import choose_columns
 from regard.data.text_files import DataFile, read_lines
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles
@@ -308,6 +310,20 @@ def test_xliff_with_several_target_languages_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "m.xliff", f'<xliff version="1.2">{files}</xliff>')
     assert ":1: en to fr after en to de; name them with --languages" in refusal(path)
     assert read_file(path, languages=("en", "fr")) == [Pair("a", "b")]
+
+
+def test_the_languages_of_an_xliff_segment_precede_those_of_its_file(tmp_path: Path) -> None:
+    """Either side may state its own."""
+    for own, languages in (
+        (('xml:lang="fr"', ""), ("fr", "de")),
+        (("", 'xml:lang="it"'), ("en", "it")),
+    ):
+        unit = f"<source {own[0]}>a</source><target {own[1]}>b</target>"
+        body = f'<body><trans-unit id="1">{unit}</trans-unit></body>'
+        file = f'<file source-language="en" target-language="de">{body}</file>'
+        path = written(tmp_path / "m.xliff", f'<xliff version="1.2">{file}</xliff>')
+        assert read_file(path, languages=languages) == [Pair("a", "b")]
+        assert "no translated segments" in refusal(path, languages=("en", "de"))
 
 
 GETTEXT = r"""# German translations for hello.
@@ -761,3 +777,10 @@ def test_a_large_tmx_is_read_in_constant_memory(tmp_path: Path) -> None:
     assert (small[0], large[0]) == (8_000, 100_000)
     assert large[1] > 45_000_000
     assert large[2] < 1.1 * small[2] < 30_000_000
+
+
+@pytest.mark.parametrize("names", [["en-US", "en-GB", "de"], ["en", "de-AT", "de-CH"]])
+def test_two_columns_of_one_language_are_refused(names: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"en|de"):
+        choose_columns(names, ReadOptions(languages=("en", "de")))
+    assert choose_columns(names[::2], ReadOptions(languages=("de", "en"))) == (1, 0)

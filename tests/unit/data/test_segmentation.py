@@ -62,6 +62,11 @@ def test_where_sentences_end(language: str, sentences: list[str]) -> None:
     assert split_text(space.join(sentences), language).sentences == sentences
 
 
+def test_a_sentence_does_not_begin_with_a_small_letter() -> None:
+    text = "It sold well, e.g. in May.  iPhones are small."
+    assert split_text(text, "en").sentences == [text]
+
+
 def test_a_long_sentence_is_split_between_words() -> None:
     words = [f"word{number}" for number in range(1000)]
     found = split_text(" ".join(words)).sentences

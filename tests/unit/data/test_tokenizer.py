@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 from regard.data import tokenizer as module
 from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import Tokenizer, extend_tokenizer, extended_ids
 from regard.errors import RegardError
 from regard.recipe import TokenizerConfig as Section
 
@@ -207,3 +207,66 @@ def test_missing_and_damaged_files_are_reported(tmp_path: Path) -> None:
     path.mkdir()
     with pytest.raises(RegardError, match=r"cannot be read: Is a directory"):
         Tokenizer.load(tmp_path, section)
+
+
+# Extending a vocabulary
+
+NEW_WORDS = ["Zug", "Bahnhof", "你好", "世界", "пример", "Gleis"]
+NEW_PAIRS = [
+    Pair(
+        " ".join(NEW_WORDS[(n + k) % 6] for k in range(3)), " ".join(NEW_WORDS[n % 6 :: 2]) + " 你"
+    )
+    for n in range(60)
+]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", [*LOSSLESS, "word"])
+def test_an_extended_vocabulary_keeps_its_entries_and_splits_new_texts_less(
+    kind: str, shared: bool
+) -> None:
+    config = Section.model_validate({"vocab_size": 400, "kind": kind, "shared": shared})
+    original = Tokenizer.train(config, lambda: PAIRS, tags=["2de"])
+    extended = extend_tokenizer(original, config, lambda: NEW_PAIRS, 12, ["2de", "2zh"])
+    assert extended.shared == shared
+    assert extended.source.tags == {"2de": 5, "2zh": 6}
+    for side in ("source", "target"):
+        before, after = getattr(original, side), getattr(extended, side)
+        known = before.pieces(range(before.size))
+        pieces = after.pieces(range(after.size))
+        tag = int(side == "source" or shared)
+        assert before.size + tag < after.size <= before.size + tag + 12
+        assert [piece for piece in pieces if piece in {*known}] == known
+        texts = [getattr(pair, side) for pair in NEW_PAIRS]
+        if kind == "word":
+            assert all(UNK not in row for row in after.encode(texts))
+        else:
+            assert after.decode(after.encode(texts)) == texts
+            assert sum(map(len, after.encode(texts))) < 0.8 * sum(map(len, before.encode(texts)))
+        ids = extended_ids(before, after)
+        assert [ids[after_id] for after_id in range(5)] == [[i] for i in range(5)]
+        new = [i for i, piece in enumerate(pieces) if piece not in {*known}]
+        spelled = {i: "".join(before.decode([ids[i]])) for i in new if i not in after.tags.values()}
+        if kind != "word":  # whose new words were unknown
+            assert all(spelled[i] == pieces[i].replace("▁", " ").strip() for i in spelled)
+    assert extended_ids(original.source, extended.source)[6] == [5]  # from the tag that exists
+
+
+def test_the_first_tag_starts_from_all_pieces() -> None:
+    config = Section(vocab_size=400)
+    original = Tokenizer.train(config, lambda: PAIRS)
+    extended = extend_tokenizer(original, config, lambda: NEW_PAIRS, 0, ["2zh"])
+    assert extended.source.tags == {"2zh": 5}
+    ids = extended_ids(original.source, extended.source)
+    assert ids[5] == list(range(5, original.source.size))
+    assert ids[6:] == [[i] for i in range(5, original.source.size)]
+
+
+def test_an_extension_needs_no_room_for_rare_characters() -> None:
+    """The alphabet of the new texts is larger than the original vocabulary and the extension together."""
+    config = Section(vocab_size=300)
+    pairs = [Pair("".join(chr(0x4E00 + n) for n in range(k, k + 9)), "x") for k in range(0, 900, 9)]
+    original = Tokenizer.train(config, lambda: [Pair("a b", "c d")] * 3)
+    assert (
+        extend_tokenizer(original, config, lambda: pairs, 5).source.size == original.source.size + 5
+    )

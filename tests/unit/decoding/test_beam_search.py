@@ -134,6 +134,26 @@ def test_the_search_stops_when_no_better_hypothesis_is_possible() -> None:
     assert len(mock.calls) == 1
 
 
+def test_the_search_continues_while_an_active_hypothesis_leads() -> None:
+    """Two poor hypotheses fill the beam in step 2, when a better one still needs two tokens."""
+    tree = {
+        (): {2: 0.9, EOS: 0.1},
+        (2,): {3: 0.9, EOS: 0.1},
+        (2, 3): {2: 1.0},
+        (2, 3, 2): {EOS: 1.0},
+    }
+    [[one]] = beam_search(
+        MockStep(table_model(tree, V=4)),
+        initial_state(1),
+        max_lengths=[9],
+        bos=BOS,
+        eos=EOS,
+        beam=2,
+        length_penalty=0.6,
+    )
+    assert one.tokens == [2, 3, 2]
+
+
 def test_a_finished_hypothesis_is_preferred_to_a_truncated_one() -> None:
     poor = {(): {2: 0.99, EOS: 0.01}} | {(2,) * n: {2: 1.0} for n in range(1, 9)}
     [found] = beam_search(

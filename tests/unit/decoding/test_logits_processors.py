@@ -70,6 +70,21 @@ def test_no_ngram_occurs_twice(seed: int, n: int) -> None:
         assert not repeats(one.tokens, n)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_the_first_possible_repetition_is_forbidden(n: int) -> None:
+    """The model always prefers token 2. The n-gram 2 … 2 is complete after n tokens, so token n + 1 must differ."""
+    (one,) = greedy(
+        MockStep(lambda sentence, prefix: [0.0, 0.0, 9.0, 5.0]),
+        initial_state(1),
+        max_lengths=[n + 1],
+        bos=BOS,
+        eos=EOS,
+        suppressed=[BOS],
+        processors=[NoRepeatNgram(n)],
+    )
+    assert one.tokens == [*[2] * n, 3]
+
+
 # CoveragePenalty
 
 

@@ -14,7 +14,7 @@ from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.errors import RegardError
-from regard.inference.packed_transformer import PackedTransformer
+from regard.inference.packed_transformer import PackedTransformer, add_residual
 from regard.inference.precision import pack_network, select_precision, unsupported_reason
 from regard.inference.quantization import BF16Linear, FP32Linear, Int8Embedding, Int8Linear
 from regard.nn.architectures import ARCHITECTURES
@@ -129,6 +129,15 @@ def test_lower_precision_is_close_and_smaller(precision: Precision, tolerance: f
     expected, _ = plain.step(tokens, plain.start(plain.encode(batch)))
     logits, _ = packed.step(tokens, packed.start(packed.encode(batch)))
     assert 0 < (logits - expected).norm() / expected.norm() < tolerance
+
+
+def test_a_residual_has_the_wider_type_and_is_added_in_place_if_the_types_are_equal() -> None:
+    x = torch.full((2, 3), 1.001)
+    same, narrow = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bfloat16)
+    assert add_residual(narrow, x).dtype == torch.float32
+    torch.testing.assert_close(add_residual(narrow, x), x + 1)
+    assert add_residual(same, x) is same
+    torch.testing.assert_close(same, x + 1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -27,7 +27,7 @@ def unpack(packed: dict[str, Any]) -> npt.NDArray[np.float64]:
 
 
 def test_positions_are_those_of_the_paper(finished_run: Path) -> None:
-    history = training_history(Translator.load(finished_run))["positions"]
+    history = training_history(Translator.load(finished_run, "cpu"))["positions"]
     encoding = unpack(history["map"])
     for position in (0, 1, 40):
         for i in range(8):
@@ -42,7 +42,7 @@ def test_positions_are_those_of_the_paper(finished_run: Path) -> None:
 
 
 def test_the_learning_rate_is_that_of_the_recipe(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     history, training = training_history(model)["schedule"], model.recipe.training
     assert history["kind"] == training.schedule
     assert (history["steps"][0], history["steps"][-1]) == (1, training.steps)
@@ -68,7 +68,7 @@ def test_the_smoothed_target_minimises_the_loss(over: str, classes: int) -> None
 
 
 def test_curves_are_the_log(trained_run: Path) -> None:
-    history = training_history(Translator.load(trained_run))["curves"]
+    history = training_history(Translator.load(trained_run, "cpu"))["curves"]
     assert history == {
         "finished": True,
         "steps": 4,
@@ -85,7 +85,7 @@ def test_curves_are_the_log(trained_run: Path) -> None:
 
 
 def test_alignment_at_the_last_checkpoint_is_that_of_the_model(trained_run: Path) -> None:
-    model = Translator.load(trained_run)
+    model = Translator.load(trained_run, "cpu")
     traced = model.trace("ein Hund", checkpoints=True)
     assert traced.history is not None
     first, last = traced.history["alignments"]
@@ -99,7 +99,7 @@ def test_alignment_at_the_last_checkpoint_is_that_of_the_model(trained_run: Path
 
 
 def test_a_bundle_has_no_checkpoints(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     history = training_history(model)
     assert history["checkpoints"] == []
     assert history["curves"]["train"] == []
@@ -110,6 +110,6 @@ def test_a_bundle_has_no_checkpoints(finished_run: Path) -> None:
 
 
 def test_a_notebook_shows_a_trace_in_a_frame(finished_run: Path) -> None:
-    html = Translator.load(finished_run).trace("ein Hund")._repr_html_()
+    html = Translator.load(finished_run, "cpu").trace("ein Hund")._repr_html_()
     assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
     assert html.count("<") == 2

@@ -23,9 +23,11 @@ from regard.inspection.trace import trace
 from regard.interop import huggingface
 from regard.interop.convert import export_model
 from regard.interop.huggingface import export_huggingface, import_huggingface
-from regard.recipe import DecodingOptions
+from regard.recipe import DataFiles, DecodingOptions
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from regard.training.fine_tuning import FineTuning, fine_tuning_recipe
+from regard.training.run import train
 
 transformers = pytest.importorskip("transformers", reason="needs pip install 'regard[interop]'")
 
@@ -270,3 +272,29 @@ def test_an_exported_model_opens_in_transformers(
     np.testing.assert_allclose(
         back.network(ids, ids).detach(), model.network(ids, ids).detach(), rtol=0, atol=1e-5
     )
+
+
+# Fine-tuning
+
+
+def test_an_imported_model_is_fine_tuned(imported: Path, pairs: list[Pair], tmp_path: Path) -> None:
+    (tmp_path / "more.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in pairs[:60]))
+    few = ["training.steps=2", "training.warmup=1", "training.validate_sentences=2"]
+    files = DataFiles(pairs=("more.tsv",))
+    options = FineTuning(imported, freeze=("embeddings",))
+    recipe, reasons = fine_tuning_recipe(options, files, str(tmp_path), few, ("en", "de"))
+    assert any("low, because the model is imported" in reason for reason in reasons)
+    train(recipe, tmp_path / "run")
+    run = RunDir(tmp_path / "run")
+    own, theirs = run.weights(), RunDir(imported).weights()
+    name = "encoder.embedding.weight"
+    assert torch.equal(own[name], theirs[name])
+    assert any(not torch.equal(own[name], theirs[name]) for name in own)
+    scores = run.card()["fine_tuning"]["sets"]
+    assert [*scores] == ["new"]  # the data that the model was trained on are not known
+    assert Translator.load(run.folder, "cpu").translate(["The dog is tired."])
+    with pytest.raises(RegardError, match="imported Marian model cannot be extended"):
+        fine_tuning_recipe(FineTuning(imported, extend_vocab=9), files, str(tmp_path))
+    french = ("eng", "fra")
+    with pytest.raises(RegardError, match="eng to fra; import a model for these languages"):
+        fine_tuning_recipe(FineTuning(imported), files, str(tmp_path), (), french)

@@ -178,6 +178,13 @@ def test_error_rates_are_compared_by_paired_bootstrap() -> None:
     assert compare(["wer"], almost, good, right, sources) == [unclear]
 
 
+def test_a_p_value_is_never_0() -> None:
+    """Of a thousand resamples none is as extreme, which is evidence for at most 1 in 1001."""
+    right = ["A B C"] * 200
+    [wer] = compare(["wer"], right, ["D E F"] * 200, right, right)
+    assert wer.p_value == pytest.approx(1 / 1001)
+
+
 def test_errors_name_the_problem() -> None:
     with pytest.raises(RegardError, match="1 hypotheses, 2 references, 1 sources"):
         score(["bleu"], ["a"], ["a", "b"], ["x"])

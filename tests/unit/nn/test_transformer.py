@@ -70,6 +70,7 @@ def test_shapes_from_ids_to_logits(small_recipe: SmallRecipe) -> None:
     assert 0 <= int(probabilities.argmax()) < 1000
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="conftest.py: not with a GPU")
 def test_shapes_are_checked_in_tests(small_recipe: SmallRecipe) -> None:
     network = transformer(small_recipe())
     with pytest.raises(TypeCheckError):

@@ -22,6 +22,7 @@ from regard.training.run import train
 
 OTHER_VALUES: dict[str, Any] = {
     "data.hold_out": 0.3,
+    "data.context": 1,
     "data.clean.max_tokens": 40,
     "data.clean.max_ratio": 5.0,
     "data.clean.keep_duplicates": True,
@@ -65,6 +66,10 @@ OTHER_VALUES: dict[str, Any] = {
     "training.clip_norm": 0.5,
     "training.subword_sampling": 0.1,
     "training.subword_copies": 3,
+    "training.augment.upper": 0.3,
+    "training.augment.title": 0.3,
+    "training.augment.typos": 0.3,
+    "training.augment.no_final_punctuation": 0.3,
     "training.rdrop": 1.0,
     "training.word_dropout": 0.1,
     "training.target_word_dropout": 0.1,
@@ -87,6 +92,10 @@ OTHER_VALUES: dict[str, Any] = {
     "decoding.max_length": 9,
     "decoding.iterations": 3,
     "decoding.length_beam": 2,
+    "data.other_targets": ["fr"],
+    "training.mix": 0.3,
+    "training.freeze": ["encoder"],
+    "training.extend_vocab": 10,
     "decoding.no_repeat_ngram": 3,
     "decoding.coverage_penalty": 0.2,
     "decoding.beam_groups": 5,
@@ -197,7 +206,7 @@ def set_key(values: dict[str, Any], key: str, value: Any) -> None:
 def recorded_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The recipe keys that are read in the with-block."""
     prefixes = {"Data": "data", "Cleaning": "data.clean", "Attention": "model.attention"}
-    prefixes |= {"NonAutoregressive": "model.non_autoregressive"}
+    prefixes |= {"NonAutoregressive": "model.non_autoregressive", "Augment": "training.augment"}
     read: set[str] = set()
 
     def get(self: Section, name: str) -> Any:

@@ -1,13 +1,15 @@
 """The HTTP API: LibreTranslate's routes, Regard's own routes, metrics, and the files of the page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.schemas import Settings
+from regard.tasks import Translation
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
@@ -55,6 +57,24 @@ def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
     }
     assert translate(app, "a", source="auto") == {"translatedText": "A", "detectedLanguage": en}
     assert send(app, "POST", "/detect", data={"q": "a"}).json() == [en]
+
+
+def test_the_confidence_is_that_of_the_worst_sentence(
+    model: ServedUppercaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = model.search
+
+    def unsure(texts: Sequence[str], **options: Any) -> list[list[Translation]]:
+        return [
+            [one._replace(confidence=1 / (1 + len(one.text))) for one in some]
+            for some in search(texts, **options)
+        ]
+
+    monkeypatch.setattr(model, "search", unsure)
+    app = create_app(model)
+    assert translate(app, "One. Three", confidence=True)["confidence"] == 1 / 6
+    assert translate(app, ["a", ""], confidence=True)["confidence"] == [0.5, 1.0]
+    assert "confidence" not in translate(app, "One")
 
 
 def test_html_keeps_its_tags(model: ServedUppercaseModel) -> None:
@@ -126,8 +146,20 @@ def test_metrics_count_requests_and_sentences(model: ServedUppercaseModel) -> No
         "regard_sentences_total 2.0",
         "regard_tokens_total 2.0",
         "regard_queue_sentences 0.0",
+        *(f'regard_batch_sentences_bucket{{le="{2**n}.0"}} {float(n > 0)}' for n in range(11)),
     ):
         assert line in response.text.splitlines()
+
+
+def test_the_page_may_only_load_its_own_files(model: ServedUppercaseModel) -> None:
+    policy = send(create_app(model), "GET", "/").headers["content-security-policy"]
+    directives = dict(one.split(" ", 1) for one in policy.split("; "))
+    assert directives == {
+        "default-src": "'none'",
+        **dict.fromkeys(("script-src", "style-src", "font-src", "connect-src"), "'self'"),
+        "img-src": "'self' data:",
+        **dict.fromkeys(("base-uri", "form-action", "frame-ancestors"), "'none'"),
+    }
 
 
 def test_only_the_files_of_the_page_are_served(model: ServedUppercaseModel, tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
-from regard.server.schemas import Settings
+from regard.server.inspection import TraceCache, _size
+from regard.server.schemas import RequestRefused, Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
 from tests.unit.server.client import events, send
 
 
 def test_a_trace_is_the_one_python_returns(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     app = create_app(model, Settings(max_trace_characters=20))
     body = {"q": "ein Hund", "beam": 2, "length_penalty": 0.5}
     result = send(app, "POST", "/v1/trace", json=body).json()
@@ -32,7 +33,7 @@ def test_a_trace_is_the_one_python_returns(finished_run: Path) -> None:
 
 
 def test_a_trace_with_forced_tokens_muted_heads_and_sampling(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     app = create_app(model)
     (forced,) = model.tokenizer.target.encode(["dog"])
     body = {"q": "ein Hund", "forced": forced, "mute": ["cross_attention.1.0"]}
@@ -53,7 +54,7 @@ def test_a_trace_with_forced_tokens_muted_heads_and_sampling(finished_run: Path)
 
 
 def test_large_traces_are_fetched_layer_by_layer(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     app = create_app(model, Settings(inline_trace_bytes=0, trace_cache_bytes=0, max_trace_tokens=4))
     expected = trace(model, "ein Hund")
     result = send(app, "POST", "/v1/trace", json={"q": "ein Hund"}).json()
@@ -79,9 +80,22 @@ def test_large_traces_are_fetched_layer_by_layer(finished_run: Path) -> None:
     assert send(app, "GET", f"{path}/cross_attention/1").status_code == 404
 
 
+def test_the_least_recently_used_trace_is_dropped(finished_run: Path) -> None:
+    model = Translator.load(finished_run, "cpu")
+    first = trace(model, "ein Hund")
+    cache = TraceCache(2 * _size(first))
+    used, unused = cache.add(first), cache.add(first)
+    assert cache.layer(used, "encoder", "0").shape == first.encoder[0].shape
+    newest = cache.add(first)
+    for kept in (used, newest):
+        cache.layer(kept, "encoder", "0")
+    with pytest.raises(RequestRefused, match="no such trace"):
+        cache.layer(unused, "encoder", "0")
+
+
 def test_the_training_history_of_the_run(trained_run: Path) -> None:
-    model = Translator.load(trained_run)
-    app = create_app(model, Settings(max_trace_characters=20, api_keys=("key",)))
+    model = Translator.load(trained_run, "cpu")
+    app = create_app(model, Settings(max_trace_characters=len("ein Hund"), api_keys=("key",)))
     key = {"authorization": "Bearer key"}
     result = send(app, "GET", "/v1/run", headers=key).json()
     assert result == json.loads(json.dumps(training_history(model)))
@@ -97,7 +111,7 @@ def test_the_training_history_of_the_run(trained_run: Path) -> None:
         {"step": 3},
         {"outputs": [10**9]},
         {"outputs": []},
-        {"q": "x" * 21},
+        {"q": "x" * 9},
     ]
     for wrong in wrongs:
         response = send(app, "POST", "/v1/align", json={**body, **wrong})
@@ -115,7 +129,7 @@ def live(app: FastAPI, text: str) -> list[str]:
 
 
 def test_a_live_translation_ends_with_the_text_of_translate(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     app = create_app(model, Settings(max_trace_characters=40))
     texts = live(app, "ein Hund. \n Hund")
     first, second = model.translate(["ein Hund.", "Hund"])
@@ -140,7 +154,7 @@ def test_a_live_translation_ends_with_the_text_of_translate(finished_run: Path) 
 def test_live_and_translate_agree_for_any_decoding_options(
     finished_run: Path, options: DecodingOptions
 ) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     model.set_decoding(**options)
     app = create_app(model)
     source, target = model.recipe.data.language_pair
@@ -153,7 +167,7 @@ def test_live_and_translate_agree_for_any_decoding_options(
 def test_an_error_in_a_live_translation_is_logged_and_reported(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     app = create_app(model)
 
     def fail(*_: Any, **__: Any) -> None:
@@ -166,7 +180,7 @@ def test_an_error_in_a_live_translation_is_logged_and_reported(
 
 
 def test_closing_a_live_translation_stops_the_search(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     service = create_app(model).state.service
 
     async def leave() -> None:

@@ -17,7 +17,7 @@ from regard.tasks import Translator
 
 @pytest.fixture(scope="module")
 def api(finished_run: Path) -> BaseSchema:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     short = model.recipe.decoding.model_copy(
         update={"extra_length": 2}
     )  # an untrained model rarely predicts EOS

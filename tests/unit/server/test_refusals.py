@@ -62,6 +62,11 @@ def test_bad_requests_are_refused(
     assert model.batches == []
 
 
+@pytest.mark.parametrize("q", ["a" * 100_000, ["a"] * 128], ids=["characters", "texts"])
+def test_the_limits_themselves_are_allowed(model: ServedUppercaseModel, q: str | list[str]) -> None:
+    assert send(create_app(model), "POST", "/translate", json={"q": q, **PAIR}).is_success
+
+
 def test_a_refused_language_pair_mentions_that_the_recipe_names_no_languages(
     small_recipe: Callable[..., Recipe],
 ) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.documents.markup import split_html
 from regard.inspection.alignment import align
 from regard.nn.network import named_weights
 from regard.server.app import create_app, limit_threads
-from regard.server.html_markup import split_html
 from regard.server.inspection import follow_training
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
@@ -20,7 +20,7 @@ from tests.unit.server.client import send
 
 
 def test_inline_tags_follow_the_models_attention(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     app = create_app(model)
     source, target = model.recipe.data.language_pair
     body = {"q": "ein <b>Hund</b> <i>a <u>dog</u></i>", "source": source, "target": target}
@@ -42,7 +42,7 @@ def test_new_weights_of_a_running_training_are_loaded(
     monkeypatch.setattr("regard.server.inspection.POLL_SECONDS", 0.01)
     folder = RunDir(run_folder)
     folder.card_file.unlink()
-    model = Translator.load(run_folder)
+    model = Translator.load(run_folder, "cpu")
     service = create_app(model).state.service
     better = {name: tensor + 1 for name, tensor in folder.weights().items()}
 

@@ -1,6 +1,7 @@
 """Run folders: files that belong together are checked against each other, and written atomically."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,27 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> Non
 
     write_atomic(path, write)
     assert path.read_text() == "new"
+
+
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a power failure can leave an empty file under the new name."""
+    path, calls = tmp_path / "x", list[tuple[str, str]]()
+    sync, replace = os.fsync, Path.replace
+
+    def record_sync(file: int) -> None:
+        calls.append(("sync", Path(f"/proc/self/fd/{file}").readlink().name))
+        sync(file)
+
+    def record_replace(self: Path, target: Path) -> Path:
+        calls.append(("rename", target.name))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "replace", record_replace)
+    write_text(path, "text")
+    assert calls == [("sync", ".x.partial"), ("rename", "x"), ("sync", tmp_path.name)]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.segmentation import whole_word_pattern
+from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
 from regard.tasks import Translator
 from regard.tasks.requests import phrase_of
@@ -18,6 +19,15 @@ from regard.tasks.requests import phrase_of
 @pytest.fixture(scope="module")
 def model(make_run: Callable[..., Path]) -> Translator:
     return Translator.load(make_run(decoding={"extra_length": 6}), device="cpu")
+
+
+def test_a_word_ends_before_eos_and_begins_after_bos(model: Translator) -> None:
+    boundaries = model.engine.boundaries
+    assert bool(boundaries.begins_word[EOS])
+    assert bool(boundaries.ends_word[BOS])
+    inside = model.tokenizer.target.word_boundaries()
+    assert not all(inside[0])
+    assert not all(inside[1])
 
 
 # Guarantees, for a network with random weights

@@ -16,7 +16,7 @@ TEXTS = ["ein Hund", "ein ein ein Hund Hund Hund"]
 
 @pytest.fixture(scope="module")
 def model(finished_run: Path) -> Translator:
-    return Translator.load(finished_run)
+    return Translator.load(finished_run, "cpu")
 
 
 @pytest.mark.parametrize("options", [{"max_length": 2}, {"extra_length": 1}, {"max_length": 40}])
@@ -26,7 +26,7 @@ def test_a_translation_is_as_long_as_the_call_allows(
 ) -> None:
     """As if the recipe said so; untrained weights go on to the limit."""
     by_call = model.search(TEXTS, beam=beam, **options)
-    same = Translator.load(model.run.folder if model.run else "")
+    same = Translator.load(model.run.folder if model.run else "", "cpu")
     same.set_decoding(beam=beam, **options)
     assert by_call == same.search(TEXTS)
     most = options.get("max_length", max(map(len, model.encode(TEXTS))) + 2)
@@ -60,7 +60,7 @@ def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:
 
 
 def test_more_threads_than_cores_are_not_begun(finished_run: Path) -> None:
-    assert Translator.load(finished_run, threads=30_000).threads < 30_000
+    assert Translator.load(finished_run, "cpu", threads=30_000).threads < 30_000
 
 
 def test_a_table_of_waves_is_long_enough_whatever_another_thread_puts_in_its_place() -> None:

@@ -144,7 +144,7 @@ def test_only_the_source_vocabulary_has_tags(files: Path) -> None:
 
 
 def test_a_language_for_all_texts_or_for_each(run: Path) -> None:
-    model = Translator.load(run)
+    model = Translator.load(run, "cpu")
     texts = ["a dog", "OK"]
     german, french = (model.translate(texts, to=code) for code in ("de", "fr"))
     assert german != french
@@ -160,7 +160,7 @@ def test_a_language_for_all_texts_or_for_each(run: Path) -> None:
 
 
 def test_a_model_of_one_language_takes_no_other(finished_run: Path) -> None:
-    model = Translator.load(finished_run)
+    model = Translator.load(finished_run, "cpu")
     with pytest.raises(
         RegardError, match="language de: this model translates to one language only, so"
     ):
@@ -169,7 +169,7 @@ def test_a_model_of_one_language_takes_no_other(finished_run: Path) -> None:
 
 
 def test_each_language_is_scored_apart(run: Path, files: Path) -> None:
-    model = Translator.load(run)
+    model = Translator.load(run, "cpu")
     pairs = list(train_pairs(model.recipe.data))
     results = model.evaluate(pairs)
     assert [result.name for result in results[::2]] == ["WER to de", "WER to fr", "WER to en"]
@@ -192,7 +192,7 @@ def test_what_has_no_pairs_to_score_is_refused(run: Path, files: Path) -> None:
 
 
 def test_pairs_turned_round_are_back_translations(run: Path, files: Path, tmp_path: Path) -> None:
-    model = Translator.load(run).with_target_language("en")
+    model = Translator.load(run, "cpu").with_target_language("en")
     output = tmp_path / "back.jsonl"
     assert distill(model, output, files / "t.de", back_translation=True, beam=1) == 3
     texts = make(tmp_path, data={"train": {"pairs": "back.jsonl", "tag": "bt"}}).data
@@ -218,7 +218,7 @@ def ask(client: TestClient, **asked: Any) -> Any:
 
 
 def test_a_server_of_several_languages(run: Path) -> None:
-    model = Translator.load(run)
+    model = Translator.load(run, "cpu")
     with TestClient(create_app(model)) as client:
         languages = {one["code"]: one["targets"] for one in client.get("/languages").json()}
         assert languages == {"en": ["de", "fr"], "de": ["en"], "fr": []}

@@ -1,6 +1,6 @@
 """Recipes chosen from the data."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from unicodedata import normalize
@@ -10,11 +10,26 @@ import pytest
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
 from regard.training.autoconfig import MIN_PAIRS, autoconfigure
+from regard.training.planner import DeviceSpeed
 
 TEXTS = DataFiles(pairs=("pairs.tsv",))
+
+
+CPU, GPU = DeviceSpeed("cpu", 3_900.0), DeviceSpeed("cuda", 1.2e7, 6.0)
+
+
+def configure(
+    root: str,
+    overrides: Sequence[str] = (),
+    minutes: float | None = None,
+    speed: DeviceSpeed = CPU,
+) -> tuple[Recipe, list[str]]:
+    """The automatic recipe and its reasons, for a device of known speed."""
+    chosen = autoconfigure(TEXTS, root, overrides, minutes=minutes, speed=speed)
+    return chosen.recipe, chosen.reasons
 
 
 def write(folder: Path, lines: Sequence[str]) -> str:
@@ -40,78 +55,146 @@ def statistics(pairs: int, characters: float) -> module.CorpusStatistics:
     return module.CorpusStatistics(pairs, side, side)
 
 
+def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
+    side = module.SideStatistics()
+    for text in ("犬猫a", "dog", " "):
+        side.add(text)
+    assert (side.texts, side.characters, side.ideographs) == (2, 4, 2)
+    corpus, rule = module.CorpusStatistics(2, side, side), module.VOCABULARY_RULES[0]
+    characters = TokenizerConfig(kind="char", vocab_size=1000)
+    assert corpus.tokens_per_target(rule, characters) == (4 + 2 + 2) / 2 + 1
+    subwords = TokenizerConfig(kind="unigram", vocab_size=1000)
+    expected = (4 / rule.characters_per_token + 2 / 1.3) / 2 + 1
+    assert corpus.tokens_per_target(rule, subwords) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("letter", "longest"), [("a", 20), ("犬", 6)])
+def test_single_words_are_spelled_unless_they_are_long(letter: str, longest: int) -> None:
+    for length, kind in ((longest, "char"), (longest + 1, None)):
+        side = module.SideStatistics()
+        for number in range(30):
+            side.add(letter * (length - 1) + chr(ord(letter) + number % 20))
+        assert side.tokenizer_kind == kind
+
+
 def test_too_few_pairs_are_refused_with_their_number(tmp_path: Path) -> None:
     root = write(tmp_path, prose(MIN_PAIRS - 1))
     with pytest.raises(RegardError, match=f"^too few pairs to train on: {MIN_PAIRS - 1};"):
-        autoconfigure(TEXTS, root)
+        configure(root)
 
 
 def test_just_enough_pairs_give_a_complete_recipe(tmp_path: Path) -> None:
     root = write(tmp_path, prose(MIN_PAIRS))
-    recipe, reasons = autoconfigure(TEXTS, root)
+    recipe, reasons = configure(root)
     assert recipe.data.train == TEXTS
     assert recipe.data.path("pairs.tsv") == tmp_path / "pairs.tsv"
-    assert recipe.model.preset == "tiny"
+    assert recipe.model.norm_order == "pre"
     assert recipe.tokenizer.kind == "unigram"
     assert any(reason.startswith(f"{MIN_PAIRS} pairs") for reason in reasons)
     assert make_recipe(recipe.model_dump(), "again") == recipe
 
 
-def test_sizes_rise_with_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    root = write(tmp_path, prose(1))
-    found: list[Recipe] = []
-    counts = [50, 5_000, 5_001, 50_000, 50_001, 500_000, 500_001, 5_000_000, 5_000_001, 10**9]
-    for count in counts:
-        monkeypatch.setattr(
-            module, "collect_statistics", lambda _, count=count: statistics(count, characters=400.0)
-        )
-        recipe, _ = autoconfigure(TEXTS, root)
-        found.append(recipe)
-    assert [recipe.tokenizer.vocab_size for recipe in found[::2]] == [
-        1000,
-        4000,
-        8000,
-        16000,
-        32000,
-    ]
-    assert [recipe.tokenizer.vocab_size for recipe in found[1::2]] == [
-        1000,
-        4000,
-        8000,
-        16000,
-        32000,
-    ]
+@pytest.fixture
+def corpus_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, float], str]:
+    """Pretends that the training data have this many pairs, with targets of this many characters."""
+
+    def pretend(pairs: int, characters: float) -> str:
+        monkeypatch.setattr(module, "collect_statistics", lambda _: statistics(pairs, characters))
+        return write(tmp_path, prose(1))
+
+    return pretend
+
+
+def test_larger_corpora_get_larger_vocabularies_and_batches(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    counts = [50, 20_000, 20_001, 50_000, 50_001, 500_000, 500_001, 5_000_000, 5_000_001, 10**9]
+    found = [configure(corpus_of(count, 100.0), speed=GPU)[0] for count in counts]
+    sizes = [recipe.tokenizer.vocab_size for recipe in found]
+    assert sizes == [size for size in (4_000, 6_000, 8_000, 16_000, 32_000) for _ in range(2)]
     for less, more in pairwise(found):
-        assert less.model.d_model <= more.model.d_model
-        assert less.model.dropout >= more.model.dropout
-        assert less.batch_tokens <= more.batch_tokens
         assert less.data.hold_out >= more.data.hold_out
-    widths = [recipe.model.d_model for recipe in found]
-    assert (widths[0], widths[4], widths[-1]) == (128, 256, 512)
     for recipe in found:
         assert recipe.training.steps >= 200
-        assert recipe.training.warmup < recipe.training.steps
-        assert recipe.training.validate_every < recipe.training.steps
+        assert recipe.training.warmup <= recipe.training.steps // 10
+        assert recipe.training.validate_every <= recipe.training.steps // 20 + 1
 
 
-def test_steps_correspond_to_the_epochs_of_the_tier(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_more_time_gives_a_larger_model_with_more_regularization(
+    corpus_of: Callable[[int, float], str],
 ) -> None:
-    root = write(tmp_path, prose(1))
-    monkeypatch.setattr(
-        module, "collect_statistics", lambda _: statistics(100_000, characters=19 * 4.7)
-    )
-    recipe, _ = autoconfigure(TEXTS, root)
-    tokens = 100_000 * 20
-    epochs = recipe.training.steps * recipe.batch_tokens / tokens
-    assert epochs == pytest.approx(30, rel=0.01)
+    root = corpus_of(5_000, 16 * 4.2)
+    short, _ = configure(root, minutes=15)
+    hour, _ = configure(root, minutes=90)
+    gpu, _ = configure(root, minutes=5, speed=GPU)
+    assert [recipe.model.d_model for recipe in (short, hour, gpu)] == [128, 256, 512]
+    assert [recipe.training.rdrop for recipe in (short, hour, gpu)] == [0.0, 2.0, 2.0]
+    assert [recipe.model.dropout for recipe in (short, hour, gpu)] == [0.1, 0.3, 0.3]
+    assert [recipe.training.batching for recipe in (short, hour, gpu)] == ["padded"] * 2 + [
+        "packed"
+    ]
+
+
+def test_a_short_time_gives_small_batches(corpus_of: Callable[[int, float], str]) -> None:
+    root = corpus_of(165_000, 8 * 4.7)
+    short, _ = configure(root, minutes=15)
+    longer, _ = configure(root, minutes=60)
+    assert (short.training.tokens_per_batch, longer.training.tokens_per_batch) == (1_024, 2_048)
+
+
+def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    root = corpus_of(100_000, 19 * 4.7)
+    recipe, _ = configure(root, minutes=15)
+    seconds = 0.9 * 15 * 60 - 15
+    trained = recipe.training.steps * recipe.batch_tokens
+    assert trained == pytest.approx(seconds * CPU.tiny, rel=0.05)
+    recipe, _ = configure(corpus_of(1_000, 19 * 4.2), minutes=60, speed=GPU)
+    epochs = recipe.training.steps * recipe.batch_tokens / (1_000 * 20)
+    assert epochs == pytest.approx(250, rel=0.05)
+
+
+def test_without_a_time_one_is_chosen_for_the_device(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    times = {
+        (pairs, speed.device): autoconfigure(TEXTS, corpus_of(pairs, 80.0), speed=speed).minutes
+        for pairs in (1_000, 30_000, 3_000_000)
+        for speed in (CPU, GPU)
+    }
+    assert times[3_000_000, "cpu"] == 60
+    assert times[30_000, "cpu"] == 30
+    assert times[1_000, "cuda"] == 1
+    assert times[30_000, "cuda"] == 5
+    assert times[3_000_000, "cuda"] == 15
+
+
+def test_without_a_time_the_steps_of_the_user_are_not_planned(tmp_path: Path) -> None:
+    root = write(tmp_path, prose(60))
+    steps = ["training.steps=7"]
+    assert autoconfigure(TEXTS, root, steps, speed=CPU).minutes is None
+    assert autoconfigure(TEXTS, root, steps, speed=CPU, minutes=3).minutes == 3
+
+
+def test_a_time_that_is_too_short_is_said_with_one_that_suffices(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    root = corpus_of(30_000, 80.0)
+    _, reasons = configure(root, minutes=2)
+    (warning,) = [reason for reason in reasons if reason.startswith("warning")]
+    assert "2 minutes are too short" in warning
+    assert "at least 10 minutes" in warning
+    _, reasons = configure(root, minutes=30)
+    assert not any(reason.startswith("warning") for reason in reasons)
+    assert any("a better model" in reason and "--minutes" in reason for reason in reasons)
 
 
 def test_a_large_alphabet_gets_a_larger_vocabulary(tmp_path: Path) -> None:
     lines = [f"word {n}\t{chr(0x4E00 + n)}{chr(0x5000 + n)}" for n in range(900)]
-    recipe, reasons = autoconfigure(TEXTS, write(tmp_path, lines))
+    recipe, reasons = configure(write(tmp_path, lines))
     alphabet = 900 * 2 + len("word 0123456789") - (0x4E00 + 900 - 0x5000)
-    assert recipe.tokenizer.vocab_size == 3_000
+    assert recipe.tokenizer.vocab_size == 6_000
     assert any(f"{alphabet:,} different characters" in reason for reason in reasons)
 
 
@@ -121,14 +204,14 @@ def test_decomposed_hangul_counts_as_composed_syllables(tmp_path: Path) -> None:
         normalize("NFD", f"word{n}\t{syllable * 3} {syllable}")
         for n, syllable in enumerate(syllables)
     ]
-    recipe, _ = autoconfigure(TEXTS, write(tmp_path, lines))
-    assert recipe.tokenizer.vocab_size == 3_000
+    recipe, _ = configure(write(tmp_path, lines))
+    assert recipe.tokenizer.vocab_size == 6_000
     pairs = [Pair(*line.split("\t")) for line in lines]
-    assert Tokenizer.train(recipe.tokenizer, lambda: pairs).source.size <= 3_000
+    assert Tokenizer.train(recipe.tokenizer, lambda: pairs).source.size <= 6_000
 
 
 def test_symbols_are_recognized_and_become_words(tmp_path: Path) -> None:
-    recipe, reasons = autoconfigure(TEXTS, write(tmp_path, sounds(2001)))
+    recipe, reasons = configure(write(tmp_path, sounds(2001)))
     assert recipe.tokenizer.kind == "word"
     assert not recipe.tokenizer.shared
     assert not recipe.model.tie_embeddings
@@ -146,13 +229,12 @@ def words_and_sounds(count: int) -> list[str]:
 
 def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
     lines = words_and_sounds(2001)
-    recipe, reasons = autoconfigure(TEXTS, write(tmp_path, lines))
+    recipe, reasons = configure(write(tmp_path, lines))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("char", "word")
     assert recipe.evaluation.metrics == ("wer", "per")
     assert any(
         "single words and targets are sequences of 26 symbols" in reason for reason in reasons
     )
-    assert any("dropout 0.1" in reason for reason in reasons)
     pairs = [Pair(*line.split("\t")) for line in lines]
     tokenizer = Tokenizer.train(recipe.tokenizer, lambda: pairs)
     (letters,) = tokenizer.source.encode(["abxc"])
@@ -164,16 +246,16 @@ def test_letters_of_single_words_to_sounds(tmp_path: Path) -> None:
 
 def test_short_words_of_a_script_without_spaces_are_words(tmp_path: Path) -> None:
     lines = [f"{chr(0x30A1 + n % 80)}{chr(0x30A1 + n // 80)}ル\tx{n}y" for n in range(400)]
-    assert autoconfigure(TEXTS, write(tmp_path, lines))[0].tokenizer.kind == "char"
+    assert configure(write(tmp_path, lines))[0].tokenizer.kind == "char"
 
 
 def test_sounds_to_letters_and_letters_to_letters(tmp_path: Path) -> None:
     swapped = ["\t".join(reversed(line.split("\t"))) for line in words_and_sounds(2001)]
-    recipe, _ = autoconfigure(TEXTS, write(tmp_path, swapped))
+    recipe, _ = configure(write(tmp_path, swapped))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("word", "char")
     assert recipe.evaluation.metrics == ("wer", "chrf")
     letters = [f"{line.split()[-1]}\t{line.split()[-1].upper()}" for line in swapped]
-    recipe, reasons = autoconfigure(TEXTS, write(tmp_path, letters))
+    recipe, reasons = configure(write(tmp_path, letters))
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("char", None)
     assert not recipe.tokenizer.shared
     assert any("both sides are single words" in reason for reason in reasons)
@@ -181,28 +263,25 @@ def test_sounds_to_letters_and_letters_to_letters(tmp_path: Path) -> None:
 
 def test_a_tokenizer_kind_set_by_the_user_is_for_both_sides(tmp_path: Path) -> None:
     root = write(tmp_path, words_and_sounds(2001))
-    recipe, reasons = autoconfigure(TEXTS, root, ["tokenizer.kind=bpe"])
+    recipe, reasons = configure(root, ["tokenizer.kind=bpe"])
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("bpe", None)
     assert any(reason == "tokenizer: bpe, at most 1,000 entries" for reason in reasons)
-    assert autoconfigure(TEXTS, root, ["tokenizer.shared=true"])[0].tokenizer.shared
-    recipe, reasons = autoconfigure(TEXTS, root, ["tokenizer.target_kind=bpe"])
+    assert configure(root, ["tokenizer.shared=true"])[0].tokenizer.shared
+    recipe, reasons = configure(root, ["tokenizer.target_kind=bpe"])
     assert (recipe.tokenizer.kind, recipe.tokenizer.target_kind) == ("char", "bpe")
     assert any("char for sources, bpe for targets" in reason for reason in reasons)
 
 
 def test_tokens_are_counted_for_the_selected_kind(tmp_path: Path) -> None:
     root = write(tmp_path, words_and_sounds(2001))
-    sounds, letters = (
-        autoconfigure(TEXTS, root, change) for change in ([], ["tokenizer.kind=char"])
-    )
+    sounds, letters = (configure(root, change) for change in ([], ["tokenizer.kind=char"]))
     assert "about 4 tokens each" in sounds[1][0]
     assert "about 11 tokens each" in letters[1][0]
-    assert letters[0].training.steps > 2 * sounds[0].training.steps
 
 
 def test_a_few_exceptions_change_nothing(tmp_path: Path) -> None:
     lines = [*words_and_sounds(600), *["\t"] * 60, "東\tS1 S2", "two words\tS3"]
-    assert autoconfigure(TEXTS, write(tmp_path, lines))[0].tokenizer.target_kind == "word"
+    assert configure(write(tmp_path, lines))[0].tokenizer.target_kind == "word"
 
 
 def test_toy_sentences_stay_sentences(tmp_path: Path) -> None:
@@ -210,36 +289,44 @@ def test_toy_sentences_stay_sentences(tmp_path: Path) -> None:
         f"the dog{n % 90} sees cat{n // 90 % 60}\tder Hund{n % 90} sieht Katze{n // 90 % 60}"
         for n in range(5000)
     ]
-    assert autoconfigure(TEXTS, write(tmp_path, lines))[0].tokenizer.kind == "unigram"
+    assert configure(write(tmp_path, lines))[0].tokenizer.kind == "unigram"
 
 
 @pytest.mark.parametrize("side", ["sources", "targets"])
 def test_a_blank_side_is_refused(tmp_path: Path, side: str) -> None:
     lines = [f"\tword{n}" if side == "sources" else f"word{n}\t" for n in range(60)]
     with pytest.raises(RegardError, match=f"nothing to train on: all 60 {side} are blank"):
-        autoconfigure(TEXTS, write(tmp_path, lines))
+        configure(write(tmp_path, lines))
 
 
 @pytest.mark.parametrize("text", ["ฉันรักเธอมาก", "我爱你，你爱我吗", "two words"])
 def test_sentences_without_spaces_are_not_single_words(tmp_path: Path, text: str) -> None:
     lines = [f"{text}{number}\tword{number}" for number in range(300)]
-    recipe, _ = autoconfigure(TEXTS, write(tmp_path, lines))
+    recipe, _ = configure(write(tmp_path, lines))
     assert recipe.tokenizer.kind == "unigram"
 
 
 def test_prose_is_not_mistaken_for_symbols(tmp_path: Path) -> None:
-    recipe, _ = autoconfigure(TEXTS, write(tmp_path, prose(2001)))
+    recipe, _ = configure(write(tmp_path, prose(2001)))
     assert recipe.tokenizer.kind == "unigram"
-    assert recipe.evaluation.metrics[0] == "bleu"
+    assert recipe.evaluation.metrics == ("chrf", "bleu")
 
 
 def test_overrides_take_precedence(tmp_path: Path) -> None:
     root = write(tmp_path, prose(60))
-    recipe, _ = autoconfigure(TEXTS, root, ["training.steps=7", "model.preset=small"])
-    assert recipe.training.steps == recipe.training.warmup == 7
-    assert recipe.model.d_model == 256
+    recipe, _ = configure(root, ["training.steps=7", "model.preset=small"])
+    assert recipe.training.steps == 7
+    assert recipe.training.warmup == 1
+    assert (recipe.model.d_model, recipe.model.encoder_layers) == (256, 6)
+
+
+def test_bleu_of_scripts_without_spaces_is_computed_on_characters(tmp_path: Path) -> None:
+    chinese = [f"sentence {n}\t我爱你，你爱我吗{chr(0x5000 + n)}" for n in range(100)]
+    assert configure(write(tmp_path, chinese))[0].evaluation.tokenize == "zh"
+    japanese = [f"sentence {n}\tわたしはあなたが好きです{chr(0x5000 + n)}" for n in range(100)]
+    assert configure(write(tmp_path, japanese))[0].evaluation.tokenize == "char"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"pairs\.tsv"):
-        autoconfigure(TEXTS, str(tmp_path))
+        configure(str(tmp_path))

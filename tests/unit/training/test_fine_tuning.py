@@ -10,10 +10,20 @@ from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.nn.network import named_weights
-from regard.recipe import Recipe, make_recipe
+from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import TASKS, build_network
-from regard.training.fine_tuning import initial_tokenizer, load_initial_weights
+from regard.training.fine_tuning import (
+    PATIENCE,
+    RATE_FACTOR,
+    FineTuning,
+    check_compatible,
+    fine_tuning_from_recipe,
+    fine_tuning_recipe,
+    freeze_weights,
+    initial_tokenizer,
+    load_initial_weights,
+)
 
 MODEL = {"d_model": 16, "heads": 2, "d_ff": 32}
 PAIRS = [Pair("a b c", "X Y X")] * 3
@@ -132,3 +142,196 @@ def test_a_run_whose_tokenizer_has_changed_is_refused(tmp_path: Path) -> None:
 def test_a_missing_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match="no such folder"):
         initial_tokenizer(recipe_of("tagging", tmp_path / "absent"), lambda: PAIRS)
+
+
+# What is taken from the run
+
+
+def test_keys_that_a_recipe_leaves_out_are_taken_from_the_run(tmp_path: Path) -> None:
+    start = run_of(recipe_of("translation", model={"norm_order": "pre"}), tmp_path / "before")
+    values = {
+        "data": {"train": {"pairs": "p.tsv"}},
+        "model": {"dropout": 0.4},
+        "training": {"init_from": str(start)},
+    }
+    recipe, theirs = make_recipe(values, "test"), RunDir(start).recipe()
+    assert recipe.tokenizer == theirs.tokenizer
+    dropout = {"dropout": 0.4, "attention_dropout": 0.4, "activation_dropout": 0.4}
+    assert recipe.model == theirs.model.model_copy(update=dropout)
+    assert make_recipe(recipe.model_dump(), "test") == recipe
+
+
+def test_a_preset_of_another_size_is_not_overwritten(tmp_path: Path) -> None:
+    start = run_of(recipe_of("translation"), tmp_path / "before")
+    values = {"data": {"train": {"pairs": "p.tsv"}}, "model": {"preset": "small"}}
+    recipe = make_recipe({**values, "training": {"init_from": str(start)}}, "test")
+    assert recipe.model.d_model == 256
+    with pytest.raises(RegardError, match=r"model\.d_model is 16 there, 256 here"):
+        check_compatible(RunDir(start), RunDir(start).recipe(), recipe)
+
+
+def test_a_task_with_labels_takes_only_the_keys_of_the_encoder(tmp_path: Path) -> None:
+    attention = {"decoder": "window", "window_size": 8, "bias": True}
+    start = run_of(
+        recipe_of("translation", model={"attention": attention, "output_bias": True}),
+        tmp_path / "before",
+    )
+    values = {"task": "tagging", "data": {"train": {"pairs": "p.tsv"}}}
+    values["training"] = {"init_from": str(start)}
+    values["model"] = {"attention": {"window_size": 64}}
+    recipe = make_recipe(values, "test")
+    assert (recipe.model.d_model, recipe.model.attention.bias) == (16, True)
+    assert (recipe.model.attention.decoder, recipe.model.output_bias) == ("full", False)
+    assert not recipe.tokenizer.shared
+
+
+# Vocabulary extension
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_new_entries_start_from_the_mean_of_what_they_were_split_into(
+    shared: bool, tmp_path: Path
+) -> None:
+    section = {"kind": "unigram", "vocab_size": 300, "shared": shared}
+    start = run_of(recipe_of("translation", tokenizer=section), tmp_path / "before")
+    recipe = recipe_of("translation", start, tokenizer=section)
+    recipe = make_recipe(recipe.model_dump(), "test", ["training.extend_vocab=4"])
+    pairs = [Pair("abba abba abba", "XYXY YXYX XYXY")] * 20
+    tokenizer = initial_tokenizer(recipe, lambda: pairs)
+    network = build_network(recipe, tokenizer)
+    assert "new entries" in load_initial_weights(network, recipe, tokenizer)
+    run = RunDir(start)
+    original, theirs, own = run.tokenizer(run.recipe()), run.weights(), named_weights(network)
+    for side, name in (
+        ("source", "encoder.embedding.weight"),
+        ("target", "decoder.embedding.weight"),
+    ):
+        name = "encoder.embedding.weight" if shared else name
+        before, after = getattr(original, side), getattr(tokenizer, side)
+        assert after.size > before.size
+        for piece, row in zip(after.pieces(range(after.size)), own[name], strict=True):
+            known = before.pieces(range(before.size))
+            ids = [known.index(piece)] if piece in known else before.split_piece(piece)
+            torch.testing.assert_close(row, theirs[name][ids].mean(0))
+
+
+# Frozen weights
+
+
+@pytest.mark.parametrize(
+    ("groups", "trained"),
+    [
+        (["encoder"], {"encoder.embedding", "decoder"}),
+        (["encoder", "embeddings"], {"decoder"}),
+        (["all-but-embeddings"], {"encoder.embedding"}),
+        (["all-but-decoder"], {"decoder"}),
+    ],
+)
+def test_groups_of_weights_are_frozen(groups: list[str], trained: set[str], tmp_path: Path) -> None:
+    recipe = recipe_of("translation")
+    network = build_network(recipe, initial_tokenizer(recipe, lambda: PAIRS))
+    freeze_weights(network, groups)
+    for name, parameter in network.named_parameters():
+        assert parameter.requires_grad == name.startswith(tuple(trained)), name
+
+
+@pytest.mark.parametrize("group", ["self_attention", "cross_attention", "feed_forward", "norms"])
+def test_parts_of_layers_are_frozen(group: str) -> None:
+    recipe = recipe_of("translation")
+    network = build_network(recipe, initial_tokenizer(recipe, lambda: PAIRS))
+    freeze_weights(network, [group])
+    frozen = {name for name, one in network.named_parameters() if not one.requires_grad}
+    part = {"self_attention": ".attention.", "norms": "norm."}.get(group, f".{group}.")
+    assert frozen == {name for name, _ in network.named_parameters() if part in name}
+    assert frozen
+
+
+def test_freezing_nothing_or_everything_is_refused() -> None:
+    recipe = recipe_of("tagging")
+    network = build_network(recipe, initial_tokenizer(recipe, lambda: PAIRS))
+    with pytest.raises(RegardError, match="cross_attention: this model has no such weights"):
+        freeze_weights(network, ["cross_attention"])
+    with pytest.raises(RegardError, match="leaves nothing to train"):
+        freeze_weights(network, ["encoder", "embeddings"])
+
+
+# Languages and choices
+
+
+def translation_run(folder: Path, **data: Any) -> Path:
+    """A run of a named language pair."""
+    recipe = recipe_of("translation")
+    values = recipe.model_dump()
+    values["data"] |= {"languages": ("en", "de"), **data}
+    return run_of(make_recipe(values, "test"), folder)
+
+
+def fine_tuned(run: Path, languages: tuple[str, str] | None, **options: Any) -> Recipe:
+    files = DataFiles(pairs=("more.tsv",))
+    found, _ = fine_tuning_recipe(
+        FineTuning(run, **options), files, "/data", languages=languages, pairs=PAIRS * 40
+    )
+    return found
+
+
+def test_a_new_target_language_is_added_with_a_tag(tmp_path: Path) -> None:
+    recipe = fine_tuned(translation_run(tmp_path / "run"), ("en", "fr"), extend_vocab=5, mix=0.2)
+    assert recipe.data.targets == ["fr", "de"]
+    assert recipe.data.tags == ["2de", "2fr"]
+    assert recipe.data.language_pairs == [("en", "fr"), ("en", "de")]
+    tokenizer = initial_tokenizer(recipe, lambda: PAIRS)
+    assert [*tokenizer.source.tags] == ["2de", "2fr"]
+
+
+def test_a_multilingual_run_keeps_its_languages(tmp_path: Path) -> None:
+    train = {"pairs": ("a.tsv", "b.tsv"), "to": ("de", "fr")}
+    run = translation_run(tmp_path / "run", train=train)
+    assert fine_tuned(run, ("en", "fr")).data.targets == ["fr", "de"]
+    with pytest.raises(RegardError, match="it translates to de, fr; name the languages"):
+        fine_tuned(run, None)
+    with pytest.raises(RegardError, match="but the new data are en to es"):
+        fine_tuned(run, ("en", "es"))
+
+
+@pytest.mark.parametrize("languages", [("en-US", "de-AT"), ("eng", "deu"), ("en", "mul"), None])
+def test_codes_of_the_same_languages_are_accepted(
+    languages: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    recipe = fine_tuned(translation_run(tmp_path / "run"), languages)
+    assert recipe.data.languages == (languages or ("en", "de"))
+    assert recipe.data.targets == []
+
+
+def test_the_learning_rate_is_a_fraction_of_the_peak_of_the_run(tmp_path: Path) -> None:
+    recipe = fine_tuned(translation_run(tmp_path / "run"), None)
+    peak = 1 / (16 * 4000) ** 0.5  # noam, d_model 16, warmup 4000
+    assert recipe.training.learning_rate == pytest.approx(RATE_FACTOR * peak, rel=0.02)
+    assert recipe.training.schedule == "cosine"
+    again = run_of(recipe.model_copy(), tmp_path / "again")
+    assert fine_tuned(again, None).training.learning_rate == recipe.training.learning_rate
+
+
+def test_an_imported_run_gets_a_fixed_low_rate(tmp_path: Path) -> None:
+    run = translation_run(tmp_path / "run")
+    RunDir(run).write_card({"imported_from": "opus-mt"})
+    recipe = fine_tuned(run, None)
+    assert recipe.training.learning_rate == 1e-4
+    assert recipe.batch_tokens <= 4_096
+
+
+def test_what_a_recipe_gives_is_kept_and_the_rest_is_chosen(tmp_path: Path) -> None:
+    run = translation_run(tmp_path / "run")
+    (tmp_path / "pairs.tsv").write_text("".join(f"a b {n}\tX Y\n" for n in range(99)))
+    recipe_file = tmp_path / "my.yaml"
+    recipe_file.write_text(
+        f"data: {{root: {tmp_path}, train: {{pairs: pairs.tsv}}, hold_out: 0.5}}\n"
+        "training: {steps: 7, label_smoothing: 0.2}\n"
+    )
+    recipe, _ = fine_tuning_from_recipe(FineTuning(run, mix=0.5), recipe_file)
+    training = recipe.training
+    assert (training.steps, training.label_smoothing, training.mix) == (7, 0.2, 0.5)
+    assert (training.schedule, training.warmup, training.patience) == ("cosine", 1, PATIENCE)
+    recipe, _ = fine_tuning_from_recipe(
+        FineTuning(run), recipe_file, ["training.learning_rate=0.5", "training.warmup=3"]
+    )
+    assert (recipe.training.schedule, recipe.training.learning_rate) == ("noam", 0.5)

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from regard.data.dataset import TokenDataset
 from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare import PreparedData, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 
 
@@ -107,3 +108,50 @@ def test_metadata_that_are_damaged_are_prepared_again(
         run = RunDir(tmp_path / "run")
         prepare(run, recipe, ProgressReporter(run, enabled=False))
         assert open_prepared(run, recipe).metadata["train"]["kept"] == 2
+
+
+def prepared_with(folder: Path, **training: Any) -> PreparedData:
+    """Prepare 40 pairs; ``folder`` is the run folder, next to the data."""
+    lines = (f"this is sentence {n}.\tdas ist satz {n}." for n in range(40))
+    write(folder.parent / "train.tsv", *lines)
+    data = {"root": str(folder.parent), "train": {"pairs": "train.tsv"}, "hold_out": 0.1}
+    sections = {"data": data, "tokenizer": {"kind": "char"}, "training": training}
+    recipe = make_recipe(sections, "test")
+    run = RunDir(folder)
+    run.folder.mkdir()
+    run.write_recipe(recipe)
+    prepare(run, recipe, ProgressReporter(run))
+    return open_prepared(run, recipe)
+
+
+def texts_of(prepared: PreparedData, dataset: TokenDataset) -> list[str]:
+    ranges = zip(dataset.source_starts, dataset.source_lengths, strict=True)
+    rows = [dataset.ids[start : start + length].tolist() for start, length in ranges]
+    return prepared.tokenizer.source.decode(rows)
+
+
+def test_augmented_copies_are_written_and_used_in_turn(tmp_path: Path) -> None:
+    augment = {"upper": 0.5, "no_final_punctuation": 0.25}
+    prepared = prepared_with(tmp_path / "run", augment=augment, subword_copies=4)
+    plain, *copies = (
+        texts_of(prepared, one)
+        for one in (prepared.train, *map(prepared.dataset_for_epoch, range(5)))
+    )
+    assert copies[4] == copies[0]
+    for row in zip(plain, *copies[:4], strict=True):
+        original, *changed = row
+        assert [text.casefold().rstrip(".") for text in changed] == [original.rstrip(".")] * 4
+        # Spread evenly over the copies: half of them, and a quarter of them.
+        assert sum(map(str.isupper, changed)) == 2
+        assert sum(not text.endswith(".") for text in changed) == 1
+    again = prepared_with(tmp_path / "again", augment=augment, subword_copies=4)
+    for one, other in zip(prepared.copies, again.copies, strict=True):
+        assert one.path.read_bytes() == other.path.read_bytes()
+
+
+def test_without_augmentation_nothing_changes(tmp_path: Path) -> None:
+    prepared, plain = prepared_with(tmp_path / "run"), prepared_with(tmp_path / "plain", augment={})
+    assert not prepared.copies
+    assert prepared.metadata["identity"] == plain.metadata["identity"]
+    both = [one.train.path.read_bytes() for one in (prepared, plain)]
+    assert both[0] == both[1]

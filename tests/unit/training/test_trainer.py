@@ -1,20 +1,30 @@
-"""Validation examples, early stopping, and the time left."""
+"""The scalars of a step, selected checkpoints, validation examples, early stopping, and the time left."""
 
 import time
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from regard.data.pairs import Pair
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.checkpoint import TrainingState
+from regard.training.checkpoint import TrainingState, checkpoint_name, checkpoint_step
 from regard.training.progress import ProgressReporter
-from regard.training.trainer import StopReason, evenly_spaced, finished
+from regard.training.train_step import StepScalars
+from regard.training.trainer import (
+    DataCursor,
+    StopReason,
+    Trainer,
+    TrainingBatch,
+    evenly_spaced,
+    finished,
+)
 
 
 def recipe_with(**training: Any) -> Any:
@@ -24,8 +34,7 @@ def recipe_with(**training: Any) -> Any:
 @given(count=st.integers(1, 300), examples=st.integers(0, 300))
 def test_examples_are_evenly_spaced_over_the_file(count: int, examples: int) -> None:
     pairs = [Pair(str(number), "") for number in range(count)]
-    training = recipe_with(validate_sentences=examples, best_checkpoint_metric="loss").training
-    indices = [int(pair.source) for pair in evenly_spaced(pairs, count, training)]
+    indices = [int(pair.source) for pair in evenly_spaced(pairs, count, examples)]
     assert len(indices) == min(count, examples)
     edges = [*indices, count] if indices else []
     gaps = [after - before for before, after in pairwise(edges)]
@@ -52,3 +61,58 @@ def test_the_time_left_is_at_most_the_time_to_the_deadline(tmp_path: Path) -> No
     assert reporter.time_left(999, 1000) < timedelta(seconds=1)
     reporter.deadline = None
     assert reporter.time_left(10, 1000) >= timedelta(seconds=9900)
+
+
+def scalars_of_step(step: int, tokens: list[int], processes: int = 1, **training: Any) -> Any:
+    """The scalars that a trainer passes to its optimizer step, and the state after it."""
+    recipe, received = recipe_with(**training), list[StepScalars]()
+
+    def train_step(_: object, scalars: StepScalars) -> torch.Tensor:
+        received.append(scalars)
+        return torch.zeros(())
+
+    trainer = SimpleNamespace(
+        recipe=recipe,
+        training=recipe.training,
+        state=TrainingState(step=step - 1, tokens=1000),
+        group=SimpleNamespace(rank=0, size=processes),
+        cuda_graph_step=None,
+        train_step=train_step,
+    )
+    batches = [TrainingBatch([], count, DataCursor(3, n)) for n, count in enumerate(tokens, 5)]
+    Trainer.step(cast(Any, trainer), batches)
+    return received[0], trainer.state
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_loss_is_a_mean_over_the_tokens_of_all_accumulated_batches(processes: int) -> None:
+    scalars, state = scalars_of_step(1, [100, 300], processes, accumulate=2)
+    assert scalars.grad_scale == processes / 400
+    assert (state.step, state.tokens, state.epoch, state.batch) == (1, 1400, 3, 6)
+
+
+@pytest.mark.parametrize(("step", "decay"), [(1, 2 / 11), (90, 0.91), (10**6, 0.999)])
+def test_the_moving_average_has_a_warm_start(step: int, decay: float) -> None:
+    scalars, _ = scalars_of_step(step, [100], ema=0.999)
+    assert scalars.ema_rate == pytest.approx(1 - decay)
+
+
+@pytest.mark.parametrize(
+    ("average", "steps"), [("best", [40, 20]), ("last", [30, 40, 50]), ("none", [40])]
+)
+def test_the_checkpoints_to_keep_are_the_best_or_the_last(
+    tmp_path: Path, average: str, steps: list[int]
+) -> None:
+    """Losses at steps 10, 20 …: the best is neither the first nor the last."""
+    validations = [(10, 5.0, 5.0), (20, 3.0, 3.0), (30, 4.0, 4.0), (40, 2.0, 2.0), (50, 6.0, 6.0)]
+    for step, *_ in validations:
+        (tmp_path / checkpoint_name(step)).touch()
+    keep = {} if average == "none" else {"keep_checkpoints": len(steps)}
+    settings = {"validate_every": 10, "average": average, **keep}
+    trainer = SimpleNamespace(
+        training=recipe_with(**settings).training,
+        run=SimpleNamespace(checkpoints=tmp_path),
+        state=TrainingState(step=50, validations=validations),
+    )
+    selected = Trainer.selected_checkpoints(cast(Any, trainer))
+    assert [checkpoint_step(path) for path in selected] == steps

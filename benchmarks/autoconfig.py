@@ -1,0 +1,309 @@
+"""Training without a recipe against hand-set recipes, on the same data, device and time.
+
+    python benchmarks/autoconfig.py --minutes 2 --device cuda       # all corpora and recipes; the same command resumes
+    python benchmarks/autoconfig.py --minutes 15 --corpora en-ibo,multi30k-5k --recipes auto,wide
+
+Every training is ``regard train`` with ``--minutes``. Training pairs are a cut of the corpus, of which Regard holds out
+a part for validation; the test set is scored once, after training. Results are added to autoconfig.json, and
+``--table`` writes the table of docs/autoconfig.md from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from benchmarks.reporting import markdown_table, replace_section
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "autoconfig.json"
+PAGE = HERE.parent / "docs" / "autoconfig.md"
+BEGIN, END = "<!-- begin autoconfig -->\n", "<!-- end autoconfig -->\n"
+
+
+class Corpus(NamedTuple):
+    """Training and test files of a data set, in the direction source, target."""
+
+    train: str
+    test: str
+    source: str
+    target: str
+    pairs: int | None = None
+    """a random cut of the training data"""
+    noise: float = 0.0
+    """share of the training pairs whose target belongs to another source"""
+
+
+CORPORA = {
+    "en-hau": Corpus("lafand/en-hau.train", "lafand/en-hau.test", "en", "hau"),
+    "en-ibo": Corpus("lafand/en-ibo.train", "lafand/en-ibo.test", "en", "ibo"),
+    "zul-en": Corpus("lafand/en-zul.train", "lafand/en-zul.test", "zul", "en"),
+    "fr-wol": Corpus("lafand/fr-wol.train", "lafand/fr-wol.test", "fr", "wol"),
+    "multi30k-2k": Corpus("multi30k/train", "multi30k/test_2016_flickr", "en", "fr", 2_000),
+    "multi30k-5k": Corpus("multi30k/train", "multi30k/test_2016_flickr", "en", "de", 5_000),
+    "multi30k": Corpus("multi30k/train", "multi30k/test_2016_flickr", "de", "en"),
+    "multi30k-noisy": Corpus("multi30k/train", "multi30k/test_2016_flickr", "en", "de", None, 0.2),
+    "3am": Corpus("3am_enzh/train", "3am_enzh/test", "en", "zh"),
+    "tatoeba-enfr": Corpus("tatoeba_enfr/train", "tatoeba_enfr/test", "fr", "en"),
+    "tatoeba-ende": Corpus("tatoeba_ende/train", "tatoeba_ende/valid", "en", "de"),
+}
+
+
+def _recipe(
+    vocab: int, model: dict[str, Any], tokens: int, steps: int, rate: float, rdrop: float = 0.0
+) -> dict[str, Any]:
+    return {
+        "tokenizer": {"kind": "bpe", "vocab_size": vocab},
+        "model": {"norm_order": "pre", **model},
+        "training": {
+            "steps": steps,
+            "tokens_per_batch": tokens,
+            "schedule": "cosine",
+            "learning_rate": rate,
+            "warmup": steps // 10,
+            "rdrop": rdrop,
+            "validate_every": steps // 10,
+            "checkpoint_every": steps // 10,
+        },
+        "decoding": {"beam": 5, "length_penalty": 1.0},
+    }
+
+
+_SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
+_WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
+RECIPES: dict[str, dict[str, Any]] = {
+    "multi30k": _recipe(8_000, {"preset": "small", "dropout": 0.3}, 8_192, 10_000, 0.002, 5.0),
+    "tatoeba": _recipe(
+        8_000, {"preset": "base", "d_ff": 1024, "dropout": 0.3}, 16_384, 15_000, 0.001, 5.0
+    ),
+    "wide": _recipe(4_000, {**_WIDE, "dropout": 0.3}, 4_096, 10_000, 0.001, 2.0),
+    "shallow": _recipe(4_000, {**_SHALLOW, "dropout": 0.1}, 1_024, 10_000, 0.002),
+    "small": _recipe(8_000, {"preset": "small", "dropout": 0.1}, 4_096, 20_000, 0.002),
+    "tiny": _recipe(6_000, {"preset": "tiny", "dropout": 0.1}, 2_048, 20_000, 0.003),
+    "paper": {
+        "tokenizer": {"kind": "bpe", "vocab_size": 8_000},
+        "model": {"preset": "base"},
+        "training": {"steps": 20_000, "tokens_per_batch": 8_192, "warmup": 4_000},
+    },
+    "iwslt": {
+        "tokenizer": {"kind": "bpe", "vocab_size": 8_000},
+        "model": {"preset": "base", "d_ff": 1024, "heads": 4, "dropout": 0.3},
+        "training": {
+            "steps": 20_000,
+            "tokens_per_batch": 4_096,
+            "warmup": 4_000,
+            "optimizer": "adamw",
+            "weight_decay": 0.0001,
+        },
+    },
+}
+"""Hand-set recipes: the best ones of this repository, the paper's, and fairseq's for small corpora."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--corpora", default=",".join(CORPORA))
+    parser.add_argument("--recipes", default=",".join(["auto", *RECIPES]))
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--folder", type=Path, help="folder for data and runs (default: temporary)")
+    parser.add_argument("--table", action="store_true", help="write the table and end")
+    given = parser.parse_args(arguments)
+    if given.table:
+        text = PAGE.read_text(encoding="utf-8")
+        content = table(json.loads(given.out.read_text()))
+        PAGE.write_text(replace_section(PAGE, text, BEGIN, END, content), encoding="utf-8")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        jobs = [
+            (corpus, recipe)
+            for corpus in given.corpora.split(",")
+            for recipe in given.recipes.split(",")
+        ]
+        run_all(jobs, folder, given)
+
+
+def run_all(jobs: Sequence[tuple[str, str]], folder: Path, given: argparse.Namespace) -> None:
+    """Train all jobs that have no result yet, some at a time, and add each result to the file."""
+    results = json.loads(given.out.read_text()) if given.out.exists() else []
+    device = device_name(given.device)
+    done = {(r["corpus"], r["recipe"], r["minutes"], r["device"]) for r in results}
+    waiting = [job for job in jobs if (*job, given.minutes, device) not in done]
+    running: list[tuple[tuple[str, str], subprocess.Popen[bytes], float]] = []
+    while waiting or running:
+        while waiting and len(running) < given.jobs:
+            job = waiting.pop(0)
+            running.append((job, start(*job, folder, given), time.monotonic()))
+        time.sleep(0.5)
+        for job, process, begun in list(running):
+            if process.poll() is None:
+                continue
+            running.remove((job, process, begun))
+            seconds = time.monotonic() - begun
+            result = {
+                "corpus": job[0],
+                "recipe": job[1],
+                "minutes": given.minutes,
+                "device": device,
+                "jobs": given.jobs,
+                "seconds": round(seconds, 1),
+                **score(*job, folder, given),
+            }
+            results.append(result)
+            print(json.dumps(result), flush=True)
+            given.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return f"{len(os.sched_getaffinity(0))} CPU cores"
+
+
+def start(
+    corpus: str, recipe: str, folder: Path, given: argparse.Namespace
+) -> subprocess.Popen[bytes]:
+    """Start one training."""
+    source, target = write_training_data(corpus, folder)
+    out = folder / f"{corpus}-{recipe}-{given.minutes:g}"
+    command = [sys.executable, "-m", "regard", "train"]
+    if recipe == "auto":
+        command += [str(source), str(target)]
+    else:
+        device = "cuda" if "CPU" not in device_name(given.device) else "cpu"
+        file = folder / f"{corpus}-{recipe}.yaml"
+        file.write_text(yaml.safe_dump(hand_recipe(recipe, source, target, device)))
+        command.append(str(file))
+    command += ["--minutes", str(given.minutes), "--out", str(out)]
+    command += ["--set", f"training.device={given.device}"]
+    with (folder / f"{out.name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def hand_recipe(name: str, source: Path, target: Path, device: str) -> dict[str, Any]:
+    """A hand-set recipe for these files; packed on a GPU, as an expert would have it."""
+    recipe: dict[str, Any] = json.loads(json.dumps(RECIPES[name]))
+    count = sum(1 for _ in source.open(encoding="utf-8"))
+    recipe["data"] = {
+        "train": {"source": str(source), "target": str(target)},
+        "hold_out": round(min(0.05, max(1_000 / count, 0.001)), 4),
+    }
+    recipe["evaluation"] = {"metrics": ["chrf", "bleu"]}
+    recipe["training"]["batching"] = "packed" if device == "cuda" else "padded"
+    return recipe
+
+
+def write_training_data(name: str, folder: Path) -> tuple[Path, Path]:
+    """The two training files of a corpus."""
+    corpus = CORPORA[name]
+    files = folder / f"{name}.{corpus.source}", folder / f"{name}.{corpus.target}"
+    if all(file.exists() for file in files):
+        return files
+    pairs = list(
+        zip(lines(corpus.train, corpus.source), lines(corpus.train, corpus.target), strict=True)
+    )
+    draw = random.Random(1)
+    if corpus.pairs:
+        pairs = draw.sample(pairs, corpus.pairs)
+    noisy = draw.sample(range(len(pairs)), int(corpus.noise * len(pairs)))
+    targets = [pairs[index][1] for index in noisy]
+    for index, other in zip(noisy, [*targets[1:], *targets[:1]], strict=True):
+        pairs[index] = pairs[index][0], other
+    for file, side in zip(files, zip(*pairs, strict=True), strict=True):
+        file.write_text("".join(f"{text}\n" for text in side), encoding="utf-8")
+    return files
+
+
+def lines(stem: str, language: str) -> list[str]:
+    root = Path(os.environ.get("REGARD_DATA", HERE.parent.parent / "shared" / "data"))
+    plain, packed = root / f"{stem}.{language}", root / f"{stem}.{language}.gz"
+    content = plain.read_bytes() if plain.exists() else gzip.decompress(packed.read_bytes())
+    return content.decode("utf-8").split("\n")[:-1]
+
+
+def score(corpus: str, recipe: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Scores of a finished training on the test set, and what it did."""
+    chosen, out = CORPORA[corpus], folder / f"{corpus}-{recipe}-{given.minutes:g}"
+    test = [folder / f"{corpus}.test.{side}" for side in (chosen.source, chosen.target)]
+    for file in test:
+        texts = lines(chosen.test, file.suffix[1:])
+        file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    if not (out / "card.json").exists():
+        log = (folder / f"{out.name}.log").read_text(errors="replace")
+        return {"error": log.strip().split("\n")[-1][:300]}
+    tokenize = ["zh"] if chosen.target == "zh" else ["13a"]
+    from regard.data.pairs import Pair
+    from regard.metrics import score as score_texts
+    from regard.tasks import Translator
+
+    model = Translator.load(out, given.device)
+    pairs = [
+        Pair(*both) for both in zip(*(f.read_text().split("\n")[:-1] for f in test), strict=True)
+    ]
+    texts = model.predict_pairs(pairs)
+    both = texts, [pair.target for pair in pairs], [pair.source for pair in pairs]
+    bleu, chrf = score_texts(["bleu", "chrf"], *both, tokenize=tokenize[0], intervals=False)
+    card = json.loads((out / "card.json").read_text())
+    return {
+        "bleu": round(bleu.value, 2),
+        "chrf": round(chrf.value, 2),
+        "steps": card["steps"],
+        "parameters": card["parameters"],
+        "reason": card["reason_stopped"],
+    }
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """BLEU of each corpus and time: without a recipe, and the best hand-set recipe."""
+    groups: dict[tuple[str, float, str], dict[str, dict[str, Any]]] = defaultdict(dict)
+    for result in results:
+        if "bleu" in result:
+            groups[result["device"], result["minutes"], result["corpus"]][result["recipe"]] = result
+    rows, gaps = [], []
+    for (device, minutes, corpus), by_recipe in sorted(groups.items()):
+        auto = by_recipe.get("auto")
+        hand = {name: r["bleu"] for name, r in by_recipe.items() if name != "auto"}
+        if auto is None:
+            continue
+        best = max(hand, key=lambda name: hand[name]) if hand else ""
+        gap = f"{auto['bleu'] - hand[best]:+.1f}" if hand else ""
+        gaps += [auto["bleu"] - hand[best]] if hand else []
+        rows.append(
+            [
+                device,
+                f"{minutes:g}",
+                corpus,
+                f"{auto['bleu']:.1f}",
+                f"{auto['chrf']:.1f}",
+                f"{hand[best]:.1f} ({best}, of {len(hand)})" if hand else "",
+                gap,
+                f"{auto['seconds']:.0f}",
+            ]
+        )
+    head = ["device", "minutes", "corpus", "BLEU", "chrF", "best hand-set", "gap", "seconds"]
+    text = "\n".join(markdown_table(head, rows, left=3)) + "\n"
+    if gaps:
+        text += f"\nMean gap {sum(gaps) / len(gaps):+.2f} BLEU, worst {min(gaps):+.2f}.\n"
+    return text
+
+
+if __name__ == "__main__":
+    main()

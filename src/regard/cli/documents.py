@@ -1,0 +1,280 @@
+"""Documents on the command line: which arguments are documents, where they go, and how they are translated."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import typer
+
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.cli.translate import Job
+    from regard.documents import DocumentOptions, ParsedDocument
+    from regard.documents.base import SentenceTranslation
+    from regard.recipe import DecodingOptions
+    from regard.tasks import Translator
+
+CHUNK_SENTENCES = 256
+"""sentences that are translated together, and after which an interrupted translation is resumed"""
+SECONDS_BETWEEN_REPORTS = 5.0
+
+
+# ---------------------------------------------------------------------------------------------
+# Arguments
+
+
+def find_documents(texts: Sequence[str]) -> list[Path]:
+    """The documents that the arguments name, or none if the arguments are texts.
+
+    A document has the suffix of a known format and no space around it; a pattern such as ``*.md`` stands for files.
+    """
+    from regard.documents import format_of_name
+
+    named = [text for text in texts if format_of_name(text) and text == text.strip()]
+    documents: list[Path] = []
+    for text in named:
+        if Path(text).is_file():
+            documents.append(Path(text))
+        elif found := matching_files(text):
+            documents += found
+        elif not any(map(str.isspace, text)):
+            raise RegardError(f"{text}: no such file")
+    if documents and len(named) < len(texts):
+        other = next(text for text in texts if text not in named)
+        raise RegardError(f"give either documents or texts, not both: {other!r} is not a document")
+    return documents
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that match a pattern such as ``docs/*.md``, in order."""
+    anchor = Path(pattern).anchor
+    found = Path(anchor or ".").glob(pattern[len(anchor) :])
+    return sorted(path for path in found if path.is_file())
+
+
+def refuse_document_as_lines(run: Path, input: Path) -> None:
+    """Refuse a file whose lines are not texts, and say how to translate it."""
+    from regard.documents import format_of_content, format_of_name
+
+    kind = format_of_name(input)
+    if kind is None or not kind.why_not_lines:
+        kind = format_of_content(input)
+    if kind is None or not kind.why_not_lines:
+        return
+    named = input if kind is format_of_name(input) else input.with_suffix(kind.suffixes[0])
+    rename = "" if named == input else f"rename it to {named.name}, then "
+    columns = " --columns NAME" if ".csv" in kind.suffixes else ""
+    command = (
+        f"regard translate {shlex.quote(str(run))} {shlex.quote(str(named))}{columns} --output FILE"
+    )
+    raise RegardError(
+        f"--input {input}: line by line, {kind.why_not_lines}; {rename}use  {command}"
+    )
+
+
+@dataclass
+class Destination:
+    """Documents and where their translations go."""
+
+    outputs: dict[Path, Path | None]
+    """the output of each document; None: standard output"""
+    as_json: bool
+    """whether the sentences are printed"""
+
+    @classmethod
+    def of(cls, documents: Sequence[Path], output: Path | None, as_json: bool) -> Destination:
+        """output: a file for one document, or a folder, which is created."""
+        from regard.documents import format_of_name
+
+        if output is None:
+            kind = format_of_name(documents[0])
+            if len(documents) > 1 or as_json or kind is None or not kind.is_text:
+                raise RegardError(
+                    f"{documents[0]}: give --output FILE, or a folder for several documents"
+                )
+            return cls({documents[0]: None}, as_json)
+        if len(documents) == 1 and not output.is_dir() and not str(output).endswith("/"):
+            if format_of_name(output) is not format_of_name(documents[0]):
+                suffix = documents[0].suffix
+                raise RegardError(
+                    f"--output {output}: must end in {suffix}, as {documents[0]} does"
+                )
+            pairs = {documents[0]: output}
+        else:
+            pairs = {document: output / document.name for document in documents}
+        cls._check(pairs)
+        if len(documents) > 1 or pairs[documents[0]] != output:
+            try:
+                output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RegardError(f"--output {output}: {error.strerror}") from None
+        return cls(dict(pairs), as_json)
+
+    @staticmethod
+    def _check(pairs: dict[Path, Path]) -> None:
+        owners: dict[Path, Path] = {}
+        sources = {document.resolve() for document in pairs}
+        for document, output in pairs.items():
+            if output.resolve() in sources:
+                raise RegardError(
+                    f"--output {output}: it is also an input; choose another name or folder"
+                )
+            other = owners.setdefault(output.resolve(), document)
+            if other != document:
+                raise RegardError(f"{document} and {other} would both be written to {output}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Translation
+
+
+def translate_documents(
+    job: Job, destination: Destination, columns: str | None, overwrite: bool
+) -> None:
+    """Translate documents one after the other."""
+    from regard.cli.translate import languages_of
+    from regard.documents import DocumentOptions, read_document
+
+    if job.model.needs_trees:
+        raise RegardError(
+            "documents: this model has position: tree and needs the parse of every sentence"
+        )
+    names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    tables = [path for path in destination.outputs if ".csv" in _suffixes(path)]
+    if names and not tables:
+        raise RegardError(f"--columns {columns}: only for CSV and TSV documents")
+    source, target = languages_of(job.model) or ("", "")
+    options = DocumentOptions(source, target, names)
+    job = replace(job, decoding=protect_placeholders(job.model, job.decoding))
+    # All documents are read first, so that a damaged one is reported at once.
+    documents = {path: read_document(path, options) for path in destination.outputs}
+    typer.echo(f"Computing in {job.model.engine.summary}.", err=True)
+    for path, output in destination.outputs.items():
+        work = DocumentWork(job, path, documents[path], options, destination.as_json)
+        if output is None:
+            sentences = work.document.sentences
+            every = work.translate(sentences, 0) if sentences else []
+            sys.stdout.flush()
+            sys.stdout.buffer.write(work.document.write(every))
+        else:
+            work.write(output, overwrite)
+
+
+def _suffixes(path: Path) -> tuple[str, ...]:
+    from regard.documents import format_of_name
+
+    kind = format_of_name(path)
+    return kind.suffixes if kind else ()
+
+
+def protect_placeholders(model: Translator, decoding: dict[str, Any]) -> dict[str, Any]:
+    """Decoding options that also copy placeholders, if the model and the other options allow it."""
+    if "protect" in decoding or model.non_autoregressive:
+        return decoding
+    config = model.decoding_for(cast("DecodingOptions", decoding))
+    if config.is_sampling or config.mbr or config.beam_groups > 1:
+        return decoding
+    return {**decoding, "protect": tuple(dict.fromkeys((*config.protect, "placeholders")))}
+
+
+@dataclass
+class DocumentWork:
+    """The translation of one document."""
+
+    job: Job
+    path: Path
+    document: ParsedDocument
+    options: DocumentOptions
+    as_json: bool
+    last_report: float = 0.0
+
+    def write(self, output: Path, overwrite: bool) -> None:
+        """Translate the document in steps that survive a crash, and write it."""
+        from regard.storage.resumable_output import ResumableRecords
+
+        key = {**self.job.resume_key(self.path, None), "columns": self.options.columns}
+        build = partial(build_document, self.document)
+        sentences = self.document.sentences
+        with ResumableRecords(output, key, build, overwrite) as resumable:
+            done = resumable.done
+            if done:
+                typer.echo(f"{output}: resuming after sentence {done:,}", err=True)
+            self.last_report = time.monotonic()
+            while done < len(sentences) and not resumable.complete:
+                chunk = sentences[done : done + CHUNK_SENTENCES]
+                records = [write_record(one) for one in self.translate(chunk, done)]
+                resumable.add(len(chunk), ["".join(f"{record}\n" for record in records)])
+                done += len(chunk)
+                self._report(done, len(sentences))
+        typer.echo(f"{output}: {len(sentences):,} sentences", err=True)
+
+    def translate(self, sentences: Sequence[str], done: int) -> list[SentenceTranslation]:
+        """Translate sentences, each different one once. done: the number of sentences before them."""
+        from regard.documents.base import SentenceTranslation
+
+        part = slice(done, done + len(sentences))
+        contexts = self.document.contexts(self.job.model.recipe.data.context)[part]
+        inputs = list(zip(sentences, contexts, strict=True))
+        distinct = list(dict.fromkeys(inputs))
+        translations = self.job.translate_sentences(*map(list, zip(*distinct, strict=True)))
+        found = dict(zip(distinct, translations, strict=True))
+        every = []
+        for number, (both, tagged) in enumerate(
+            zip(inputs, self.document.has_elements[part], strict=True), done + 1
+        ):
+            sentence, text = both[0], found[both].text
+            self.job.report(f"{self.path}, sentence {number}", sentence, found[both])
+            if self.as_json:
+                entry = {"file": str(self.path), "source": sentence, "translation": text}
+                print(json.dumps(entry | self.job.memory_entry(sentence), ensure_ascii=False))
+            needs_alignment = tagged and text != sentence
+            alignment = self._align(sentence, text) if needs_alignment else None
+            every.append(SentenceTranslation(text, alignment))
+        return every
+
+    def _align(self, sentence: str, translation: str) -> Any:
+        from regard.inspection.alignment import align
+
+        if not sentence.strip() or not translation.strip():
+            return None
+        try:
+            return align(self.job.model, sentence, translation)
+        except RegardError:  # longer than the model's maximum length
+            return None
+
+    def _report(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done < total and now - self.last_report >= SECONDS_BETWEEN_REPORTS:
+            self.last_report = now
+            typer.echo(f"{self.path}: {done:,} of {total:,} sentences", err=True)
+
+
+def write_record(translation: SentenceTranslation) -> str:
+    """A translated sentence as a line."""
+    alignment = translation.alignment
+    weights = (
+        None if alignment is None else [[round(float(x), 4) for x in row] for row in alignment]
+    )
+    return json.dumps([translation.text, weights], ensure_ascii=False)
+
+
+def read_record(line: str) -> SentenceTranslation:
+    import numpy as np
+
+    from regard.documents.base import SentenceTranslation
+
+    text, weights = json.loads(line)
+    return SentenceTranslation(text, None if weights is None else np.array(weights, np.float32))
+
+
+def build_document(document: ParsedDocument, records: Sequence[str]) -> bytes:
+    return document.write([read_record(line) for line in records])

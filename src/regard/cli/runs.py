@@ -1,0 +1,188 @@
+"""The commands of ``regard runs``: list, compare and prune runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from regard.cli.options import FLAG, AsJson
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.storage.runs import Prunable
+
+DEFAULT_FOLDER = Path("runs")
+"""where ``regard train`` writes runs"""
+
+
+class DefaultGroup(TyperGroup):
+    """A group of commands with a default: ``regard runs FOLDER`` is ``regard runs list FOLDER``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        asks_for_help = any(one in ctx.help_option_names for one in args[:1])
+        if not asks_for_help and (not args or args[0] not in self.commands):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=DefaultGroup,
+    help="List runs, compare them, or delete files that are no longer needed. "
+    "`regard runs FOLDER` is `regard runs list FOLDER`.",
+)
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder with runs; subfolders are searched.")
+    ] = DEFAULT_FOLDER,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", metavar=FLAG, help="Also compare the weights with the hash in the card."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a folder with their task, languages, size, best score, state and disk space."""
+    from regard.storage.runs import find_runs, summarize
+
+    runs = find_runs(folder)
+    if not runs and not as_json:
+        typer.echo(f"{folder}: no runs; regard train creates one", err=True)
+    summaries = [summarize(run, verify) for run in runs]
+    if as_json:
+        print(json.dumps([one.to_json() for one in summaries], indent=2, ensure_ascii=False))
+        return
+    rows = [
+        [
+            str(one.run),
+            one.task or "-",
+            one.languages or "-",
+            "-" if one.parameters is None else f"{one.parameters / 1e6:.1f} M",
+            one.score or "-",
+            one.state,
+            _bytes(one.disk),
+        ]
+        for one in summaries
+    ]
+    header = ["run", "task", "languages", "size", "best score", "state", "disk"]
+    for line in _table([header, *rows] if rows else []):
+        print(line)
+    for one in summaries:
+        if one.problem is not None:
+            typer.echo(one.problem, err=True)
+
+
+@app.command("compare")
+def compare_command(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: scores with 95% confidence intervals, paired significance tests, and recipe differences.
+
+    The tests need the same test data. The outputs that training stored are used, or they are computed.
+    """
+    from regard.storage.run_dir import RunDir
+    from regard.training.compare_runs import compare_runs
+
+    if len(runs) < 2:
+        raise RegardError("give at least two runs to compare")
+    found = compare_runs([RunDir(run) for run in runs], lambda text: typer.echo(text, err=True))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
+        return
+    for run, results in zip(found.runs, found.scores, strict=True):
+        print(run)
+        for result in results:
+            print(f"  {result}")
+        if not results:
+            print("  no test scores")
+    print()
+    for run, comparisons in zip(found.runs[1:], found.comparisons, strict=False):
+        print(f"{run} against {found.runs[0]}")
+        for comparison in comparisons:
+            print(f"  {comparison}")
+        print()
+    if found.not_compared is not None:
+        print(f"No significance tests: {found.not_compared}\n")
+    if found.differences:
+        names = [run.folder.name for run in found.runs]
+        rows = [[key, *values] for key, values in found.differences.items()]
+        for line in _table([["recipe", *names], *rows]):
+            print(line)
+    else:
+        print("The recipes are equal.")
+
+
+@app.command()
+def prune(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FOLDER...", help="Runs, or folders with runs (default: runs)."),
+    ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", metavar=FLAG, help="Delete the files instead of listing them."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, or with --yes delete, the checkpoints, prepared data and temporary files of finished runs.
+
+    The model, its recipe, tokenizer and card are never deleted. A pruned run can be used, but not resumed. Of an
+    interrupted run only temporary files are deleted, and nothing of a run that is training or damaged.
+    """
+    from regard.storage.runs import find_runs, prunable, prune as delete, summarize
+
+    runs = [run for folder in folders or [DEFAULT_FOLDER] for run in find_runs(folder)]
+    found = [one for run in runs if (one := prunable(summarize(run))).bytes]
+    freed = sum(map(delete, found)) if yes else 0
+    total = freed if yes else sum(one.bytes for one in found)
+    if as_json:
+        answer = {"deleted": yes, "bytes": total, "runs": [one.to_json() for one in found]}
+        print(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    for one in found:
+        print(_describe(one))
+    if not found:
+        print("nothing to delete")
+    elif yes:
+        print(f"{_bytes(total)} deleted")
+    else:
+        print(f"{_bytes(total)} in all; nothing was deleted, --yes deletes them")
+
+
+def _describe(found: Prunable) -> str:
+    """One line: what can be deleted of a run."""
+    parts = [
+        f"{len(files)} {kind} {_bytes(found.bytes_of(kind))}"
+        if kind == "checkpoints"
+        else f"{kind} {_bytes(found.bytes_of(kind))}"
+        for kind, files in found.files.items()
+        if files
+    ]
+    return f"{found.run}: {', '.join(parts)}"
+
+
+def _bytes(count: int) -> str:
+    """A number of bytes in a unit that fits: 3.4 MB."""
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  ".join(row).rstrip() for row in padded]

@@ -1,0 +1,33 @@
+"""Documents: the files people have, translated with their structure, formatting and formulas intact.
+
+Modules in import order; each imports only from those above it:
+
+    markup                 sentences with inline markup; inline tags follow their words into the translation
+    base                   what all formats have in common: the registry, slots, archives, safe XML
+    text_formats           plain text, Markdown, HTML, subtitles, tables
+    office_formats         DOCX, PPTX, ODT
+    localization_formats   PO, XLIFF, TMX, JSON, YAML, Java properties
+    translation_memory     exact and fuzzy matches in earlier translations
+"""
+
+from regard.documents import localization_formats, office_formats, text_formats
+from regard.documents.base import (
+    DOCUMENT_FORMATS,
+    DocumentOptions,
+    ParsedDocument,
+    format_of_content,
+    format_of_name,
+    read_document,
+)
+
+__all__ = [
+    "DOCUMENT_FORMATS",
+    "DocumentOptions",
+    "ParsedDocument",
+    "format_of_content",
+    "format_of_name",
+    "localization_formats",
+    "office_formats",
+    "read_document",
+    "text_formats",
+]

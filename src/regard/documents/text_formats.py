@@ -1,0 +1,737 @@
+"""Text documents: plain text, Markdown, HTML, subtitles, and columns of tables."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from regard.documents.base import DOCUMENT_FORMATS, Slot, Template, TextFormat
+from regard.documents.markup import (
+    INLINE_ELEMENTS,
+    UNTRANSLATED_ELEMENTS,
+    Document,
+    Encode,
+    Inline,
+    InlineKind,
+    add_run,
+    escape_html,
+    split_html,
+    text_token,
+    unescaped_tokens,
+)
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+LINE_BREAK = re.compile(r"\r\n?|\n")
+
+
+class Line(NamedTuple):
+    """A line of a text without its line break, and where it begins."""
+
+    start: int
+    text: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+def lines_of(text: str) -> list[Line]:
+    """The lines of a text; after a last line break there is an empty line."""
+    starts = [0, *(match.end() for match in LINE_BREAK.finditer(text))]
+    ends = [*(match.start() for match in LINE_BREAK.finditer(text)), len(text)]
+    return [Line(start, text[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def border(raw: str) -> Inline:
+    """Something that is not translated and ends a sentence."""
+    return Inline(raw, InlineKind.TEXT, "\n")
+
+
+def soft_break(raw: str) -> Inline:
+    """A line break inside a sentence."""
+    return Inline(raw, InlineKind.TEXT, " ")
+
+
+def spaced_tokens(text: str) -> Iterator[Inline]:
+    """Text whose runs of spaces are single spaces for the model."""
+    for part in re.split(r"([ \t]{2,}|\t)", text):
+        if part:
+            yield soft_break(part) if part.isspace() else text_token(part)
+
+
+def run_slot(run: Sequence[Inline], language: str, escape: Encode = str) -> Slot:
+    document = Document(escape=escape)
+    add_run(document, run, language)
+    return Slot(document)
+
+
+# ---------------------------------------------------------------------------------------------
+# Plain text
+
+
+@DOCUMENT_FORMATS.register("text")
+class PlainTextDocument(TextFormat):
+    """plain text: paragraphs between blank lines; lines that were broken at a fixed width belong together"""
+
+    suffixes = (".txt", ".text")
+    widths = range(50, 101)
+    """widths at which programs break lines; longer lines are paragraphs"""
+
+    def split(self, text: str) -> Template:
+        lines = lines_of(text)
+        width = max(len(line.text.rstrip()) for line in lines)
+        template = Template()
+        run: list[Inline] = []
+        start = 0  # of the text that is not in a run yet
+        for line, following in pairwise([*lines, Line(len(text), "")]):
+            run += spaced_tokens(text[start : line.end])
+            start = following.start
+            if width in self.widths and self._is_soft(line.text, following.text, width):
+                start += len(following.text) - len(following.text.lstrip())
+                run.append(soft_break(text[line.end : start]))
+            elif line.text.strip():
+                run.append(border(text[line.end : start]))
+            else:
+                run.append(text_token(text[line.end : start]))
+                template.add(run_slot(run, self.options.source))
+                run = []
+        template.add(run_slot(run, self.options.source))
+        return template
+
+    def _is_soft(self, line: str, following: str, width: int) -> bool:
+        """Whether the following line goes on where the line was full."""
+        first = following.split(maxsplit=1)[:1]
+        if not first or re.match(r"\s*([-*•‣–]|\d+[.)])\s", following):
+            return False
+        return len(line.rstrip()) + 1 + len(first[0]) > width
+
+
+# ---------------------------------------------------------------------------------------------
+# HTML
+
+
+@DOCUMENT_FORMATS.register("html")
+class HtmlDocument(TextFormat):
+    """HTML: text between tags; scripts, styles, code and attributes stay as they are"""
+
+    suffixes = (".html", ".htm", ".xhtml")
+    why_not_lines = "its tags would be translated"
+
+    @classmethod
+    def recognizes(cls, beginning: str) -> bool:
+        return (
+            re.match(r"\s*(<!--.*?-->\s*)*<(!doctype html|html)\b", beginning, re.I | re.S)
+            is not None
+        )
+
+    def split(self, text: str) -> Template:
+        return Template([Slot(split_html(text, self.options.source, atoms=True))])
+
+
+# ---------------------------------------------------------------------------------------------
+# Markdown
+
+
+@DOCUMENT_FORMATS.register("markdown")
+class Markdown(TextFormat):
+    """Markdown: paragraphs, headings, lists and tables; code, front matter, links and formulas stay as they are"""
+
+    suffixes = (".md", ".markdown", ".mdown", ".mkd")
+    why_not_lines = "its code blocks and links would be translated"
+
+    @classmethod
+    def recognizes(cls, beginning: str) -> bool:
+        return len(re.findall(r"^ {0,3}(?:```|~~~)", beginning, re.M)) >= 2
+
+    def split(self, text: str) -> Template:
+        front = _FRONT_MATTER.match(text)
+        body = text[front.end() :] if front else text
+        template = Template([text[: front.end()]] if front else [])
+        done = 0
+        for block in MarkdownBlocks(body, self.options.source).blocks():
+            template.add(body[done : block.start], block.slot)
+            done = block.end
+        template.add(body[done:])
+        return template
+
+
+_FRONT_MATTER = re.compile(
+    r"(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.S | re.M
+)
+_DIRECTIVE = re.compile(
+    r":{3,}.*|(?:!!!|\?\?\?).*|\[![\w-]+\].*|\{%.*%\}|<!--.*-->|\[TOC\]"
+    r"""|\[(?!\^)[^\[\]]+\]:\s*\S+(?:\s+["'(].*)?"""
+)
+"""lines of a paragraph that are instructions to a program, or the address of a link"""
+_LINK_LABEL = re.compile(r"^[ >]*\[(?!\^)([^\[\]]+)\]:", re.M)
+_CHECKBOX = re.compile(r"\[[ xX]\][ \t]+")
+
+
+@cache
+def _markdown_parser() -> MarkdownIt:
+    try:
+        from markdown_it import MarkdownIt
+    except ImportError:
+        raise RegardError(
+            "Markdown files need markdown-it-py: pip install 'regard[documents]'"
+        ) from None
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+
+def normalized_label(label: str) -> str:
+    """The label of a link as it is compared."""
+    return " ".join(label.split()).casefold()
+
+
+class MarkdownBlock(NamedTuple):
+    """A part of a Markdown file that is translated."""
+
+    start: int
+    end: int
+    slot: Slot
+
+
+@dataclass
+class MarkdownBlocks:
+    """The translated parts of a Markdown text, in order."""
+
+    text: str
+    language: str
+
+    def __post_init__(self) -> None:
+        self.lines = lines_of(self.text)
+        self.tokens = _markdown_parser().parse(self.text)
+        self.references = set(map(normalized_label, _LINK_LABEL.findall(self.text)))
+        """labels of link definitions, normalised"""
+
+    def blocks(self) -> Iterator[MarkdownBlock]:
+        table_end = 0
+        for token, previous in zip(self.tokens, [None, *self.tokens], strict=False):
+            if token.map is None or token.map[0] < table_end:
+                continue
+            if token.type == "table_open":
+                table_end = token.map[1]
+                yield from self._table(*token.map)
+            elif token.type == "html_block" and token.level == 0:
+                start, end = self.lines[token.map[0]].start, self.lines[token.map[1] - 1].end
+                document = split_html(self.text[start:end], self.language, atoms=True)
+                yield MarkdownBlock(start, end, Slot(document))
+            elif token.type == "inline" and token.content:
+                heading = previous is not None and previous.type == "heading_open"
+                yield from self._paragraph(token, heading)
+
+    def _paragraph(self, token: Token, heading: bool) -> Iterator[MarkdownBlock]:
+        assert token.map is not None
+        found = [
+            Line(self._find(self.lines[number], content, heading), content)
+            for number, content in enumerate(token.content.split("\n"), token.map[0])
+        ]
+        breaks = [self.text[line.end : after.start] for line, after in pairwise(found)]
+        tokens = MarkdownInline(token.content, breaks, self.references).tokens()
+        slot = run_slot(tokens, self.language, escape_markdown)
+        yield MarkdownBlock(found[0].start, found[-1].end, slot)
+
+    def _find(self, line: Line, content: str, heading: bool) -> int:
+        """Where the content of a line begins."""
+        if heading and "#" in line.text:
+            marks = re.match(r".*?#{1,6}(?=[ \t])", line.text)
+            if marks and (at := line.text.find(content, marks.end())) >= 0:
+                return line.start + at
+        stripped = line.text.rstrip()
+        assert stripped.endswith(content.rstrip()), (line, content)
+        return line.start + len(stripped) - len(content.rstrip())
+
+    def _table(self, first: int, last: int) -> Iterator[MarkdownBlock]:
+        for number in [first, *range(first + 2, last)]:
+            line = self.lines[number]
+            for cell in re.finditer(r"(?:\\.|[^|\\])+", line.text):
+                content = cell[0].strip()
+                if not cell.start():  # of a table in a quotation
+                    content = content.lstrip("> \t")
+                start = line.start + cell.start() + cell[0].rfind(content)
+                tokens = MarkdownInline(content, [], self.references).tokens()
+                slot = run_slot(tokens, self.language, _escape_cell)
+                yield MarkdownBlock(start, start + len(content), slot)
+
+
+_MARKDOWN = re.compile(
+    r"""
+    (?P<escape> \\[!-/:-@\[-`{-~] )
+    | (?P<hard_break> (?:[ ]{2,}|\\)\n )
+    | (?P<space> [ \t]*\n[ \t]* | [ \t]{2,} )
+    | (?P<code> (?<!`)(?P<ticks>`+)(?!`) (?:.*?[^`])?? (?P=ticks)(?!`) )
+    | (?P<math> \$\$.+?\$\$ | \$(?=[^\s$])[^$\n]*?[^\s$\\]\$(?!\d) )
+    | (?P<template> \{\{.*?\}\} | \{%.*?%\} )
+    | (?P<attributes> \{[#.:][^{}\n]*\} )
+    | (?P<url> <(?:[a-zA-Z][\w+.-]{1,31}:[^\s<>]* | [\w.+-]+@[\w.-]+)> | \bhttps?://[^\s<>*]*[^\s<>*.,;:!?'"_)\]] )
+    | (?P<comment> <!--.*?--> )
+    | <(?P<slash>/?)(?P<tag>[a-zA-Z][\w-]*)(?:\s[^<>]*)?/?>
+    | (?P<note> (?:\A|(?<=\n)) \[\^[^\]\s]+\]:[ \t]* )
+    | (?P<footnote> \[\^[^\]\s]+\] )
+    | (?P<entity> &(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,31}); )
+    | (?P<bracket> !?\[ )
+    | (?P<delimiter> \*{1,3} | _{1,3} | ~~ )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_DESTINATION = re.compile(
+    r"""\(\s*(?:<[^<>\n]*>|(?:\\.|[^\s()\\]|\((?:\\.|[^()\\])*\))*)"""
+    r"""(?:\s+(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\((?:\\.|[^()\\])*\)))?\s*\)|\[[^\[\]]+\]""",
+    re.DOTALL,
+)
+"""what follows the text of a link: (address "title") or [label]"""
+
+
+@dataclass
+class MarkdownInline:
+    """Cuts the content of a block into inline tokens.
+
+    breaks: what the file has at each line break of the content, with the prefix of the next line, such as ``> ``.
+    """
+
+    content: str
+    breaks: Sequence[str]
+    references: set[str]
+
+    def raw(self, start: int, end: int) -> str:
+        """A part of the content as it is written in the file."""
+        part = self.content[start:end]
+        if "\n" not in part:
+            return part
+        first = self.content.count("\n", 0, start)
+        pieces = part.split("\n")
+        joined = pieces[0]
+        for number, piece in enumerate(pieces[1:], first):
+            joined += self.breaks[number] + piece
+        return joined
+
+    def tokens(self) -> list[Inline]:
+        tokens: list[Inline | Delimiter] = []
+        start = 0
+        if box := _CHECKBOX.match(self.content):
+            tokens.append(border(box[0]))
+            start = box.end()
+        end = len(self.content)
+        for first, last in [*self._directives(start), (end, end)]:
+            tokens += self._scan(start, first)
+            if first < last:
+                tokens.append(border(self.raw(first, last)))
+            start = last
+        return match_delimiters(tokens)
+
+    def _directives(self, start: int) -> Iterator[tuple[int, int]]:
+        """Spans of lines that are instructions to a program, with the line breaks around them."""
+        at = done = start
+        for line in self.content[start:].split("\n"):
+            end = at + len(line)
+            if _DIRECTIVE.fullmatch(line.strip()):
+                first, done = max(done, at - 1), min(end + 1, len(self.content))
+                yield first, done
+            at = end + 1
+
+    def _scan(self, start: int, stop: int) -> Iterator[Inline | Delimiter]:
+        """The tokens of a part of the content."""
+        done = start
+        while match := _MARKDOWN.search(self.content, start, stop):
+            construct = self._construct(match, stop)
+            if construct is None:
+                start = match.end()
+                continue
+            if done < match.start():
+                yield text_token(self.content[done : match.start()])
+            yield from construct.tokens
+            start = done = construct.end
+        if done < stop:
+            yield text_token(self.content[done:stop])
+
+    def _construct(self, match: re.Match[str], stop: int) -> Construct | None:
+        """What begins at a match; None if it is plain text."""
+        start, end = match.span()
+        if match["tag"]:
+            return self._html_tag(match, match["tag"].lower(), stop)
+        if match["bracket"]:
+            return self._link(start, end, stop)
+        raw = self.raw(start, end)
+        token: Inline | Delimiter
+        match match.lastgroup:
+            case "escape":
+                token = Inline(raw, InlineKind.TEXT, raw[1])
+            case "hard_break" | "note":
+                token = border(raw)
+            case "space":
+                token = soft_break(raw)
+            case "entity":
+                token = Inline(raw, InlineKind.TEXT, html.unescape(raw))
+            case "footnote" | "attributes":
+                token = Inline(raw, InlineKind.MARK)
+            case "comment":
+                token = Inline(raw, InlineKind.ANCHOR)
+            case "delimiter":
+                before = self.content[start - 1 : start] if start else " "
+                token = Delimiter.at(raw, before, self.content[end : end + 1] or " ")
+            case _:
+                token = Inline(raw, InlineKind.ATOM)
+        return Construct([token], end)
+
+    def _html_tag(self, match: re.Match[str], name: str, stop: int) -> Construct:
+        start, end = match.span()
+        if name in UNTRANSLATED_ELEMENTS and not match["slash"]:
+            close = self.content.find(f"</{name}>", end, stop)
+            end = end if close < 0 else close + len(name) + 3
+            token = Inline(self.raw(start, end), InlineKind.ATOM)
+        elif name in INLINE_ELEMENTS and not match[0].endswith("/>"):
+            kind = InlineKind.CLOSE if match["slash"] else InlineKind.OPEN
+            token = Inline(self.raw(start, end), kind, name)
+        else:
+            token = border(self.raw(start, end))
+        return Construct([token], end)
+
+    def _link(self, start: int, inner: int, stop: int) -> Construct | None:
+        """A link or an image that begins with ``[`` or ``![``."""
+        close = self._closing_bracket(inner, stop)
+        if close is None:
+            return None
+        destination = _DESTINATION.match(self.content, close + 1, stop)
+        is_label = destination is not None and destination[0].startswith("[")
+        label = destination[0][1:-1] if is_label and destination else self.content[inner:close]
+        known = normalized_label(label) in self.references
+        if destination and (known or not is_label):
+            end = destination.end()
+            if inner - start == 2:
+                return Construct([Inline(self.raw(start, end), InlineKind.ATOM)], end)
+            name = f"link {start}"
+            opening = Inline("[", InlineKind.OPEN, name)
+            closing = Inline(self.raw(close, end), InlineKind.CLOSE, name)
+            return Construct([opening, *self._scan(inner, close), closing], end)
+        if known:  # its text is its label, which must stay as it is
+            end = close + (3 if self.content.startswith("[]", close + 1) else 1)
+            return Construct([Inline(self.raw(start, end), InlineKind.ATOM)], end)
+        return None
+
+    def _closing_bracket(self, start: int, stop: int) -> int | None:
+        depth = 1
+        for match in _BRACKETS.finditer(self.content, start, min(stop, start + MAX_LINK_LENGTH)):
+            depth += {"[": 1, "]": -1}.get(match[0], 0)
+            if not depth:
+                return match.start()
+        return None
+
+
+MAX_LINK_LENGTH = 2000
+"""characters of the text of a link"""
+_BRACKETS = re.compile(r"\\.|(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[\[\]]", re.DOTALL)
+
+
+class Construct(NamedTuple):
+    """A part of the content that is not plain text: its tokens and where it ends."""
+
+    tokens: list[Inline | Delimiter]
+    end: int
+
+
+class Delimiter(NamedTuple):
+    """A run of ``*``, ``_`` or ``~`` that may begin or end emphasis."""
+
+    raw: str
+    can_open: bool
+    can_close: bool
+
+    @classmethod
+    def at(cls, raw: str, before: str, after: str) -> Delimiter:
+        """By the rules of CommonMark for the characters around it."""
+
+        def is_symbol(character: str) -> bool:
+            return not character.isalnum() and not character.isspace()
+
+        left = not after.isspace() and (
+            not is_symbol(after) or before.isspace() or is_symbol(before)
+        )
+        right = not before.isspace() and (
+            not is_symbol(before) or after.isspace() or is_symbol(after)
+        )
+        if raw[0] != "_":
+            return cls(raw, left, right)
+        return cls(
+            raw, left and (not right or is_symbol(before)), right and (not left or is_symbol(after))
+        )
+
+
+def match_delimiters(tokens: Sequence[Inline | Delimiter]) -> list[Inline]:
+    """Pair the delimiters of emphasis as tags; those without a partner are text. Pairs do not cross links."""
+    result: list[Inline] = []
+    openers: list[list[int]] = [[]]  # indices of the result, for each enclosing link
+    for token in tokens:
+        if isinstance(token, Inline):
+            if token.kind is InlineKind.OPEN:
+                openers.append([])
+            elif token.kind is InlineKind.CLOSE and len(openers) > 1:
+                openers.pop()
+            result.append(token)
+            continue
+        waiting, raw = openers[-1], token.raw
+        while token.can_close and raw:
+            rows = [row for row in waiting if raw.startswith(result[row].raw)]
+            exact = [row for row in rows if result[row].raw == raw]
+            if not rows:
+                break
+            row = max(exact or rows)
+            del waiting[waiting.index(row) :]
+            mark = result[row].raw
+            result[row] = Inline(mark, InlineKind.OPEN, mark)
+            result.append(Inline(mark, InlineKind.CLOSE, mark))
+            raw = raw[len(mark) :]
+        if raw:
+            if token.can_open:
+                waiting.append(len(result))
+            result.append(text_token(raw))
+    return result
+
+
+_SPECIAL = re.compile(
+    r"[\\`\[\]]|<(?=[a-zA-Z/!?])|(?<!\w)_|_(?!\w)|(?<!\s)\*|\*(?!\s)|~~|&(?=#?\w+;)"
+    r"|(?:(?<=^\d)|(?<=^\d\d)|(?<=^\d{3})|(?<=^\d{4}))[.)](?=\s|$)"  # 1. is a list
+    r"|^(?:>|[+-](?=\s|$)|-(?=[- ]+$)|#{1,6}(?=\s|$))"
+)
+
+
+def escape_markdown(text: str) -> str:
+    """Text in which nothing is Markdown."""
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+def _escape_cell(text: str) -> str:
+    return escape_markdown(text).replace("|", "\\|")
+
+
+# ---------------------------------------------------------------------------------------------
+# Subtitles
+
+_CUE_TIME = re.compile(r"\s*(?:\d+:)?\d{1,2}:\d\d[,.]\d{3}\s*-->\s*(?:\d+:)?\d{1,2}:\d\d[,.]\d{3}")
+_CUE_MARKUP = re.compile(
+    r"<(?P<slash>/?)(?P<tag>[a-zA-Z]\w*)[^<>\n]*>|(?P<time><[\d:.]+>)|(?P<style>\{\\[^{}\n]*\})"
+)
+_SPEAKER = re.compile(r"[-–—]\s*(?=\S)")
+
+
+class Subtitles(TextFormat):
+    """Cues with a time and a few lines of text. The lines of a cue are one text and are broken again at the end."""
+
+    why_not_lines = "its time stamps would be translated"
+    line_length = 42
+    """characters of a line, as broadcasters allow"""
+
+    @classmethod
+    def recognizes(cls, beginning: str) -> bool:
+        lines = [line for line in beginning.split("\n") if line.strip()][:2]
+        return any(map(_CUE_TIME.match, lines))
+
+    def decode_text(self, text: str) -> Iterator[Inline]:
+        yield text_token(text)
+
+    def encode_text(self, text: str) -> str:
+        return text
+
+    def split(self, text: str) -> Template:
+        template = Template()
+        lines = lines_of(text)
+        done = number = 0
+        while number < len(lines):
+            is_time = _CUE_TIME.match(lines[number].text)
+            number += 1
+            if not is_time:
+                continue
+            first = number
+            while number < len(lines) and lines[number].text.strip():
+                number += 1
+            if cue := lines[first:number]:
+                template.add(text[done : cue[0].start], self._slot(text, cue))
+                done = cue[-1].end
+        template.add(text[done:])
+        return template
+
+    def _slot(self, text: str, cue: Sequence[Line]) -> Slot:
+        run: list[Inline] = []
+        speakers = len(cue) > 1 and any(_SPEAKER.match(line.text) for line in cue[1:])
+        for number, line in enumerate(cue):
+            speaker = _SPEAKER.match(line.text) if speakers else None
+            start = speaker.end() if speaker else 0
+            if number:
+                ending = text[cue[number - 1].end : line.start]
+                run.append((border if speaker else soft_break)(ending))
+            if speaker:
+                run.append(border(speaker[0]))
+            run += self._tokens(line.text[start:])
+        document = Document(escape=self.encode_text)
+        add_run(document, run, self.options.source)
+        newline = LINE_BREAK.search(text)
+        longest = max(self.line_length, *(len(line.text) for line in cue))
+        raw = text[cue[0].start : cue[-1].end]
+        return Slot(document, raw, partial(break_lines, longest, newline[0] if newline else "\n"))
+
+    def _tokens(self, line: str) -> Iterator[Inline]:
+        done = 0
+        for match in _CUE_MARKUP.finditer(line):
+            yield from self.decode_text(line[done : match.start()])
+            kind = InlineKind.ANCHOR
+            if name := match["tag"]:
+                kind = InlineKind.CLOSE if match["slash"] else InlineKind.OPEN
+            yield Inline(match[0], kind, name or "")
+            done = match.end()
+        yield from self.decode_text(line[done:])
+
+
+def break_lines(longest: int, newline: str, text: str) -> str:
+    """Break lines that are too long into lines of about equal length; tags do not count."""
+    return newline.join(newline.join(_broken(line, longest)) for line in LINE_BREAK.split(text))
+
+
+def _broken(line: str, longest: int) -> list[str]:
+    words = re.findall(r"(?:<[^<>]*>|\{\\[^{}]*\}|\S)+", line)
+    lengths = [len(_CUE_MARKUP.sub("", word)) + 1 for word in words]
+    count = math.ceil((sum(lengths) - 1) / longest)
+    if count < 2:
+        return [line]
+    target, lines, used = sum(lengths) / count, [""], 0.0
+    for word, length in zip(words, lengths, strict=True):
+        if lines[-1] and used + length / 2 > target * len(lines) and len(lines) < count:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + word
+        used += length
+    return lines
+
+
+@DOCUMENT_FORMATS.register("srt")
+class SubRip(Subtitles):
+    """SubRip subtitles: the numbers and times of cues stay as they are"""
+
+    suffixes = (".srt",)
+
+
+@DOCUMENT_FORMATS.register("vtt")
+class WebVtt(Subtitles):
+    """WebVTT subtitles: times, identifiers, settings, notes and styles stay as they are"""
+
+    suffixes = (".vtt",)
+
+    @classmethod
+    def recognizes(cls, beginning: str) -> bool:
+        return re.match(r"WEBVTT(?=\s|$)", beginning) is not None
+
+    def decode_text(self, text: str) -> Iterator[Inline]:
+        return unescaped_tokens(text, soft_breaks=True)
+
+    def encode_text(self, text: str) -> str:
+        return escape_html(text)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tables
+
+
+@DOCUMENT_FORMATS.register("table")
+class Table(TextFormat):
+    """CSV and TSV: the columns that ``--columns`` names; with names, the first line is a header"""
+
+    suffixes = (".csv", ".tsv")
+    is_connected = False
+    why_not_lines = "its columns would be translated as one text"
+
+    def split(self, text: str) -> Template:
+        delimiter = find_delimiter(text)
+        records = list(read_records(text, delimiter))
+        columns, body = self._columns([field.value for field in records[0]] if records else [])
+        template = Template()
+        done = 0
+        for record in records[body:]:
+            for index in columns:
+                if index >= len(record) or not record[index].value.strip():
+                    continue
+                cell = record[index]
+                raw = text[cell.start : cell.end]
+                encode = partial(quote_field, delimiter, raw.startswith('"'))
+                slot = Slot(self.split_plain(cell.value), raw, encode)
+                template.add(text[done : cell.start], slot)
+                done = cell.end
+        template.add(text[done:])
+        return template
+
+    def _columns(self, header: Sequence[str]) -> tuple[list[int], int]:
+        """The indices of the columns to translate, and the number of header lines."""
+        given = self.options.columns
+        names = [name.strip() for name in header]
+        if not given:
+            known = ", ".join(names[:20])
+            raise ValueError(
+                f"which columns are to be translated? --columns {names[-1] if names else 1} "
+                f"(in the first line: {known})"
+            )
+        if all(name in names for name in given):
+            return sorted(names.index(name) for name in given), 1
+        wrong = [name for name in given if not (name.isdecimal() and 1 <= int(name) <= len(names))]
+        if wrong:
+            raise ValueError(
+                f"no column {wrong[0]}; give a name of the first line ({', '.join(names[:20])}) "
+                f"or a number from 1 to {len(names)}"
+            )
+        return sorted(int(name) - 1 for name in given), 0
+
+
+class Field(NamedTuple):
+    """A field of a table: its value and its span in the text, with quotes."""
+
+    value: str
+    start: int
+    end: int
+
+
+def find_delimiter(text: str) -> str:
+    """The delimiter of a table: the one that occurs most in its first line."""
+    first = re.sub(r'"(?:[^"]|"")*"', "", text[:100_000]).split("\n", 1)[0]
+    return max("\t,;|", key=first.count) if any(map(first.count, "\t,;|")) else ","
+
+
+def read_records(text: str, delimiter: str) -> Iterator[list[Field]]:
+    """The records of a table. Raises ValueError for a quoted field that does not end."""
+    pattern = re.compile(
+        rf'"((?:[^"]|"")*)"(?=[{re.escape(delimiter)}\r\n]|\Z)|([^{re.escape(delimiter)}\r\n]*)'
+    )
+    record: list[Field] = []
+    at = 0
+    while at <= len(text):
+        match = pattern.match(text, at)
+        assert match is not None
+        quoted = match[1] is not None
+        if not quoted and match[0].startswith('"') and delimiter != "\t":
+            line = text.count("\n", 0, at) + 1
+            raise ValueError(f"line {line}: a field begins with a quote and does not end with one")
+        value = match[1].replace('""', '"') if quoted else match[2]
+        record.append(Field(value, *match.span()))
+        at = match.end()
+        if text[at : at + 1] == delimiter:
+            at += 1
+            continue
+        ending = LINE_BREAK.match(text, at)
+        if len(record) > 1 or record[0].value:
+            yield record
+        record = []
+        if ending is None:
+            return
+        at = ending.end()
+
+
+def quote_field(delimiter: str, quoted: bool, value: str) -> str:
+    """A value as a field, in quotes if the field had them or if the value needs them."""
+    if quoted or any(character in value for character in f'{delimiter}"\r\n'):
+        doubled = value.replace('"', '""')
+        return f'"{doubled}"'
+    return value

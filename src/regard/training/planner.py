@@ -1,0 +1,267 @@
+"""Time planning: how fast a device trains, and how many steps, validations and warmup steps fit into the time.
+
+``measure_device`` estimates the speed before there is a model, for the choice of one. ``plan`` measures some steps of
+the real training, takes them back, and fits the recipe to the time that is left.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regard.nn.architectures import ARCHITECTURES
+from regard.nn.loss import Seq2SeqLoss
+from regard.recipe import Recipe, make_recipe
+from regard.training.optimizers import OPTIMIZERS, SCHEDULES
+
+if TYPE_CHECKING:
+    from regard.training.trainer import Trainer
+
+SAFETY = 0.93
+"""The share of the time left that is planned for; the rest is for a machine that gets slower."""
+VALIDATION_SHARE = 0.03
+"""One validation takes at most this share of the time left."""
+MAX_VALIDATIONS = 20
+MIN_EXAMPLES = 20
+"""Fewest validation pairs to translate, however short the time is."""
+MEASURED_STEPS = 12
+"""At most this many steps are measured, after those at the start, which are slower."""
+TEST_SHARE = 0.15
+"""Scoring the test data takes at most this share of the time; otherwise it is left out."""
+
+# ---------------------------------------------------------------------------------------------
+# The speed of a device
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """How fast a device trains, estimated in about a second."""
+
+    device: str
+    """cpu or cuda"""
+    tiny: float
+    """target tokens per second with a model of cost 1, the preset tiny"""
+    min_cost: float = 0.0
+    """models of lower cost are not faster, since a GPU cannot use all of its units"""
+    name: str = ""
+    """for example “2 CPU cores” or “NVIDIA H200”"""
+
+    def tokens_per_second(self, cost: float) -> float:
+        """Target tokens per second for a model of this cost relative to tiny."""
+        return self.tiny / max(cost, self.min_cost)
+
+    def describe(self) -> str:
+        speed = self.tokens_per_second(1.0)
+        return f"{self.name} can train the preset tiny at about {speed:,.0f} tokens/s"
+
+
+H200_MATMUL, H200_TINY = 7.0e14, 1.2e7
+"""Operations per second of a large bf16 product, and tokens per second of cost 1: a model of cost 17 trains at 690,000
+tokens per second in batches of 4,096 tokens. Another GPU is estimated from its own product."""
+GPU_MIN_COST = 6.0
+
+
+def measure_device(device: torch.device) -> DeviceSpeed:
+    """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product."""
+    if device.type == "cuda":
+        speed = H200_TINY * matmul_speed(device) / H200_MATMUL
+        return DeviceSpeed("cuda", speed, GPU_MIN_COST, torch.cuda.get_device_name(device))
+    tokens, seconds = 1_000, math.inf
+    step = _tiny_step(sentences=tokens // 25, length=25)
+    for _ in range(4):
+        start = time.perf_counter()
+        step()
+        seconds = min(seconds, time.perf_counter() - start)
+    cores = torch.get_num_threads()
+    return DeviceSpeed("cpu", tokens / seconds, name=f"{cores} CPU core{'s' * (cores > 1)}")
+
+
+def _tiny_step(sentences: int, length: int, vocab_size: int = 6_000) -> Any:
+    """A training step of the preset tiny on random tokens."""
+    recipe = make_recipe({"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}, "speed")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
+        ids = torch.randint(10, vocab_size, (sentences, length))
+    loss_fn = Seq2SeqLoss(network, recipe.training)
+    optimizer = OPTIMIZERS["adam"](network.parameters(), recipe.training)
+
+    def step() -> None:
+        with torch.random.fork_rng(devices=[]):
+            loss_fn(ids, ids, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def matmul_speed(device: torch.device) -> float:
+    """Operations per second of one large matrix product, as the device's peak speed."""
+    gpu = device.type == "cuda"
+    size = 8192 if gpu else 1024
+    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        for _ in range(10):
+            torch.mm(x, x)
+        if gpu:
+            torch.cuda.synchronize(device)
+        seconds.append((time.perf_counter() - start) / 10)
+    return 2 * size**3 / min(seconds[1:])
+
+
+# ---------------------------------------------------------------------------------------------
+# The plan of a training
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe that ends in time, and what it was computed from."""
+
+    recipe: Recipe
+    seconds_per_step: float
+    tokens_per_second: float
+    """target tokens"""
+    seconds: float
+    """expected duration of training and validation"""
+    tokens_per_step: float
+    shortened: bool
+    """whether the recipe had more steps than there is time for"""
+    requested_steps: int
+    requested_seconds: float
+    """the steps of the recipe, and the time they would take"""
+
+    def describe(self, pairs: int) -> str:
+        """For example “12,400 pairs, 9,800 tokens/s: 2,300 steps of tiny in 18 min, until about 18:42”."""
+        training, model = self.recipe.training, self.recipe.model
+        end = datetime.now() + timedelta(seconds=self.seconds)
+        return (
+            f"{pairs:,} pairs, {self.tokens_per_second:,.0f} tokens/s: {training.steps:,} steps of {model.preset} "
+            f"in {duration(self.seconds)}, until about {end:%H:%M}"
+        )
+
+
+def duration(seconds: float) -> str:
+    """For example “45 s”, “18 min” or “3 h 40 min”."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def plan(trainer: Trainer, deadline: float) -> Plan:
+    """Measure some steps and a validation, and fit the recipe to the time until the deadline.
+
+    The steps are taken back: afterwards the trainer is as new. ``deadline`` is a time of ``time.monotonic()``.
+    """
+    left = deadline - time.monotonic()
+    seconds_per_step, tokens_per_step = measure_steps(trainer, limit=min(60.0, 0.04 * left))
+    trainer.limit_examples(VALIDATION_SHARE * left, MIN_EXAMPLES)
+    left = deadline - time.monotonic()
+    # The loss of the validation pairs takes about a third of training on them.
+    speed = 3 * tokens_per_step / seconds_per_step
+    validation = trainer.validation_seconds + trainer.limit_validation_pairs(
+        VALIDATION_SHARE * left, speed
+    )
+    trainer.validation_seconds = validation
+    reserve = 3 + 2.5 * validation + min(TEST_SHARE * left, trainer.test_seconds())
+    available = max(0.0, SAFETY * left - reserve)
+    recipe, shortened = fit_recipe(trainer.recipe, available, seconds_per_step, validation)
+    training = recipe.training
+    validations = training.steps // training.validate_every
+    seconds = training.steps * seconds_per_step + validations * validation + reserve
+    requested = trainer.training.steps
+    return Plan(
+        recipe,
+        seconds_per_step,
+        tokens_per_step / seconds_per_step,
+        seconds,
+        tokens_per_step,
+        shortened,
+        requested,
+        requested * seconds_per_step,
+    )
+
+
+def fit_recipe(
+    recipe: Recipe, available: float, seconds_per_step: float, validation: float
+) -> tuple[Recipe, bool]:
+    """The recipe with the steps that fit into ``available`` seconds, and whether these are fewer.
+
+    A shorter training has the same number of validations, or fewer if they would take too long; its learning rate ends
+    at zero, and warmup is at most a tenth of it.
+    """
+    training = recipe.training
+    count = max(1, training.steps // training.validate_every)
+    # No validation takes longer than the training between two of them.
+    longest = max(1, int(available / 2 / max(validation, 1e-9)))
+    count = min(count, MAX_VALIDATIONS, longest) if validation else min(count, MAX_VALIDATIONS)
+    if training.steps * seconds_per_step + count * validation <= available:
+        every = max(training.validate_every, math.ceil(validation / seconds_per_step))
+        return _with_training(recipe, validate_every=min(every, training.steps)), False
+    # At most a tenth of the time is for validations.
+    count = max(1, min(count, int(0.1 * available / max(validation, 1e-9))))
+    steps = max(1, int((available - count * validation) / seconds_per_step))
+    every = max(1, steps // count)
+    steps = max(every, steps // every * every)  # the last step is validated
+    changes: dict[str, Any] = {
+        "steps": steps,
+        "validate_every": every,
+        "checkpoint_every": every,
+        "warmup": min(training.warmup, max(1, steps // 10)),
+    }
+    if training.schedule != "cosine":
+        peak = SCHEDULES[training.schedule](max(1, training.warmup), training, recipe.model.d_model)
+        changes |= {"schedule": "cosine", "learning_rate": peak}
+    return _with_training(recipe, **changes), True
+
+
+TOLERANCE = 0.03
+"""A plan that misses the deadline by less than this share of the time left is not changed."""
+
+
+def shorten(trainer: Trainer, deadline: float, seconds_per_step: float) -> Recipe | None:
+    """The recipe with fewer steps if the machine has become too slow for the plan; None if it has not."""
+    training, done = trainer.training, trainer.state.step
+    left = deadline - time.monotonic() - trainer.time_to_finish()
+    validations = (training.steps - done) // training.validate_every
+    needed = (training.steps - done) * seconds_per_step + validations * trainer.validation_seconds
+    if needed <= left * (1 + TOLERANCE) or done >= training.steps:
+        return None
+    steps = done + max(1, int((training.steps - done) * max(0.0, left) / needed))
+    return _with_training(trainer.recipe, steps=steps) if steps < training.steps else None
+
+
+def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
+    training = recipe.training.model_copy(update=changes)
+    return recipe.model_copy(update={"training": training})
+
+
+def measure_steps(trainer: Trainer, limit: float) -> tuple[float, float]:
+    """Seconds and target tokens of a step; about ``limit`` seconds are measured, and then taken back.
+
+    The first steps are not counted: they allocate memory, and on a GPU they compile and capture the step.
+    """
+    with trainer.rehearsal() as run_step:
+
+        def timed(steps: int) -> tuple[float, int]:
+            start = time.monotonic()
+            tokens = sum(run_step() for _ in range(steps))
+            trainer.synchronize()
+            # The processes must agree on how many steps they measure.
+            return trainer.group.max(int(1e6 * (time.monotonic() - start))) / 1e6, tokens
+
+        seconds, tokens = timed(1)
+        if seconds > limit and trainer.warmup_steps == 1:
+            return seconds, float(tokens)  # no time for more
+        timed(trainer.warmup_steps - 1)
+        seconds, tokens = timed(1)
+        steps = 1 + max(0, min(MEASURED_STEPS, int(limit / max(seconds, 1e-6))))
+        more_seconds, more_tokens = timed(steps - 1)
+    return (seconds + more_seconds) / steps, (tokens + more_tokens) / steps

@@ -1,0 +1,139 @@
+"""What is reported after training: scores with intervals, examples from best to worst; and the tuned length penalty."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from regard.data.pairs import Pair
+from regard.metrics import MetricResult, score
+from regard.tasks import Translator
+from regard.training.progress import ProgressReporter, shorten_text
+
+if TYPE_CHECKING:
+    from regard.training.trainer import Trainer
+
+LENGTH_PENALTIES = (0.6, 1.0, 1.4)
+MAX_TUNING_PAIRS = 200
+"""validation pairs that the length penalty is tuned on"""
+
+
+class Example(NamedTuple):
+    """A validation pair and its translation."""
+
+    rank: str
+    """best, good, typical, poor or worst, by chrF"""
+    pair: Pair
+    translation: str
+    chrf: float
+
+
+class Summary(NamedTuple):
+    pairs: int
+    """validation pairs that were translated"""
+    results: list[MetricResult]
+    examples: list[Example]
+
+    def lines(self) -> list[str]:
+        """What is printed at the end of training."""
+        if not self.results:
+            return []
+        scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
+        lines = [f"On {self.pairs:,} validation pairs: {scores}"]
+        for rank, pair, translation, chrf in self.examples:
+            lines.append(f"  {rank:8} {shorten_text(pair.source)}")
+            lines.append(
+                f"  chrF {chrf:3.0f} {shorten_text(translation)}   (reference: {shorten_text(pair.target)})"
+            )
+        return lines
+
+
+def summarize(trainer: Trainer, deadline: float | None) -> Summary:
+    """Translate the validation examples as ``regard translate`` would, score them, and choose five examples.
+
+    Empty if there is no time, or if the task is not translation.
+    """
+    model, pairs = trainer.model, trainer.examples
+    if trainer.recipe.data.test is not None:
+        pairs = pairs[
+            :MAX_TUNING_PAIRS
+        ]  # the test set is scored, so these are only for the examples
+    if not isinstance(model, Translator) or not pairs or not _in_time(trainer, deadline, 1):
+        return Summary(0, [], [])
+    translations = model.predict_pairs(pairs)
+    results = _scores(trainer, pairs, translations)
+    return Summary(len(pairs), results, choose_examples(pairs, translations))
+
+
+def _scores(
+    trainer: Trainer, pairs: list[Pair], translations: list[str], quick: bool = False
+) -> list[MetricResult]:
+    """The scores of translations with intervals; quick: the first metric alone, without one."""
+    references, sources = [pair.target for pair in pairs], [pair.source for pair in pairs]
+    evaluation = trainer.recipe.evaluation
+    return score(
+        evaluation.metrics[:1] if quick else evaluation.metrics,
+        translations,
+        references,
+        sources,
+        tokenize=evaluation.tokenize,
+        intervals=not quick,
+    )
+
+
+def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]:
+    """The best, a good, a typical, a poor and the worst translation, by chrF of the sentence."""
+    from sacrebleu import sentence_chrf
+
+    values = [
+        sentence_chrf(translation, [pair.target]).score
+        for pair, translation in zip(pairs, translations, strict=True)
+    ]
+    order = sorted(range(len(pairs)), key=lambda index: -values[index])
+    last = len(order) - 1
+    places = {
+        "best": 0,
+        "good": last // 4,
+        "typical": last // 2,
+        "poor": 3 * last // 4,
+        "worst": last,
+    }
+    chosen = {order[place]: rank for rank, place in reversed(places.items())}
+    return [
+        Example(rank, pairs[index], translations[index], values[index])
+        for index, rank in sorted(chosen.items(), key=lambda item: order.index(item[0]))
+    ]
+
+
+def tune_length_penalty(
+    trainer: Trainer, reporter: ProgressReporter, deadline: float | None
+) -> None:
+    """Choose the length penalty that scores best on some validation pairs, and write it into the recipe."""
+    model, pairs = trainer.model, trainer.examples[:MAX_TUNING_PAIRS]
+    if not isinstance(model, Translator) or not pairs:
+        return
+    current = trainer.recipe.decoding.length_penalty
+    scores: dict[float, float] = {}
+    for penalty in sorted({current, *LENGTH_PENALTIES}, key=lambda value: value != current):
+        if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples)):
+            break
+        model.set_decoding(length_penalty=penalty)
+        (result,) = _scores(trainer, pairs, model.predict_pairs(pairs), quick=True)
+        scores[penalty] = result.value if result.higher_is_better else -result.value
+    best = max(scores, key=lambda penalty: scores[penalty]) if scores else current
+    model.set_decoding(length_penalty=best)
+    trainer.apply(trainer.recipe.model_copy(update={"decoding": model.recipe.decoding}))
+    if len(set(scores.values())) > 1:
+        listing = ", ".join(
+            f"{penalty:g}: {abs(scores[penalty]):.1f}" for penalty in sorted(scores)
+        )
+        name = trainer.recipe.evaluation.metrics[0]
+        reporter.message(f"Length penalty {best:g} is the best on validation ({name}: {listing})")
+
+
+def _in_time(trainer: Trainer, deadline: float | None, share: float) -> bool:
+    """Whether a beam search over this share of the examples fits into the time left."""
+    if deadline is None:
+        return True
+    needed = share * trainer.recipe.decoding.beam * trainer.validation_seconds / 2 + 1
+    return time.monotonic() + needed < deadline

@@ -1,0 +1,185 @@
+"""PO, XLIFF and TMX get the missing translations; JSON, YAML and properties keep everything but their values."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings, strategies as st
+
+from regard.data.bilingual_formats import PO, TMX, XLIFF
+from regard.data.input_format import ReadOptions
+from regard.documents import DocumentOptions
+from tests.unit.documents import samples
+from tests.unit.documents.translators import copy, parse, reverse, translate
+
+RESOURCES = {
+    "a.json": samples.JSON,
+    "b.json": samples.CHROME,
+    "a.yml": samples.YAML,
+    "a.properties": samples.PROPERTIES,
+}
+UNNAMED = DocumentOptions()
+
+
+@pytest.mark.parametrize("name", RESOURCES)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_resource_that_is_copied_is_equal_byte_for_byte(name: str, newline: str) -> None:
+    content = RESOURCES[name].replace("\n", newline).encode()
+    assert translate(name, content, copy, UNNAMED) == content
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.po", samples.PO),
+        ("a.xlf", samples.XLIFF),
+        ("b.xlf", samples.XLIFF2),
+        ("a.tmx", samples.TMX),
+    ],
+)
+def test_filling_in_again_changes_nothing(name: str, content: str) -> None:
+    filled = translate(name, content, str.upper)
+    assert filled != content.encode()
+    assert translate(name, filled, str.lower) == filled
+    kept = [line for line in content.split("\n") if "target" not in line and "msgstr" not in line]
+    missing = [line for line in kept if line not in filled.decode()]
+    assert [
+        line
+        for line in missing
+        if "<file" not in line and "segment" not in line and "<seg/>" not in line
+    ] == []
+
+
+def test_po() -> None:
+    filled = translate("a.po", samples.PO, str.upper).decode()
+    assert 'msgid "Open the file %s?"\nmsgstr "OPEN THE FILE %S?"\n' in filled
+    assert 'msgstr[0] "%D DOG"\nmsgstr[1] "%D DOGS"\n' in filled
+    assert 'msgstr ""\n"TWO LINES.\\n"\n"THE \\"SECOND\\" ONE.\\n"\n' in filled
+    assert 'msgstr "Fertig."' in filled
+    assert '#~ msgid "Old"\n#~ msgstr ""\n' in filled
+    assert translate("a.po", samples.PO.replace("\n", "\r\n"), str.upper) == (
+        filled.replace("\n", "\r\n").encode()
+    )
+
+
+def test_filled_files_are_read_by_the_training_formats(tmp_path: Path) -> None:
+    expected = {
+        "a.po": (PO, ("%d dog", "%D DOG")),
+        "a.xlf": (XLIFF, ("Press Start now.", "PRESS START NOW.")),
+        "a.tmx": (TMX, ("A big cat.", "A BIG CAT.")),
+    }
+    contents = {"a.po": samples.PO, "a.xlf": samples.XLIFF, "a.tmx": samples.TMX}
+    for name, (kind, pair) in expected.items():
+        (tmp_path / name).write_bytes(translate(name, contents[name], str.upper))
+        assert pair in list(kind(ReadOptions(languages=("en", "de"))).read(tmp_path / name))
+
+
+def test_xliff() -> None:
+    filled = reverse("a.xlf", samples.XLIFF).decode()
+    assert 'source-language="en" datatype="plaintext" target-language="de">' in filled
+    assert '<target>. cat &amp; <x id="2"/> dog <g id="1">big</g> The</target>' in filled
+    assert (
+        '<target state="needs-review-translation">. now <bpt id="1">&lt;b&gt;</bpt>Start<ept id="1">&lt;/b&gt;</ept> '
+        "Press</target>"
+    ) in filled
+    assert "<source>ABC</source>\n      </trans-unit>" in filled
+    assert (
+        '<target><mrk mtype="seg" mid="1">. One</mrk> <mrk mtype="seg" mid="2">. Two</mrk></target>'
+        in filled
+    )
+    assert '<segment state="translated">' in translate("b.xlf", samples.XLIFF2, copy).decode()
+
+
+def test_tmx() -> None:
+    filled = translate("a.tmx", samples.TMX, str.upper).decode()
+    assert '\n      <tuv xml:lang="de"><seg>THE DOG.</seg></tuv>\n    </tu>' in filled
+    assert '<tuv xml:lang="de"><seg>A <hi>BIG</hi> CAT.</seg></tuv>' in filled
+    assert translate("a.tmx", samples.TMX, str.upper, UNNAMED).decode() == filled
+    with pytest.raises(
+        ValueError, match="languages en, en-GB: which are the source and the target"
+    ):
+        parse("a.tmx", samples.TMX.replace('xml:lang="de"', 'xml:lang="en"'), UNNAMED)
+
+
+def test_json_values_are_translated_and_metadata_is_not() -> None:
+    translated = translate("a.json", samples.JSON, str.upper).decode()
+    data = json.loads(translated)
+    assert data["nested"] == {"text": 'SAY "HI" TO {NAME}.', "list": ["ONE", 2, True]}
+    assert data["@title"] == {"description": "Not translated"}
+    assert data["url"] == "https://example.com/a"
+    assert data["count"] == "{n, plural, one {# DOG} other {# DOGS}} HERE"
+    assert json.loads(translate("b.json", samples.CHROME, str.upper)) == {
+        "appName": {"message": "MY APP", "description": "The name"}
+    }
+    ascii_only = translate("a.json", '{"a": "caf\\u00e9"}', str.upper)
+    assert ascii_only == b'{"a": "CAF\\u00c9"}'
+
+
+JSON_VALUES = st.recursive(
+    st.text() | st.integers() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=40)
+@given(JSON_VALUES, st.booleans())
+def test_any_json_and_yaml_that_is_copied_is_unchanged(value: object, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "ignore")
+    assert translate("a.json", text, copy, UNNAMED) == text
+    written = yaml.safe_dump(value, allow_unicode=not ascii_only)
+    assert translate("a.yaml", written, copy, UNNAMED) == written.encode()
+
+
+@settings(max_examples=20)
+@given(st.dictionaries(st.text("abc"), st.text(st.characters(exclude_categories=["Cs", "Cc"]))))
+def test_a_translated_yaml_file_has_the_translated_values(value: dict[str, str]) -> None:
+    for style in (None, "'", '"', "|", ">"):
+        written = yaml.safe_dump(value, allow_unicode=True, default_style=style)
+        found = yaml.safe_load(translate("a.yaml", written, lambda text: f"- {text}: x", UNNAMED))
+        texts = parse("a.yaml", written, UNNAMED).sentences
+        assert list(found) == list(yaml.safe_load(written))
+        joined = "\n".join(map(str, found.values()))
+        assert all(f"- {text}: x" in joined for text in texts)
+
+
+def test_yaml() -> None:
+    translated = translate("a.yml", samples.YAML, str.upper).decode()
+    assert translated.startswith("# A comment\nde:\n  title: THE DOG   # the title\n")
+    assert yaml.safe_load(translated)["de"] == {
+        "title": "THE DOG",
+        "quoted": "IT'S HERE",
+        "double": "LINE\nBREAK",
+        "number": 5,
+        "yes_word": True,
+        "list": ["ONE DOG", "TWO: DOGS"],
+        "block": "FIRST LINE.\nSECOND LINE.\n",
+        "folded": "A LONG TEXT.",
+        "anchor": "SAME",
+        "alias": "SAME",
+    }
+
+
+def test_properties() -> None:
+    translated = translate("a.properties", samples.PROPERTIES, str.upper).decode()
+    assert translated == (
+        "# comment\ntitle = THE DOG\nlong.text: ONE TWO.\nescaped=CAF\\u00C9 {0}\n! another\nempty=\n"
+    )
+    latin = "a=caf\xe9\n".encode("latin-1")
+    assert translate("a.properties", latin, copy) == latin
+    assert translate("a.properties", latin, lambda text: "日本 é") == b"a=\\u65E5\\u672C \\u00E9\n"
+    assert translate("a.properties", "a=é", lambda text: "ü\\n") == "a=ü\\\\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.json", "{", "not JSON: Expecting property name"),
+        ("a.yaml", "a: [", "not YAML: while parsing"),
+        ("a.xlf", "<xliff><file>", "line 1: not well-formed XML: no element found"),
+    ],
+)
+def test_a_damaged_file_is_refused(name: str, content: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        parse(name, content)

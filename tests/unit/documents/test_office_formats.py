@@ -1,0 +1,130 @@
+"""DOCX, PPTX and ODT: the same parts, runs and formats; LibreOffice opens the result."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.documents.base import read_archive
+from tests.unit.documents import samples
+from tests.unit.documents.translators import copy, parse, reverse, translate
+
+FILES = {"a.docx": samples.docx(), "a.pptx": samples.pptx(), "a.odt": samples.odt()}
+
+
+def part(archive: bytes, name: str) -> str:
+    return next(data for info, data in read_archive(archive) if info.filename == name).decode()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_document_that_is_copied_has_the_same_parts(name: str) -> None:
+    copied = translate(name, FILES[name], copy)
+    before, after = read_archive(FILES[name]), read_archive(copied)
+    assert [data for _, data in before] == [data for _, data in after]
+    for (old, _), (new, _) in zip(before, after, strict=True):
+        assert (old.filename, old.date_time, old.compress_type) == (
+            new.filename,
+            new.date_time,
+            new.compress_type,
+        )
+
+
+RUN_ELEMENTS = re.compile(r"\}(r|t|rPr|b|u|vertAlign|proofErr|s)$")
+"""elements whose number may change with the number of runs"""
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("change", [str.upper, lambda text: "", lambda text: text * 2])
+def test_any_translation_is_well_formed_and_loses_no_object(
+    name: str, change: Callable[[str], str]
+) -> None:
+    translated = translate(name, FILES[name], change)
+    for (info, old), (_, new) in zip(
+        read_archive(FILES[name]), read_archive(translated), strict=True
+    ):
+        if info.filename.endswith(".xml"):
+            before, after = (
+                Counter(one.tag for one in ElementTree.fromstring(data).iter())
+                for data in (old, new)
+            )
+            lost = [tag for tag in before - after if not RUN_ELEMENTS.search(tag)]
+            assert not lost, info.filename
+        else:
+            assert old == new
+
+
+def test_formats_links_and_notes_of_word_follow_their_words() -> None:
+    document = part(reverse("a.docx", FILES["a.docx"]), "word/document.xml")
+    text = re.sub(r"<w:r>(.*?)</w:r>", r"[\1]", document)
+    text = re.sub(r"<w:t[^>]*>|</w:t>|<w:rPr>|</w:rPr>", "", text)
+    paragraph = re.findall(r"<w:p>(.*?)</w:p>", text)[1]
+    assert paragraph == (
+        '[. slept cat][<w:vertAlign w:val="superscript"/><w:footnoteReference w:id="2"/>][ &amp; ]'
+        '[<w:b/>dog][ The . ]<w:hyperlink r:id="rId5">[<w:u w:val="single"/>here See]</w:hyperlink>'
+    )
+
+
+def test_text_outside_of_simple_runs_is_translated_in_place() -> None:
+    document = part(translate("a.docx", FILES["a.docx"], str.upper), "word/document.xml")
+    assert "<w:t>BEFORE</w:t><w:drawing>" in document
+    assert ">IN THE BOX</w:t>" in document
+    assert '>NAME</w:t><w:tab/><w:t xml:space="preserve">VALUE</w:t>' in document
+    assert "<w:delText>gone</w:delText>" in document
+    assert "<w:t>3</w:t>" in document, "page numbers are not translated"
+    header = part(translate("a.docx", FILES["a.docx"], str.upper), "word/header1.xml")
+    assert ">A HEADER</w:t>" in header
+
+
+def test_a_part_of_a_word_keeps_its_format() -> None:
+    document = part(
+        translate("a.docx", FILES["a.docx"], lambda text: text.replace("water", "Wasser")),
+        "word/document.xml",
+    )
+    assert (
+        '>H</w:t></w:r><w:r><w:rPr><w:vertAlign w:val="subscript"/></w:rPr><w:t xml:space="preserve">2</w:t></w:r>'
+        '<w:r><w:t xml:space="preserve">O is Wasser</w:t></w:r>'
+    ) in document
+
+
+def test_runs_of_a_presentation_keep_their_formats() -> None:
+    slide = part(reverse("a.pptx", FILES["a.pptx"]), "ppt/slides/slide1.xml")
+    assert (
+        '<a:pPr lvl="0"/><a:r><a:rPr lang="en-US" dirty="0"/><a:t>dog </a:t></a:r><a:r><a:rPr lang="en-US" b="1"/>'
+        '<a:t>big</a:t></a:r><a:r><a:rPr lang="en-US" dirty="0"/><a:t> The</a:t></a:r><a:br/>'
+    ) in slide
+    assert parse("a.pptx", FILES["a.pptx"]).sentences == ["The big dog", "A new line"]
+
+
+def test_spans_notes_and_fields_of_an_opendocument_text_stay() -> None:
+    content = part(reverse("a.odt", FILES["a.odt"]), "content.xml")
+    assert (
+        '<text:p text:style-name="P1">cat &amp; <text:span text:style-name="T1">dog</text:span> The<text:note '
+        'text:id="n1" text:note-class="footnote"><text:note-citation>1</text:note-citation><text:note-body>'
+        "<text:p>. note A</text:p></text:note-body></text:note> . slept . "
+        '<text:a xlink:href="http://x">more</text:a> is <text:page-number>3</text:page-number> page On</text:p>'
+    ) in content
+    assert "<text:p>Deleted text</text:p>" in content
+    assert "<text:p>Name<text:tab/>Value</text:p><text:p/>" in content
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_libreoffice_opens_the_result(name: str, tmp_path: Path) -> None:
+    office = shutil.which("soffice") or shutil.which("libreoffice")
+    if office is None:
+        pytest.skip("LibreOffice (soffice) is not installed")
+    if name == "a.pptx":
+        pytest.skip("the sample has only a slide, not a whole presentation")
+    (tmp_path / name).write_bytes(reverse(name, FILES[name]))
+    subprocess.run(
+        [office, "--headless", "--convert-to", "txt:Text", "--outdir", tmp_path, tmp_path / name],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    text = (tmp_path / name).with_suffix(".txt").read_text(encoding="utf-8-sig")
+    assert "dog big The" in text

@@ -1,0 +1,88 @@
+"""Forgetting is measured on old and new data, where they can be read."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.data.pairs import Pair
+from regard.recipe import Recipe, make_recipe
+from regard.storage.run_dir import RunDir, describe_fine_tuning
+from regard.tasks import Model
+from regard.training import forgetting
+from regard.training.forgetting import BEFORE, score_after, score_before
+from regard.training.progress import ProgressReporter
+
+
+class Messages(ProgressReporter):
+    """Collects the messages."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(run)
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def recipe_for(run: Path, folder: Path) -> Recipe:
+    (folder / "new.tsv").write_text("".join(f"ein Hund {n}\ta dog\n" for n in range(40)))
+    values: dict[str, Any] = {
+        "data": {"root": str(folder), "train": {"pairs": "new.tsv"}, "test": {"pairs": "new.tsv"}},
+        "training": {"init_from": str(run)},
+        "decoding": {"beam": 1},
+        "evaluation": {"metrics": ["chrf"]},
+    }
+    return make_recipe(values, "test")
+
+
+def test_old_data_that_are_gone_are_reported_and_new_data_are_scored(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "SCORED_PAIRS", 10)
+    recipe, run = recipe_for(finished_run, tmp_path), RunDir(tmp_path / "run")
+    run.data.mkdir(parents=True)
+    reporter = Messages(run)
+    score_before(run, recipe, reporter, None)
+    assert (
+        "Forgetting is not measured on old data: data.train.pairs: no such file"
+        in reporter.texts[0]
+    )
+    assert f"Before fine-tuning, new data (test of {run}, 10 pairs): chrF2" in reporter.texts[1]
+    before = json.loads((run.data / BEFORE).read_text())
+    assert [*before["sets"]] == ["new"]
+    model = Model.load(finished_run, "cpu")
+    model.recipe = recipe
+    card = score_after(run, recipe, model, reporter, None)
+    assert card is not None
+    scores = card["sets"]["new"]
+    assert scores["after"][0]["value"] == scores["before"][0]["value"]  # the same model
+    assert reporter.texts[2:] == describe_fine_tuning(card)
+    late = time.monotonic() - 1
+    assert score_after(run, recipe, model, reporter, late) is None
+    assert reporter.texts[-1] == "No time left to measure forgetting"
+
+
+def test_a_time_limit_reduces_the_number_of_scored_pairs(finished_run: Path) -> None:
+    model, pairs = Model.load(finished_run, "cpu"), [Pair("ein Hund", "a dog")] * 300
+    assert forgetting._affordable(model, pairs, None) == 300
+    assert forgetting._affordable(model, pairs, time.monotonic()) == forgetting.WARM_UP_PAIRS
+
+
+def test_scores_are_described_with_both_values() -> None:
+    values = {"metric": "bleu", "name": "BLEU", "value": 30.0}
+    sets = {
+        "old": {
+            "set": "test of runs/a",
+            "pairs": 500,
+            "before": [values],
+            "after": [{**values, "value": 25.04}],
+        },
+        "new": {"set": "validation of runs/b", "pairs": 9, "before": [], "after": [values]},
+    }
+    assert describe_fine_tuning({"sets": sets}) == [
+        "Old data (test of runs/a, 500 pairs): BLEU 30.0 before, 25.0 after",
+        "New data (validation of runs/b, 9 pairs): BLEU 30.0 after",
+    ]

@@ -1,0 +1,166 @@
+"""Fitting a training to the time there is."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.nn.network import named_weights
+from regard.recipe import Recipe, make_recipe
+from regard.storage.run_dir import RunDir
+from regard.training.distributed import ProcessGroup
+from regard.training.planner import (
+    DeviceSpeed,
+    duration,
+    fit_recipe,
+    measure_device,
+    measure_steps,
+    plan,
+    shorten,
+)
+from regard.training.prepare import open_prepared, prepare
+from regard.training.progress import ProgressReporter
+from regard.training.trainer import Trainer
+
+
+def recipe_with(**training: object) -> Recipe:
+    values = {"steps": 1_000, "validate_every": 100, "schedule": "cosine", "warmup": 200}
+    return make_recipe(
+        {
+            "data": {"train": {"pairs": "x.tsv"}},
+            "model": {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16},
+            "training": values | training,
+        },
+        "test",
+    )
+
+
+def test_a_recipe_that_fits_is_not_changed() -> None:
+    recipe = recipe_with()
+    fitted, shortened = fit_recipe(recipe, available=120, seconds_per_step=0.1, validation=1.0)
+    assert (fitted, shortened) == (recipe, False)
+
+
+def test_a_long_recipe_is_shortened_with_its_schedule() -> None:
+    fitted, shortened = fit_recipe(
+        recipe_with(), available=50, seconds_per_step=0.1, validation=0.5
+    )
+    training = fitted.training
+    assert shortened
+    assert 400 <= training.steps <= 450
+    assert training.warmup == training.steps // 10
+    assert training.steps % training.validate_every == 0
+    count = training.steps // training.validate_every
+    assert training.steps * 0.1 + count * 0.5 <= 50
+    assert count * 0.5 <= 0.1 * 50
+
+
+def test_a_schedule_without_an_end_gets_one_with_the_same_peak() -> None:
+    recipe = recipe_with(schedule="noam", learning_rate=2.0, warmup=400)
+    fitted, _ = fit_recipe(recipe, available=50, seconds_per_step=0.1, validation=0.5)
+    assert fitted.training.schedule == "cosine"
+    assert fitted.training.learning_rate == pytest.approx(2.0 * 16**-0.5 * 400**-0.5)
+
+
+@pytest.mark.parametrize("available", [0.0, 0.01, 0.3, 7.0])
+def test_even_without_time_there_is_one_step_and_one_validation(available: float) -> None:
+    fitted, shortened = fit_recipe(recipe_with(), available, seconds_per_step=10.0, validation=5.0)
+    assert shortened
+    assert fitted.training.steps == fitted.training.validate_every == 1
+
+
+def test_a_validation_never_takes_longer_than_the_training_between_two() -> None:
+    recipe = recipe_with(validate_every=10)
+    fitted, shortened = fit_recipe(recipe, available=1_000, seconds_per_step=0.1, validation=4.0)
+    assert not shortened
+    assert fitted.training.validate_every * 0.1 >= 4.0
+
+
+def test_durations_are_readable() -> None:
+    assert [duration(seconds) for seconds in (44.2, 1_080, 13_200)] == [
+        "45 s",
+        "18 min",
+        "3 h 40 min",
+    ]
+
+
+def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
+    speed = DeviceSpeed("cuda", 1_200.0, min_cost=6.0)
+    assert [speed.tokens_per_second(cost) for cost in (1, 6, 12)] == [200, 200, 100]
+    measured = measure_device(torch.device("cpu"))
+    assert measured.device == "cpu"
+    assert measured.tiny > 10
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    """A small training that has not begun."""
+    words = ["a", "b", "c", "d", "e", "f", "g", "h"]
+    lines = [" ".join([*words[i % 7 : i % 7 + 1 + i % 3], words[i % 5]]) for i in range(200)]
+    (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    recipe = make_recipe(
+        {
+            "data": {"root": str(tmp_path), "train": {"pairs": "x.tsv"}, "hold_out": 0.2},
+            "tokenizer": {"kind": "word"},
+            "model": {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16},
+            "training": {"steps": 100_000, "warmup": 100, "tokens_per_batch": 60, "device": "cpu"}
+            | {"ema": 0.9, "validate_every": 1_000},
+        },
+        "test",
+    )
+    run = RunDir(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    run.write_recipe(recipe)
+    reporter = ProgressReporter(run, enabled=False)
+    prepare(run, recipe, reporter)
+    yield Trainer(run, recipe, open_prepared(run, recipe), ProcessGroup(0, 1, torch.device("cpu")))
+    reporter.close()
+
+
+def snapshot(trainer: Trainer) -> dict[str, torch.Tensor]:
+    weights = {name: weight.clone() for name, weight in named_weights(trainer.network).items()}
+    assert trainer.ema is not None
+    return weights | {f"ema.{name}": mean.clone() for name, mean in trainer.ema.items()}
+
+
+def test_measured_steps_leave_no_trace(trainer: Trainer) -> None:
+    before = snapshot(trainer)
+    first = trainer.step([next(trainer.batches())])
+    after_one_step = snapshot(trainer)
+    with pytest.raises(AssertionError), trainer.rehearsal():
+        pass  # training has begun
+    fresh = Trainer(trainer.run, trainer.recipe, trainer.prepared, trainer.group)
+    seconds, tokens = measure_steps(fresh, limit=0.2)
+    assert seconds > 0
+    assert 1 <= tokens <= 60
+    assert fresh.state.step == fresh.state.tokens == 0
+    assert all(torch.equal(before[name], value) for name, value in snapshot(fresh).items())
+    assert torch.equal(fresh.step([next(fresh.batches())]), first)
+    assert all(torch.equal(after_one_step[name], value) for name, value in snapshot(fresh).items())
+
+
+def test_a_plan_ends_before_the_deadline(trainer: Trainer) -> None:
+    fitted = plan(trainer, time.monotonic() + 20)
+    assert fitted.shortened
+    assert fitted.seconds <= 20
+    training = fitted.recipe.training
+    assert 1 <= training.steps < 100_000
+    assert training.steps * fitted.seconds_per_step <= 20
+    assert fitted.requested_steps == 100_000
+    assert "pairs" in fitted.describe(160)
+
+
+def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> None:
+    trainer.apply(
+        trainer.recipe.model_copy(
+            update={"training": trainer.training.model_copy(update={"steps": 1_000})}
+        )
+    )
+    trainer.state.step, trainer.validation_seconds = 200, 0.0
+    deadline = time.monotonic() + 102
+    assert shorten(trainer, deadline, seconds_per_step=0.12) is None
+    shorter = shorten(trainer, deadline, seconds_per_step=0.25)
+    assert shorter is not None
+    assert 590 <= shorter.training.steps <= 600

@@ -1,0 +1,31 @@
+"""What is reported after training."""
+
+from regard.data.pairs import Pair
+from regard.metrics import MetricResult
+from regard.training.summary import Summary, choose_examples
+
+
+def test_examples_range_from_the_best_to_the_worst() -> None:
+    words = "abcdefgh"
+    pairs = [Pair(f"source {n}", words) for n in range(9)]
+    translations = [words[: 8 - n] or "x" for n in range(9)]
+    examples = choose_examples(pairs, translations)
+    assert [example.rank for example in examples] == ["best", "good", "typical", "poor", "worst"]
+    assert [example.pair.source[-1] for example in examples] == ["0", "2", "4", "6", "8"]
+    scores = [example.chrf for example in examples]
+    assert scores == sorted(scores, reverse=True)
+    assert (scores[0], scores[-1]) == (100, 0)
+
+
+def test_one_pair_is_one_example() -> None:
+    (example,) = choose_examples([Pair("a", "b")], ["b"])
+    assert example.rank == "best"
+
+
+def test_the_summary_has_scores_with_intervals_and_two_lines_for_each_example() -> None:
+    result = MetricResult("chrf", "chrF2", 50.0, 45.0, 55.0, "signature", True)
+    summary = Summary(20, [result], choose_examples([Pair("a", "b"), Pair("c", "d")], ["b", "x"]))
+    lines = summary.lines()
+    assert lines[0] == "On 20 validation pairs: chrF2 50.00 [45.00, 55.00]"
+    assert len(lines) == 1 + 2 * 2
+    assert Summary(0, [], []).lines() == []
