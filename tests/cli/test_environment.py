@@ -67,3 +67,12 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_still_one(finished_r
         check=False,
     )
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_command_line_starts_before_libraries_that_start_threads() -> None:
+    """Their threads are limited by ``main``, which runs after the import."""
+    code = "import sys, regard.cli.main; print([m for m in ('numpy', 'pyarrow', 'torch') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

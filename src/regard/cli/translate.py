@@ -33,7 +33,6 @@ from regard.cli.options import (
     with_decoding_options,
 )
 from regard.cli.text_io import check_input, chunks, input_lines
-from regard.data.pairs import previous_sentences
 from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -374,6 +373,8 @@ class Job:
 
     def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
         """The output for a chunk and its alignment, as lines of text. done: the number of lines before the chunk."""
+        from regard.data.pairs import previous_sentences
+
         lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
         self._refuse_long_lines(lines, done)
         self._warn_of_long_lines(lines, done)
@@ -437,6 +438,8 @@ class Job:
 
     def _translate_sentences(self, lines: Sequence[str]) -> list[list[JoinedTranslation]]:
         """Translate the sentences of each line separately, and join the translations of a line."""
+        from regard.data.pairs import previous_sentences
+
         texts = [split_text(line, self._source_language) for line in lines]
         sentences = [sentence for text in texts for sentence in text.sentences]
         terms = [self._terms(sentence) for sentence in sentences]
