@@ -7,7 +7,7 @@ TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo test test-data mutants check format
+.PHONY: install demo test test-data faults fuzz lock audit mutants check format
 
 install: .venv/installed
 
@@ -29,6 +29,26 @@ test: install
 # The tests that need the data sets or large files.
 test-data: install
 	$(PYTEST) tests/data
+
+# 200 kills at random moments, and faults of disk, folders and clock; writes the tables of docs/reliability.md.
+faults: install
+	$(BIN)/python -m tests.faults --kills 200 --seed $${SEED:-1} --write
+
+# Ten minutes for each target; an input that breaks one is written to the present folder.
+fuzz: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	for target in readers recipes tokenizers html http; do \
+		$(BIN)/python -m tests.fuzz $$target --seconds $${SECONDS_EACH:-600} || exit 1; done
+
+# The versions that CI installs: those of a fresh .venv.
+lock: install
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } \
+		> constraints.new && mv constraints.new constraints.txt
+
+# Known vulnerabilities of the pinned packages.
+audit: install
+	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 # Mutation testing: do the unit tests notice small changes of the source code? About an hour on two cores.
 mutants: install

@@ -33,6 +33,10 @@ from regard.training.run import hardware
 HERE = Path(__file__).resolve()
 PRECISIONS: list[Precision] = ["fp32", "bf16", "int8"]
 BEAMS = [1, 5]
+NO_WORKERS = (
+    "libraries have started threads, so there are no worker processes to measure; set OPENBLAS_NUM_THREADS=1 and "
+    "JE_ARROW_MALLOC_CONF=background_thread:false"
+)
 
 
 class Speed(NamedTuple):
@@ -89,6 +93,8 @@ def load_runs(
         for precision in precisions:
             model = Translator.load(folder, "cpu", precision)
             model.start_workers()
+            if model.engine.pool is None and model.threads > 1:
+                raise SystemExit(NO_WORKERS)
             found += [BenchedRun(folder.resolve().name, model, beam, pairs) for beam in BEAMS]
     return found
 

@@ -124,6 +124,7 @@ ENTRIES = [
     Entry("mask-predict", "decoding/mask_predict.py"),
     Entry("masked language model", "tasks/masked_lm.py"),
     Entry("memory", "nn/transformer.py", "EncoderOutput"),
+    Entry("micro-batch", "training/micro_batches.py"),
     Entry("minimum Bayes risk", "metrics/mbr.py"),
     Entry("misalignment", "data/misalignment.py"),
     Entry("multi-head attention", "nn/multi_head_attention.py"),

@@ -27,6 +27,7 @@ class Capitals:
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")
     max_text_tokens = 4096
+    calibration = None
     tokenizer = SimpleNamespace(
         source=SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
     )

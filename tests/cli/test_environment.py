@@ -3,17 +3,19 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from regard.cli.main import limit_onednn_cache
+from tests.cli.commands import environment
 
 IMPORT_ALL = """
 import os
 before = dict(os.environ)
 import importlib, pkgutil, regard
 for module in pkgutil.walk_packages(regard.__path__, "regard."):
-    if module.name != "regard.__main__" and not module.name.startswith("regard.nn.kernels."):
+    if module.name != "regard.__main__" and not module.name.startswith("regard.nn.kernels"):
         importlib.import_module(module.name)
 changed = {key for key in before.keys() | os.environ.keys() if before.get(key) != os.environ.get(key)}
 print(sorted(key for key in changed if key.startswith(("ONEDNN", "LRU_CACHE", "OMP"))), sorted(changed))
@@ -39,3 +41,38 @@ def test_the_size_of_the_onednn_cache_is_limited_unless_the_user_set_it(
     limit_onednn_cache()
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
     assert os.environ["LRU_CACHE_CAPACITY"] == "64"
+
+
+INTERRUPTED = """
+import os, signal, sys
+from regard.errors import RegardError
+from regard.storage.run_dir import RunDir
+def weights(self):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:  # as a library does that reads a file
+        raise RegardError("model.safetensors: damaged") from None
+RunDir.weights = weights
+from regard.cli.main import main
+main()
+"""
+
+
+def test_an_interrupt_that_a_library_turns_into_an_error_is_still_one(finished_run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, "translate", str(finished_run), "a"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_the_command_line_starts_before_libraries_that_start_threads() -> None:
+    """Their threads are limited by ``main``, which runs after the import."""
+    code = "import sys, regard.cli.main; print([m for m in ('numpy', 'pyarrow', 'torch') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

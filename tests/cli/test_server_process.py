@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
-from regard.inference.worker_pool import WorkerPool
 from regard.server.app import serve
 from tests.cli.commands import REGARD, TIMEOUT, environment, sequences
 
@@ -136,7 +136,7 @@ def test_languages_can_be_named(workshop: Path) -> None:
 
 
 @pytest.mark.skipif(
-    not WorkerPool.possible, reason="worker processes need fork, which only Linux has"
+    sys.platform != "linux", reason="worker processes need fork, which only Linux has"
 )
 @pytest.mark.skipif(os.cpu_count() == 1, reason="a single core uses no workers")
 def test_the_server_survives_the_death_of_a_worker(workshop: Path) -> None:

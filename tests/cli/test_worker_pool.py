@@ -18,9 +18,13 @@ import torch
 from regard.errors import RegardError
 from regard.inference.worker_pool import WorkerDied, WorkerPool, _cgroup_cores, map_in_threads
 from regard.tasks import Translator
+from regard.training.prepare import COPYING_PROCESS
 from tests.cli.commands import environment, write
 
-forked = pytest.mark.skipif(not WorkerPool.possible, reason="processes are forked on Linux only")
+forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+pytestmark = pytest.mark.filterwarnings(  # pytest has threads; commands do not, as tested below
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)
 Map = Callable[[Callable[[int], Any], range], list[Any]]
 
 
@@ -230,12 +234,13 @@ def assert_end(workers: list[int]) -> None:
 
 SLOW_TRANSLATE = """
 import os, sys, time
+from regard.cli.main import limit_library_threads, main
+limit_library_threads()
 from regard.inference.engine import Engine
 def slow(self, batch):
     os.write(1, b"%d\\n" % os.getpid())  # at once: workers share the pipe
     time.sleep(600)
 Engine.generate_batch = slow
-from regard.cli.main import main
 sys.argv[:] = ["regard", "translate", sys.argv[1], "--threads", "2", "--input", sys.argv[2]]
 main()
 """
@@ -322,7 +327,71 @@ SEARCHES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture
+def allow_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process fork although other tests have started threads."""
+    monkeypatch.setattr(WorkerPool, "is_safe", lambda: True)
+
+
+COUNTED = """
+import os, sys
+usual = os.fork
+def fork():
+    print("threads", len(os.listdir("/proc/self/task")), file=sys.stderr)
+    return usual()
+os.fork = fork
+from regard.cli.main import main
+main()
+"""
+
+
 @forked
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_command_has_one_thread_when_it_forks(
+    finished_run: Path, tmp_path: Path, precision: str
+) -> None:
+    """Two cores are used, and no variable keeps the libraries from starting threads."""
+    write(tmp_path / "in.txt", ["the dog sees a cat", "a cat"])
+    options = ["--threads", "2", "--precision", precision, "--input", str(tmp_path / "in.txt")]
+    without = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JE_ARROW_MALLOC_CONF")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", COUNTED, "translate", str(finished_run), *options],
+        env={name: value for name, value in environment().items() if name not in without},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.count("threads 1\n") == 2 == done.stderr.count("threads ")
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_a_process_with_other_threads_does_not_fork(
+    finished_run: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fork", _refused)
+    model = Translator.load(finished_run, "cpu")
+    model.engine.threads = 2
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert not WorkerPool.is_safe()
+        model.start_workers()
+    finally:
+        stop.set()
+        thread.join()
+    assert model.engine.pool is None
+    assert len(model.search(texts)) == len(texts)
+
+
+def test_loading_starts_no_threads_and_keeps_their_number(finished_run: Path) -> None:
+    usual = torch.get_num_threads()
+    Translator.load(finished_run, "cpu", "int8")
+    assert torch.get_num_threads() == usual
+
+
+@forked
+@pytest.mark.usefixtures("allow_fork")
 def test_every_decoding_method_gives_the_same_result_in_workers(
     finished_run: Path, texts: list[str]
 ) -> None:
@@ -340,6 +409,7 @@ def test_every_decoding_method_gives_the_same_result_in_workers(
 
 
 @forked
+@pytest.mark.usefixtures("allow_fork")
 def test_when_a_worker_dies_threads_are_used(
     finished_run: Path, texts: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -356,6 +426,7 @@ def test_when_a_worker_dies_threads_are_used(
 
 
 @forked
+@pytest.mark.usefixtures("allow_fork")
 def test_where_no_process_can_be_started_threads_are_used(
     finished_run: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,3 +444,29 @@ def test_where_no_process_can_be_started_threads_are_used(
 
 def _refused() -> int:
     raise BlockingIOError("Resource temporarily unavailable")
+
+
+COPYING = """
+import subprocess, sys
+process = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+def test_no_process_that_writes_a_copy_of_the_data_outlives_training() -> None:
+    program, _, _ = COPYING_PROCESS.partition("from regard")
+    with subprocess.Popen(
+        [sys.executable, "-c", COPYING, f"{program}\nimport time; time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as main:
+        try:
+            assert main.stdout is not None
+            process = int(main.stdout.readline())
+            time.sleep(0.5)
+            assert _runs(process)
+        finally:
+            main.kill()
+    assert_end([process])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -108,17 +111,27 @@ def main() -> None:
     # OpenMP threads that wait asleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     limit_onednn_cache()
+    limit_library_threads()
     try:
-        try:
-            _check_renamed(sys.argv[1:])
-            status = app(prog_name="regard", standalone_mode=False)
-        finally:
-            _flush()
+        with note_interrupts() as interrupted:
+            try:
+                _check_renamed(sys.argv[1:])
+                status = app(prog_name="regard", standalone_mode=False)
+            except Exception:
+                if (
+                    interrupted.is_set()
+                ):  # a library may turn it into another error, such as a damaged file
+                    raise KeyboardInterrupt from None
+                raise
+            finally:
+                _flush()
     except RegardError as error:
         message = str(error)
     except OSError as error:
         message = str(error.strerror or error)
         message = f"{error.filename}: {message}" if error.filename else message
+    except KeyboardInterrupt:  # before typer handles it, or after
+        sys.exit(train.INTERRUPTED)
     except typer.Abort:
         sys.exit(1)
     except Exception as error:
@@ -131,6 +144,27 @@ def main() -> None:
     if message:
         print(f"regard: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+@contextmanager
+def note_interrupts() -> Iterator[threading.Event]:
+    """An event that is set when SIGINT (Ctrl-C) arrives, which raises KeyboardInterrupt as usual."""
+    event = threading.Event()
+    usual = signal.getsignal(signal.SIGINT)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if usual is not signal.default_int_handler or not in_main_thread:  # it is the caller's concern
+        yield event
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        event.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def _check_renamed(arguments: Sequence[str]) -> None:
@@ -200,3 +234,12 @@ def limit_onednn_cache() -> None:
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+
+
+def limit_library_threads() -> None:
+    """Let numpy and pyarrow start no threads when they are imported, unless the user wants them.
+
+    Worker processes can be forked only from a process without threads (inference/worker_pool.py).
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")

@@ -374,10 +374,11 @@ class Job:
 
     def translate(self, chunk: Sequence[Line], done: int) -> tuple[str, str]:
         """The output for a chunk and its alignment, as lines of text. done: the number of lines before the chunk."""
+        from regard.data.pairs import previous_sentences
+
         lines, parses = [line for line, _ in chunk], [tree for _, tree in chunk]
         self._refuse_long_lines(lines, done)
         self._warn_of_long_lines(lines, done)
-        from regard.data.pairs import previous_sentences
 
         results: Sequence[Sequence[Translation | JoinedTranslation]] = (
             self._translate_sentences(lines)

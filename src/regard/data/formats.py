@@ -304,6 +304,8 @@ class PlainText(InputFormat):
 # CoNLL-U: sentences of words with part-of-speech tags and dependency trees
 
 CONLLU_FIELDS = 10
+MAX_DIGITS = 9
+"""of the number of a word; Python refuses to read thousands of them"""
 
 
 @INPUT_FORMATS.register("conllu")
@@ -341,6 +343,8 @@ def read_conllu(path: DataFile) -> Iterator[ParsedSentence]:
                 )
             sentence.line = sentence.line or number
             first, _, last = fields[0].partition("-")
+            if max(map(len, (first, last, fields[6]))) > MAX_DIGITS:
+                raise RegardError(f"{path}:{number}: a number has more than {MAX_DIGITS} digits")
             if last.isdecimal() and first.isdecimal():
                 sentence.multiword_tokens[int(first)] = MultiwordToken(fields[1], int(last))
             elif fields[0].isdecimal():

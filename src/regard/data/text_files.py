@@ -28,6 +28,8 @@ SAMPLE = 1 << 10
 """bytes from which an encoding is recognised"""
 DAMAGED = (gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError, zipfile.BadZipFile)
 """what decompression raises, besides EOFError"""
+ZST_PART = 1 << 9
+"""Compressed bytes that are decompressed at a time: 4 of them can stand for 128 kB, so this is 16 MB at most."""
 MAX_LINE_BYTES = 1_000_000
 """A longer line is refused as soon as this much of it is read: it is not text, or it lacks its line feeds."""
 
@@ -145,11 +147,15 @@ def _decompress_zst(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Frame by frame, because zstandard's own readers do not notice that a file is truncated."""
     frame = None
     for chunk in chunks:
-        while chunk:
+        start = 0
+        while start < len(chunk):
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(chunk)
-            chunk = frame.unused_data if frame.eof else b""
-            frame = None if frame.eof else frame
+            part = chunk[start : start + ZST_PART]
+            yield frame.decompress(part)
+            start += len(part)
+            if frame.eof:  # the rest of the part belongs to the next frame
+                start -= len(frame.unused_data)
+                frame = None
     if frame is not None:
         raise EOFError("the file ends before its last frame does")
 

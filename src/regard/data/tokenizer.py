@@ -313,8 +313,9 @@ def _load_vocabulary(path: Path, normalization: str) -> Vocabulary:
     expected = list(SPECIAL_TOKENS.values())
     try:
         vocabulary = Vocabulary(model, normalization)
-        first = [vocabulary._processor.id_to_piece(i) for i in SPECIAL_TOKENS]
-    except (RuntimeError, IndexError):
+        pieces = [vocabulary._processor.id_to_piece(i) for i in range(vocabulary.size)]
+        first = pieces[: len(SPECIAL_TOKENS)]
+    except (RuntimeError, IndexError, UnicodeDecodeError):
         raise RegardError(f"{path}: damaged, or not a SentencePiece model") from None
     if first != expected:
         raise RegardError(

@@ -136,12 +136,12 @@ class Engine:
             )
 
     def start_workers(self) -> None:
-        """Use worker processes from now on, if that is faster. Only for programs without threads of their own."""
+        """Use worker processes from now on, if that is faster, and if this process has no other threads."""
         self.stop_workers()
         if self.packed is None or self.threads == 1 or self.device.type != "cpu":
             return
         with suppress(OSError):  # no more processes can be started: use threads
-            if WorkerPool.possible:
+            if WorkerPool.is_safe():
                 self.pool = WorkerPool(self.generate_batch, self.threads)
 
     def stop_workers(self) -> None:

@@ -5,8 +5,10 @@ a decoding step are too small to split, and most of the other work cannot be spl
 
 - Threads (``map_in_threads``) work in every program, but share Python's interpreter lock, so they may wait for each
   other after every operation.
-- Worker processes (``WorkerPool``) do not wait for each other. They are forked, which is only safe in a program without
-  threads of its own, such as a command.
+- Worker processes (``WorkerPool``) do not wait for each other. They are forked, so they share the packed weights with
+  this process. A fork copies only the thread that calls it, and a lock that another thread holds stays locked in the
+  copy for ever. For that reason a process forks only if it has one thread, as counted by the kernel. Commands have
+  one: ``cli/main.py`` lets the libraries start none, and models are loaded ``on_one_core``.
 """
 
 from __future__ import annotations
@@ -19,11 +21,10 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -63,6 +64,25 @@ def _cgroup_cores(file: Path) -> int | None:
 
 # ---------------------------------------------------------------------------------------------
 # Threads
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Let torch use one core in the with-block, so that it starts no threads that would forbid a fork later."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+def count_threads() -> int | None:
+    """The number of threads of this process, those of libraries included; None: unknown."""
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+    except OSError:  # not Linux
+        return None
 
 
 def map_in_threads(
@@ -120,8 +140,10 @@ class WorkerPool(Generic[Item, Result]):
     terminal sends it to all processes, and this one handles it.
     """
 
-    possible = sys.platform == "linux"
-    """on other systems a fork is unsafe or does not exist"""
+    @staticmethod
+    def is_safe() -> bool:
+        """Whether this process may fork: on Linux, with a single thread. Elsewhere libraries do not survive a fork."""
+        return sys.platform == "linux" and count_threads() == 1
 
     def __init__(self, function: Callable[[Item], Result], count: int) -> None:
         self.cpu_seconds = 0.0
@@ -141,11 +163,7 @@ class WorkerPool(Generic[Item, Result]):
     def _fork(self, function: Callable[[Item], Result]) -> None:
         ours, theirs = Pipe()
         parent, die_with_parent = os.getpid(), _death_signal()
-        with warnings.catch_warnings():
-            # Python warns that another thread may hold a lock during the fork. The threads of torch's kernels hold
-            # none between two products, and a worker, which uses one core, does not need them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
+        process = os.fork()
         if process:
             theirs.close()
             self.workers[ours] = process

@@ -18,3 +18,12 @@ PRESETS: dict[Preset, dict[str, Any]] = {
 }
 """``base`` and ``big`` are the paper's (table 3). ``fast`` has a deep encoder and a shallow decoder: the encoder runs
 once for each sentence, the decoder once for each token and hypothesis (Kasai et al. 2021)."""
+
+BATCH_TOKENS: dict[Preset, int] = {
+    "tiny": 4_096,
+    "small": 8_192,
+    "fast": 8_192,
+    "base": 25_000,
+    "big": 25_000,
+}
+"""The batch of ``training.tokens_per_batch: auto``: the paper's for its models, less for smaller ones."""

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from regard.recipe.presets import PRESETS, Preset
+from regard.recipe.presets import BATCH_TOKENS, PRESETS, Preset
 from regard.recipe.registry import allowed_names, find_registry
 from regard.recipe.validation import find_problems
 
@@ -464,8 +464,9 @@ class TrainingConfig(Section):
     """fine-tuning: maximum number of entries, learned from the new data, that are added to each vocabulary"""
     steps: Annotated[int, Field(ge=1)] = 100_000
     """number of optimizer steps"""
-    tokens_per_batch: Annotated[int, Field(ge=1)] = 25_000
-    """maximum number of source tokens, and of target tokens, in a batch, padding included"""
+    tokens_per_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = 25_000
+    """maximum number of source tokens, and of target tokens, in a batch, padding included; auto: the usual number for
+    the preset, in as many micro-batches as the memory of the device needs"""
     batching: Literal["padded", "packed"] = "padded"
     """padded: sentences of similar length in each batch; packed: sentences of all lengths end to end in one row, which
     a GPU processes without padding, compiled and as one CUDA graph"""
@@ -713,6 +714,12 @@ class Recipe(Section):
     def text_only(self) -> bool:
         """Whether the data are text without targets."""
         return bool(find_registry("task")[self.task].text_only)
+
+    @property
+    def batch_tokens(self) -> int:
+        """``training.tokens_per_batch`` as a number; auto is the usual one for the preset."""
+        tokens = self.training.tokens_per_batch
+        return BATCH_TOKENS[self.model.preset] if tokens == "auto" else tokens
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

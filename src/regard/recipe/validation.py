@@ -388,9 +388,16 @@ def _attention(model: ModelConfig) -> Iterator[str]:
 
 
 def _batch_norm(recipe: Recipe) -> Iterator[str]:
-    tokens, longest = recipe.training.tokens_per_batch, recipe.data.clean.max_tokens + 1
+    tokens, longest = recipe.batch_tokens, recipe.data.clean.max_tokens + 1
     least = 2 * longest * (PACKED_CHUNKS if recipe.training.batching == "packed" else 1)
-    if recipe.model.norm == "batch" and tokens < least:
+    if recipe.model.norm != "batch":
+        return
+    if recipe.training.tokens_per_batch == "auto":
+        yield (
+            "training.tokens_per_batch: auto may split a batch, and model.norm: batch computes statistics of the "
+            "whole batch; give a number, or set norm: layer"
+        )
+    elif tokens < least:
         yield (
             f"model.norm: batch needs several texts per batch: training.tokens_per_batch {tokens} must be at "
             f"least {least} for texts of {longest} tokens; or set norm: layer"

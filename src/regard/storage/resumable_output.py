@@ -176,7 +176,8 @@ class ResumableOutput:
 
     def close(self) -> None:
         for file in self._open:
-            file.close()
+            with suppress(OSError):  # it was reported; what is left is not written again
+                file.close()
 
 
 class ResumableRecords(ResumableOutput):

@@ -30,7 +30,7 @@ from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inference.engine import Engine
 from regard.inference.precision import choose_device
-from regard.inference.worker_pool import available_cores
+from regard.inference.worker_pool import available_cores, on_one_core
 from regard.metrics import MODEL_METRICS, Comparison, MetricResult, compare, score
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.network import Network, assign_weights
@@ -209,14 +209,15 @@ class Model(ABC):
                 f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {kind.command}, "
                 f"in Python with regard.load(run, regard.{kind.__name__})"
             )
-        weights = run.weights()
-        tokenizer = run.tokenizer(recipe)
-        network = kind.build(recipe, tokenizer)
-        assign_weights(network, weights, str(run.weights_file))
-        place = choose_device(device)
-        network = network.to(place).eval()
-        model = kind(recipe, tokenizer, network, place, precision, run, threads)
-        model.freeze()
+        with on_one_core():  # workers can be forked only from a process without threads
+            weights = run.weights()
+            tokenizer = run.tokenizer(recipe)
+            network = kind.build(recipe, tokenizer)
+            assign_weights(network, weights, str(run.weights_file))
+            place = choose_device(device)
+            network = network.to(place).eval()
+            model = kind(recipe, tokenizer, network, place, precision, run, threads)
+            model.freeze()
         return model
 
     @staticmethod
@@ -236,7 +237,7 @@ class Model(ABC):
         self.precision = precision
 
     def start_workers(self) -> None:  # noqa: B027 (only sequence generators have workers)
-        """Process batches in worker processes from now on, if that is faster."""
+        """Process batches in worker processes from now on, if that is faster and this process has no other threads."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Source ids of texts, truncated as in training."""

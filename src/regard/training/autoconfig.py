@@ -349,7 +349,7 @@ def _reasons(
     """What was chosen, including the user's overrides, and why."""
     training = recipe.training
     tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
-    epochs = training.steps * training.tokens_per_batch / (corpus.pairs * tokens)
+    epochs = training.steps * recipe.batch_tokens / (corpus.pairs * tokens)
     held_out = f"about {recipe.data.hold_out:.1%} of the pairs, held out"
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
@@ -357,10 +357,10 @@ def _reasons(
         + (f" in {_duration(minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
-        f"training: up to {training.steps:,} steps of {training.tokens_per_batch:,} tokens; stops early after "
+        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens; stops early after "
         f"{training.patience} validations without improvement"
         if training.patience
-        else f"training: up to {training.steps:,} steps of {training.tokens_per_batch:,} tokens",
+        else f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
         *(_warnings(choice, corpus) if minutes else ()),
     ]

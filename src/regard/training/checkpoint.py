@@ -44,6 +44,12 @@ class TrainingState:
     """(step, objective, loss) of each validation; the lowest objective is the best, ties are broken by the loss"""
     max_validation_pairs: int | None = None
     """the validation loss is computed on this many pairs, chosen by the plan of the run; None: all"""
+    environment: str = ""
+    """what the rounding of the weights depends on: device, number of threads, version of torch"""
+    micro_batches: int = 1
+    """number of parts in which a batch is processed"""
+    out_of_memory: list[int] = field(default_factory=list)
+    """the steps after which memory ran out, and batches were split further"""
 
     @property
     def best(self) -> tuple[float, float]:

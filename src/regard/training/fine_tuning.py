@@ -287,10 +287,12 @@ def _choose_training(
     ``training`` has the settings of the user, such as the number of steps.
     """
     per_epoch = data.pairs * data.tokens / (1 - training.mix)
-    largest = theirs.training.tokens_per_batch * theirs.training.accumulate
+    largest = theirs.batch_tokens * theirs.training.accumulate
     largest = IMPORTED_BATCH if "imported_from" in run.card() else largest
     batch = int(min(largest, max(MIN_BATCH, per_epoch / BATCHES_PER_EPOCH)))
-    batch = training.tokens_per_batch if "tokens_per_batch" in training.model_fields_set else batch
+    if "tokens_per_batch" in training.model_fields_set:
+        given_batch = training.tokens_per_batch
+        batch = theirs.batch_tokens if given_batch == "auto" else given_batch
     epochs = next(epochs for most, epochs in EPOCHS if data.pairs <= most)
     steps = max(100, round(epochs * per_epoch / (batch * training.accumulate)))
     steps = training.steps if "steps" in training.model_fields_set else steps
@@ -329,7 +331,7 @@ def peak_learning_rate(recipe: Recipe) -> float:
 def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list[str]:
     """What was taken from the run and what was chosen, including the user's overrides, and why."""
     training, model = recipe.training, recipe.model
-    epochs = training.steps * training.tokens_per_batch * training.accumulate * (1 - training.mix)
+    epochs = training.steps * recipe.batch_tokens * training.accumulate * (1 - training.mix)
     epochs /= data.pairs * data.tokens
     early = f"; stops early after {training.patience} validations without improvement"
     rate = f"learning rate: {training.learning_rate:g}, schedule {training.schedule}"
@@ -341,7 +343,7 @@ def _reasons(run: RunDir, theirs: Recipe, recipe: Recipe, data: NewData) -> list
         f"{model.d_model}, {recipe.tokenizer.kind} tokenizer",
         f"{data.pairs:,} new pairs, about {data.tokens:.0f} tokens each",
         rate,
-        f"training: {training.steps:,} steps of {training.tokens_per_batch:,} tokens (about {epochs:.1f} epochs of "
+        f"training: {training.steps:,} steps of {recipe.batch_tokens:,} tokens (about {epochs:.1f} epochs of "
         f"the new pairs){early if training.patience else ''}",
     ]
     if training.mix:

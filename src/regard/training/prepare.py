@@ -180,6 +180,16 @@ PAIRS_PER_PROCESS = 100_000
 """Number of pairs that take about as long to tokenize (4 seconds) as a process takes to start."""
 
 
+COPYING_PROCESS = """
+import os, sys, threading
+# First of all, since imports take long: end when the process at the other end of standard input ends.
+threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
+from regard.training.prepare import write_numbered_copies
+write_numbered_copies(sys.argv[1], [int(number) for number in sys.argv[2:]])
+"""
+"""The program of a process that writes copies; its arguments are the run folder and the numbers of the copies."""
+
+
 def sampled_files(run: RunDir, recipe: Recipe) -> list[Path]:
     """The files of the copies; none without subword sampling and augmentation."""
     numbers = range(recipe.training.copies)
@@ -215,18 +225,23 @@ def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
     processes = min(copies, available_cores(), 1 + pairs * copies // PAIRS_PER_PROCESS)
     assigned = [range(first, copies, processes) for first in range(processes)]
     # Not multiprocessing: it would import the user's main script in each process, or fork one that has threads.
-    command = [sys.executable, "-m", "regard.training.prepare", str(run)]
+    command = [sys.executable, "-c", COPYING_PROCESS, str(run)]
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     workers = [
         subprocess.Popen(
-            [*command, *map(str, numbers)], env={**os.environ, **path}, stderr=subprocess.PIPE
+            [*command, *map(str, numbers)],
+            env={**os.environ, **path},
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+            stderr=subprocess.PIPE,
         )
         for numbers in assigned[1:]
     ]
     try:
         _write_copies(run, recipe, assigned[0])
         for process in workers:
-            _, stderr = process.communicate()
+            assert process.stderr is not None
+            stderr = process.stderr.read()  # not communicate(), which would close standard input
+            process.wait()
             if process.returncode:
                 last_line = stderr.decode(errors="replace").strip().split("\n")[-1]
                 raise RegardError(f"{run.data}: writing a copy of the data failed: {last_line}")
@@ -248,6 +263,12 @@ def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> No
             tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
         rows = MixedRows(recipe, augment=_augmenter(recipe, number))
         write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
+
+
+def write_numbered_copies(run: str, numbers: list[int]) -> None:
+    """Write the copies with these numbers, in a process of its own."""
+    folder = RunDir(run)
+    _write_copies(folder, folder.recipe(), numbers)
 
 
 def _augmenter(recipe: Recipe, copy: int) -> Augmenter | None:
@@ -411,8 +432,3 @@ def _describe_tokenizer(tokenizer: Tokenizer, recipe: Recipe) -> str:
     if recipe.tokenizer.shared:
         return f"{kind}, {tokenizer.source.size:,} entries, shared by source and target"
     return f"{kind}, {tokenizer.source.size:,} source and {tokenizer.target.size:,} target entries"
-
-
-if __name__ == "__main__":
-    _run = RunDir(sys.argv[1])
-    _write_copies(_run, _run.recipe(), [int(number) for number in sys.argv[2:]])

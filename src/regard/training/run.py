@@ -31,6 +31,7 @@ from regard.training.checkpoint import average_checkpoints, checkpoint_files, ch
 from regard.training.distributed import ProcessGroup, process_group
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
+from regard.training.micro_batches import is_out_of_memory
 from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, plan
 from regard.training.prepare import check_files, open_prepared, prepare
@@ -40,8 +41,8 @@ from regard.training.trainer import (
     NonFiniteError,
     StopReason,
     Trainer,
+    describe_environment,
     finished,
-    is_out_of_memory,
     perplexity,
     unpackable_choices,
 )
@@ -130,6 +131,8 @@ def _train(
         reporter.message(f"{run} is already trained: {stop.describe(recipe.training)}")
         return
     _report_start(trainer, reporter)
+    if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:
+        trainer.choose_micro_batches(reporter)
     if deadline is not None and trainer.state.step == 0:
         _make_plan(trainer, reporter, deadline)
     stop = _fit(trainer, reporter, stop, deadline)
@@ -198,13 +201,14 @@ def _fit(
 
 def _out_of_memory(trainer: Trainer, reporter: ProgressReporter) -> RegardError:
     """Save what can be saved, and say how to need less memory."""
-    step, training = trainer.state.step, trainer.training
+    step, training, parts = trainer.state.step, trainer.training, trainer.state.micro_batches
     saved = trainer.rescue()
     reporter.log("stop", step=step, reason="out of memory", resumable=saved > 0)
     kept = f"Everything up to step {saved:,} is saved" if saved else "No step was saved"
     return RegardError(
         f"out of memory after step {step:,} on {hardware(trainer.group.device)}. {kept}. Use a smaller "
-        f"training.tokens_per_batch (now {training.tokens_per_batch:,}) and a larger training.accumulate (now "
+        f"training.tokens_per_batch (now {trainer.recipe.batch_tokens:,}"
+        f"{f' in {parts} micro-batches' if parts > 1 else ''}) and a larger training.accumulate (now "
         f"{training.accumulate}) in a new --out, or resume this run where more memory is free"
     )
 
@@ -364,6 +368,12 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
         )
     if state.step:
         reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
+        here = describe_environment(trainer.group)
+        if state.environment != here:
+            reporter.message(
+                f"Until now it was trained with {state.environment}, now with {here}: the weights may differ in "
+                "rounding from those of an uninterrupted run"
+            )
     reporter.log("start", step=state.step, steps=recipe.training.steps, parameters=parameters)
 
 
@@ -396,6 +406,8 @@ def finish(
         "seconds": round(state.seconds, 1),
         "preparing_seconds": prepared.metadata.get("seconds"),
         "processes": trainer.group.size,
+        "micro_batches": state.micro_batches,
+        "out_of_memory": state.out_of_memory,
         "hardware": hardware(trainer.group.device),
         "parameters": sum(p.numel() for p in trainer.network.parameters()),
         "layers": count_layers(trainer.network),

@@ -60,10 +60,7 @@ class TrainStep:
         set_learning_rate(self.optimizer, scalars.learning_rate)
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(micro_batches, 1):
-            with self._gradient_sync(number == len(micro_batches)):
-                loss = self.compute_loss(self.loss_fn, batch.to(self.device))
-                torch.autograd.backward(loss * scalars.grad_scale)
-            total += loss.detach()
+            total += self.accumulate(batch, scalars.grad_scale, number == len(micro_batches))
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         self.updating = True
@@ -72,6 +69,13 @@ class TrainStep:
         self._update_ema(scalars.ema_rate)
         self.updating = False
         return total * scalars.grad_scale
+
+    def accumulate(self, batch: Batch, grad_scale: float | Tensor, last: bool) -> Tensor:
+        """Add the gradients of a micro-batch to those before it; returns its summed loss."""
+        with self._gradient_sync(last):
+            loss = self.compute_loss(self.loss_fn, batch.to(self.device))
+            torch.autograd.backward(loss * grad_scale)
+        return loss.detach()
 
     def compute_loss(self, loss_fn: nn.Module, batch: Batch) -> Tensor:
         """The loss summed over the tokens of a batch."""

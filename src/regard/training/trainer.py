@@ -55,6 +55,14 @@ from regard.training.checkpoint import (
 )
 from regard.training.distributed import ProcessGroup
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
+from regard.training.micro_batches import (
+    estimate_micro_batches,
+    fits_in_memory,
+    is_out_of_memory,
+    largest_batch,
+    release_memory,
+    split_rows,
+)
 from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import shorten
 from regard.training.prepare import PreparedData, valid_cleaning
@@ -68,17 +76,6 @@ MEASURED_SHARE = 0.03
 
 class NonFiniteError(Exception):
     """A weight or the loss is infinite or not a number."""
-
-
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
-"""Parts of the messages of torch's errors when memory runs out; on a CPU they have no class of their own."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the memory of the machine or of the GPU is exhausted."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 class DataCursor(NamedTuple):
@@ -180,12 +177,25 @@ class Trainer:
     # The training loop
 
     def fit(self, reporter: ProgressReporter, deadline: float | None) -> StopReason:
-        """Train until the last step, early stopping, the deadline (of ``time.monotonic()``) or a signal."""
-        training, state, group = self.training, self.state, self.group
-        meter = Meter(self, reporter)
+        """Train until the last step, early stopping, the deadline (of ``time.monotonic()``) or a signal.
+
+        If memory runs out, batches are split further, and training continues from the last consistent state.
+        """
         if deadline is not None and not self.validation_seconds:
             self.estimate_validation_time(limit=0.1 * (deadline - time.monotonic()))
-        reporter.start(state.step, training.steps, deadline)
+        reporter.start(self.state.step, self.training.steps, deadline)
+        while True:
+            try:
+                return self._fit(reporter, deadline)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or not self._can_split_batches():
+                    raise
+            # Here, and not above: the error holds the tensors of the step that failed.
+            self._split_batches(reporter)
+
+    def _fit(self, reporter: ProgressReporter, deadline: float | None) -> StopReason:
+        training, state, group = self.training, self.state, self.group
+        meter = Meter(self, reporter)
         prefetched = closing(prefetch(self.batches(), PREFETCHED_BATCHES))
         with catch_signals() as interrupted, prefetched as batches:
             if self.validation_is_due():
@@ -366,6 +376,61 @@ class Trainer:
         self.train_step.ema = list(means.values()), [weights[name] for name in means]
 
     # -----------------------------------------------------------------------------------------
+    # Memory
+
+    def choose_micro_batches(self, reporter: ProgressReporter) -> None:
+        """Split batches into as few parts as fit into memory, judged by the largest batch of the first epoch."""
+        if self.cuda_graph_step is not None:
+            return  # its memory is that of compiled layers; if it runs out, batches are split then
+        dataset, state = self.prepared.dataset_for_epoch(0), self.state
+        plan = self._plan_epoch(dataset, 0)
+        rows = largest_batch(plan, dataset.source_lengths, dataset.target_lengths)
+
+        def largest() -> Batch:
+            return max(self._collate(dataset, rows), key=lambda one: one.source.numel())
+
+        if self.group.device.type == "cpu":
+            state.micro_batches = estimate_micro_batches(self.train_step, largest())
+        while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(rows):
+            state.micro_batches *= 2
+        state.micro_batches = self.group.max(state.micro_batches)
+        parts = state.micro_batches
+        reporter.log("micro_batches", step=0, micro_batches=parts)
+        reporter.message(
+            f"training.tokens_per_batch: auto is {self.recipe.batch_tokens:,} tokens in {parts} "
+            f"micro-batch{'es' * (parts > 1)}"
+        )
+
+    def _can_split_batches(self) -> bool:
+        """Whether smaller micro-batches are possible, and the weights belong to a step or can be restored."""
+        if self.group.size > 1 or self.recipe.model.norm == "batch":
+            return False  # processes must agree; statistics are those of a whole batch
+        if self.train_step.updating and not checkpoint_files(self.run.checkpoints):
+            return False
+        dataset = self.prepared.dataset_for_epoch(self.state.epoch)
+        plan = self._plan_epoch(dataset, self.state.epoch)
+        return self.state.micro_batches < max(map(len, plan))
+
+    def _split_batches(self, reporter: ProgressReporter) -> None:
+        """Use micro-batches of half the size from now on, starting at the last consistent state."""
+        failed, parts = self.state.step, 2 * self.state.micro_batches
+        earlier = self.state.out_of_memory
+        release_memory(self.train_step)
+        self.cuda_graph_step = None
+        if self.train_step.updating:  # the weights belong to no step
+            self.load()
+            self.train_step.updating = False
+        self.state.micro_batches, self.state.out_of_memory = parts, [*earlier, failed]
+        reporter.log(
+            "out_of_memory", step=failed, micro_batches=parts, resumed_from=self.state.step
+        )
+        reporter.message(
+            f"Out of memory after step {failed:,}. Continuing from step {self.state.step:,} with batches in {parts} "
+            "micro-batches: the same tokens in each step, but the weights are not bit for bit those of a run with "
+            "more memory"
+        )
+
+    # -----------------------------------------------------------------------------------------
     # Training data
 
     def batches(self) -> Iterator[TrainingBatch]:
@@ -391,7 +456,7 @@ class Trainer:
         if training.batching == "packed":
             plan = plan_packed(source, target, self.packed_size, training.seed, epoch)
         else:
-            plan = plan_batches(source, target, training.tokens_per_batch, training.seed, epoch)
+            plan = plan_batches(source, target, self.recipe.batch_tokens, training.seed, epoch)
         return plan if new is None else [rows[batch] for batch in plan]
 
     @cached_property
@@ -400,17 +465,18 @@ class Trainer:
         datasets = self.prepared.copies or [self.prepared.train]
         source = np.concatenate([dataset.source_lengths for dataset in datasets])
         target = np.concatenate([dataset.target_lengths for dataset in datasets])
-        return packed_size(source, target, self.training.tokens_per_batch)
+        return packed_size(source, target, self.recipe.batch_tokens)
 
     def _collate(self, dataset: TokenDataset, rows: RowIndices) -> list[Batch]:
         """The tensors of a batch: one packed row, a few padded chunks of similar length, or one padded batch."""
         group = self.group
         if self.cuda_graph_step is not None:
             return [pack(dataset, rows, self.packed_size).map(torch.Tensor.pin_memory)]
-        chunks = [rows]
+        chunks = split_rows(rows, self.state.micro_batches)
         if self.training.batching == "packed":
             lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
-            chunk_tokens = -(-self.training.tokens_per_batch // recipes.PACKED_CHUNKS)
+            parts = recipes.PACKED_CHUNKS * self.state.micro_batches
+            chunk_tokens = -(-self.recipe.batch_tokens // parts)
             chunks = [rows[chunk] for chunk in plan_sorted(*lengths, chunk_tokens)]
         return [self.encoder.collate(dataset, chunk, group.rank, group.size) for chunk in chunks]
 
@@ -452,6 +518,8 @@ class Trainer:
         state = self.state
         if not self.group.is_main:
             return
+        if not checkpoint_files(self.run.checkpoints):
+            self._save_checkpoint()  # a model without a checkpoint could not be resumed
         validation = self.validate()
         if not math.isfinite(validation.loss):
             raise NonFiniteError
@@ -508,7 +576,7 @@ class Trainer:
         chosen = np.arange(limit) * count // max(1, limit)  # evenly spaced: files are often sorted
         lengths = dataset.source_lengths[chosen], dataset.target_lengths[chosen]
         total, tokens = 0.0, 0
-        for indices in plan_sorted(*lengths, self.training.tokens_per_batch):
+        for indices in plan_sorted(*lengths, self.recipe.batch_tokens // self.state.micro_batches):
             rows = chosen[indices]
             batch = self.encoder.collate(dataset, rows).to(self.group.device)
             total += float(self.train_step.compute_loss(self.loss_fn, batch))
@@ -538,11 +606,12 @@ class Trainer:
         weights = named_weights(self.network)
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise NonFiniteError
+        self.state.environment = describe_environment(self.group)
         path = self.run.checkpoints / checkpoint_name(self.state.step)
         optimizer = optimizer_state(self.optimizer, self.parameter_names)
         save_checkpoint(path, self.state, weights, self.ema, optimizer)
         files = checkpoint_files(self.run.checkpoints)
-        delete_checkpoints(files, keep=[*self.selected_checkpoints(), files[-1]])
+        delete_checkpoints(files, keep=[*self.selected_checkpoints(), path])
 
     def rescue(self) -> int:
         """Save a checkpoint after memory ran out, if that is possible, and return the step of the newest one.
@@ -566,6 +635,8 @@ class Trainer:
         if not files:
             return
         self.state, tensors = load_checkpoint(files[-1])
+        if self.state.micro_batches > 1:
+            self.cuda_graph_step = None  # which needs the whole batch as one row
         copy_weights(self.network, tensors["model"], str(files[-1]))
         if self.ema is not None:
             self._set_ema({n: t.to(self.group.device) for n, t in tensors["ema"].items()})
@@ -624,6 +695,17 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     """Seed torch, so that the dropout of a step does not depend on the steps before it."""
     (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
     torch.manual_seed(int(state >> 1))
+
+
+def describe_environment(group: ProcessGroup) -> str:
+    """What the rounding of the weights depends on. A resumed run is exact in the same environment."""
+    if group.device.type == "cuda":
+        device = torch.cuda.get_device_name(group.device)
+    else:
+        threads = torch.get_num_threads()
+        device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
+    plural = "es" * (group.size > 1)
+    return f"torch {torch.__version__}, {device}, {group.size} process{plural}"
 
 
 def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:

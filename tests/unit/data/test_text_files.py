@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from regard.data.text_files import read_lines
+from regard.data.text_files import read_chunks, read_lines
 from regard.errors import RegardError
 
 
@@ -35,6 +35,20 @@ def test_lines_longer_than_a_chunk_are_not_split(
     for name in ("text", "text.gz", "text.zst"):
         path = compressed(tmp_path / name, "äöüß\n\n日本語\n".encode())
         assert list(read_lines(path)) == ["äöüß", "", "日本語"]
+
+
+def test_a_zst_bomb_is_decompressed_a_little_at_a_time(tmp_path: Path) -> None:
+    """30 kB for 1 GB: the whole file would be decompressed at once."""
+    size = 1 << 20
+    compressor = zstandard.ZstdCompressor(level=19).compressobj()
+    with (tmp_path / "bomb.zst").open("wb") as file:
+        for _ in range(1000):
+            file.write(compressor.compress(b"\n" * size))
+        file.write(compressor.flush())
+    assert (tmp_path / "bomb.zst").stat().st_size < 100_000
+    pieces = [len(piece) for piece in read_chunks(tmp_path / "bomb.zst")]
+    assert sum(pieces) == 1000 * size
+    assert max(pieces) <= 16 * size
 
 
 def test_zst_of_several_frames(tmp_path: Path) -> None:

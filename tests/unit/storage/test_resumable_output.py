@@ -10,6 +10,7 @@ import pytest
 
 from regard.errors import RegardError
 from regard.storage.resumable_output import ResumableOutput
+from tests.cli.test_full_disk import file_size_limit
 
 KEY = {"input": "x", "options": {"beam": 5, "protect": ("numbers",)}}
 
@@ -104,3 +105,21 @@ def test_output_without_a_resume_key_is_complete_or_absent(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(RegardError, match=r"cannot be written: .*absent is not a folder"):
         ResumableOutput([tmp_path / "absent" / "out"], None)
+
+
+def test_a_file_that_cannot_grow_is_named_and_resumed(tmp_path: Path) -> None:
+    """What is left in the buffer is not written again when the file is closed: that error would name no file."""
+    lines = ["a" * 600 + "\n", "b" * 600 + "\n"]
+
+    def write_too_much() -> None:
+        with ResumableOutput([tmp_path / "out"], KEY) as output:
+            output.add(1, lines[:1])
+            with file_size_limit(1000):
+                output.add(1, lines[1:])
+
+    with pytest.raises(RegardError, match=r"out: cannot be written: File too large"):
+        write_too_much()
+    with ResumableOutput([tmp_path / "out"], KEY) as output:
+        assert output.done == 1
+        output.add(1, lines[1:])
+    assert (tmp_path / "out").read_text() == "".join(lines)

@@ -316,7 +316,7 @@ def test_an_imported_run_gets_a_fixed_low_rate(tmp_path: Path) -> None:
     RunDir(run).write_card({"imported_from": "opus-mt"})
     recipe = fine_tuned(run, None)
     assert recipe.training.learning_rate == 1e-4
-    assert recipe.training.tokens_per_batch <= 4_096
+    assert recipe.batch_tokens <= 4_096
 
 
 def test_what_a_recipe_gives_is_kept_and_the_rest_is_chosen(tmp_path: Path) -> None:
