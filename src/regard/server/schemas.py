@@ -46,8 +46,12 @@ class Settings:
     """sentences in the queue; a request that would exceed it is refused (429)"""
     timeout: float = 60.0
     """seconds to receive a request, and again to translate it (503)"""
-    max_batch_characters: int = 16_384
-    """characters in one batch, about 4,000 tokens of English"""
+    max_tokens: int = 50_000
+    """source tokens of all texts of a request (413)"""
+    max_sentence_tokens: int = 1_024
+    """source tokens of a sentence; the splitter makes no sentence of more than 600 characters (413)"""
+    max_batch_cost: int = 4_096
+    """the cost of one batch: its tokens, more for long sentences (``batching.cost``)"""
     batch_delay: float = 0.005
     """seconds that a sentence waits at most for others to share its batch"""
 

@@ -111,9 +111,9 @@ class Service:
         start = asyncio.get_running_loop().time()
         texts = [request.q] if isinstance(request.q, str) else request.q
         options = self.search_options(request, request.alternatives)
-        documents = self.split(texts, request)
+        documents, tokens = await self.split(texts, request)
         sentences = [sentence for document in documents for sentence in document.sentences]
-        with self.batcher.submit(sentences, options) as futures:
+        with self.batcher.submit(sentences, tokens, options) as futures:
             results = iter(await self.with_timeout(asyncio.gather(*futures), start))
         best: list[str] = []
         alternatives: list[list[str]] = []
@@ -146,8 +146,8 @@ class Service:
         """
         start = asyncio.get_running_loop().time()
         options = self.search_options(request)
-        (document,) = self.split([request.q], request)
-        with self.batcher.submit(document.sentences, options) as futures:
+        (document,), tokens = await self.split([request.q], request)
+        with self.batcher.submit(document.sentences, tokens, options) as futures:
             yield server_sent_event("start", {"sentences": len(futures)})
             try:
                 for index, future in enumerate(futures):
@@ -173,7 +173,8 @@ class Service:
             await self.alignment(document, index, text, to)
             for index, text in enumerate(translations)
         ]
-        return document.join(translations, alignments)
+        characters = sum(map(len, translations))
+        return await in_thread_if_long(characters, partial(document.join, translations, alignments))
 
     async def alignment(
         self, document: Document, index: int, translation: str, to: str | None
@@ -220,12 +221,36 @@ class Service:
         if (beam or 1) > self.settings.max_beam:
             raise RequestRefused(400, f"beam {beam}: at most {self.settings.max_beam}")
 
-    def split(self, texts: Sequence[str], request: TextRequest) -> list[Document]:
-        """The sentences of each text."""
+    async def split(
+        self, texts: Sequence[str], request: TextRequest
+    ) -> tuple[list[Document], list[int]]:
+        """The sentences of each text, and the number of tokens of all sentences, after checking the limits."""
         self.check_texts(texts)
         split = split_html if request.format == "html" else split_plain
         source = self.possible_sources(request)[0]
-        return [split(text, source) for text in texts]
+
+        def split_and_count() -> tuple[list[Document], list[int]]:
+            documents = [split(text, source) for text in texts]
+            sentences = [sentence for document in documents for sentence in document.sentences]
+            return documents, self.model.count_tokens(sentences)
+
+        documents, tokens = await in_thread_if_long(sum(map(len, texts)), split_and_count)
+        self.check_tokens(tokens)
+        return documents, tokens
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse what would keep the model busy for too long, before any of it is translated."""
+        settings, total, longest = self.settings, sum(tokens), max(tokens, default=0)
+        if total > settings.max_tokens:
+            raise RequestRefused(
+                413, f"{total:,} tokens: at most {settings.max_tokens:,} are allowed in one request"
+            )
+        if longest > settings.max_sentence_tokens:
+            raise RequestRefused(
+                413,
+                f"a sentence of {longest:,} tokens: at most {settings.max_sentence_tokens:,} are allowed; "
+                "is it text in the source language?",
+            )
 
     def check_texts(self, texts: Sequence[str]) -> None:
         settings = self.settings
@@ -238,6 +263,15 @@ class Service:
             raise RequestRefused(
                 413, f"{count:,} characters: at most {settings.max_characters:,} are allowed"
             )
+
+
+LONG_TEXT = 2_000
+"""characters; longer texts are split and joined in another thread, so that other requests need not wait"""
+
+
+async def in_thread_if_long(characters: int, function: Callable[[], T]) -> T:
+    """Call a function in another thread if its text is long; else here, because starting a thread takes time too."""
+    return await asyncio.to_thread(function) if characters > LONG_TEXT else function()
 
 
 def _like_request(q: str | list[str], results: list[T]) -> T | list[T]:

@@ -67,6 +67,24 @@ def test_the_limits_themselves_are_allowed(model: ServedUppercaseModel, q: str |
     assert send(create_app(model), "POST", "/translate", json={"q": q, **PAIR}).is_success
 
 
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_tokens": 7000}, "7,236 tokens: at most 7,000 are allowed in one request"),
+        ({"max_sentence_tokens": 200}, "a sentence of 201 tokens: at most 200 are allowed"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
+def test_too_many_tokens_are_refused_before_the_search(
+    model: ServedUppercaseModel, path: str, limits: dict[str, int], reason: str
+) -> None:
+    unbroken = {"q": "QmFzZTY0" * 2700, **PAIR}
+    response = send(create_app(model, Settings(**limits)), "POST", path, json=unbroken)
+    assert response.status_code == 413
+    assert reason in response.json()["error"]
+    assert model.batches == []
+
+
 def test_a_refused_language_pair_mentions_that_the_recipe_names_no_languages(
     small_recipe: Callable[..., Recipe],
 ) -> None:
