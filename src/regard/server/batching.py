@@ -168,7 +168,7 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """Number of sentences that are not in a batch yet, plus unfinished calls."""
+        """Number of sentences that are not in a batch yet, plus unfinished requests that use ``run``."""
         return sum(len(request.sentences) for request in self._requests) + self._calls
 
     @contextmanager
@@ -200,23 +200,37 @@ class Batcher:
             self._stop_if_abandoned()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the model thread, between two batches. If this is cancelled, its search is stopped."""
+        """Admit a request that needs one call, and run it."""
+        with self.admit():
+            return await self.run(function)
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Admit a request that uses ``run``; it is refused here, or never."""
         self._admit(1)
         self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run a function in the model thread, between two batches, for a request that was admitted before.
+
+        If the caller is cancelled, the search of the function is stopped.
+        """
         cancelled = threading.Event()
 
-        def run() -> T:
+        def run_function() -> T:
             with self._running(cancelled.is_set):
                 return function()
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run_function)
         except asyncio.CancelledError:
             cancelled.set()
             self._stop_if_abandoned()
             raise
-        finally:
-            self._calls -= 1
 
     @contextmanager
     def _running(self, is_abandoned: Callable[[], bool]) -> Iterator[None]:

@@ -184,7 +184,7 @@ class Service:
         if self.align is None or index not in document.elements or translation == sentence:
             return None
         try:
-            return await self.batcher.call(partial(self.align, sentence, translation, to))
+            return await self.batcher.run(partial(self.align, sentence, translation, to))
         except RegardError:  # longer than the model's maximum length
             return None
 

@@ -238,6 +238,22 @@ def test_calls_run_in_the_model_thread_and_count_as_queued() -> None:
     run(test())
 
 
+def test_an_admitted_request_may_use_the_model_after_the_shutdown_began() -> None:
+    async def test() -> None:
+        batcher = make_batcher(UppercaseModel(), max_queued_sentences=1)
+        with batcher.admit():
+            with pytest.raises(RequestRefused, match="the queue is full"):
+                await batcher.call(lambda: 1)
+            assert await batcher.run(lambda: 2) == 2
+            batcher.closed = True
+            assert await batcher.run(lambda: 3) == 3
+        with pytest.raises(RequestRefused, match="shutting down"), batcher.admit():
+            pass
+        assert batcher.queued == 0
+
+    run(test())
+
+
 def test_an_empty_request_returns_at_once() -> None:
     async def test() -> None:
         model = UppercaseModel()
