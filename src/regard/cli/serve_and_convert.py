@@ -29,6 +29,14 @@ def serve(
             help="API keys that clients must use, separated by commas (default: no key is needed).",
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name of this server that the Host header may have; can be repeated; * allows all "
+            "(default: localhost, --host and every IP address).",
+        ),
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -52,7 +60,7 @@ def serve(
             "give at least one"
         )
     pair = None if languages is None else _language_pair(languages)
-    settings = Settings(api_keys=keys)
+    settings = Settings(api_keys=keys, allowed_hosts=tuple(allowed_host or ()))
     run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
 
 

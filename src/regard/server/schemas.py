@@ -24,6 +24,8 @@ class Settings:
 
     api_keys: tuple[str, ...] = ()
     """accepted API keys (403); if empty, no key is needed"""
+    allowed_hosts: tuple[str, ...] = ()
+    """names of this server besides localhost and IP addresses, for the Host header (421); ``*`` allows every name"""
     max_body_bytes: int = 1 << 20
     """size of a request body, checked while it is read (413)"""
     max_characters: int = 100_000
@@ -198,8 +200,7 @@ T = TypeVar("T")
 
 async def read_body(request: Request, schema: type[Body], settings: Settings) -> Body:
     """Read and validate a request body, JSON or form, and check its API key."""
-    content_type = request.headers.get("content-type", "application/json")
-    content_type = content_type.split(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "none").split(";")[0].strip().lower()
     data = bytearray()
     async with time_limit(settings.timeout, "the request was not received"):
         async for chunk in request.stream():

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from regard.inference.engine import SearchInterrupted
 from regard.recipe import Recipe
-from regard.server.app import SECURITY_HEADERS
 from regard.server.batching import SearchOptions
+from regard.server.middleware import SECURITY_HEADERS
 from regard.tasks import Translation
 
 PAIR = {"source": "en", "target": "de"}
@@ -75,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def run(app: FastAPI, test: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
     async def in_client() -> None:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await asyncio.wait_for(test(client), 20)
 
     asyncio.run(in_client())

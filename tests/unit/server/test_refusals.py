@@ -24,6 +24,9 @@ from tests.unit.server.client import (
 )
 
 
+JSON = {"content-type": "application/json"}
+
+
 @pytest.fixture
 def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
     return english_to_german(small_recipe)
@@ -41,10 +44,10 @@ def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
         (400, {"json": {"q": "a", **PAIR, "beam": 21}}),
         (400, {"json": {"q": "a", **PAIR, "length_penalty": -1}}),
         (400, {"json": ["q"]}),
-        (400, {"content": b'{"q": "\\ud800", "source": "en", "target": "de"}'}),
-        (400, {"content": b"{"}),
-        (400, {"content": b"\xff"}),
-        (400, {"content": b"["* 10_000}),
+        (400, {"content": b'{"q": "\\ud800", "source": "en", "target": "de"}', "headers": JSON}),
+        (400, {"content": b"{", "headers": JSON}),
+        (400, {"content": b"\xff", "headers": JSON}),
+        (400, {"content": b"["* 10_000, "headers": JSON}),
         (400, {"content": b"q=%ff", "headers": {"content-type": "application/x-www-form-urlencoded"}}),
         (400, {"content": b"a&" * 2000, "headers": {"content-type": "application/x-www-form-urlencoded"}}),
         (400, {"json": {"q": [0] * 300_000, **PAIR}}),
@@ -52,6 +55,8 @@ def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
         (413, {"json": {"q": ["a"] * 129, **PAIR}}),
         (413, {"json": {"q": "No. " * 5000, **PAIR}}),
         (413, {"json": {"q": "a" * 2_000_000, **PAIR}}),
+        (415, {"content": b'{"q": "a", "source": "en", "target": "de"}'}),
+        (415, {"content": b"", "headers": {"content-type": "text/plain"}}),
         (415, {"files": {"q": b"a"}}),
     ],
 )  # fmt: skip
@@ -106,7 +111,7 @@ def test_a_body_is_not_read_beyond_its_limit(model: ServedUppercaseModel) -> Non
             yield b"x" * 1000
 
     app = create_app(model, Settings(max_body_bytes=10_000))
-    assert send(app, "POST", "/translate", content=endless()).status_code == 413
+    assert send(app, "POST", "/translate", content=endless(), headers=JSON).status_code == 413
     assert read <= 12
 
 
@@ -116,7 +121,7 @@ def test_a_body_that_does_not_arrive_times_out(model: ServedUppercaseModel) -> N
         await asyncio.sleep(10)
 
     app = create_app(model, Settings(timeout=0.05))
-    assert send(app, "POST", "/translate", content=slow()).status_code == 503
+    assert send(app, "POST", "/translate", content=slow(), headers=JSON).status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
@@ -220,7 +225,8 @@ def test_a_disconnected_client_leaves_the_queue(model: ServedUppercaseModel) -> 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": []}
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers}
         await app({**scope, "query_string": b"", "asgi": {"version": "3.0"}}, receive, send)
 
     async def test(_: httpx.AsyncClient) -> None:
