@@ -37,6 +37,14 @@ def serve(
             "(default: localhost, --host and every IP address).",
         ),
     ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin whose pages may use the API from a browser, such as https://example.org; can be repeated; "
+            "* allows all (default: none).",
+        ),
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -60,8 +68,21 @@ def serve(
             "give at least one"
         )
     pair = None if languages is None else _language_pair(languages)
-    settings = Settings(api_keys=keys, allowed_hosts=tuple(allowed_host or ()))
+    settings = Settings(
+        api_keys=keys,
+        allowed_hosts=tuple(allowed_host or ()),
+        cors_origins=_origins(cors or []),
+    )
     run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
+
+
+def _origins(origins: list[str]) -> tuple[str, ...]:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/?#\s]+", origin):
+            raise RegardError(
+                f"--cors {origin}: expected an origin, for example https://example.org, or *"
+            )
+    return tuple(origins)
 
 
 def _language_pair(languages: str) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from regard import __version__
 from regard.errors import RegardError
@@ -124,6 +125,14 @@ def create_app(
     )
     app.state.service = service
     app.add_middleware(GuardMiddleware, settings=service.settings)
+    if service.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["content-type", "authorization"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
     app.add_middleware(RequestMiddleware, metrics=service.metrics)  # the last one is the outermost
     _add_libretranslate_routes(app, service)
     _add_regard_routes(app, service, card or {})

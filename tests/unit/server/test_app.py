@@ -47,6 +47,43 @@ def test_a_form_gets_the_same_response_as_json(model: ServedUppercaseModel) -> N
     }
 
 
+def test_multipart_and_query_parameters_get_the_same_response(model: ServedUppercaseModel) -> None:
+    """As LibreTranslate's clients in browsers send them."""
+    app = create_app(model)
+    fields = {"q": "Größe & more", **PAIR, "alternatives": "1"}
+    expected = translate(app, "Größe & more", alternatives=1)
+    multipart = {name: (None, value) for name, value in fields.items()}
+    assert send(app, "POST", "/translate", files=multipart).json() == expected
+    assert send(app, "POST", "/translate", params=fields).json() == expected
+    q = {"q": fields.pop("q")}
+    assert send(app, "POST", "/translate", params=fields, data=q).json() == expected
+
+
+ORIGIN = "https://example.org"
+PREFLIGHT = {
+    "origin": ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type",
+}
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed"),
+    [((), None), ((ORIGIN,), ORIGIN), (("*",), "*"), (("https://other.org",), None)],
+)
+def test_cors(model: ServedUppercaseModel, origins: tuple[str, ...], allowed: str | None) -> None:
+    app = create_app(model, Settings(cors_origins=origins))
+    body = {"q": "a", **PAIR}
+    response = send(app, "POST", "/translate", json=body, headers={"origin": ORIGIN})
+    assert response.headers.get("access-control-allow-origin") == allowed
+    if allowed:
+        preflight = send(app, "OPTIONS", "/translate", headers=PREFLIGHT)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == allowed
+        assert "content-type" in preflight.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in preflight.headers
+
+
 def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
     app = create_app(model)
     en = {"confidence": 100.0, "language": "en"}

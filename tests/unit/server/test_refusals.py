@@ -23,7 +23,6 @@ from tests.unit.server.client import (
     until,
 )
 
-
 JSON = {"content-type": "application/json"}
 
 
@@ -57,7 +56,12 @@ def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
         (413, {"json": {"q": "a" * 2_000_000, **PAIR}}),
         (415, {"content": b'{"q": "a", "source": "en", "target": "de"}'}),
         (415, {"content": b"", "headers": {"content-type": "text/plain"}}),
-        (415, {"files": {"q": b"a"}}),
+        (400, {"files": {"q": b"a", **PAIR}}),
+        (400, {"content": b"--x", "headers": {"content-type": "multipart/form-data; boundary=y"}}),
+        (400, {"content": b"--x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, {"files": [(f"{n}", (None, "a")) for n in range(1001)]}),
+        (400, {"params": {"q": "a"}}),
+        (415, {"params": {"q": "a", **PAIR}, "content": b"q"}),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused(
@@ -81,7 +85,7 @@ def test_the_limits_themselves_are_allowed(model: ServedUppercaseModel, q: str |
 )
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
 def test_too_many_tokens_are_refused_before_the_search(
-    model: ServedUppercaseModel, path: str, limits: dict[str, int], reason: str
+    model: ServedUppercaseModel, path: str, limits: dict[str, Any], reason: str
 ) -> None:
     unbroken = {"q": "QmFzZTY0" * 2700, **PAIR}
     response = send(create_app(model, Settings(**limits)), "POST", path, json=unbroken)
