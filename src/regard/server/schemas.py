@@ -39,8 +39,8 @@ class Settings:
     """tokens of a text to trace, and of a forced prefix: attention grows with the square of the length (413)"""
     inline_trace_bytes: int = 1 << 20
     """attention weights sent with the trace; larger ones must be fetched layer by layer"""
-    trace_cache_bytes: int = 256 << 20
-    """memory for recent traces; the newest one is kept whatever its size"""
+    trace_cache_bytes: int = 64 << 20
+    """memory for recent traces, all of their objects counted; the newest one is kept whatever its size"""
     max_texts: int = 128
     """texts in one request (413)"""
     max_alternatives: int = 10
