@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +47,22 @@ def serve(
             "* allows all (default: none).",
         ),
     ] = None,
+    rate_limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="POST requests that one client may send per minute; 0 means no limit. A client is an API key in "
+            "the Authorization header, or an address.",
+        ),
+    ] = 0,
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append one JSON object per request, without texts; - is standard output (default: none).",
+        ),
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -72,8 +90,26 @@ def serve(
         api_keys=keys,
         allowed_hosts=tuple(allowed_host or ()),
         cors_origins=_origins(cors or []),
+        rate_limit=rate_limit,
+        access_log=access_log is not None,
     )
+    if access_log is not None:
+        _write_access_log(access_log)
     run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
+
+
+def _write_access_log(file: Path) -> None:
+    """Send the records of the logger ``regard.access`` to a file."""
+    try:
+        handler: logging.Handler = (
+            logging.StreamHandler(sys.stdout) if file == Path("-") else logging.FileHandler(file)
+        )
+    except OSError as error:
+        raise RegardError(f"--access-log {file}: {error.strerror}") from None
+    logger = logging.getLogger("regard.access")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
 
 
 def _origins(origins: list[str]) -> tuple[str, ...]:

@@ -133,7 +133,8 @@ def create_app(
             allow_headers=["content-type", "authorization"],
             expose_headers=["retry-after", "x-request-id"],
         )
-    app.add_middleware(RequestMiddleware, metrics=service.metrics)  # the last one is the outermost
+    # The last one is the outermost.
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, settings=service.settings)
     _add_libretranslate_routes(app, service)
     _add_regard_routes(app, service, card or {})
     if isinstance(model, Translator):
@@ -167,10 +168,14 @@ def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/detect", openapi_extra=openapi_body(DetectRequest, pairs, settings))
     async def detect(request: Request) -> list[DetectedLanguage]:
-        """The source languages of this server, with equal confidence: the text itself is not examined."""
+        """The language of a text among the source languages of this server, most probable first, in percent.
+
+        Without py3langid, or for languages that it does not know, they all have the same confidence.
+        """
         body = await read_body(request, DetectRequest, settings)
-        service.check_texts([body.q] if isinstance(body.q, str) else body.q)
-        return service.detected(service.sources)
+        texts = [body.q] if isinstance(body.q, str) else body.q
+        service.check_texts(texts)
+        return await service.detect(" ".join(texts), service.sources)
 
     @app.post("/frontend/settings", include_in_schema=False)
     @app.get("/frontend/settings")

@@ -29,6 +29,10 @@ class Settings:
     """names of this server besides localhost and IP addresses, for the Host header (421); ``*`` allows every name"""
     cors_origins: tuple[str, ...] = ()
     """origins whose pages may use the API from a browser, such as ``https://example.org``; ``*``: all"""
+    rate_limit: int = 0
+    """POST requests of one client per minute (429); 0: no limit"""
+    access_log: bool = False
+    """write a JSON object for each request to the logger ``regard.access``; it contains no texts"""
     max_body_bytes: int = 1 << 20
     """size of a request body, checked while it is read (413)"""
     max_characters: int = 100_000
@@ -62,12 +66,16 @@ class Settings:
 
 
 class RequestRefused(Exception):  # noqa: N818
-    """The server refuses a request with this HTTP status, for this reason."""
+    """The server refuses a request with this HTTP status, for this reason.
 
-    def __init__(self, status: int, reason: str) -> None:
+    retry_after: seconds after which the client may try again, for 429 and 503.
+    """
+
+    def __init__(self, status: int, reason: str, retry_after: int = 1) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.retry_after = retry_after
 
 
 MAX_TOKEN_IDS = 2_000

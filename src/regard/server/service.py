@@ -23,6 +23,7 @@ from regard.server.schemas import (
     server_sent_event,
     time_limit,
 )
+from regard.tasks.hallucinations import language_identifier
 
 if TYPE_CHECKING:
     from regard.recipe import Recipe
@@ -40,6 +41,8 @@ fi Finnish, fr French, he Hebrew, hi Hindi, hu Hungarian, id Indonesian, it Ital
 lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sk Slovak,
 sl Slovenian, sv Swedish, th Thai, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
 """
+DETECTED_CHARACTERS = 2_000
+"""the beginning of a text, from which its language is detected"""
 LANGUAGE_NAMES = dict(pair.split() for pair in _LANGUAGE_NAMES.split(","))
 """English names of languages by code; a language that is missing here is called by its code"""
 
@@ -93,9 +96,25 @@ class Service:
             for code in codes
         ]
 
-    def detected(self, sources: Sequence[str]) -> list[DetectedLanguage]:
-        """Equal confidence for each possible language: the text itself is not examined."""
-        return [DetectedLanguage(confidence=100 / len(sources), language=code) for code in sources]
+    async def detect(self, text: str, languages: Sequence[str]) -> list[DetectedLanguage]:
+        """The probability of each language, in percent, most probable first.
+
+        Equal for all without py3langid, for languages that it does not know, and for a text without letters.
+        """
+        equal = [
+            DetectedLanguage(confidence=100 / len(languages), language=one) for one in languages
+        ]
+        if len(languages) == 1 or not any(map(str.isalpha, text)):
+            return equal
+        codes = {language.split("-")[0]: language for language in languages}
+        if len(codes) < len(languages) or (identifier := language_identifier(*codes)) is None:
+            return equal
+        start = text[:DETECTED_CHARACTERS]
+        ranked = await asyncio.to_thread(identifier.rank, start)
+        return [
+            DetectedLanguage(confidence=100 * float(probability), language=codes[code])
+            for code, probability in ranked
+        ]
 
     def possible_sources(self, request: TextRequest) -> list[str]:
         """The source languages that a request can have; empty if the language pair is not supported."""
@@ -128,7 +147,8 @@ class Service:
             best.append(first)
             confidences.append(min((some[0].confidence for some in hypotheses), default=1.0))
             alternatives.append([text for text in dict.fromkeys(others) if text != first])
-        detected = self.detected(self.possible_sources(request))[:1] * len(texts)
+        possible = self.possible_sources(request) if request.source == "auto" else []
+        detected = [(await self.detect(text, possible))[0] for text in texts if possible]
         others_of_text = _like_request(request.q, alternatives)
         return TranslateResponse(
             translatedText=_like_request(request.q, best),

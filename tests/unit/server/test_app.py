@@ -9,6 +9,7 @@ import pytest
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.schemas import Settings
+from regard.server.service import Service
 from regard.tasks import Translation
 from tests.unit.server.client import (
     PAIR,
@@ -94,6 +95,29 @@ def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
     }
     assert translate(app, "a", source="auto") == {"translatedText": "A", "detectedLanguage": en}
     assert send(app, "POST", "/detect", data={"q": "a"}).json() == [en]
+
+
+def test_the_language_of_a_text_is_detected(small_recipe: Callable[..., Recipe]) -> None:
+    pytest.importorskip("py3langid")
+    app = create_app(english_to_german(small_recipe))
+    service: Service = app.state.service
+    service.pairs = [("en", "de"), ("fr-CA", "de"), ("es", "de")]
+    french = "Le chien est dans le jardin et il dort."
+    first, *others = send(app, "POST", "/detect", json={"q": french}).json()
+    assert first["language"] == "fr-CA"
+    assert first["confidence"] > 90
+    assert [one["language"] for one in others] in (["en", "es"], ["es", "en"])
+    texts = ["The dog is in the garden and sleeps.", french]
+    detected = translate(app, texts, source="auto")["detectedLanguage"]
+    assert [one["language"] for one in detected] == ["en", "fr-CA"]
+    assert {
+        one["confidence"] for one in send(app, "POST", "/detect", json={"q": "1 + 1"}).json()
+    } == {100 / 3}
+    service.pairs = [("xx", "de"), ("en", "de")]
+    assert (
+        len({one["confidence"] for one in send(app, "POST", "/detect", json={"q": french}).json()})
+        == 1
+    )
 
 
 def test_the_confidence_is_that_of_the_worst_sentence(
