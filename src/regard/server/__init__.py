@@ -8,5 +8,6 @@ Modules in import order; each imports only from those above it:
     middleware    every request: security headers, metrics, host check; time limit for headers
     inspection    routes for traces and for the training history; reloads the weights of a running training
     streaming     route that streams a translation while it is being decoded
+    api_page      the page /docs, written from the OpenAPI description
     app           FastAPI application: middleware, error handlers, all other routes; loads a run and serves it
 """

@@ -33,6 +33,7 @@ from regard import __version__
 from regard.errors import RegardError
 from regard.inspection.alignment import align
 from regard.recipe import Device, Precision
+from regard.server.api_page import add_api_page
 from regard.server.inspection import add_history_routes, add_trace_routes, follow_training
 from regard.server.middleware import (
     GuardMiddleware,
@@ -111,7 +112,7 @@ def create_app(
         title="Regard",
         version=__version__,
         summary="Machine translation with your own model; works with LibreTranslate clients.",
-        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
+        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts; see api_page
         redoc_url=None,
         lifespan=lifespan,
         responses={
@@ -144,6 +145,7 @@ def create_app(
         add_history_routes(app, service, inspected)
         add_live_route(app, service, inspected)
     _add_monitoring_routes(app, service)
+    add_api_page(app)
     _add_page(app, page)
     return app
 

@@ -189,7 +189,7 @@ def test_api_keys(model: ServedUppercaseModel, path: str) -> None:
         ("GET", "/translate", 405),
         ("GET", "/none", 404),
         ("PUT", "/detect", 405),
-        ("GET", "/docs", 404),
+        ("GET", "/redoc", 404),
     ],
 )
 def test_unknown_routes_and_methods(
