@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from regard.data.formats import INPUT_FORMATS
+from regard.data.output_formats import OUTPUT_FORMATS
+from regard.data.quality import QUALITY_RULES, threshold_names
 from regard.recipe import PRESETS, Recipe
 from regard.recipe.registry import LOCATIONS, allowed_names, find_registry
 from regard.recipe.schema import Section
@@ -32,13 +34,14 @@ measurements. The columns:
 - **reads**: recipe keys that have an effect only with this choice. Without it, they are refused.
 - **packed training**: works with `training.batching: packed` on a GPU. Otherwise batches are padded.
 - **packed inference**: works with packed weights, which int8 needs. Otherwise the plain network is used.
-- **export**: the formats of other libraries that can represent it.
+- **export**: the formats that can represent it.
 """
 
 
 def document() -> str:
     """The whole page."""
-    sections = [*(_section(keys) for keys in grouped_keys()), _presets(), _input_formats()]
+    sections = [*(_section(keys) for keys in grouped_keys()), _presets()]
+    sections += [_input_formats(), _output_formats(), _quality_rules()]
     return HEAD + "".join(f"\n{section}" for section in sections)
 
 
@@ -131,6 +134,39 @@ def _input_formats() -> str:
     }
     text = "Text files may be compressed: `.gz`, `.zst` or `.xz`. [Your data](your_data.md) has examples."
     return "\n".join(["## Input formats", "", text, "", *_table(columns)]) + "\n"
+
+
+def _output_formats() -> str:
+    choices = OUTPUT_FORMATS.choices.values()
+    columns = {
+        "format": [f"`{one.name}`" for one in choices],
+        "file names end in": [_code(one.value.suffixes) for one in choices],
+        "what it is": [one.summary for one in choices],
+    }
+    text = "What `regard data clean` and `regard data convert` write; two names are two parallel text files."
+    return "\n".join(["## Output formats", "", text, "", *_table(columns)]) + "\n"
+
+
+def _quality_rules() -> str:
+    choices = QUALITY_RULES.choices.values()
+    columns = {
+        "rule": [f"`{one.name}`" for one in choices],
+        "what it finds": [one.summary for one in choices],
+        "thresholds": ["<br>".join(_thresholds(one.name)) for one in choices],
+        "dropped": [_yes(one.value.rejects) for one in choices],
+    }
+    text = (
+        "What `regard data check` reports and, if *dropped*, `regard data clean` drops. `--set ratio.max_ratio=4` sets "
+        "a threshold, `--skip ratio` turns a rule off."
+    )
+    lines = ["## Quality rules", "", *textwrap.wrap(text, 120), "", *_table(columns)]
+    return "\n".join(lines) + "\n"
+
+
+def _thresholds(rule: str) -> list[str]:
+    kind = QUALITY_RULES[rule]
+    defaults = kind()
+    return [f"`{name}` {getattr(defaults, name)}" for name in threshold_names(kind)]
 
 
 if __name__ == "__main__":

@@ -394,6 +394,7 @@ def test_the_served_page_sends_requests_to_its_own_server_only(
         page.on("request", lambda request: requested.append(request.url))
         page.goto(address)
         page.get_by_label("Text").fill(f"ein Hund {HOSTILE}")
+        page.get_by_text("Options").click()
         page.get_by_label("Beam").fill("2")
         page.keyboard.press("Tab")
         page.get_by_role("button", name="Translate").click()

@@ -119,7 +119,7 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
         ),
         ("empty", "empty: no files of pairs"),
         ("*.tmx", "*.tmx: no such file"),
-        ("table.xlsx", "table.xlsx: a spreadsheet; save it as CSV (UTF-8)"),
+        ("table.ods", "table.ods: a spreadsheet; save it as XLSX or CSV (UTF-8)"),
         ("many.tsv other.tsv --languages en,fr", "too few pairs to train on: 2"),
     ],
 )
@@ -129,7 +129,7 @@ def test_what_is_not_certain_is_refused_in_one_line(
     write(tmp_path / "many.tsv", ["en\tde\tfr", "a\tb\tc"])
     write(tmp_path / "other.tsv", ["en\tfr", "a\tb"])
     write(tmp_path / "my.yaml", ["data: {train: {pairs: many.tsv}}"])
-    write(tmp_path / "table.xlsx", ["PK"])
+    write(tmp_path / "table.ods", ["PK"])
     (tmp_path / "empty").mkdir()
     done = inside("train", *arguments.split(), cwd=tmp_path)
     assert done.returncode == 2

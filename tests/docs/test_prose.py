@@ -117,7 +117,8 @@ def test_the_index_lists_every_page() -> None:
 
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
 COMMAND = re.compile(
-    r"(?:^|[ `(])(?:-m )?regard ([a-z]+(?: translate| train)?)((?: [^`\n#|]*)?)", re.MULTILINE
+    r"(?:^|[ `(])(?:-m )?regard ([a-z]+(?: translate| train| check| clean| score| convert)?)((?: [^`\n#|]*)?)",
+    re.MULTILINE,
 )
 KEY = re.compile(
     r"(?<![\w./])((?:data|tokenizer|model|training|decoding|evaluation)(?:\.[a-z_]+)+)(?![\w(/*.]*[(/*\w])"

@@ -10,7 +10,17 @@ from typing import Annotated
 import typer
 
 from regard import __version__
-from regard.cli import bench, evaluate, runs, selftest, serve_and_convert, tasks, train, translate
+from regard.cli import (
+    bench,
+    data,
+    evaluate,
+    runs,
+    selftest,
+    serve_and_convert,
+    tasks,
+    train,
+    translate,
+)
 from regard.cli.options import FLAG
 from regard.errors import RegardError
 
@@ -76,6 +86,7 @@ app.command(rich_help_panel=TRAINING)(train.train)
 app.command(rich_help_panel=TRAINING)(train.recipes)
 app.command(rich_help_panel=TRAINING)(train.distill)
 app.command(rich_help_panel=TRAINING)(train.average)
+app.add_typer(data.app, name="data", rich_help_panel=TRAINING)
 app.command(rich_help_panel=INFERENCE)(translate.translate)
 app.command(rich_help_panel=INFERENCE)(tasks.tag)
 app.command(rich_help_panel=INFERENCE)(tasks.classify)

@@ -172,14 +172,25 @@ def export(
         typer.Option(
             "--to",
             metavar="FORMAT",
-            help="Format to write: huggingface, ctranslate2, ctranslate2-int8, onnx, torch, or bundle "
-            "(only the files needed to use the model).",
+            help="Format to write: huggingface, ctranslate2, ctranslate2-int8, onnx, torch, html (one file that "
+            "translates in a browser), or bundle (only the files needed to use the model).",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER | FILE",
+            help="Folder to write; for html a file, RUN.html by default.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Convert a model to the format of another library, and verify that both compute the same outputs."""
     from regard.interop.convert import export_model
 
+    if out is None:
+        if format_ != "html":
+            raise RegardError(f"--to {format_} needs --out FOLDER")
+        out = Path(f"{run.resolve().name}.html")
     for line in export_model(run, format_, out):
         print(line)

@@ -196,7 +196,7 @@ def _plan(
         _print_reasons("Fine-tuning with this recipe:", reasons)
         return _Planned(recipe, folder, minutes, automatic=False)
     folder = out or Path("runs") / ("data" if "*" in name or "?" in name else name)
-    files, languages = _data_files(data, reading), reading["languages"]
+    files, languages = data_files(data, reading), reading["languages"]
     if fine_tuning := fine_tuning or from_changes(changes):
         recipe = _fine_tuning_recipe(fine_tuning, files, changes, languages)
         return _Planned(recipe, folder, minutes, automatic=False)
@@ -270,7 +270,7 @@ def _is_data(name: str) -> bool:
     from regard.recipe import bundled_recipes
 
     path = Path(name)
-    if _is_pair_file(name) or uncompressed_name(name).endswith(".txt") or is_pattern(path):
+    if is_pair_file(name) or uncompressed_name(name).endswith(".txt") or is_pattern(path):
         return True
     try:
         if path.is_dir() and name not in bundled_recipes():
@@ -278,8 +278,10 @@ def _is_data(name: str) -> bool:
         is_file = path.is_file()
     except OSError:  # such as a name that is too long
         return False
-    if is_file and path.suffix in (".xlsx", ".xls", ".ods"):
-        raise RegardError(f"{path}: a spreadsheet; save it as CSV (UTF-8) and give that file")
+    if is_file and path.suffix in (".xls", ".ods"):
+        raise RegardError(
+            f"{path}: a spreadsheet; save it as XLSX or CSV (UTF-8) and give that file"
+        )
     if is_file and path.suffix not in (".yaml", ".yml"):
         raise RegardError(
             f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
@@ -288,14 +290,14 @@ def _is_data(name: str) -> bool:
     return False
 
 
-def _is_pair_file(name: str) -> bool:
+def is_pair_file(name: str) -> bool:
     """Whether a file is one of pairs, by its suffix."""
     from regard.data.input_format import suffix_format
 
     return suffix_format(Path(name)) is not None
 
 
-def _data_files(data: list[str], reading: dict[str, Any]) -> DataFiles:
+def data_files(data: list[str], reading: dict[str, Any]) -> DataFiles:
     """Files of pairs, or two parallel files."""
     from regard.data.formats import is_pattern
     from regard.recipe import DataFiles
@@ -303,13 +305,13 @@ def _data_files(data: list[str], reading: dict[str, Any]) -> DataFiles:
 
     columns, on_bad_line = reading["columns"], reading["on_bad_line"]
     collections = [Path(name).is_dir() or is_pattern(Path(name)) for name in data]
-    pairs = [_is_pair_file(name) for name in data]
+    pairs = [is_pair_file(name) for name in data]
     if len(data) == 1 or all(map(max, collections, pairs)):
         check_distinct_files({f"file {number}": Path(name) for number, name in enumerate(data, 1)})
         return DataFiles(pairs=tuple(data), columns=columns, on_bad_line=on_bad_line)
     if len(data) > 2:
         raise RegardError(
-            f"{len(data)} files given: train takes a recipe, two parallel text files, or files of pairs"
+            f"{len(data)} files given: expected a recipe, two parallel text files, or files of pairs"
         )
     if columns:
         raise RegardError(f"--columns {','.join(columns)}: text files have no columns")

@@ -1,4 +1,8 @@
-"""Cleaning: which training pairs are dropped, why, and the token ids of the others."""
+"""Cleaning: which training pairs are dropped, why, and the token ids of the others.
+
+Training applies four of the rules of ``quality.py``: empty sides, exact duplicates, length and length ratio. Lengths
+are in tokens. ``regard data clean`` applies all rules, before training.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import NamedTuple
 
 from regard.data.dependency_trees import TokenTree
 from regard.data.pairs import Pair, context_of, tags_of
+from regard.data.quality import exceeds_length, exceeds_ratio, is_empty
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.recipe import CleaningConfig
@@ -135,7 +140,7 @@ def _passes_text_rules(
     pair: Pair, tokenizer: Tokenizer, clean: CleaningConfig, hashes: set[int], counts: Counter[str]
 ) -> bool:
     """The rules that need only the text and are checked before tokenizing: no blank side, no duplicates."""
-    if not pair.source.strip() or not pair.target.strip():
+    if is_empty(pair):
         counts["empty"] += 1
         return False
     if clean.keep_duplicates:
@@ -154,12 +159,12 @@ def _passes_text_rules(
 
 def _passes_length_rules(ids: EncodedPair, clean: CleaningConfig, counts: Counter[str]) -> bool:
     """The rules that need the number of tokens: maximum length and length ratio."""
-    if max(len(ids.source), len(ids.target)) > clean.max_tokens:
+    if exceeds_length(len(ids.source), len(ids.target), clean.max_tokens):
         counts["too_long"] += 1
         return False
     context = len(ids.source) - ids.source[::-1].index(EOS) if EOS in ids.source else 0
-    shorter, longer = sorted((len(ids.source) - context, len(ids.target)))
-    if clean.max_ratio is not None and longer > clean.max_ratio * shorter:
+    lengths = len(ids.source) - context, len(ids.target)
+    if clean.max_ratio is not None and exceeds_ratio(*lengths, clean.max_ratio):
         counts["ratio"] += 1
         return False
     return True

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from regard.data.segmentation import is_word_character
+from regard.data.segmentation import UNSPACED, is_word_character
 from regard.recipe import Registry
 
-_PLACEHOLDER = r"""
-    \{\{[^{}\n]+\}\} | \$?\{[^{}\s][^{}\n]*\} | \{\}              # {{ name }} {name} {0:.2f} ${name} {}
-  | %(?:\(\w+\)|\d+\$)?[-+\#0]*\d*(?:\.\d+)?l{0,2}[diouxXeEfgGcs@](?![^\W\d_])   # %s %(n)d %1$s %5.2f
+_PLACEHOLDER = rf"""
+    \{{\{{[^{{}}\n]+\}}\}} | \$?\{{[^{{}}\s][^{{}}\n]*\}} | \{{\}}  # {{{{ name }}}} {{name}} {{0:.2f}} ${{name}} {{}}
+  | %(?:\(\w+\)|\d+\$)?[-+\#0]*\d*(?:\.\d+)?l{{0,2}}[diouxXeEfgGcs@](?![^\W\d_{UNSPACED}])   # %s %(n)d %1$s %5.2f
   | </?[A-Za-z][\w.:-]*(?:\s+[\w.:-]+(?:=(?:"[^"]*"|'[^']*'|[^\s"'>]+))?)*\s*/?>   # <b> </b> <br/> <a href="…">
   | &(?:\w+|\#\d+);                                                # &nbsp; &#160;
-  | \b(?:https?|ftp)://[^\s<>"']*[^\s<>"'.,;:!?)\]}] | \bwww\.[^\s<>"']*[^\s<>"'.,;:!?)\]}]
+  | \b(?:https?|ftp)://[^\s<>"']*[^\s<>"'.,;:!?)\]}}] | \bwww\.[^\s<>"']*[^\s<>"'.,;:!?)\]}}]
   | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+                       # e-mail addresses
 """
 _NUMBER = r"(?<![\w.,])\d++(?:[.,:/]\d++)*+(?![^\W_])"

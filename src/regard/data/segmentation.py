@@ -16,10 +16,10 @@ from typing import NamedTuple
 # Chinese characters, and Japanese kana.
 _IDEOGRAPHS = r"\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 # Scripts without spaces between words: every character is a unit of its own.
-_UNSPACED = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_IDEOGRAPHS}"
-_WORD_CHARACTER = rf"[^\W{_UNSPACED}]"
-_WORD_OR_SYMBOL = re.compile(rf"[{_UNSPACED}]|{_WORD_CHARACTER}+|[^\w\s]")
-_UNSPACED_CHARACTER = re.compile(rf"[{_UNSPACED}]")
+UNSPACED = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_IDEOGRAPHS}"
+_WORD_CHARACTER = rf"[^\W{UNSPACED}]"
+_WORD_OR_SYMBOL = re.compile(rf"[{UNSPACED}]|{_WORD_CHARACTER}+|[^\w\s]")
+_UNSPACED_CHARACTER = re.compile(rf"[{UNSPACED}]")
 _IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
 _BETWEEN_SPACES = re.compile(r"\S+")
 _ONE_WORD_CHARACTER = re.compile(_WORD_CHARACTER)

@@ -1,4 +1,4 @@
-"""Tables of pairs: TSV, CSV, JSON lines, Parquet.
+"""Tables of pairs: TSV, CSV, XLSX, JSON lines, JSON, Parquet.
 
 The columns of source and target follow from a header or from keys, see ``choose_columns``, or from what the user says.
 """
@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 from regard.data.input_format import (
     INPUT_FORMATS,
@@ -26,7 +26,7 @@ from regard.data.input_format import (
     one_line,
 )
 from regard.data.pairs import Pair
-from regard.data.text_files import DataFile, read_error
+from regard.data.text_files import MAX_LINE_BYTES, DataFile, read_error, read_lines
 from regard.errors import RegardError
 
 # ---------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ TARGET_NAMES = frozenset(_TARGET_NAMES.split())
 _OTHER_NAMES = """
 id idx index # nr line line_id line_number number key guid doc doc_id document segment_id sentence_id score similarity
 quality domain corpus dataset url licence license attribution date notes note comment comments context split
-source_lang src_lang source_language target_lang tgt_lang target_language direction
+reason rank source_lang src_lang source_language target_lang tgt_lang target_language direction
 """
 OTHER_NAMES = frozenset(_OTHER_NAMES.split())
 """names of columns that are neither"""
@@ -329,6 +329,48 @@ class CSV(DelimitedFormat):
             yield line + "\n"
 
 
+@INPUT_FORMATS.register("xlsx")
+class XLSX(DelimitedFormat):
+    """a spreadsheet (XLSX): the first sheet, with or without a header"""
+
+    suffixes = (".xlsx",)
+
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        layout = self.find_layout(path)
+        source, target = layout.columns
+        needed = max(source, target) + 1
+        for number, fields in self.records(path):
+            if layout.names and number == layout.first:
+                continue
+            if len(fields) < needed:
+                self.bad(f"{path}, row {number}", self.too_few(fields, needed))
+            else:
+                yield Pair(one_line(fields[source]), one_line(fields[target]))
+
+    def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
+        try:
+            from openpyxl import load_workbook
+        except ImportError:
+            raise RegardError(
+                f"{path}: spreadsheets need openpyxl: pip install 'regard[formats]'"
+            ) from None
+        try:
+            with path.open("rb") as file:
+                book = load_workbook(file, read_only=True, data_only=True)
+                rows = book.worksheets[0].iter_rows(values_only=True)
+                for number, row in enumerate(rows, 1):
+                    fields = ["" if cell is None else str(cell) for cell in row]
+                    if any(fields):
+                        yield number, fields
+        except FileNotFoundError as error:
+            raise read_error(path, error) from None
+        except RegardError:
+            raise
+        except Exception as error:  # what it raises for a damaged file is not documented
+            raise RegardError(f"{path}: damaged, or not XLSX: {_first_line(error)[:200]}") from None
+
+
 # ---------------------------------------------------------------------------------------------
 # JSON lines
 
@@ -337,21 +379,28 @@ class CSV(DelimitedFormat):
 class JSONL(InputFormat):
     """JSON lines: objects with keys such as source and target, en and de, or translation: {en, de}"""
 
-    suffixes = (".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
     expected = 'a line is {"source": "…", "target": "…"}'
     default = (("source",), ("target",))
 
     def read(self, *paths: DataFile) -> Iterator[Pair]:
         (path,) = paths
         keys = self.find_keys(path)
-        for number, line in self.lines(path):
+        for place, record in self.records(path):
             try:
-                record = self.parse(line)
                 source, target = (self.text(record, key) for key in keys)
             except ValueError as error:
-                self.bad(f"{path}:{number}", str(error))
+                self.bad(place, str(error))
             else:
                 yield Pair(source, target)
+
+    def records(self, path: DataFile) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        """The objects of a file, each with its place; bad ones are left out."""
+        for number, line in self.lines(path):
+            try:
+                yield f"{path}:{number}", self.parse(line)
+            except ValueError as error:
+                self.bad(f"{path}:{number}", str(error))
 
     def layout(self, *paths: DataFile) -> Layout:
         keys = self.find_keys(paths[0])
@@ -364,13 +413,8 @@ class JSONL(InputFormat):
     def find_keys(self, path: DataFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The keys of source and target, from the first record."""
         quiet = type(self)(ReadOptions(on_bad_line=self.options.on_bad_line))
-        with closing(quiet.lines(path)) as lines:
-            for number, line in lines:
-                try:
-                    record = self.parse(line)
-                except ValueError as error:
-                    quiet.bad(f"{path}:{number}", str(error))
-                    continue
+        with closing(quiet.records(path)) as records:
+            for place, record in records:
                 keys = list(_flat_keys(record))
                 if not self.options.columns and {"source", "target"} <= {*record}:
                     return self.default
@@ -379,7 +423,7 @@ class JSONL(InputFormat):
                         [".".join(key) for key in keys], self.options, "keys"
                     )
                 except ValueError as error:
-                    raise RegardError(f"{path}:{number}: {error}") from None
+                    raise RegardError(f"{place}: {error}") from None
                 return keys[source], keys[target]
         raise RegardError(f"{path}: no line is a JSON object")
 
@@ -408,6 +452,75 @@ class JSONL(InputFormat):
             # JSON can escape half of a surrogate pair, which is not text and has no UTF-8 form.
             raise ValueError(f'"{name}" has half of a surrogate pair: {abbreviate(value)}')
         return value
+
+
+@INPUT_FORMATS.register("json")
+class JSONArray(JSONL):
+    """a JSON array of objects as in JSON lines; also JSON lines in a file named .json"""
+
+    suffixes = (".json",)
+    expected = 'a record is {"source": "…", "target": "…"}'
+
+    def records(self, path: DataFile) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        first = next((line.strip() for line in read_lines(path) if line.strip()), "")
+        if not first.startswith("["):
+            yield from super().records(path)
+            return
+        number = 0
+        for number, value in enumerate(array_items(path), 1):
+            place = f"{path}, record {number}"
+            if isinstance(value, dict):
+                yield place, value
+            else:
+                self.bad(place, f"not a JSON object: {abbreviate(value)}; {self.expected}")
+        if number == 0:
+            raise RegardError(f"{path}: no records")
+
+
+def array_items(path: DataFile) -> Iterator[Any]:
+    """The items of a JSON array, one at a time: the array is never in memory as a whole."""
+    decoder, text = json.JSONDecoder(), ""
+    chunks = (line + "\n" for line in read_lines(path))
+    expected = "["
+    while True:
+        text = text.lstrip()
+        while not text:
+            chunk = next(chunks, None)
+            if chunk is None:
+                raise RegardError(f"{path}: not JSON: the file ends within the array")
+            text = chunk.lstrip()
+        if text[0] not in expected:
+            raise RegardError(f"{path}: not JSON: {abbreviate(text[:40])}, expected {expected[0]}")
+        if text[0] == "]":
+            break
+        if text[0] in "[,":
+            text, expected = text[1:], '{"0123456789-tfn[' + "]" * (text[0] == "[")
+            continue
+        value, text = _next_value(path, decoder, text, chunks)
+        yield value
+        expected = ",]"
+
+
+def _next_value(
+    path: DataFile, decoder: json.JSONDecoder, text: str, chunks: Iterator[str]
+) -> tuple[Any, str]:
+    """The value at the beginning of a text, and what follows it; more is read until it is complete."""
+    lines = [text]
+    size = tried = len(text)
+    while True:
+        try:
+            value, end = decoder.raw_decode(text)
+        except (ValueError, RecursionError) as error:
+            # Joined again only when it is half as long again, so that a long record takes linear time.
+            while size < 1.5 * tried and (chunk := next(chunks, None)) is not None:
+                lines.append(chunk)
+                size += len(chunk)
+            if size == tried or size > MAX_LINE_BYTES:
+                raise RegardError(f"{path}: not JSON: {str(error)[:80]}") from None
+            text, tried = "".join(lines), size
+            lines = [text]
+        else:
+            return value, text[end:]
 
 
 def _flat_keys(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:

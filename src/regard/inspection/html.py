@@ -1,4 +1,4 @@
-"""A trace as one self-contained HTML file.
+"""A trace, or a model, as one self-contained HTML file.
 
 Browsers do not load ES modules from ``file://``, so the page's modules are bundled into one script: each becomes a
 function that is called once, in the order of the imports. Only import and export lines are rewritten, and only the two
@@ -12,8 +12,9 @@ import hashlib
 import json
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from regard.inspection.trace import Trace
 
@@ -32,20 +33,44 @@ _CHARSET = '<meta charset="utf-8">'
 
 def page(trace: Trace) -> str:
     """The page of a trace as HTML, with style, script and trace inside."""
-    style = (WEB / "style.css").read_text(encoding="utf-8")
-    script = bundle("main.js", lambda name: (WEB / name).read_text(encoding="utf-8"))
+    return _document([_data("application/json", "trace", embed(trace.to_json("file")))])
+
+
+def model_page(model: Mapping[str, Any], weights: str) -> str:
+    """The page with a model inside, which translates what is typed; see ``interop/html.py`` for the two arguments."""
+    worker = _bundled("model/worker.js")
+    data = [
+        _data("application/json", "model", embed(model)),
+        _data("text/plain", "weights", weights),
+        _data("text/plain", "worker", worker),
+    ]
+    # The model runs in a worker whose code comes from the file, with products in WebAssembly.
+    return _document(data, scripts=" 'wasm-unsafe-eval'", others="worker-src blob:; ")
+
+
+def _data(kind: str, id: str, text: str) -> str:
+    """A script element that holds data."""
+    assert not _ELEMENT_END.search(text), "the text would end its own element"
+    return f'<script type="{kind}" id="{id}">{text}</script>'
+
+
+def _bundled(entry: str) -> str:
+    return bundle(entry, lambda name: (WEB / name).read_text(encoding="utf-8"))
+
+
+def _document(data: Sequence[str], scripts: str = "", others: str = "") -> str:
+    """The page as one file. scripts, others: what its content security policy allows besides its own script."""
+    style, script = (WEB / "style.css").read_text(encoding="utf-8"), _bundled("main.js")
     assert not _ELEMENT_END.search(style + script), "the text would end its own element"
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{_hash(script)}'{scripts}; style-src '{_hash(style)}'; "
+        f"{others}img-src data:; base-uri 'none'; form-action 'none'"
     )
     html = (WEB / "index.html").read_text(encoding="utf-8")
-    data = embed(trace.to_json("file"))
     for old, new in {
         _CHARSET: f'{_CHARSET}\n    <meta http-equiv="content-security-policy" content="{policy}">',
         _STYLE: f"<style>{style}</style>",
-        _SCRIPT: f'<script type="application/json" id="trace">{data}</script>\n'
-        f"    <script>{script}</script>",
+        _SCRIPT: "\n    ".join([*data, f"<script>{script}</script>"]),
     }.items():
         before, separator, after = html.partition(old)
         assert separator, f"index.html does not contain {old}"

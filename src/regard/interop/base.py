@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,13 +17,13 @@ from regard.data.marian_vocabulary import MarianVocabulary
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.nn.transformer import Decoder, Encoder
-from regard.recipe import ModelConfig, Recipe, model_choices
+from regard.recipe import DecodingConfig, ModelConfig, Recipe, model_choices
 from regard.recipe.registry import allowed_names, find_registry
 
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """A format of another library. Which components it supports is stated where they are registered."""
+    """An export format. Which components it supports is stated where they are registered."""
 
     name: str
     title: str
@@ -32,6 +32,12 @@ class ModelFormat:
     """whether d_k and d_v must be d_model / heads"""
     final_norm: bool | None = None
     """whether it always has a final norm (True), never has one (False), or allows both (None)"""
+    grouped_queries: bool = False
+    """whether key_value_heads may differ from heads"""
+    tokenizers: tuple[str, ...] | None = None
+    """the kinds of tokenizer it supports; None: all"""
+    decoding: tuple[str, ...] | None = None
+    """the keys of the decoding section it reads; None: the other library has its own options"""
 
     def check(self, recipe: Recipe, what: str) -> None:
         """Raise an error if the format cannot represent a recipe's model. what: the model's name in the error."""
@@ -49,10 +55,15 @@ class ModelFormat:
                 yield f"{key}: {choice.name} (only {' or '.join(self._supported(key))})"
         if self.final_norm not in (None, model.final_norm):
             yield f"model.final_norm: {str(model.final_norm).lower()} (only {str(self.final_norm).lower()})"
-        if model.attention.key_value_heads not in (None, model.heads):
+        if not self.grouped_queries and model.attention.key_value_heads not in (None, model.heads):
             yield f"model.attention.key_value_heads: {model.attention.key_value_heads} (only heads, {model.heads})"
         if self.equal_heads:
             yield from _unequal_heads(model)
+        for kind in dict.fromkeys([recipe.tokenizer.kind, recipe.tokenizer.of_target.kind]):
+            if self.tokenizers is not None and kind not in self.tokenizers:
+                yield f"tokenizer.kind: {kind} (only {' or '.join(self.tokenizers)})"
+        if self.decoding is not None:
+            yield from _unread_options(recipe.decoding, self.decoding)
 
     def _supported(self, key: str) -> list[str]:
         """The choices of a recipe key that the format can represent."""
@@ -65,6 +76,13 @@ def _unequal_heads(model: ModelConfig) -> Iterator[str]:
         width = getattr(model, key)
         if width * model.heads != model.d_model:
             yield f"model.{key}: {width} (only d_model / heads, {model.d_model / model.heads:g})"
+
+
+def _unread_options(decoding: DecodingConfig, read: Collection[str]) -> Iterator[str]:
+    """The keys of the decoding section that differ from their default although the format does not read them."""
+    for key, default in DecodingConfig().model_dump().items():
+        if key not in read and (value := getattr(decoding, key)) != default:
+            yield f"decoding.{key}: {value} (only {default})"
 
 
 def decoding_note(recipe: Recipe, rule: str) -> list[str]:
@@ -82,6 +100,18 @@ HUGGINGFACE = ModelFormat("huggingface", "MarianMTModel", final_norm=False)
 CTRANSLATE2 = ModelFormat("ctranslate2", "CTranslate2")
 ONNX = ModelFormat("onnx", "the ONNX export", equal_heads=False)
 TORCH = ModelFormat("torch", "torch.nn.Transformer", final_norm=True)
+HTML = ModelFormat(
+    "html",
+    "the HTML export",
+    equal_heads=False,
+    grouped_queries=True,
+    tokenizers=("unigram", "bpe", "char", "word"),
+    decoding=(
+        *("beam", "length_penalty", "length_normalization", "extra_length", "max_length"),
+        *("temperature", "seed"),
+        *("iterations", "length_beam", "diversity_penalty", "constrained_beam"),  # of other methods
+    ),
+)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from regard.errors import RegardError
 from regard.interop.ctranslate2 import export_ctranslate2
+from regard.interop.html import export_html
 from regard.interop.huggingface import export_huggingface, import_huggingface
 from regard.interop.onnx import export_onnx
 from regard.interop.pytorch import export_torch, import_torch
@@ -47,6 +48,7 @@ EXPORTS: dict[str, Callable[[Path, Path], list[str]]] = {
     "ctranslate2-int8": partial(export_ctranslate2, quantization="int8"),
     "onnx": export_onnx,
     "torch": export_torch,
+    "html": export_html,
     "bundle": export_bundle,
 }
 
@@ -62,7 +64,7 @@ def import_model(source: Path, format: str, out: Path, like: Path | None = None)
 
 
 def export_model(run: Path, format: str, out: Path) -> list[str]:
-    """Convert a run into the format of another library. Returns lines for the user."""
+    """Convert a run into another format. Returns lines for the user."""
     if format not in EXPORTS:
         raise RegardError(f"--to {format}: no such format{suggest(format, EXPORTS)}")
     return EXPORTS[format](run, out)

@@ -163,7 +163,7 @@ class ScaledDotProduct(AttentionScore):
         return query @ key.transpose(-2, -1)
 
 
-@SCORES.register("dot_product", packed_batches=True, fast_inference=True)
+@SCORES.register("dot_product", packed_batches=True, fast_inference=True, formats=("html",))
 class UnscaledDotProduct(ScaledDotProduct):
     """q.k without the scale: softmax saturates and its gradient vanishes as d_k grows."""
 

@@ -92,10 +92,10 @@ ACTIVATIONS.register(
     summary="x sigmoid(x), also called SiLU",
     packed_batches=True,
     fast_inference=True,
-    formats=("huggingface", "ctranslate2", "onnx"),
+    formats=("huggingface", "ctranslate2", "onnx", "html"),
 )(partial(FeedForward, activation=F.silu))
 ACTIVATIONS.register(
-    "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx")
+    "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "html")
 )(Gated)
 
 
@@ -127,7 +127,10 @@ class PostNorm(nn.Module):
 
 
 @RESIDUALS.register(
-    "pre", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "torch")
+    "pre",
+    packed_batches=True,
+    fast_inference=True,
+    formats=("ctranslate2", "onnx", "torch", "html"),
 )
 class PreNorm(PostNorm):
     """x + Dropout(Sublayer(LayerNorm(x))): deep networks train more easily (Xiong et al. 2020)."""

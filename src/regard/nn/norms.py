@@ -28,7 +28,9 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x)
 
 
-@NORMS.register("rms", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx"))
+@NORMS.register(
+    "rms", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "html")
+)
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean square + eps) * gain, without subtracting the mean (Zhang and Sennrich 2019)."""
 
@@ -41,7 +43,7 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-@NORMS.register("batch", fast_inference=True, formats=("onnx",))
+@NORMS.register("batch", fast_inference=True, formats=("onnx", "html"))
 class BatchNorm(nn.Module):
     """(x - mean) / sqrt(variance + eps) * gain + bias, for each feature over all tokens of the batch.
 
@@ -125,7 +127,7 @@ def in_several_processes() -> bool:
     ignores=["model.final_norm"],
     packed_batches=True,
     fast_inference=True,
-    formats=("onnx",),
+    formats=("onnx", "html"),
 )
 class NoNorm(nn.Module):
     """x unchanged."""

@@ -320,7 +320,7 @@ class PositionSpec(NamedTuple):
 
 
 POSITIONS: Registry[PositionSpec] = Registry("model.position")
-_ADDED = ("ctranslate2", "onnx")
+_ADDED = ("ctranslate2", "onnx", "html")
 """formats that store positions as a table to add to the embeddings"""
 
 POSITIONS.register(
@@ -347,12 +347,19 @@ POSITIONS.register(
     fast_inference=True,
     formats=_ADDED,
 )(PositionSpec(embedding=Learned))
-POSITIONS.register("rotary", summary=first_line(Rotary), packed_batches=True, fast_inference=True)(
-    PositionSpec(attention=Rotary)
-)
-POSITIONS.register("relative", summary=first_line(Relative), options=["model.max_distance"])(
-    PositionSpec(attention=Relative)
-)
+POSITIONS.register(
+    "rotary",
+    summary=first_line(Rotary),
+    packed_batches=True,
+    fast_inference=True,
+    formats=("html",),
+)(PositionSpec(attention=Rotary))
+POSITIONS.register(
+    "relative",
+    summary=first_line(Relative),
+    options=["model.max_distance"],
+    formats=("html",),
+)(PositionSpec(attention=Relative))
 POSITIONS.register("tree", summary=first_line(SinusoidalInTree), options=["model.max_distance"])(
     PositionSpec(embedding=SinusoidalInTree, attention=Relative, target="sinusoidal")
 )

@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 V = TypeVar("V")
 
-FORMATS = ("huggingface", "ctranslate2", "onnx", "torch")
-"""The formats of other libraries that a model can be exported to."""
+FORMATS = ("huggingface", "ctranslate2", "onnx", "torch", "html")
+"""The formats that a model can be exported to, by the names of ``interop/base.py``."""
 
 LOCATIONS = {
     "task": "regard.tasks:TASKS",
@@ -67,7 +67,7 @@ class Choice(Generic[T]):
     fast_inference: bool = False
     """works with the packed weights of the inference engine (fp32, bf16 and int8)"""
     formats: tuple[str, ...] = ()
-    """formats of other libraries that can represent it"""
+    """formats of ``FORMATS`` that can represent it"""
 
 
 class Registry(Mapping[str, T]):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,27 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def atomic_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Temporary files to write. They are renamed to ``paths`` at the end, and removed on any error."""
+    for path in paths:
+        check_writable(path)
+    partial = [path.with_name(f".{path.name}{PARTIAL}") for path in paths]
+    try:
+        yield partial
+        for temporary in partial:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+        for temporary, path in zip(partial, paths, strict=True):
+            temporary.replace(path)
+    except OSError as error:
+        raise RegardError(f"{paths[0]}: cannot be written: {error.strerror or error}") from None
+    finally:
+        for temporary in partial:
+            with suppress(OSError):
+                temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

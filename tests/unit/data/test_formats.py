@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings, strategies as st
+from openpyxl import Workbook
 
 from regard.data.corpus import CorpusPreview, fingerprint, read_pairs
 from regard.data.formats import (
@@ -687,7 +688,12 @@ def test_a_damaged_file_is_refused_in_one_line(
 
 def whole_files() -> dict[str, bytes]:
     """One good file of every format."""
-    table, archive = io.BytesIO(), io.BytesIO()
+    table, archive, sheet = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    book = Workbook()
+    assert book.active is not None
+    for row in (["en", "de"], ["a", "b"], [1, None]):
+        book.active.append(row)
+    book.save(sheet)
     pq.write_table(pa.table({"en": ["a"] * 50, "de": ["b"] * 50}), table)
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x.de-en.de", "a\n" * 50)
@@ -700,6 +706,8 @@ def whole_files() -> dict[str, bytes]:
         "p.tsv": "id\ten\tde\n1\ta\tä\n".encode("utf-16"),
         "p.csv": b'en,de\n"a, b",c\n',
         "p.jsonl": b'{"translation": {"en": "a", "de": "b"}}\n',
+        "p.json": b'[{"en": "a", "de": "b"},\n {"en": "c", "de": "d"}]',
+        "p.xlsx": sheet.getvalue(),
         "p.parquet": table.getvalue(),
         "p.zip": archive.getvalue(),
         "p.tsv.xz": lzma.compress(b"a\tb\n"),
@@ -742,6 +750,39 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str, data: st.D
 def test_random_bytes_are_read_or_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     reads_or_refuses(tmp_path / name)
+
+
+def test_json_arrays_and_json_lines_in_a_json_file(tmp_path: Path) -> None:
+    records = [{"id": 1, "en": "a\n[{", "de": "ä"}, {"id": 2, "en": "b", "de": "}"}]
+    expected = [Pair("a\n[{", "ä"), Pair("b", "}")]
+    for name, text in {
+        "indented.json": json.dumps(records, indent=4),
+        "one_line.json": json.dumps(records, ensure_ascii=False),
+        "lines.json": "\n".join(map(json.dumps, records)),
+    }.items():
+        assert read_file(written(tmp_path / name, text)) == expected
+    many = written(tmp_path / "many.json", json.dumps(records * 500, separators=(",\n", ": ")))
+    assert read_file(many) == expected * 500
+    assert "record 2: not a JSON object: 3" in refusal(
+        written(tmp_path / "b.json", '[{"source": "a", "target": "b"}, 3]')
+    )
+    for text, message in {
+        '[{"source": "a", "target": "b"}': "the file ends within the array",
+        '[{"source": "a", "target": "b"} x]': "expected ,",
+        '[{"source": "a", "target": "b"}, {"source": }]': "not JSON: Expecting value",
+        "[]": "no records",
+    }.items():
+        assert message in refusal(written(tmp_path / "c.json", text))
+
+
+def test_a_spreadsheet(tmp_path: Path) -> None:
+    book = Workbook()
+    assert book.active is not None
+    for row in (["id", "English", "German"], [1, "a\nb", "ä"], [None, None, None], [2, "b", 3.5]):
+        book.active.append(row)
+    book.save(tmp_path / "t.xlsx")
+    assert read_file(tmp_path / "t.xlsx") == [Pair("a b", "ä"), Pair("b", "3.5")]
+    assert "damaged, or not XLSX" in refusal(written(tmp_path / "u.xlsx", "PK"))
 
 
 # ---------------------------------------------------------------------------------------------

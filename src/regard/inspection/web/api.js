@@ -7,6 +7,11 @@
  * @typedef {import("./history.js").CurvesJson} CurvesJson
  * @typedef {import("./history.js").HistoryJson} HistoryJson
  * @typedef {import("./trace.js").TraceJson} TraceJson
+ * @typedef {import("./render.js").Api & { loaded: Promise<any>,
+ *   languages(): Promise<{ source: string | null, target: string | null }>,
+ *   trace(request: TraceRequest, onTranslation?: (text: string) => void): Promise<TraceJson>,
+ *   translateLive(q: string, onText: (text: string) => void, signal: AbortSignal): Promise<void> }} Backend what
+ *   translates: the server, or the model in the file (local_model.js); onTranslation gets the translation before the rest
  * @typedef {{ q: string, beam?: number, length_penalty?: number, prefix?: string, forced?: number[],
  *   temperature?: number, seed?: number, mute?: string[] }} TraceRequest
  */
@@ -67,7 +72,7 @@ async function requestJson(path, body) {
  *
  * @returns {Promise<{ source: string | null, target: string | null }>}
  */
-export async function languages() {
+async function languages() {
   const { source, target } = (await requestJson("frontend/settings")).language;
   /** @param {{ code: string, name: string }} language called by its code if it has no name */
   const nameOf = ({ code, name }) => (name === code ? null : name);
@@ -75,17 +80,17 @@ export async function languages() {
 }
 
 /** @param {TraceRequest} body @returns {Promise<TraceJson>} */
-export function trace(body) {
+function trace(body) {
   return requestJson("v1/trace", body);
 }
 
 /** @returns {Promise<HistoryJson>} */
-export function history() {
+function history() {
   return requestJson("v1/run");
 }
 
 /** @returns {Promise<{ curves: CurvesJson | null, checkpoints: number[] }>} */
-export function curves() {
+function curves() {
   return requestJson("v1/run/curves");
 }
 
@@ -97,7 +102,7 @@ export function curves() {
  * @param {number} step of the checkpoint
  * @returns {Promise<AlignmentJson>}
  */
-export function align(q, outputs, step) {
+function align(q, outputs, step) {
   return requestJson("v1/align", { q, outputs, step });
 }
 
@@ -110,7 +115,7 @@ export function align(q, outputs, step) {
  * @param {string} [projection]
  * @returns {Promise<Float32Array>}
  */
-export async function layer(id, site, number, projection) {
+async function layer(id, site, number, projection) {
   const response = await request(`v1/trace/${id}/${site}/${number}${projection ? `/${projection}` : ""}`);
   return new Float32Array(await response.arrayBuffer());
 }
@@ -122,7 +127,7 @@ export async function layer(id, site, number, projection) {
  * @param {(text: string) => void} onText
  * @param {AbortSignal} signal
  */
-export async function translateLive(q, onText, signal) {
+async function translateLive(q, onText, signal) {
   const response = await request("v1/live", { q }, signal);
   if (!response.body) return;
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -168,3 +173,6 @@ function restoreKey() {
     return "";
   }
 }
+
+/** @type {Backend} */
+export const server = { loaded: Promise.resolve(), languages, trace, history, curves, align, layer, translateLive };

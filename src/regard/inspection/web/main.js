@@ -1,12 +1,17 @@
 /**
- * Entry point: draw the trace embedded in the file, or show a form and request traces from the server.
+ * Entry point: draw the trace embedded in the file, or show a form and request traces from the model in the file or from
+ * the server.
  *
+ * @typedef {import("./api.js").Backend} Backend
  * @typedef {import("./api.js").TraceRequest} TraceRequest
+ * @typedef {import("./local_model.js").ModelInfo} ModelInfo
  * @typedef {import("./trace.js").TraceJson} TraceJson
  */
 
-import { align, curves, history as trainingHistory, keyForm, languages, layer, trace, translateLive } from "./api.js";
+import { keyForm, server } from "./api.js";
 import { h } from "./dom.js";
+import { grouped } from "./format.js";
+import { modelInFile } from "./local_model.js";
 import { render } from "./render.js";
 import { restoreTheme, toggleTheme } from "./theme.js";
 import { errorMessage } from "./trace.js";
@@ -20,16 +25,17 @@ const TYPING_PAUSE = 250;
 
 const page = /** @type {HTMLElement} */ (document.getElementById("page"));
 const embedded = document.getElementById("trace");
+const model = modelInFile();
 
 restoreTheme();
 const view = h("main", {});
 page.append(
   h("header", { class: "top" },
     h("p", { class: "name" }, "Regard"),
-    h("p", { class: "motto" }, "See what a translation model attends to"),
+    h("p", { class: model ? "motto model" : "motto" }, model ? describeModel(model.info) : "See what a translation model attends to"),
     h("button", { type: "button", class: "plain theme", onclick: toggleTheme }, "Light / dark")),
-  embedded ? "" : keyForm,
-  embedded ? "" : translateForm(),
+  embedded || model ? "" : keyForm,
+  embedded ? "" : translateForm(model?.backend ?? server, model?.info.examples ?? []),
   view,
   h("footer", {}, h("p", {},
     "Attention shows where a model looks. By itself it does not explain what the model says.")),
@@ -41,16 +47,29 @@ if (embedded) {
   render(view, json);
 }
 
-/** The form of the served page. */
-function translateForm() {
-  const { fields, text, elements } = formFields();
+/** @param {ModelInfo} info */
+function describeModel({ name, languages: { source, target }, parameters, scores }) {
+  document.title = `${name} · Regard`;
+  const size = parameters < 1e6 ? `${grouped(Math.round(parameters / 1000))} thousand parameters`
+    : `${(parameters / 1e6).toFixed(1)} million parameters`;
+  return [name, source && target && `${source} to ${target}`, size, ...scores].filter(Boolean).join(" · ");
+}
+
+/**
+ * The form of a page with a model.
+ *
+ * @param {Backend} backend
+ * @param {string[]} examples texts to try; the first is translated when the page opens
+ */
+function translateForm(backend, examples) {
+  const { fields, text, options } = formFields();
   const button = h("button", { type: "submit", class: "primary" }, "Translate");
   const status = h("p", { class: "status", role: "status" });
-  languages().then(({ source, target }) => {
+  backend.languages().then(({ source, target }) => {
     if (source) text.placeholder = `A sentence in ${source}`;
     if (target) button.textContent = `Translate into ${target}`;
   }, () => {}); // the placeholders stay as they are
-  const live = liveTranslation(text);
+  const live = liveTranslation(text, backend);
 
   /** @type {(() => void) | undefined} */
   let close;
@@ -63,10 +82,10 @@ function translateForm() {
     status.className = "status";
     status.textContent = "Translating…";
     try {
-      const json = await trace(request);
+      const json = await backend.trace(request, live.show);
       close?.();
       writeLink(request);
-      close = render(view, json, { trace, history: trainingHistory, curves, align, layer });
+      close = render(view, json, backend);
       status.textContent = "";
       live.element.hidden = true;
     } catch (error) {
@@ -78,15 +97,25 @@ function translateForm() {
   };
   const form = h("form", { class: "ask", onsubmit },
     h("label", { class: "field wide" }, h("span", {}, "Text"), text), live.element,
-    h("div", { class: "row" }, ...elements, button), status);
+    h("div", { class: "row" }, button, exampleButtons(examples, (example) => {
+      text.value = example;
+      form.requestSubmit();
+    }), options), status);
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
     }
   });
-  followLinks(form, fields);
+  followLinks(form, fields, examples[0] ?? "");
   return form;
+}
+
+/** @param {string[]} examples @param {(example: string) => void} onSelect */
+function exampleButtons(examples, onSelect) {
+  if (!examples.length) return "";
+  return h("div", { class: "examples", role: "group", "aria-label": "Examples" }, examples.map((example) =>
+    h("button", { type: "button", class: "example", dir: "auto", onclick: () => onSelect(example) }, example)));
 }
 
 /** The inputs of the form, by name. */
@@ -102,12 +131,11 @@ function formFields() {
     }),
     prefix: h("input", { name: "prefix", type: "text", dir: "auto", placeholder: "optional" }),
   };
-  const elements = [
+  const options = h("details", { class: "options" }, h("summary", {}, "Options"), h("div", { class: "row" },
     h("label", { class: "field" }, h("span", {}, "Beam size"), fields.beam),
     h("label", { class: "field" }, h("span", {}, "Length penalty"), fields.length_penalty),
-    h("label", { class: "field grow" }, h("span", {}, "Translation begins with"), fields.prefix),
-  ];
-  return { fields, text, elements };
+    h("label", { class: "field grow" }, h("span", {}, "Translation begins with"), fields.prefix)));
+  return { fields, text, options };
 }
 
 /** @typedef {ReturnType<typeof formFields>["fields"]} Fields */
@@ -126,8 +154,9 @@ function readRequest({ q, beam, length_penalty, prefix }) {
  * Show the translation while the reader types. A new keystroke cancels the request before it.
  *
  * @param {HTMLTextAreaElement} text
+ * @param {Backend} backend
  */
-function liveTranslation(text) {
+function liveTranslation(text, backend) {
   const element = h("p", { class: "live", dir: "auto", "aria-label": "Translation so far", hidden: true });
   let typing = new AbortController();
   text.addEventListener("input", () => {
@@ -138,12 +167,17 @@ function liveTranslation(text) {
       if (signal.aborted) return;
       element.hidden = !text.value.trim();
       if (element.hidden) return;
-      translateLive(text.value, (partial) => { element.textContent = partial; }, signal).catch((error) => {
+      backend.translateLive(text.value, (partial) => { element.textContent = partial; }, signal).catch((error) => {
         if (!signal.aborted) element.textContent = errorMessage(error);
       });
     }, TYPING_PAUSE);
   });
-  return { element, stop: () => typing.abort() };
+  /** @param {string} translation */
+  const show = (translation) => {
+    element.textContent = translation;
+    element.hidden = false;
+  };
+  return { element, show, stop: () => typing.abort() };
 }
 
 /**
@@ -151,12 +185,16 @@ function liveTranslation(text) {
  *
  * @param {HTMLFormElement} form
  * @param {Fields} fields
+ * @param {string} example if the link has no sentence
  */
-function followLinks(form, fields) {
+function followLinks(form, fields, example) {
   const follow = () => {
     const link = new URLSearchParams(location.hash.slice(1));
     const before = JSON.stringify(readRequest(fields));
     for (const name of FIELDS) fields[name].value = link.get(name) ?? "";
+    const details = form.querySelector("details");
+    if (details && FIELDS.some((name) => name !== "q" && fields[name].value)) details.open = true;
+    fields.q.value ||= example;
     if (fields.q.value && JSON.stringify(readRequest(fields)) !== before) form.requestSubmit();
   };
   addEventListener("hashchange", follow);

@@ -8,9 +8,10 @@
  * @typedef {import("./history.js").HistoryJson} HistoryJson
  * @typedef {import("./history.js").CurvesJson} CurvesJson
  * @typedef {{ trace(request: import("./api.js").TraceRequest): Promise<TraceJson>, history(): Promise<HistoryJson>,
- *   curves(): Promise<{ curves: CurvesJson | null, checkpoints: number[] }>,
- *   align(q: string, outputs: number[], step: number): Promise<AlignmentJson>
- *   } & import("./trace.js").LayerSource} Api the server, if the page has one
+ *   curves?(): Promise<{ curves: CurvesJson | null, checkpoints: number[] }>,
+ *   align?(q: string, outputs: number[], step: number): Promise<AlignmentJson>
+ *   } & import("./trace.js").LayerSource} Api the server or the model in the file, if the page has one; only a server has
+ *   the checkpoints of the run
  * @typedef {{ trace: Trace, state: State, signal: AbortSignal, api?: Api }} Context
  * @typedef {{ id: string, title: string, help: string, build(context: Context): HTMLElement,
  *   applies?(trace: Trace): boolean }} View applies tells whether a trace has anything for this view to show

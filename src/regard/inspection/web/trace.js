@@ -131,7 +131,7 @@ export function unpack(packed) {
 }
 
 /** @param {string} base64 */
-function decodeBase64(base64) {
+export function decodeBase64(base64) {
   const text = atob(base64);
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);

@@ -92,7 +92,7 @@ function alignmentCard(context, history) {
     oninput: () => state.set({ step: String(steps[Number(slider.value)]) }),
   });
   const current = h("output", { class: "where" });
-  let steps = history.alignments ? history.alignments.map((one) => one.step) : context.api ? history.checkpoints : [];
+  let steps = history.alignments ? history.alignments.map((one) => one.step) : context.api?.align ? history.checkpoints : [];
   const selected = () => {
     const step = Number(state.get("step"));
     return steps.includes(step) ? step : steps[steps.length - 1];
@@ -153,7 +153,7 @@ function alignmentLoader({ trace, api }, history) {
     load: (step) => {
       const known = cache.get(step);
       if (known) return known;
-      if (!api) return Promise.reject(new Error("This checkpoint is not in this file."));
+      if (!api?.align) return Promise.reject(new Error("This checkpoint is not in this file."));
       const loading = api.align(trace.text, trace.outputs.map((token) => token.id), step);
       cache.set(step, loading);
       loading.catch(() => cache.delete(step));
@@ -249,10 +249,11 @@ function curvesCard({ state, signal, api }, history, onCheckpoints) {
   }));
   const update = () => { status.textContent = progress(curves, metric, smoothed); };
   update();
-  if (api && !curves.finished) {
+  const latestCurves = api?.curves;
+  if (latestCurves && !curves.finished) {
     const timer = setInterval(async () => {
       if (state.get("view") !== "training" || document.hidden) return;
-      const latest = await api.curves().catch(() => null);
+      const latest = await latestCurves().catch(() => null);
       if (!latest?.curves || signal.aborted) return;
       curves = latest.curves;
       loss.show(lossChart(curves));

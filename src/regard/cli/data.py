@@ -1,0 +1,462 @@
+"""The commands of ``regard data``: check, clean, score and convert files of pairs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from regard.cli.options import (
+    INPUT_OUTPUT,
+    AsJson,
+    BadLines,
+    Columns,
+    LanguagePair,
+    parse_bad_lines,
+    parse_two,
+)
+from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.data.corpus import CorpusPreview
+    from regard.data.output_formats import PairWriter
+    from regard.data.pairs import Pair
+    from regard.data.quality import RuleSet
+    from regard.data.quality_report import QualityReport
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Check, clean, score and convert files of pairs.",
+)
+
+SECONDS_BETWEEN_LINES = 10.0
+"""shortest time between two progress lines where there is no terminal"""
+
+Files = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILES",
+        help="Two parallel text files, or files of pairs in any format that  regard train  reads.",
+    ),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RULE", help="Turn a rule off, for example language; repeatable."),
+]
+Thresholds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="RULE.KEY=VALUE",
+        help="Set a threshold of a rule, for example ratio.max_ratio=4; repeatable.",
+    ),
+]
+Valid = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Validation data to compare with: a file of pairs, or twice for two parallel text files.",
+    ),
+]
+Test = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Test data to compare with: a file of pairs, or twice for two parallel text files.",
+    ),
+]
+
+
+@app.command()
+def check(
+    files: Files,
+    valid: Valid = None,
+    test: Test = None,
+    as_json: AsJson = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the report as one HTML file.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    skip: Skip = None,
+    thresholds: Thresholds = None,
+    columns: Columns = None,
+    languages: LanguagePair = None,
+    on_bad_line: BadLines = "error",
+) -> None:
+    """Report what is wrong with pairs: damage, noise, duplicates, misalignment, and overlap with test data."""
+    from regard.data.quality_report import make_report, next_steps
+    from regard.inspection.data_report import page
+    from regard.storage.atomic_files import check_writable, write_text
+
+    if html:
+        check_writable(html)
+    corpus = Corpus(files, columns, languages, on_bad_line)
+    held_out = corpus.held_out(valid, test)
+    rules = corpus.rules(skip, thresholds, held_out)
+    report = make_report(
+        progress(corpus.pairs(), "Checking"),
+        rules,
+        files,
+        corpus.languages,
+        {name: split.pairs() for name, split in held_out.items()},
+    )
+    report.skipped_lines = corpus.skipped()
+    splits = {"--valid": valid, "--test": test}
+    held = [f"{option} {shlex.quote(name)}" for option in splits for name in splits[option] or ()]
+    report.next_steps = next_steps(
+        report, shlex.join(files), " ".join([corpus.options(), *held]).strip()
+    )
+    if html:
+        write_text(html, page(report))
+    if as_json:
+        print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
+    else:
+        print_report(report)
+    if html:
+        typer.echo(f"{html}: written", err=True)
+
+
+@app.command()
+def clean(
+    files: Files,
+    output: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE",
+            help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
+            "with .gz, .zst, .xz), or twice for two parallel text files.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ],
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the rejected pairs to this TSV file: reason, number, source, target.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
+    valid: Valid = None,
+    test: Test = None,
+    skip: Skip = None,
+    thresholds: Thresholds = None,
+    columns: Columns = None,
+    languages: LanguagePair = None,
+    on_bad_line: BadLines = "error",
+) -> None:
+    """Write the pairs that pass the rules of  regard data check, and the others with the reason.
+
+    The same files and thresholds give the same result. The output appears when it is complete.
+    """
+    from regard.storage.atomic_files import check_distinct_files
+
+    corpus = Corpus(files, columns, languages, on_bad_line)
+    check_distinct_files({**corpus.roles(), **_output_roles(output), "--report": report})
+    held_out = corpus.held_out(valid, test)
+    with pair_files(output, corpus.languages, report) as out:
+        rules = corpus.rules(skip, thresholds, held_out)
+        counts = _clean(corpus, rules, out)
+    for line in corpus.skipped():
+        typer.echo(line, err=True)
+    for rule, why in rules.skipped.items():
+        typer.echo(f"not applied: {rule}: {why}", err=True)
+    read = sum(counts.values())
+    kept = counts.pop("")
+    print(
+        f"{' '.join(map(str, output))}: {kept:,} of {read:,} pairs kept ({kept / max(1, read):.1%})"
+    )
+    for rule, count in sorted(counts.items(), key=lambda item: -item[1]):
+        print(f"  {rule:20} {count:10,}  {count / read:7.2%}")
+
+
+def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
+    """Write each pair to one of the files. Returns the number of pairs by reason; "" are those that are kept."""
+    import numpy as np
+
+    from regard.data.pair_batch import batches
+
+    counts = {"": 0}
+    for batch in batches(progress(corpus.pairs(), "Cleaning")):
+        reasons = [""] * len(batch)
+        for name, marks in rules.apply(batch, reports=False):
+            for number in np.flatnonzero(marks & ~batch.rejected).tolist():
+                reasons[number] = name
+        for number, (pair, reason) in enumerate(
+            zip(batch.pairs, reasons, strict=True), batch.start + 1
+        ):
+            counts[reason] = counts.get(reason, 0) + 1
+            if reason:
+                out.reject(reason, number, pair)
+            else:
+                out.writer.write(pair)
+    return counts
+
+
+@app.command()
+def convert(
+    files: Files,
+    output: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE",
+            help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
+            "with .gz, .zst, .xz), or twice for two parallel text files.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ],
+    columns: Columns = None,
+    languages: LanguagePair = None,
+    on_bad_line: BadLines = "error",
+) -> None:
+    """Write pairs in another format; the names of the files choose the formats."""
+    from regard.storage.atomic_files import check_distinct_files
+
+    corpus = Corpus(files, columns, languages, on_bad_line)
+    check_distinct_files({**corpus.roles(), **_output_roles(output)})
+    count = 0
+    with pair_files(output, corpus.languages) as out:
+        for pair in progress(corpus.pairs(), "Converting"):
+            out.writer.write(pair)
+            count += 1
+    for line in corpus.skipped():
+        typer.echo(line, err=True)
+    print(f"{' '.join(map(str, output))}: {count:,} pairs")
+
+
+@app.command()
+def score(
+    files: Files,
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="TSV file to write, best pairs first: score, source, target.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ],
+    epochs: Annotated[
+        float,
+        typer.Option(metavar="N", min=0.01, help="Epochs to train each of the two models for."),
+    ] = 3.0,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Device to train on: cpu, cuda or auto.")
+    ] = "auto",
+    columns: Columns = None,
+    languages: LanguagePair = None,
+    on_bad_line: BadLines = "error",
+) -> None:
+    """Rank pairs by dual conditional cross-entropy, with two small models that are trained on the pairs themselves.
+
+    A score near 1 is a pair that both models expect; near 0, one of them finds it surprising.
+    """
+    from regard.storage.atomic_files import check_distinct_files, check_writable, write_atomic
+    from regard.training.pair_scoring import score_pairs
+
+    corpus = Corpus(files, columns, languages, on_bad_line)
+    check_distinct_files({**corpus.roles(), "--output": output})
+    check_writable(output)
+    pairs = list(progress(corpus.pairs(), "Reading"))
+    scores = score_pairs(pairs, epochs, device, lambda line: typer.echo(line, err=True))
+    order = sorted(range(len(pairs)), key=lambda number: -scores[number])
+
+    def write(path: Path) -> None:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write("score\tsource\ttarget\n")
+            for number in order:
+                source, target = map(_one_field, pairs[number][:2])
+                file.write(f"{scores[number]:.6f}\t{source}\t{target}\n")
+
+    write_atomic(output, write)
+    print(f"{output}: {len(pairs):,} pairs, best first")
+
+
+# ---------------------------------------------------------------------------------------------
+# Input
+
+
+class Corpus:
+    """The files of a command."""
+
+    def __init__(
+        self, files: list[str], columns: str | None, languages: str | None, on_bad_line: str
+    ) -> None:
+        from regard.cli.train import data_files
+        from regard.data.corpus import CorpusPreview
+        from regard.recipe import DataConfig
+
+        self.given = (columns, languages, on_bad_line)
+        self.names = files
+        reading = {
+            "columns": parse_two("--columns", columns),
+            "on_bad_line": parse_bad_lines(on_bad_line),
+        }
+        self.files = data_files(files, reading)
+        config = DataConfig(
+            root=str(Path.cwd()),
+            train=self.files,
+            languages=parse_two("--languages", languages),
+        )
+        self.preview: CorpusPreview = CorpusPreview(self.files, config)
+        self.languages = self.preview.languages
+
+    def pairs(self) -> Iterator[Pair]:
+        """All pairs; files are read again in each call."""
+        self.preview.skipped.counts.clear()
+        return self.preview.pairs()
+
+    def skipped(self) -> list[str]:
+        """What readers left out of the last call."""
+        return self.preview.skipped.messages()
+
+    def held_out(self, valid: list[str] | None, test: list[str] | None) -> dict[str, Corpus]:
+        """The given ones of validation and test data."""
+        given = {"valid": valid, "test": test}
+        return {name: Corpus(files, *self.given) for name, files in given.items() if files}
+
+    def rules(
+        self, skip: list[str] | None, thresholds: list[str] | None, held_out: dict[str, Corpus]
+    ) -> RuleSet:
+        """The rules, after a first pass over the corpus."""
+        from regard.data.quality import RuleSet, make_rules, survey
+
+        rules = make_rules(thresholds or [], skip or [])
+        splits = {name: split.pairs() for name, split in held_out.items()}
+        facts = survey(progress(self.pairs(), "Reading"), self.languages, splits)
+        if not facts.sample:
+            raise RegardError(f"{' '.join(self.names)}: no pairs")
+        return RuleSet(rules, facts)
+
+    def roles(self) -> dict[str, Path]:
+        """The files by role, for error messages."""
+        return {f"file {number}": Path(name) for number, name in enumerate(self.names, 1)}
+
+    def options(self) -> str:
+        """How the files are read, as options of a command."""
+        columns, languages, on_bad_line = self.given
+        values = {"--columns": columns, "--languages": languages}
+        words = [f"{option} {shlex.quote(value)}" for option, value in values.items() if value]
+        return " ".join([*words, *(["--on-bad-line skip"] if on_bad_line == "skip" else [])])
+
+
+def progress(pairs: Iterable[Pair], what: str) -> Iterator[Pair]:
+    """Pass pairs through, and show on standard error how many there were and how fast."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    start = last = time.monotonic()
+    interval = 0.2 if console.is_terminal else SECONDS_BETWEEN_LINES
+    count = 0
+    shown = False
+    for count, pair in enumerate(pairs, 1):
+        yield pair
+        if count % 1024 == 0 and (now := time.monotonic()) - last > interval:
+            last, shown = now, True
+            line = f"{what}: {count:,} pairs, {count / (now - start):,.0f} per second"
+            console.print(line, end="\r" if console.is_terminal else "\n", soft_wrap=True)
+    if shown and console.is_terminal:
+        sys.stderr.write("\x1b[2K")
+
+
+# ---------------------------------------------------------------------------------------------
+# Output
+
+
+def _output_roles(output: list[Path]) -> dict[str, Path]:
+    if len(output) > 2:
+        raise RegardError(
+            f"--output: {len(output)} files; give one, or two for parallel text files"
+        )
+    return {f"--output {number}": path for number, path in enumerate(output, 1)}
+
+
+class PairFiles:
+    """The files that a command writes."""
+
+    def __init__(self, writer: PairWriter, rejected: TextIO | None) -> None:
+        self.writer, self.rejected = writer, rejected
+
+    def reject(self, reason: str, number: int, pair: Pair) -> None:
+        """Write a rejected pair, with the number that it has in the input."""
+        if self.rejected:
+            source, target = map(_one_field, pair[:2])
+            self.rejected.write(f"{reason}\t{number}\t{source}\t{target}\n")
+
+
+@contextmanager
+def pair_files(
+    output: list[Path], languages: tuple[str, str] | None, report: Path | None = None
+) -> Iterator[PairFiles]:
+    """Files that get their names when all of them are complete."""
+    from regard.data.output_formats import ParallelWriter, output_format
+    from regard.storage.atomic_files import atomic_files
+
+    names = [path.name for path in output]
+    kind = output_format(output[0]) if len(output) == 1 else None
+    with ExitStack() as stack:
+        paths = stack.enter_context(atomic_files([*output, *([report] if report else [])]))
+        writer: PairWriter = (
+            kind(paths[0], names[0], languages) if kind else ParallelWriter(paths[:2], names)
+        )
+        stack.enter_context(writer)
+        rejected = None
+        if report:
+            file = paths[-1].open("w", encoding="utf-8", newline="")
+            rejected = stack.enter_context(file)
+            rejected.write("reason\tnumber\tsource\ttarget\n")
+        yield PairFiles(writer, rejected)
+
+
+def _one_field(text: str) -> str:
+    """A text as a field of a TSV file: tabs and line breaks become spaces."""
+    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
+
+
+# ---------------------------------------------------------------------------------------------
+# The report in the terminal
+
+
+def print_report(report: QualityReport) -> None:
+    """Print a report."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    languages = f", {report.languages[0]} to {report.languages[1]}" if report.languages else ""
+    share = report.rejected / max(1, report.pairs)
+    lines = [
+        f"{report.pairs:,} pairs{languages}; {report.rejected:,} ({share:.1%}) would be dropped",
+        "",
+    ]
+    for finding in report.findings:
+        action = "" if finding.rejects else "  (only reported)"
+        lines.append(f"{finding.rule}: {finding.count:,} ({finding.share:.2%}){action}")
+        lines.append(f"  {finding.meaning}; {finding.advice}")
+        for example in finding.examples:
+            why = f"  [{example.explanation}]" if example.explanation else ""
+            texts = "  →  ".join(_short(text) for text in (example.source, example.target))
+            lines.append(f"    {example.number:,}: {texts}{why}")
+    for split in report.held_out:
+        lines.append(
+            f"{split.name}: {split.overlap:,} of {split.sources:,} sources are in the training data; "
+            f"{split.unknown_words:.1%} unknown words; distance of the words {split.distance:.3f} (0 to 1)"
+        )
+    lines += [f"not applied: {rule}: {why}" for rule, why in report.not_applied.items()]
+    lines += report.skipped_lines
+    lines += ["", "What to do:", *(f"  {step}" for step in report.next_steps)]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _short(text: str) -> str:
+    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text[:60])
+    return f"{shown[:59]}…" if len(text) > 60 else shown or "(empty)"

@@ -1,0 +1,84 @@
+/**
+ * The model inside the file, with the same functions as the server (api.js). It runs in a worker whose code is also in
+ * the file, so the page stays responsive.
+ *
+ * @typedef {import("./api.js").Backend} Backend
+ * @typedef {import("./history.js").HistoryJson} HistoryJson
+ * @typedef {import("./model/translator.js").TranslatorJson} TranslatorJson
+ * @typedef {import("./model/worker.js").Call} Call
+ * @typedef {import("./model/worker.js").Reply} Reply
+ * @typedef {{ name: string, languages: { source: string | null, target: string | null }, parameters: number,
+ *   scores: string[], examples: string[], history: HistoryJson }} ModelInfo what is shown of the model
+ * @typedef {{ resolve(result: any): void, reject(error: Error): void, onPartial?: (text: string) => void }} Waiting
+ */
+
+/**
+ * The model of the file; null if it has none.
+ *
+ * @returns {{ info: ModelInfo, backend: Backend } | null}
+ */
+export function modelInFile() {
+  const [model, weights, worker] = ["model", "weights", "worker"].map((id) => document.getElementById(id)?.textContent);
+  if (!model || !weights || !worker) return null;
+  /** @type {ModelInfo & TranslatorJson} */
+  const { name, languages, parameters, scores, examples, history, ...translator } = JSON.parse(model);
+  const info = { name, languages, parameters, scores, examples, history };
+  return { info, backend: startModel(info, translator, weights, worker) };
+}
+
+/**
+ * @param {ModelInfo} info
+ * @param {TranslatorJson} translator
+ * @param {string} weights
+ * @param {string} code of the worker
+ * @returns {Backend}
+ */
+function startModel({ languages, history }, translator, weights, code) {
+  const call = callWorker(code);
+  const loaded = call("load", [translator, weights]);
+  loaded.catch(() => {}); // every other call fails with this error
+  return {
+    loaded,
+    languages: async () => languages,
+    history: async () => history,
+    trace: async (request, onTranslation) => (await loaded, call("trace", [request], onTranslation)),
+    layer: (...parameters) => call("layer", parameters),
+    translateLive: async (q, onText, signal) => {
+      await loaded;
+      if (signal.aborted) return;
+      const text = await call("translate", [q]);
+      if (!signal.aborted) onText(text);
+    },
+  };
+}
+
+/**
+ * A function that calls the methods of the worker.
+ *
+ * @param {string} code
+ * @returns {(method: Call["method"], parameters: any[], onPartial?: (text: string) => void) => Promise<any>}
+ */
+function callWorker(code) {
+  const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  const worker = new Worker(url);
+  /** @type {Map<number, Waiting>} */
+  const waiting = new Map();
+  let calls = 0;
+  worker.addEventListener("message", ({ data }) => {
+    const { id, result, error, partial } = /** @type {Reply} */ (data);
+    const one = waiting.get(id);
+    if (partial !== undefined) return one?.onPartial?.(partial);
+    waiting.delete(id);
+    if (error === undefined) one?.resolve(result);
+    else one?.reject(new Error(error));
+  });
+  worker.addEventListener("error", (event) => {
+    for (const one of waiting.values()) one.reject(new Error(event.message || "The model could not be started."));
+    waiting.clear();
+  });
+  return (method, parameters, onPartial) => new Promise((resolve, reject) => {
+    const id = calls++;
+    waiting.set(id, { resolve, reject, onPartial });
+    worker.postMessage({ id, method, parameters });
+  });
+}

@@ -1,0 +1,39 @@
+/**
+ * The model in a thread of its own, so that the page stays responsive. A message is a call of one of its methods.
+ *
+ * @typedef {import("./translator.js").TranslatorJson} TranslatorJson
+ * @typedef {{ id: number, method: "load" | "translate" | "trace" | "layer", parameters: any[] }} Call
+ * @typedef {{ id: number, result?: any, error?: string, partial?: string }} Reply partial: the translation, while the rest of
+ *   a trace is computed
+ */
+
+import { errorMessage } from "../trace.js";
+import { Translator } from "./translator.js";
+
+/** @type {Translator | null} */
+let model = null;
+
+addEventListener("message", ({ data: { id, method, parameters } }) => {
+  /** @type {Reply} */
+  let reply;
+  try {
+    reply = { id, result: call(method, parameters, (partial) => postMessage({ id, partial })) };
+  } catch (error) {
+    reply = { id, error: errorMessage(error) };
+  }
+  postMessage(reply);
+});
+
+/** @param {Call["method"]} method @param {any[]} parameters @param {(text: string) => void} onTranslation */
+function call(method, parameters, onTranslation) {
+  if (method === "load") {
+    const [json, weights] = parameters;
+    model = Translator.load(json, weights);
+    return model.network.weights.memory.usesWasm;
+  }
+  if (!model) throw new Error("The model is not loaded.");
+  if (method === "translate") return model.translate(parameters[0]);
+  if (method === "trace") return model.trace(parameters[0], onTranslation);
+  const [id, site, layer, projection] = parameters;
+  return model.layer(id, site, layer, projection);
+}

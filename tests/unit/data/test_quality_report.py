@@ -1,0 +1,71 @@
+"""The report of regard data check."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from regard.data.pairs import Pair
+from regard.data.quality import RuleSet, make_rules, survey
+from regard.data.quality_report import QualityReport, jensen_shannon, make_report, next_steps
+
+CLEAN = [
+    Pair(f"The dog number {number} sleeps.", f"Der Hund Nummer {number} schläft.")
+    for number in range(20)
+]
+NOISE = (
+    [Pair("x", "")] * 2
+    + [Pair("a <br> c", "a c d")]
+    + CLEAN[:1]
+    + [Pair("ALL THE CAPITALS", "Die Großen")]
+)
+
+
+@pytest.fixture(scope="module")
+def report() -> QualityReport:
+    pairs = [*CLEAN, *NOISE]
+    test = [Pair("the DOG number 3 sleeps", "x"), Pair("Unknown words here", "y")]
+    rules = RuleSet(make_rules(), survey(pairs, None, {"test": test}))
+    return make_report(pairs, rules, ["my.tsv"], None, {"test": test})
+
+
+def test_counts_shares_and_examples(report: QualityReport) -> None:
+    findings = {finding.rule: finding for finding in report.findings}
+    assert (report.pairs, report.rejected) == (25, 5)
+    assert (findings["empty"].count, findings["empty"].share) == (2, 2 / 25)
+    assert [example.number for example in findings["empty"].examples] == [21, 22]
+    assert findings["duplicate"].count == 1
+    assert findings["overlap"].examples[0].source == "The dog number 3 sleeps."
+    assert not findings["all_caps"].rejects
+
+
+def test_the_worst_comes_first(report: QualityReport) -> None:
+    keys = [(not finding.rejects, -finding.count) for finding in report.findings]
+    assert keys == sorted(keys)
+
+
+def test_held_out_data_are_compared(report: QualityReport) -> None:
+    (split,) = report.held_out
+    assert (split.name, split.sources, split.overlap) == ("test", 2, 1)
+    assert split.unknown_words == pytest.approx(3 / 7)
+    assert 0 < split.distance < 1
+
+
+def test_histograms_count_every_pair(report: QualityReport) -> None:
+    source, target, ratio = report.histograms
+    assert sum(source.counts) == sum(target.counts) == 25
+    assert sum(ratio.counts) == 23
+
+
+def test_it_ends_with_commands(report: QualityReport) -> None:
+    steps = next_steps(report, "my.tsv", "--columns 1,2")
+    assert steps[0].startswith("regard data clean my.tsv --columns 1,2 --output clean.tsv")
+    assert any("1 of 2 sources of test are in the training data" in step for step in steps)
+    assert json.loads(json.dumps(report.to_dict()))["pairs"] == 25
+
+
+def test_the_distance_of_words() -> None:
+    one, two = Counter({1: 3, 2: 1}), Counter({3: 5})
+    assert jensen_shannon(one, one) == pytest.approx(0)
+    assert jensen_shannon(one, two) == pytest.approx(1)
+    assert jensen_shannon(one, Counter()) == 1
