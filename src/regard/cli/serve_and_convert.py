@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +31,38 @@ def serve(
             help="API keys that clients must use, separated by commas (default: no key is needed).",
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name of this server that the Host header may have; can be repeated; * allows all "
+            "(default: localhost, --host and every IP address).",
+        ),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin whose pages may use the API from a browser, such as https://example.org; can be repeated; "
+            "* allows all (default: none).",
+        ),
+    ] = None,
+    rate_limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="POST requests that one client may send per minute; 0 means no limit. A client is an API key in "
+            "the Authorization header, or an address.",
+        ),
+    ] = 0,
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append one JSON object per request, without texts; - is standard output (default: none).",
+        ),
+    ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
@@ -52,8 +86,39 @@ def serve(
             "give at least one"
         )
     pair = None if languages is None else _language_pair(languages)
-    settings = Settings(api_keys=keys)
+    settings = Settings(
+        api_keys=keys,
+        allowed_hosts=tuple(allowed_host or ()),
+        cors_origins=_origins(cors or []),
+        rate_limit=rate_limit,
+        access_log=access_log is not None,
+    )
+    if access_log is not None:
+        _write_access_log(access_log)
     run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
+
+
+def _write_access_log(file: Path) -> None:
+    """Send the records of the logger ``regard.access`` to a file."""
+    try:
+        handler: logging.Handler = (
+            logging.StreamHandler(sys.stdout) if file == Path("-") else logging.FileHandler(file)
+        )
+    except OSError as error:
+        raise RegardError(f"--access-log {file}: {error.strerror}") from None
+    logger = logging.getLogger("regard.access")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+
+
+def _origins(origins: list[str]) -> tuple[str, ...]:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/?#\s]+", origin):
+            raise RegardError(
+                f"--cors {origin}: expected an origin, for example https://example.org, or *"
+            )
+    return tuple(origins)
 
 
 def _language_pair(languages: str) -> tuple[str, str]:

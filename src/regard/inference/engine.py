@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -46,13 +46,16 @@ from regard.inference.precision import (
     select_precision,
     unsupported_reason,
 )
-from regard.inference.worker_pool import WorkerDied, WorkerPool, map_in_threads
+from regard.inference.worker_pool import SharedFlag, WorkerDied, WorkerPool, map_in_threads
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.positions import Tree
 from regard.nn.transformer import Transformer
 from regard.recipe import MBR_TEMPERATURE, DecodingConfig, Precision
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,10 @@ GPU_TOKENS_PER_GB = 8_192
 """the same on a GPU, per gigabyte of its memory"""
 LENGTH_COST = 8
 """A length candidate of mask-predict needs as much memory as this many beams: the logits of all its tokens at once."""
+
+
+class SearchInterrupted(RegardError):  # noqa: N818
+    """The search was stopped between two steps, because ``Engine.interrupt`` was set."""
 
 
 class Request(NamedTuple):
@@ -119,6 +126,8 @@ class Engine:
         """the network with packed weights, once ``freeze`` was called and if the network supports it"""
         self.pool: WorkerPool[DecodingBatch, list[list[Hypothesis]]] | None = None
         """worker processes; None: threads"""
+        self.interrupt = SharedFlag()
+        """while it is set, searches stop at their next step with ``SearchInterrupted``, in worker processes too"""
         self._boundaries: WordBoundaries | None = None
 
     # Preparation
@@ -287,7 +296,18 @@ class Engine:
                 device=self.device,
                 processors=processors,
             )
-            return [one if isinstance(one, list) else [one] for one in method(network.step, state)]
+            step = self._interruptible(network.step)
+            return [one if isinstance(one, list) else [one] for one in method(step, state)]
+
+    def _interruptible(self, step: Callable[P, R]) -> Callable[P, R]:
+        """The step function, which raises ``SearchInterrupted`` once ``interrupt`` is set."""
+
+        def checked(*arguments: P.args, **options: P.kwargs) -> R:
+            if self.interrupt.is_set():
+                raise SearchInterrupted("the search was interrupted")
+            return step(*arguments, **options)
+
+        return checked
 
     def _method(
         self,
@@ -334,7 +354,7 @@ class Engine:
         assert isinstance(network, NonAutoregressiveTransformer)
         lengths = network.choose_lengths(state, max_lengths, decoding.length_beam, length)
         return mask_predict(
-            partial(network.predict_masked, state=state),
+            self._interruptible(partial(network.predict_masked, state=state)),
             lengths,
             iterations=decoding.iterations,
             mask=MASK,

@@ -14,6 +14,7 @@ a decoding step are too small to split, and most of the other work cannot be spl
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import pickle
 import signal
@@ -115,6 +116,22 @@ def _use_one_core() -> None:
 
 # ---------------------------------------------------------------------------------------------
 # Worker processes
+
+
+class SharedFlag:
+    """A flag in memory that forked processes share; it has the methods of ``threading.Event`` except ``wait``."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 1)
+
+    def set(self) -> None:
+        self._memory[0] = 1
+
+    def clear(self) -> None:
+        self._memory[0] = 0
+
+    def is_set(self) -> bool:
+        return self._memory[0] != 0
 
 
 class WorkerDied(RegardError):  # noqa: N818

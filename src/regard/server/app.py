@@ -7,19 +7,18 @@ unchanged. Regard's own routes begin with ``/v1``. Every error response is ``{"e
 from __future__ import annotations
 
 import asyncio
-import logging
 import mimetypes
 import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import uvicorn
@@ -27,16 +26,22 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware.cors import CORSMiddleware
 
 from regard import __version__
 from regard.errors import RegardError
 from regard.inspection.alignment import align
 from regard.recipe import Device, Precision
-from regard.server.batching import Metrics
+from regard.server.api_page import add_api_page
 from regard.server.inspection import add_history_routes, add_trace_routes, follow_training
+from regard.server.middleware import (
+    GuardMiddleware,
+    RequestMiddleware,
+    TimeLimitedProtocol,
+    error_response,
+    refusal_response,
+)
 from regard.server.schemas import (
     DetectedLanguage,
     DetectRequest,
@@ -53,82 +58,26 @@ from regard.server.schemas import (
     openapi_body,
     read_body,
 )
-from regard.server.service import INTERNAL_ERROR, ServedModel, Service
+from regard.server.service import ServedModel, Service
 from regard.server.streaming import add_live_route
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-
-log = logging.getLogger("regard.server")
-
 PAGE = Path(__file__).parents[1] / "inspection" / "web"
-
-SECURITY_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' data:; font-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
-"""on every response: the page loads nothing from other origins, and other origins cannot embed it"""
-
-
-class RequestMiddleware:
-    """Adds security headers to every response, counts requests, and answers unexpected exceptions with status 500."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        start, status = time.monotonic(), 0
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message).update(SECURITY_HEADERS)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            status = 499  # nginx's code for a closed connection; only the metrics see it
-        except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
-            if not status:
-                await _error(500, INTERNAL_ERROR)(scope, receive, send_with_headers)
-        finally:
-            route = getattr(scope.get("route"), "path", "none")
-            self.metrics.requests.labels(route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.monotonic() - start)
-
-
-def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": reason}, status, headers)
 
 
 async def _handle_refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestRefused)
-    retry = {"retry-after": "1"} if error.status in (429, 503) else None
-    return _error(error.status, error.reason, retry)
+    return refusal_response(error)
 
 
 async def _handle_http_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail, error.headers)
+    return error_response(error.status_code, error.detail, error.headers)
 
 
 async def _handle_regard_error(_: Request, error: Exception) -> JSONResponse:
-    return _error(400, str(error))
+    return error_response(400, str(error))
 
 
 def create_app(
@@ -163,10 +112,12 @@ def create_app(
         title="Regard",
         version=__version__,
         summary="Machine translation with your own model; works with LibreTranslate clients.",
-        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
+        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts; see api_page
         redoc_url=None,
         lifespan=lifespan,
-        responses={status: {"model": ErrorResponse} for status in (400, 403, 413, 415, 429, 503)},
+        responses={
+            status: {"model": ErrorResponse} for status in (400, 403, 413, 415, 421, 429, 503)
+        },
         exception_handlers={
             RequestRefused: _handle_refused,
             RegardError: _handle_regard_error,
@@ -174,7 +125,17 @@ def create_app(
         },
     )
     app.state.service = service
-    app.add_middleware(RequestMiddleware, metrics=service.metrics)
+    app.add_middleware(GuardMiddleware, settings=service.settings)
+    if service.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["content-type", "authorization"],
+            expose_headers=["retry-after", "x-request-id"],
+        )
+    # The last one is the outermost.
+    app.add_middleware(RequestMiddleware, metrics=service.metrics, settings=service.settings)
     _add_libretranslate_routes(app, service)
     _add_regard_routes(app, service, card or {})
     if isinstance(model, Translator):
@@ -184,6 +145,7 @@ def create_app(
         add_history_routes(app, service, inspected)
         add_live_route(app, service, inspected)
     _add_monitoring_routes(app, service)
+    add_api_page(app)
     _add_page(app, page)
     return app
 
@@ -208,10 +170,14 @@ def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/detect", openapi_extra=openapi_body(DetectRequest, pairs, settings))
     async def detect(request: Request) -> list[DetectedLanguage]:
-        """The source languages of this server, with equal confidence: the text itself is not examined."""
+        """The language of a text among the source languages of this server, most probable first, in percent.
+
+        Without py3langid, or for languages that it does not know, they all have the same confidence.
+        """
         body = await read_body(request, DetectRequest, settings)
-        service.check_texts([body.q] if isinstance(body.q, str) else body.q)
-        return service.detected(service.sources)
+        texts = [body.q] if isinstance(body.q, str) else body.q
+        service.check_texts(texts)
+        return await service.detect(" ".join(texts), service.sources)
 
     @app.post("/frontend/settings", include_in_schema=False)
     @app.get("/frontend/settings")
@@ -333,6 +299,7 @@ def serve(
     port: 0 selects a free port. languages: codes of source and target, if the recipe names none or others.
     """
     settings = settings or Settings()
+    settings = replace(settings, allowed_hosts=(*settings.allowed_hosts, host))
     model = Translator.load(run, device, precision, threads)
     if languages:
         if model.recipe.data.targets:
@@ -349,6 +316,7 @@ def serve(
     app = create_app(model, settings, RunDir(run).card())
     config = uvicorn.Config(
         app,
+        http=TimeLimitedProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -8,16 +8,19 @@ model thread receives lists of texts and returns lists of translations, so no lo
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from regard.inference.engine import SearchInterrupted
 from regard.server.schemas import RequestRefused, Settings
 
 if TYPE_CHECKING:
@@ -77,8 +80,20 @@ class Metrics:
 T = TypeVar("T")
 
 
+class Flag(Protocol):
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class SearchModel(Protocol):
     """What the queue needs of a model."""
+
+    @property
+    def interrupt(self) -> Flag:
+        """While it is set, ``search`` stops at its next step with ``SearchInterrupted``."""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]: ...
 
     def search(
         self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
@@ -102,8 +117,21 @@ class SearchOptions(NamedTuple):
 TranslationsFuture = asyncio.Future[list["Translation"]]
 
 
+LONG_SENTENCE = 128
+"""tokens; a longer sentence costs more for each of its tokens"""
+
+
+def cost(tokens: int) -> float:
+    """What a sentence adds to the cost of a batch. A long one needs as many steps as tokens, each with more attention.
+
+    So a batch of a few long sentences takes about as long as one of many short sentences.
+    """
+    return tokens * max(1.0, tokens / LONG_SENTENCE)
+
+
 class QueuedSentence(NamedTuple):
     text: str
+    cost: float
     future: TranslationsFuture
 
 
@@ -132,29 +160,31 @@ class Batcher:
         self._calls = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._worker: asyncio.Task[None] | None = None  # runs only while the queue is not empty
+        self._is_abandoned: Callable[[], bool] | None = None  # about the running work
+        self._lock = threading.Lock()  # for _is_abandoned and the model's interrupt flag
         self.closed = False
         """if set, for example by a signal handler, new requests are refused"""
         metrics.queue.set_function(lambda: self.queued)
 
     @property
     def queued(self) -> int:
-        """Number of sentences that are not in a batch yet, plus unfinished calls."""
+        """Number of sentences that are not in a batch yet, plus unfinished requests that use ``run``."""
         return sum(len(request.sentences) for request in self._requests) + self._calls
 
     @contextmanager
     def submit(
-        self, texts: Sequence[str], options: SearchOptions
+        self, texts: Sequence[str], tokens: Sequence[int], options: SearchOptions
     ) -> Iterator[list[TranslationsFuture]]:
-        """Put texts in the queue; yield the futures of their translations, in the same order.
+        """Put texts with these numbers of tokens in the queue; yield the futures of their translations, in order.
 
-        On exit, sentences that are still in the queue are removed from it: the client disconnected or timed out.
+        On exit, sentences that are still in the queue are removed from it, and a search that is mostly for this
+        request is stopped: the client disconnected or timed out.
         """
         self._admit(len(texts))
         loop = asyncio.get_running_loop()
         futures: list[TranslationsFuture] = [loop.create_future() for _ in texts]
-        request = QueuedRequest(
-            options, deque(map(QueuedSentence, texts, futures)), time.monotonic()
-        )
+        sentences = deque(map(QueuedSentence, texts, map(cost, tokens), futures))
+        request = QueuedRequest(options, sentences, time.monotonic())
         if texts:
             self._requests.append(request)
             if self._worker is None or self._worker.done():
@@ -167,15 +197,59 @@ class Batcher:
             for future in futures:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # mark it as retrieved, or asyncio logs a warning
+            self._stop_if_abandoned()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the model thread, between two batches."""
+        """Admit a request that needs one call, and run it."""
+        with self.admit():
+            return await self.run(function)
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Admit a request that uses ``run``; it is refused here, or never."""
         self._admit(1)
         self._calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            yield
         finally:
             self._calls -= 1
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run a function in the model thread, between two batches, for a request that was admitted before.
+
+        If the caller is cancelled, the search of the function is stopped.
+        """
+        cancelled = threading.Event()
+
+        def run_function() -> T:
+            with self._running(cancelled.is_set):
+                return function()
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run_function)
+        except asyncio.CancelledError:
+            cancelled.set()
+            self._stop_if_abandoned()
+            raise
+
+    @contextmanager
+    def _running(self, is_abandoned: Callable[[], bool]) -> Iterator[None]:
+        """Marks what the model thread is working on, so that it can be stopped."""
+        with self._lock:
+            self._is_abandoned = is_abandoned
+        self._stop_if_abandoned()  # while it waited for the thread
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_abandoned = None
+                self._model.interrupt.clear()
+
+    def _stop_if_abandoned(self) -> None:
+        """Stop the running search at its next step if nobody waits for it."""
+        with self._lock:
+            if self._is_abandoned is not None and self._is_abandoned():
+                self._model.interrupt.set()
 
     async def drain(self) -> None:
         """Refuse new requests and translate what is in the queue."""
@@ -203,9 +277,8 @@ class Batcher:
             await asyncio.sleep(self._delay())
             if not (batch := self._next_batch()):
                 return
-            texts = [sentence.text for sentence in batch.sentences]
-            results = await loop.run_in_executor(self._thread, self._search, texts, batch.options)
-            for sentence, result in zip(batch.sentences, results, strict=True):
+            results = await loop.run_in_executor(self._thread, self._search_batch, batch)
+            for sentence, result in results:
                 if sentence.future.done():
                     continue  # the client has disconnected
                 if isinstance(result, Exception):
@@ -215,10 +288,8 @@ class Batcher:
 
     def _delay(self) -> float:
         """Seconds to wait for more sentences; 0 if a batch is full or the oldest has waited long enough."""
-        characters = sum(
-            len(sentence.text) for request in self._requests for sentence in request.sentences
-        )
-        if characters >= self._settings.max_batch_characters:
+        total = sum(sentence.cost for request in self._requests for sentence in request.sentences)
+        if total >= self._settings.max_batch_cost:
             return 0.0
         waited = time.monotonic() - min(request.queued_at for request in self._requests)
         return max(0.0, self._settings.batch_delay - waited)
@@ -232,25 +303,40 @@ class Batcher:
             return None
         batch = SentenceBatch(self._requests[0].options, [])
         turns = deque(request for request in self._requests if request.options == batch.options)
-        budget = self._settings.max_batch_characters
-        while turns and (budget >= len(turns[0].sentences[0].text) or not batch.sentences):
+        budget = float(self._settings.max_batch_cost)
+        while turns and (budget >= turns[0].sentences[0].cost or not batch.sentences):
             request = turns.popleft()
             sentence = request.sentences.popleft()
             batch.sentences.append(sentence)
-            budget -= len(sentence.text)
+            budget -= sentence.cost
             if request.sentences:
                 turns.append(request)
         others = [request for request in self._requests if request.options != batch.options]
         self._requests = [*others, *turns]
         return batch
 
+    def _search_batch(
+        self, batch: SentenceBatch
+    ) -> list[tuple[QueuedSentence, list[Translation] | Exception]]:
+        """Runs in the model thread: the results of the sentences whose clients still wait.
+
+        If the clients of half of the work leave meanwhile, the search is stopped and begins again for the others.
+        """
+        while waiting := [one for one in batch.sentences if not one.future.done()]:
+            with suppress(SearchInterrupted), self._running(partial(_mostly_done, waiting)):
+                texts = [one.text for one in waiting]
+                return list(zip(waiting, self._search(texts, batch.options), strict=True))
+        return []
+
     def _search(
         self, texts: list[str], options: SearchOptions
     ) -> list[list[Translation] | Exception]:
-        """Runs in the model thread. If a batch fails, each sentence is retried alone, so only the bad one fails."""
+        """The translations of texts. If a batch fails, each sentence is retried alone, so only the bad one fails."""
         start = time.monotonic()
         try:
             found = self._model.search(texts, **options.arguments())
+        except SearchInterrupted:
+            raise
         except Exception as error:
             if len(texts) == 1:
                 return [error]
@@ -260,3 +346,9 @@ class Batcher:
         self._metrics.sentences.inc(len(texts))
         self._metrics.tokens.inc(sum(len(best.tokens) for best, *_ in found))
         return list(found)
+
+
+def _mostly_done(sentences: Sequence[QueuedSentence]) -> bool:
+    """Whether at least half of the work is for sentences that nobody waits for."""
+    done = sum(one.cost for one in sentences if one.future.done())
+    return 2 * done >= sum(one.cost for one in sentences)

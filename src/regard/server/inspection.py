@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 from collections import OrderedDict
+from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from fastapi import FastAPI, Request, Response
 
 from regard.errors import RegardError
@@ -48,24 +52,28 @@ class TraceCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._traces: OrderedDict[str, Trace] = OrderedDict()
+        self._traces: OrderedDict[str, tuple[Trace, int]] = OrderedDict()
+        self.bytes = 0
+        """memory of all traces"""
 
     def add(self, trace: Trace) -> str:
         """Store a trace, drop the least recently used ones, return its id."""
         id = secrets.token_hex(8)
-        self._traces[id] = trace
-        while len(self._traces) > 1 and sum(map(_size, self._traces.values())) > self._max_bytes:
-            self._traces.popitem(last=False)
+        self._traces[id] = trace, memory_bytes(trace)
+        self.bytes += self._traces[id][1]
+        while len(self._traces) > 1 and self.bytes > self._max_bytes:
+            _, (_, size) = self._traces.popitem(last=False)
+            self.bytes -= size
         return id
 
     def layer(self, id: str, site: str, layer: str, projection: str | None = None) -> Floats:
         """The attention weights of a layer, [head, query, key], or one of its ``PROJECTIONS``."""
-        trace = self._traces.get(id)
-        if trace is None:
+        if id not in self._traces:
             raise RequestRefused(
                 404, "no such trace: the server keeps only recent ones; trace the text again"
             )
         self._traces.move_to_end(id)
+        trace, _ = self._traces[id]
         layers = _layers(trace, site, projection)
         if not layer.isdecimal() or int(layer[:9]) >= len(layers):
             raise RequestRefused(
@@ -74,11 +82,28 @@ class TraceCache:
         return layers[int(layer[:9])]
 
 
-def _size(trace: Trace) -> int:
-    projections: list[list[Floats]] = [
-        getattr(one, name) for one in trace.projections.values() for name in PROJECTIONS
-    ]
-    return trace.attention_bytes + sum(array.nbytes for layers in projections for array in layers)
+def memory_bytes(value: object) -> int:
+    """The memory of an object and all that it holds: arrays with the memory they are views of, containers, fields."""
+    seen: set[int] = set()
+    total, remaining = 0, [value]
+    while remaining:
+        one = remaining.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            total += one.untyped_storage().nbytes()
+            continue
+        total += sys.getsizeof(one)
+        if isinstance(one, np.ndarray):
+            remaining.append(one.base)  # what a view is a view of; getsizeof does not count it
+        elif isinstance(one, dict):
+            remaining += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set):
+            remaining += one
+        elif is_dataclass(one):
+            remaining.append(vars(one))
+    return total
 
 
 def _layers(trace: Trace, site: str, projection: str | None) -> Floats | list[Floats]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 # ---------------------------------------------------------------------------------------------
@@ -24,6 +25,14 @@ class Settings:
 
     api_keys: tuple[str, ...] = ()
     """accepted API keys (403); if empty, no key is needed"""
+    allowed_hosts: tuple[str, ...] = ()
+    """names of this server besides localhost and IP addresses, for the Host header (421); ``*`` allows every name"""
+    cors_origins: tuple[str, ...] = ()
+    """origins whose pages may use the API from a browser, such as ``https://example.org``; ``*``: all"""
+    rate_limit: int = 0
+    """POST requests of one client per minute (429); 0: no limit"""
+    access_log: bool = False
+    """write a JSON object for each request to the logger ``regard.access``; it contains no texts"""
     max_body_bytes: int = 1 << 20
     """size of a request body, checked while it is read (413)"""
     max_characters: int = 100_000
@@ -34,8 +43,8 @@ class Settings:
     """tokens of a text to trace, and of a forced prefix: attention grows with the square of the length (413)"""
     inline_trace_bytes: int = 1 << 20
     """attention weights sent with the trace; larger ones must be fetched layer by layer"""
-    trace_cache_bytes: int = 256 << 20
-    """memory for recent traces; the newest one is kept whatever its size"""
+    trace_cache_bytes: int = 64 << 20
+    """memory for recent traces, all of their objects counted; the newest one is kept whatever its size"""
     max_texts: int = 128
     """texts in one request (413)"""
     max_alternatives: int = 10
@@ -46,19 +55,27 @@ class Settings:
     """sentences in the queue; a request that would exceed it is refused (429)"""
     timeout: float = 60.0
     """seconds to receive a request, and again to translate it (503)"""
-    max_batch_characters: int = 16_384
-    """characters in one batch, about 4,000 tokens of English"""
+    max_tokens: int = 50_000
+    """source tokens of all texts of a request (413)"""
+    max_sentence_tokens: int = 1_024
+    """source tokens of a sentence; the splitter makes no sentence of more than 600 characters (413)"""
+    max_batch_cost: int = 4_096
+    """the cost of one batch: its tokens, more for long sentences (``batching.cost``)"""
     batch_delay: float = 0.005
     """seconds that a sentence waits at most for others to share its batch"""
 
 
 class RequestRefused(Exception):  # noqa: N818
-    """The server refuses a request with this HTTP status, for this reason."""
+    """The server refuses a request with this HTTP status, for this reason.
 
-    def __init__(self, status: int, reason: str) -> None:
+    retry_after: seconds after which the client may try again, for 429 and 503.
+    """
+
+    def __init__(self, status: int, reason: str, retry_after: int = 1) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason
+        self.retry_after = retry_after
 
 
 MAX_TOKEN_IDS = 2_000
@@ -193,9 +210,11 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, schema: type[Body], settings: Settings) -> Body:
-    """Read and validate a request body, JSON or form, and check its API key."""
-    content_type = request.headers.get("content-type", "application/json")
-    content_type = content_type.split(";")[0].strip().lower()
+    """Read and validate a request body, and check its API key.
+
+    A body is JSON or a form. As with LibreTranslate, query parameters complete a form, or replace an empty body.
+    """
+    content_type = request.headers.get("content-type", "none").split(";")[0].strip().lower()
     data = bytearray()
     async with time_limit(settings.timeout, "the request was not received"):
         async for chunk in request.stream():
@@ -207,13 +226,12 @@ async def read_body(request: Request, schema: type[Body], settings: Settings) ->
     try:
         if content_type == "application/json":
             body = schema.model_validate_json(bytes(data))
-        elif content_type == "application/x-www-form-urlencoded":
-            body = schema.model_validate(_parse_form(data))
+        elif content_type in FORMS or (not data and request.url.query):
+            fields = [*_query_fields(request), *await _form_fields(request, content_type, data)]
+            body = schema.model_validate(_group(fields))
         else:
             raise RequestRefused(
-                415,
-                f"content type {content_type}: "
-                "send application/json or application/x-www-form-urlencoded",
+                415, f"content type {content_type}: send application/json, {' or '.join(FORMS)}"
             )
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
@@ -221,14 +239,56 @@ async def read_body(request: Request, schema: type[Body], settings: Settings) ->
             400, "; ".join(problem.removeprefix(": ") for problem in problems)
         ) from None
     except ValueError:
-        raise RequestRefused(400, "the form is not valid UTF-8 text") from None
+        raise RequestRefused(
+            400, "the form is not valid UTF-8 text, or has too many fields"
+        ) from None
     check_api_key(request, body.api_key, settings)
     return body
 
 
-def _parse_form(data: bytes | bytearray) -> dict[str, str | list[str]]:
-    fields = parse_qs(data.decode(), keep_blank_values=True, errors="strict", max_num_fields=1000)
-    return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+MAX_FIELDS = 1_000
+"""fields of a form"""
+
+Fields = list[tuple[str, str]]
+
+
+def _parse_fields(text: str) -> Fields:
+    return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+
+
+def _query_fields(request: Request) -> Fields:
+    return _parse_fields(request.url.query)
+
+
+async def _form_fields(request: Request, content_type: str, data: bytearray) -> Fields:
+    """The fields of a form; files are refused."""
+    if content_type != "multipart/form-data":
+        return _parse_fields(data.decode())
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield bytes(data)
+
+    try:
+        parser = MultiPartParser(
+            request.headers,
+            stream(),
+            max_files=0,
+            max_fields=MAX_FIELDS,
+            max_part_size=len(data),
+        )
+        form = await parser.parse()
+    except (MultiPartException, KeyError) as error:
+        raise RequestRefused(400, f"multipart/form-data: {error}") from None
+    return [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+
+
+def _group(fields: Fields) -> dict[str, str | list[str]]:
+    """The value of each field, or the list of its values if it occurs several times."""
+    values: dict[str, list[str]] = {}
+    for name, value in fields:
+        values.setdefault(name, []).append(value)
+    return {name: some if len(some) > 1 else some[0] for name, some in values.items()}
 
 
 def check_api_key(request: Request, given: str | None, settings: Settings) -> None:
@@ -288,6 +348,5 @@ def openapi_body(
     }
     for name in limits.keys() & described["properties"].keys():
         described["properties"][name] |= limits[name]
-    content_types = ("application/json", "application/x-www-form-urlencoded")
-    content = {one: {"schema": described} for one in content_types}
+    content = {one: {"schema": described} for one in ("application/json", *FORMS)}
     return {"requestBody": {"required": True, "content": content}}

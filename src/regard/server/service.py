@@ -23,6 +23,7 @@ from regard.server.schemas import (
     server_sent_event,
     time_limit,
 )
+from regard.tasks.hallucinations import language_identifier
 
 if TYPE_CHECKING:
     from regard.recipe import Recipe
@@ -40,6 +41,8 @@ fi Finnish, fr French, he Hebrew, hi Hindi, hu Hungarian, id Indonesian, it Ital
 lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sk Slovak,
 sl Slovenian, sv Swedish, th Thai, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
 """
+DETECTED_CHARACTERS = 2_000
+"""the beginning of a text, from which its language is detected"""
 LANGUAGE_NAMES = dict(pair.split() for pair in _LANGUAGE_NAMES.split(","))
 """English names of languages by code; a language that is missing here is called by its code"""
 
@@ -93,9 +96,25 @@ class Service:
             for code in codes
         ]
 
-    def detected(self, sources: Sequence[str]) -> list[DetectedLanguage]:
-        """Equal confidence for each possible language: the text itself is not examined."""
-        return [DetectedLanguage(confidence=100 / len(sources), language=code) for code in sources]
+    async def detect(self, text: str, languages: Sequence[str]) -> list[DetectedLanguage]:
+        """The probability of each language, in percent, most probable first.
+
+        Equal for all without py3langid, for languages that it does not know, and for a text without letters.
+        """
+        equal = [
+            DetectedLanguage(confidence=100 / len(languages), language=one) for one in languages
+        ]
+        if len(languages) == 1 or not any(map(str.isalpha, text)):
+            return equal
+        codes = {language.split("-")[0]: language for language in languages}
+        if len(codes) < len(languages) or (identifier := language_identifier(*codes)) is None:
+            return equal
+        start = text[:DETECTED_CHARACTERS]
+        ranked = await asyncio.to_thread(identifier.rank, start)
+        return [
+            DetectedLanguage(confidence=100 * float(probability), language=codes[code])
+            for code, probability in ranked
+        ]
 
     def possible_sources(self, request: TextRequest) -> list[str]:
         """The source languages that a request can have; empty if the language pair is not supported."""
@@ -111,9 +130,9 @@ class Service:
         start = asyncio.get_running_loop().time()
         texts = [request.q] if isinstance(request.q, str) else request.q
         options = self.search_options(request, request.alternatives)
-        documents = self.split(texts, request)
+        documents, tokens = await self.split(texts, request)
         sentences = [sentence for document in documents for sentence in document.sentences]
-        with self.batcher.submit(sentences, options) as futures:
+        with self.batcher.submit(sentences, tokens, options) as futures:
             results = iter(await self.with_timeout(asyncio.gather(*futures), start))
         best: list[str] = []
         alternatives: list[list[str]] = []
@@ -128,7 +147,8 @@ class Service:
             best.append(first)
             confidences.append(min((some[0].confidence for some in hypotheses), default=1.0))
             alternatives.append([text for text in dict.fromkeys(others) if text != first])
-        detected = self.detected(self.possible_sources(request))[:1] * len(texts)
+        possible = self.possible_sources(request) if request.source == "auto" else []
+        detected = [(await self.detect(text, possible))[0] for text in texts if possible]
         others_of_text = _like_request(request.q, alternatives)
         return TranslateResponse(
             translatedText=_like_request(request.q, best),
@@ -146,8 +166,8 @@ class Service:
         """
         start = asyncio.get_running_loop().time()
         options = self.search_options(request)
-        (document,) = self.split([request.q], request)
-        with self.batcher.submit(document.sentences, options) as futures:
+        (document,), tokens = await self.split([request.q], request)
+        with self.batcher.submit(document.sentences, tokens, options) as futures:
             yield server_sent_event("start", {"sentences": len(futures)})
             try:
                 for index, future in enumerate(futures):
@@ -173,7 +193,8 @@ class Service:
             await self.alignment(document, index, text, to)
             for index, text in enumerate(translations)
         ]
-        return document.join(translations, alignments)
+        characters = sum(map(len, translations))
+        return await in_thread_if_long(characters, partial(document.join, translations, alignments))
 
     async def alignment(
         self, document: Document, index: int, translation: str, to: str | None
@@ -183,7 +204,7 @@ class Service:
         if self.align is None or index not in document.elements or translation == sentence:
             return None
         try:
-            return await self.batcher.call(partial(self.align, sentence, translation, to))
+            return await self.batcher.run(partial(self.align, sentence, translation, to))
         except RegardError:  # longer than the model's maximum length
             return None
 
@@ -220,12 +241,36 @@ class Service:
         if (beam or 1) > self.settings.max_beam:
             raise RequestRefused(400, f"beam {beam}: at most {self.settings.max_beam}")
 
-    def split(self, texts: Sequence[str], request: TextRequest) -> list[Document]:
-        """The sentences of each text."""
+    async def split(
+        self, texts: Sequence[str], request: TextRequest
+    ) -> tuple[list[Document], list[int]]:
+        """The sentences of each text, and the number of tokens of all sentences, after checking the limits."""
         self.check_texts(texts)
         split = split_html if request.format == "html" else split_plain
         source = self.possible_sources(request)[0]
-        return [split(text, source) for text in texts]
+
+        def split_and_count() -> tuple[list[Document], list[int]]:
+            documents = [split(text, source) for text in texts]
+            sentences = [sentence for document in documents for sentence in document.sentences]
+            return documents, self.model.count_tokens(sentences)
+
+        documents, tokens = await in_thread_if_long(sum(map(len, texts)), split_and_count)
+        self.check_tokens(tokens)
+        return documents, tokens
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse what would keep the model busy for too long, before any of it is translated."""
+        settings, total, longest = self.settings, sum(tokens), max(tokens, default=0)
+        if total > settings.max_tokens:
+            raise RequestRefused(
+                413, f"{total:,} tokens: at most {settings.max_tokens:,} are allowed in one request"
+            )
+        if longest > settings.max_sentence_tokens:
+            raise RequestRefused(
+                413,
+                f"a sentence of {longest:,} tokens: at most {settings.max_sentence_tokens:,} are allowed; "
+                "is it text in the source language?",
+            )
 
     def check_texts(self, texts: Sequence[str]) -> None:
         settings = self.settings
@@ -238,6 +283,15 @@ class Service:
             raise RequestRefused(
                 413, f"{count:,} characters: at most {settings.max_characters:,} are allowed"
             )
+
+
+LONG_TEXT = 2_000
+"""characters; longer texts are split and joined in another thread, so that other requests need not wait"""
+
+
+async def in_thread_if_long(characters: int, function: Callable[[], T]) -> T:
+    """Call a function in another thread if its text is long; else here, because starting a thread takes time too."""
+    return await asyncio.to_thread(function) if characters > LONG_TEXT else function()
 
 
 def _like_request(q: str | list[str], results: list[T]) -> T | list[T]:

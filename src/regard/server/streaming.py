@@ -92,11 +92,12 @@ async def stream_partials(
     document = split_text(text, service.source)
     done = ""
     try:
-        for index, sentence in enumerate(document.sentences):
-            before = done + document.separators[index]
-            async for partial in _partial_translations(service, model, sentence):
-                done = before + partial + document.space_after(index, partial)
-                yield server_sent_event("partial", {"text": done})
+        with service.batcher.admit():
+            for index, sentence in enumerate(document.sentences):
+                before = done + document.separators[index]
+                async for partial in _partial_translations(service, model, sentence):
+                    done = before + partial + document.space_after(index, partial)
+                    yield server_sent_event("partial", {"text": done})
     except (RequestRefused, RegardError) as error:
         yield server_sent_event("error", {"error": str(error)})
     except Exception:
@@ -131,7 +132,7 @@ async def _partial_translations(
             ((best, *_),) = model.search([sentence], observer=observer)
             send(best.text)
 
-    searching = asyncio.ensure_future(service.with_timeout(service.batcher.call(search)))
+    searching = asyncio.ensure_future(service.with_timeout(service.batcher.run(search)))
     searching.add_done_callback(lambda _: queue.put_nowait(None))
     try:
         while (text := await queue.get()) is not None:

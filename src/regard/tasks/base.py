@@ -30,7 +30,7 @@ from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inference.engine import Engine
 from regard.inference.precision import choose_device
-from regard.inference.worker_pool import available_cores, on_one_core
+from regard.inference.worker_pool import SharedFlag, available_cores, on_one_core
 from regard.metrics import MODEL_METRICS, Comparison, MetricResult, compare, score
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.network import Network, assign_weights
@@ -337,3 +337,12 @@ class SequenceGenerator(Model):
 
     def start_workers(self) -> None:
         self.engine.start_workers()
+
+    @property
+    def interrupt(self) -> SharedFlag:
+        """While it is set, all searches of this model stop at their next step."""
+        return self.engine.interrupt
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """The number of source tokens of each text, before any truncation."""
+        return [len(ids) for ids in self.tokenizer.source.encode(texts)]

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
+from regard.inference.engine import SearchInterrupted
 from regard.recipe import Recipe
-from regard.server.app import SECURITY_HEADERS
 from regard.server.batching import SearchOptions
+from regard.server.middleware import SECURITY_HEADERS
 from regard.tasks import Translation
 
 PAIR = {"source": "en", "target": "de"}
@@ -26,6 +28,10 @@ class UppercaseModel:
         self.threads: set[int] = set()
         self.may_continue = threading.Event()
         self.may_continue.set()
+        self.interrupt = threading.Event()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [1 + len(text) // 3 for text in texts]
 
     def search(
         self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
@@ -33,7 +39,11 @@ class UppercaseModel:
         self.batches.append(list(texts))
         self.options.append(SearchOptions(beam, length_penalty, nbest))
         self.threads.add(threading.get_ident())
-        assert self.may_continue.wait(20)
+        end = time.monotonic() + 20
+        while not self.may_continue.wait(0.001):
+            if self.interrupt.is_set():
+                raise SearchInterrupted("the search was interrupted")
+            assert time.monotonic() < end
         if "bad" in texts:
             raise ValueError("bad")
         ends = [""] + [f" {rank}" for rank in range(1, nbest)]
@@ -65,7 +75,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def run(app: FastAPI, test: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]]) -> None:
     async def in_client() -> None:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             await asyncio.wait_for(test(client), 20)
 
     asyncio.run(in_client())

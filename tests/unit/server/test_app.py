@@ -9,6 +9,7 @@ import pytest
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.schemas import Settings
+from regard.server.service import Service
 from regard.tasks import Translation
 from tests.unit.server.client import (
     PAIR,
@@ -47,6 +48,43 @@ def test_a_form_gets_the_same_response_as_json(model: ServedUppercaseModel) -> N
     }
 
 
+def test_multipart_and_query_parameters_get_the_same_response(model: ServedUppercaseModel) -> None:
+    """As LibreTranslate's clients in browsers send them."""
+    app = create_app(model)
+    fields = {"q": "Größe & more", **PAIR, "alternatives": "1"}
+    expected = translate(app, "Größe & more", alternatives=1)
+    multipart = {name: (None, value) for name, value in fields.items()}
+    assert send(app, "POST", "/translate", files=multipart).json() == expected
+    assert send(app, "POST", "/translate", params=fields).json() == expected
+    q = {"q": fields.pop("q")}
+    assert send(app, "POST", "/translate", params=fields, data=q).json() == expected
+
+
+ORIGIN = "https://example.org"
+PREFLIGHT = {
+    "origin": ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type",
+}
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed"),
+    [((), None), ((ORIGIN,), ORIGIN), (("*",), "*"), (("https://other.org",), None)],
+)
+def test_cors(model: ServedUppercaseModel, origins: tuple[str, ...], allowed: str | None) -> None:
+    app = create_app(model, Settings(cors_origins=origins))
+    body = {"q": "a", **PAIR}
+    response = send(app, "POST", "/translate", json=body, headers={"origin": ORIGIN})
+    assert response.headers.get("access-control-allow-origin") == allowed
+    if allowed:
+        preflight = send(app, "OPTIONS", "/translate", headers=PREFLIGHT)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == allowed
+        assert "content-type" in preflight.headers["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in preflight.headers
+
+
 def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
     app = create_app(model)
     en = {"confidence": 100.0, "language": "en"}
@@ -57,6 +95,29 @@ def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
     }
     assert translate(app, "a", source="auto") == {"translatedText": "A", "detectedLanguage": en}
     assert send(app, "POST", "/detect", data={"q": "a"}).json() == [en]
+
+
+def test_the_language_of_a_text_is_detected(small_recipe: Callable[..., Recipe]) -> None:
+    pytest.importorskip("py3langid")
+    app = create_app(english_to_german(small_recipe))
+    service: Service = app.state.service
+    service.pairs = [("en", "de"), ("fr-CA", "de"), ("es", "de")]
+    french = "Le chien est dans le jardin et il dort."
+    first, *others = send(app, "POST", "/detect", json={"q": french}).json()
+    assert first["language"] == "fr-CA"
+    assert first["confidence"] > 90
+    assert [one["language"] for one in others] in (["en", "es"], ["es", "en"])
+    texts = ["The dog is in the garden and sleeps.", french]
+    detected = translate(app, texts, source="auto")["detectedLanguage"]
+    assert [one["language"] for one in detected] == ["en", "fr-CA"]
+    assert {
+        one["confidence"] for one in send(app, "POST", "/detect", json={"q": "1 + 1"}).json()
+    } == {100 / 3}
+    service.pairs = [("xx", "de"), ("en", "de")]
+    assert (
+        len({one["confidence"] for one in send(app, "POST", "/detect", json={"q": french}).json()})
+        == 1
+    )
 
 
 def test_the_confidence_is_that_of_the_worst_sentence(

@@ -21,7 +21,8 @@ def make_batcher(model: UppercaseModel, **settings: Any) -> Batcher:
 async def translate(
     batcher: Batcher, *texts: str, options: SearchOptions = DEFAULT_OPTIONS
 ) -> list[str]:
-    with batcher.submit(texts, options) as futures:
+    tokens = list(map(len, texts))
+    with batcher.submit(texts, tokens, options) as futures:
         return [best.text for best, *_ in await asyncio.gather(*futures)]
 
 
@@ -80,7 +81,7 @@ def test_only_equal_options_share_a_batch() -> None:
 def test_a_batch_stays_within_its_budget_and_a_short_request_does_not_wait_for_a_long_one() -> None:
     async def test() -> None:
         model = UppercaseModel()
-        batcher = make_batcher(model, batch_delay=0.05, max_batch_characters=40)
+        batcher = make_batcher(model, batch_delay=0.05, max_batch_cost=40)
         long = asyncio.create_task(translate(batcher, *["0123456789"] * 12))
         await asyncio.sleep(0)
         short = asyncio.create_task(translate(batcher, "abcdefghij"))
@@ -106,10 +107,63 @@ def test_a_cancelled_request_leaves_the_queue() -> None:
         await until(lambda: batcher.queued == 101)
         leaving.cancel()
         await until(lambda: batcher.queued == 1)
-        first.cancel()  # a running batch cannot be stopped; its result is dropped
+        first.cancel()  # the running search is stopped
+        await until(lambda: len(model.batches) == 2)
         model.may_continue.set()
         assert await staying == ["HERE"]
         assert model.batches == [["running"], ["here"]]
+
+    run(test())
+
+
+def test_a_batch_has_few_long_sentences() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, batch_delay=0.05)
+        await translate(batcher, *["x" * 600] * 3, *["y" * 20] * 300)
+        sizes = [(batch.count("x" * 600), batch.count("y" * 20)) for batch in model.batches]
+        assert max(long for long, _ in sizes) == 1
+        assert max(short for _, short in sizes) > 50
+        assert sum(long for long, _ in sizes) == 3
+
+    run(test())
+
+
+def test_a_search_whose_clients_have_left_stops_and_the_others_are_searched_again() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, batch_delay=0.05)
+        model.may_continue.clear()
+        long = asyncio.create_task(translate(batcher, "x" * 100))
+        short = asyncio.create_task(translate(batcher, "short"))
+        alone = asyncio.create_task(translate(batcher, "a"))
+        await until(lambda: len(model.batches) == 1)
+        alone.cancel()  # a small part of the work: the search continues
+        await asyncio.sleep(0.02)
+        assert not model.interrupt.is_set()
+        long.cancel()
+        await until(lambda: len(model.batches) == 2)
+        model.may_continue.set()
+        assert await short == ["SHORT"]
+        assert model.batches[1:] == [["short"]]
+        assert not model.interrupt.is_set()
+
+    run(test())
+
+
+def test_a_cancelled_call_stops_its_search() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model)
+        model.may_continue.clear()
+        options = DEFAULT_OPTIONS.arguments()
+        calling = asyncio.create_task(batcher.call(lambda: model.search(["call"], **options)))
+        await until(lambda: len(model.batches) == 1)
+        calling.cancel()
+        next_one = asyncio.create_task(translate(batcher, "next"))
+        await until(lambda: len(model.batches) == 2)  # the model thread is free again
+        model.may_continue.set()
+        assert await next_one == ["NEXT"]
 
     run(test())
 
@@ -151,7 +205,7 @@ def test_an_error_fails_only_its_own_sentence() -> None:
 def test_drain_finishes_the_queue_and_refuses_new_requests() -> None:
     async def test() -> None:
         model = UppercaseModel()
-        batcher = make_batcher(model, max_batch_characters=4)
+        batcher = make_batcher(model, max_batch_cost=4)
         jobs = [asyncio.create_task(translate(batcher, f"ab{number}")) for number in range(5)]
         await asyncio.sleep(0)
         ending = asyncio.create_task(batcher.drain())
@@ -179,6 +233,22 @@ def test_calls_run_in_the_model_thread_and_count_as_queued() -> None:
             await translate(batcher, "y")
         model.may_continue.set()
         assert {await calling} == model.threads
+        assert batcher.queued == 0
+
+    run(test())
+
+
+def test_an_admitted_request_may_use_the_model_after_the_shutdown_began() -> None:
+    async def test() -> None:
+        batcher = make_batcher(UppercaseModel(), max_queued_sentences=1)
+        with batcher.admit():
+            with pytest.raises(RequestRefused, match="the queue is full"):
+                await batcher.call(lambda: 1)
+            assert await batcher.run(lambda: 2) == 2
+            batcher.closed = True
+            assert await batcher.run(lambda: 3) == 3
+        with pytest.raises(RequestRefused, match="shutting down"), batcher.admit():
+            pass
         assert batcher.queued == 0
 
     run(test())

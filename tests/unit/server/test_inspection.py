@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
 
 from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
-from regard.server.inspection import TraceCache, _size
+from regard.server.inspection import TraceCache, memory_bytes
 from regard.server.schemas import RequestRefused, Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
@@ -80,10 +84,23 @@ def test_large_traces_are_fetched_layer_by_layer(finished_run: Path) -> None:
     assert send(app, "GET", f"{path}/cross_attention/1").status_code == 404
 
 
+def test_the_memory_of_a_trace_counts_all_of_its_objects(finished_run: Path) -> None:
+    one = trace(Translator.load(finished_run, "cpu"), "ein Hund a dog", beam=5)
+    assert memory_bytes(one) > len(pickle.dumps(one))
+    assert memory_bytes(one) > memory_bytes(replace(one, beam=[])) > one.attention_bytes
+    large = np.zeros(100_000, np.float32)
+    assert 400_000 < memory_bytes([large[:1], large[1:2]]) < 401_000, "views hold the whole array"
+    assert 400_000 <= memory_bytes(torch.zeros(100_000)[:1].numpy()) < 401_000
+    cache = TraceCache(10 * memory_bytes(one))
+    for _ in range(30):
+        cache.add(replace(one, text="copy"))
+    assert 0 < cache.bytes <= 10 * memory_bytes(one)
+
+
 def test_the_least_recently_used_trace_is_dropped(finished_run: Path) -> None:
     model = Translator.load(finished_run, "cpu")
     first = trace(model, "ein Hund")
-    cache = TraceCache(2 * _size(first))
+    cache = TraceCache(2 * memory_bytes(first) + 2000)
     used, unused = cache.add(first), cache.add(first)
     assert cache.layer(used, "encoder", "0").shape == first.encoder[0].shape
     newest = cache.add(first)

@@ -23,6 +23,8 @@ from tests.unit.server.client import (
     until,
 )
 
+JSON = {"content-type": "application/json"}
+
 
 @pytest.fixture
 def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
@@ -41,10 +43,10 @@ def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
         (400, {"json": {"q": "a", **PAIR, "beam": 21}}),
         (400, {"json": {"q": "a", **PAIR, "length_penalty": -1}}),
         (400, {"json": ["q"]}),
-        (400, {"content": b'{"q": "\\ud800", "source": "en", "target": "de"}'}),
-        (400, {"content": b"{"}),
-        (400, {"content": b"\xff"}),
-        (400, {"content": b"["* 10_000}),
+        (400, {"content": b'{"q": "\\ud800", "source": "en", "target": "de"}', "headers": JSON}),
+        (400, {"content": b"{", "headers": JSON}),
+        (400, {"content": b"\xff", "headers": JSON}),
+        (400, {"content": b"["* 10_000, "headers": JSON}),
         (400, {"content": b"q=%ff", "headers": {"content-type": "application/x-www-form-urlencoded"}}),
         (400, {"content": b"a&" * 2000, "headers": {"content-type": "application/x-www-form-urlencoded"}}),
         (400, {"json": {"q": [0] * 300_000, **PAIR}}),
@@ -52,7 +54,14 @@ def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
         (413, {"json": {"q": ["a"] * 129, **PAIR}}),
         (413, {"json": {"q": "No. " * 5000, **PAIR}}),
         (413, {"json": {"q": "a" * 2_000_000, **PAIR}}),
-        (415, {"files": {"q": b"a"}}),
+        (415, {"content": b'{"q": "a", "source": "en", "target": "de"}'}),
+        (415, {"content": b"", "headers": {"content-type": "text/plain"}}),
+        (400, {"files": {"q": b"a", **PAIR}}),
+        (400, {"content": b"--x", "headers": {"content-type": "multipart/form-data; boundary=y"}}),
+        (400, {"content": b"--x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, {"files": [(f"{n}", (None, "a")) for n in range(1001)]}),
+        (400, {"params": {"q": "a"}}),
+        (415, {"params": {"q": "a", **PAIR}, "content": b"q"}),
     ],
 )  # fmt: skip
 def test_bad_requests_are_refused(
@@ -65,6 +74,24 @@ def test_bad_requests_are_refused(
 @pytest.mark.parametrize("q", ["a" * 100_000, ["a"] * 128], ids=["characters", "texts"])
 def test_the_limits_themselves_are_allowed(model: ServedUppercaseModel, q: str | list[str]) -> None:
     assert send(create_app(model), "POST", "/translate", json={"q": q, **PAIR}).is_success
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_tokens": 7000}, "7,236 tokens: at most 7,000 are allowed in one request"),
+        ({"max_sentence_tokens": 200}, "a sentence of 201 tokens: at most 200 are allowed"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
+def test_too_many_tokens_are_refused_before_the_search(
+    model: ServedUppercaseModel, path: str, limits: dict[str, Any], reason: str
+) -> None:
+    unbroken = {"q": "QmFzZTY0" * 2700, **PAIR}
+    response = send(create_app(model, Settings(**limits)), "POST", path, json=unbroken)
+    assert response.status_code == 413
+    assert reason in response.json()["error"]
+    assert model.batches == []
 
 
 def test_a_refused_language_pair_mentions_that_the_recipe_names_no_languages(
@@ -88,7 +115,7 @@ def test_a_body_is_not_read_beyond_its_limit(model: ServedUppercaseModel) -> Non
             yield b"x" * 1000
 
     app = create_app(model, Settings(max_body_bytes=10_000))
-    assert send(app, "POST", "/translate", content=endless()).status_code == 413
+    assert send(app, "POST", "/translate", content=endless(), headers=JSON).status_code == 413
     assert read <= 12
 
 
@@ -98,7 +125,7 @@ def test_a_body_that_does_not_arrive_times_out(model: ServedUppercaseModel) -> N
         await asyncio.sleep(10)
 
     app = create_app(model, Settings(timeout=0.05))
-    assert send(app, "POST", "/translate", content=slow()).status_code == 503
+    assert send(app, "POST", "/translate", content=slow(), headers=JSON).status_code == 503
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
@@ -162,7 +189,7 @@ def test_api_keys(model: ServedUppercaseModel, path: str) -> None:
         ("GET", "/translate", 405),
         ("GET", "/none", 404),
         ("PUT", "/detect", 405),
-        ("GET", "/docs", 404),
+        ("GET", "/redoc", 404),
     ],
 )
 def test_unknown_routes_and_methods(
@@ -202,7 +229,8 @@ def test_a_disconnected_client_leaves_the_queue(model: ServedUppercaseModel) -> 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": []}
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/translate", "headers": headers}
         await app({**scope, "query_string": b"", "asgi": {"version": "3.0"}}, receive, send)
 
     async def test(_: httpx.AsyncClient) -> None:

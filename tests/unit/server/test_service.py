@@ -5,6 +5,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from regard.inspection.alignment import align
 from regard.nn.network import named_weights
 from regard.server.app import create_app, limit_threads
 from regard.server.inspection import follow_training
+from regard.server.schemas import Settings
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.unit.server.client import send
@@ -34,6 +36,29 @@ def test_inline_tags_follow_the_models_attention(finished_run: Path) -> None:
     assert html == expected
     streamed = send(app, "POST", "/v1/translate/stream", json={**body, "format": "html"}).text
     assert json.dumps(html, ensure_ascii=False)[1:-1] in streamed
+
+
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream", "/v1/live"])
+def test_admitted_requests_are_finished(
+    finished_run: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the translation neither a shutdown nor a full queue makes the result of an HTML request fail."""
+    model = Translator.load(finished_run, "cpu")
+    app = create_app(model, Settings(max_queued_sentences=4))
+    batcher = app.state.service.batcher
+    search = model.engine.generate
+
+    def shut_down_and_search(*arguments: Any, **options: Any) -> Any:
+        batcher.closed, batcher._calls = True, 4
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(model.engine, "generate", shut_down_and_search)
+    source, target = model.recipe.data.language_pair
+    body = {"q": "ein <b>Hund</b>. A <b>dog</b>.", "source": source, "target": target}
+    response = send(app, "POST", path, json={**body, "format": "html"})
+    assert response.status_code == 200
+    assert "error" not in response.text
+    assert path == "/v1/live" or "<b>" in response.text
 
 
 def test_new_weights_of_a_running_training_are_loaded(
