@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -94,6 +95,10 @@ class FakeModel:
     def __init__(self) -> None:
         data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
         self.recipe = make_recipe({"data": data}, "fuzz")
+        self.interrupt = threading.Event()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text) for text in texts]
 
     def search(
         self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int

@@ -1,5 +1,6 @@
 """The engine: a search can be stopped between two steps."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from regard.tasks import Translator
 
 @pytest.mark.parametrize("workers", [False, True])
 @pytest.mark.parametrize("beam", [1, 3])
-def test_an_interrupted_search_stops(finished_run: Path, workers: bool, beam: int) -> None:
-    if workers and not WorkerPool.possible:
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_interrupted_search_stops(
+    finished_run: Path, workers: bool, beam: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if workers and sys.platform != "linux":
         pytest.skip("worker processes need fork, which only Linux has")
+    monkeypatch.setattr(WorkerPool, "is_safe", lambda: True)  # other tests have started threads
     model = Translator.load(finished_run, "cpu", threads=2)
     if workers:
         model.engine.threads = 2
