@@ -21,6 +21,7 @@ from regard.data.input_format import OnBadLine
 from regard.data.tokenizer import load_tokenizer
 from regard.documents.markup import split_html, split_plain
 from regard.errors import RegardError
+from regard.inference.worker_pool import SharedFlag
 from regard.recipe import TokenizerConfig, make_recipe
 from regard.recipe.parsing import parse_recipe
 from regard.server.app import create_app
@@ -94,6 +95,10 @@ class FakeModel:
     def __init__(self) -> None:
         data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
         self.recipe = make_recipe({"data": data}, "fuzz")
+        self.interrupt = SharedFlag()
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text) for text in texts]
 
     def search(
         self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int

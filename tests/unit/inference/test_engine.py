@@ -12,8 +12,8 @@ from regard.tasks import Translator
 @pytest.mark.parametrize("workers", [False, True])
 @pytest.mark.parametrize("beam", [1, 3])
 def test_an_interrupted_search_stops(finished_run: Path, workers: bool, beam: int) -> None:
-    if workers and not WorkerPool.possible:
-        pytest.skip("worker processes need fork, which only Linux has")
+    if workers and not WorkerPool.is_safe():
+        pytest.skip("worker processes are forked only from a process with one thread")
     model = Translator.load(finished_run, "cpu", threads=2)
     if workers:
         model.engine.threads = 2
