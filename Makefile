@@ -42,7 +42,7 @@ fuzz: install
 
 # The versions that CI installs: those of a fresh .venv.
 lock: install
-	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ '; } \
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --all --exclude-editable | sed 's/+cpu$$//' | grep -v ' @ \|^pip==' | tr 'A-Z_' 'a-z-'; } \
 		> constraints.new && mv constraints.new constraints.txt
 
 # Known vulnerabilities of the pinned packages.

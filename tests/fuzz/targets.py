@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -22,6 +21,7 @@ from regard.data.input_format import OnBadLine
 from regard.data.tokenizer import load_tokenizer
 from regard.documents.markup import split_html, split_plain
 from regard.errors import RegardError
+from regard.inference.worker_pool import SharedFlag
 from regard.recipe import TokenizerConfig, make_recipe
 from regard.recipe.parsing import parse_recipe
 from regard.server.app import create_app
@@ -95,7 +95,7 @@ class FakeModel:
     def __init__(self) -> None:
         data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
         self.recipe = make_recipe({"data": data}, "fuzz")
-        self.interrupt = threading.Event()
+        self.interrupt = SharedFlag()
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(text) for text in texts]

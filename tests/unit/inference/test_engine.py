@@ -12,18 +12,12 @@ from regard.tasks import Translator
 
 @pytest.mark.parametrize("workers", [False, True])
 @pytest.mark.parametrize("beam", [1, 3])
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_an_interrupted_search_stops(
-    finished_run: Path, workers: bool, beam: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_search_stops(finished_run: Path, workers: bool, beam: int) -> None:
     if workers and sys.platform != "linux":
         pytest.skip("worker processes need fork, which only Linux has")
-    monkeypatch.setattr(WorkerPool, "is_safe", lambda: True)  # other tests have started threads
     model = Translator.load(finished_run, "cpu", threads=2)
     if workers:
-        model.engine.threads = 2
-        model.start_workers()
-        assert model.engine.pool is not None
+        model.engine.pool = WorkerPool(model.engine.generate_batch, 2)
     texts = ["ein Hund", "a dog", "ein Hund a dog"]
     before = model.translate(texts, beam=beam)
     model.interrupt.set()
