@@ -1,4 +1,4 @@
-"""A few kills and faults of the harness; ``make faults`` runs all of them."""
+"""A few kills of the harness; ``make faults`` runs all of it."""
 
 import random
 import subprocess
@@ -12,12 +12,9 @@ ROOT = __file__.rpartition("/tests/")[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the harness reads /proc")
-@pytest.mark.parametrize(
-    "options",
-    [["--kills", "3", "--only", "distill"], ["--kills", "0", "--only", "two trainings"]],
-)
-def test_a_few_faults(options: list[str]) -> None:
+def test_a_few_kills() -> None:
     seed = random.SystemRandom().randrange(10**6)
+    options = ["--kills", "3", "--only", "distill"]
     command = [sys.executable, "-m", "tests.faults", "--seed", str(seed), *options]
     done = subprocess.run(
         command,
