@@ -518,11 +518,11 @@ class Trainer:
         state = self.state
         if not self.group.is_main:
             return
-        if not checkpoint_files(self.run.checkpoints):
-            self._save_checkpoint()  # a model without a checkpoint could not be resumed
         validation = self.validate()
         if not math.isfinite(validation.loss):
             raise NonFiniteError
+        if not checkpoint_files(self.run.checkpoints):
+            self._save_checkpoint()  # a model without a checkpoint could not be resumed
         best = validation.sort_key < state.best
         change = None
         if state.validations and self.training.best_checkpoint_metric == "score":
