@@ -69,7 +69,7 @@ def test_every_surface_gives_the_same_translation(
     assert model.trace(text, **options).translation == expected
     assert by_command(run, text, precision, options) == expected
     model.set_decoding(**options)
-    with TestClient(create_app(model)) as client:
+    with TestClient(create_app(model), base_url="http://localhost") as client:
         body = {"q": text, "source": "en", "target": "de"}
         assert client.post("/translate", json=body).json()["translatedText"] == expected
         events = client.post("/v1/live", json={"q": text}).text
