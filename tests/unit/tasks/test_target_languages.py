@@ -219,7 +219,7 @@ def ask(client: TestClient, **asked: Any) -> Any:
 
 def test_a_server_of_several_languages(run: Path) -> None:
     model = Translator.load(run, "cpu")
-    with TestClient(create_app(model)) as client:
+    with TestClient(create_app(model), base_url="http://localhost") as client:
         languages = {one["code"]: one["targets"] for one in client.get("/languages").json()}
         assert languages == {"en": ["de", "fr"], "de": ["en"], "fr": []}
         for target in ("de", "fr"):
