@@ -212,8 +212,6 @@ def _write_valid(
     valid = write_dataset(run.data / "valid.arrow", pairs, tokenizer, clean, rows)
     for line in skipped.messages():
         reporter.message(line)
-    if valid.read and not valid.kept:
-        raise RegardError(f"no validation pair is left after cleaning: {valid.summary}")
     dropped = f"; {valid.summary}" if valid.kept < valid.read else ""
     reporter.message(f"Validation pairs: {valid.kept:,}{dropped}")
     return valid
