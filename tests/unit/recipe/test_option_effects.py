@@ -305,7 +305,7 @@ def is_refused(values: dict[str, Any], option: str) -> bool:
         ({"model": {"max_distance": 3}}, "model.max_distance: 3 has no effect"),
         (
             {"model": {"norm": "none", "final_norm": True}},
-            "model.final_norm: True has no effect with model.norm: none",
+            "model.final_norm: true has no effect with model.norm: none",
         ),
         (
             {"task": "tagging", "data": {"train": {"pairs": "t.tsv"}, "clean": {"max_ratio": 3}}},

@@ -60,7 +60,7 @@ def test_tokens_are_estimated_from_characters_and_ideographs() -> None:
     for text in ("犬猫a", "dog", " "):
         side.add(text)
     assert (side.texts, side.characters, side.ideographs) == (2, 4, 2)
-    corpus, rule = module.CorpusStatistics(2, side, side), module.VOCABULARY_RULES[0]
+    corpus, rule = module.CorpusStatistics(2, side, side), module.VOCABULARY_RULES[1]
     characters = TokenizerConfig(kind="char", vocab_size=1000)
     assert corpus.tokens_per_target(rule, characters) == (4 + 2 + 2) / 2 + 1
     subwords = TokenizerConfig(kind="unigram", vocab_size=1000)
@@ -150,7 +150,7 @@ def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
     seconds = 0.9 * 15 * 60 - 15
     trained = recipe.training.steps * recipe.batch_tokens
     assert trained == pytest.approx(seconds * CPU.tiny, rel=0.05)
-    recipe, _ = configure(corpus_of(1_000, 19 * 4.2), minutes=60, speed=GPU)
+    recipe, _ = configure(corpus_of(1_000, 19 * 3.6), minutes=60, speed=GPU)
     epochs = recipe.training.steps * recipe.batch_tokens / (1_000 * 20)
     assert epochs == pytest.approx(250, rel=0.05)
 
