@@ -55,7 +55,7 @@ class VocabularyRule(NamedTuple):
 
 
 VOCABULARY_RULES = (
-    VocabularyRule(2_000, 4_000, 3.6, 4_096),  # whose texts have fewer subwords than that
+    VocabularyRule(2_000, 4_000, 3.95, 4_096),  # whose texts have fewer subwords than that
     VocabularyRule(20_000, 4_000, 4.2, 4_096),
     VocabularyRule(50_000, 6_000, 4.5, 8_192),
     VocabularyRule(500_000, 8_000, 4.7, 16_384),

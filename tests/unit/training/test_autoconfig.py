@@ -150,7 +150,7 @@ def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
     seconds = 0.9 * 15 * 60 - 15
     trained = recipe.training.steps * recipe.batch_tokens
     assert trained == pytest.approx(seconds * CPU.tiny, rel=0.05)
-    recipe, _ = configure(corpus_of(1_000, 19 * 3.6), minutes=60, speed=GPU)
+    recipe, _ = configure(corpus_of(1_000, 19 * 3.95), minutes=60, speed=GPU)
     epochs = recipe.training.steps * recipe.batch_tokens / (1_000 * 20)
     assert epochs == pytest.approx(250, rel=0.05)
 
