@@ -1,4 +1,4 @@
-# make install | demo | test | test-data | check: each makes what it needs first, on a bare machine with Python 3.11 or newer.
+# make install | demo | test | test-long | test-data | check: each makes what it needs first, on a bare machine with Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
 TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 --moduleResolution node \
@@ -7,7 +7,7 @@ TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
-.PHONY: install demo test test-data faults fuzz lock audit mutants check format
+.PHONY: install demo test test-long test-data faults fuzz lock audit mutants check format
 
 install: .venv/installed
 
@@ -24,7 +24,11 @@ demo: install
 # One worker more than cores, since some tests wait; files in order, since the long ones come first.
 # A GPU is hidden: results are compared exactly, as a CPU gives them. CONTRIBUTING.md has the tests of the GPU's kernels.
 test: install
-	$(PYTEST) tests --ignore tests/data
+	$(PYTEST) tests --ignore tests/data --ignore tests/long
+
+# Models of every kind are trained until they solve a task; every choice of every recipe key is tried.
+test-long: install
+	$(PYTEST) tests/long
 
 # The tests that need the data sets or large files.
 test-data: install

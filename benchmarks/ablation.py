@@ -8,6 +8,10 @@ It can be stopped at any time. Finished trainings are in ``ablation.json`` and a
 saved when the time is over, or on Ctrl-C, and resumed by the same command (their run folders are under ``--runs``).
 Data are prepared once for all trainings that use the same ids. ``ablation.md`` is the table.
 
+Some variants have two stages: they start from the run of another variant with the same seed, or learn from an ensemble
+of all its seeds (``FINE_TUNED``, ``TAUGHT``), and wait until it is trained. ``--ensembles`` also scores an ensemble of
+the seeds of every variant.
+
 Every variant differs from the recipe in one thing, so its row shows what the recipe would lose or gain by it. Variants
 that do not differ, or that the recipe does not allow, are skipped. Compare by the validation column: the whole set,
 decoded with the options of the recipe. The test set is scored only with ``--test``.
@@ -47,14 +51,21 @@ BOTH_DIRECTIONS = (
     "data.train={source: [multi30k/train.en.gz, multi30k/train.de.gz], "
     "target: [multi30k/train.de.gz, multi30k/train.en.gz], to: [de, en]}"
 )
+SIMCUT_1 = ["training.rdrop=0", "training.simcut=1"]
+SIMCUT_3 = ["training.rdrop=0", "training.simcut=3"]
 BASE = "the recipe"
 VARIANTS: dict[str, list[str]] = {
     BASE: [],
+    "no R-Drop": ["training.rdrop=0"],
     "R-Drop 1": ["training.rdrop=1"],
     "R-Drop 5": ["training.rdrop=5"],
+    "SimCut 1": SIMCUT_1,
+    "SimCut 3": SIMCUT_3,
     "BPE-dropout 0.1": ["training.subword_sampling=0.1"],
     "unigram, alpha 0.2": ["tokenizer.kind=unigram", "training.subword_sampling=0.2"],
     "vocabulary of 3,000": ["tokenizer.vocab_size=3000"],
+    "vocabulary of 5,000": ["tokenizer.vocab_size=5000"],
+    "vocabulary of 12,000": ["tokenizer.vocab_size=12000"],
     "dropout 0.1": ["model.dropout=0.1"],
     "dropout 0.3": ["model.dropout=0.3"],
     "no dropout in attention and feed-forward": [
@@ -79,6 +90,12 @@ VARIANTS: dict[str, list[str]] = {
     "output not tied": ["model.tie_output=false"],
     "embeddings not tied": ["model.tie_embeddings=false"],
     "both directions": [BOTH_DIRECTIONS, "data.valid.to=de", "data.test.to=de"],
+    "both directions, no tag": ["data.bidirectional=true"],
+    "both directions, then one": [],
+    "both directions, no tag, SimCut 3": ["data.bidirectional=true", *SIMCUT_3],
+    "both directions, then one, SimCut 3": SIMCUT_3,
+    "taught by an ensemble": [],
+    "taught by an ensemble, SimCut 3": SIMCUT_3,
     "translations of a teacher": ["data.train={pairs: multi30k/distilled-fast.tsv}"],
     "half of the pairs": ["data.train={pairs: multi30k/half.jsonl}"],
     "half, the rest back-translated": [
@@ -87,6 +104,13 @@ VARIANTS: dict[str, list[str]] = {
 }
 """The sizes give about as many parameters as multi30k-tiny. The teacher is that of recipes/multi30k-fast.yaml, and
 benchmarks/back_translation_data.py writes the halves."""
+FINE_TUNED = {
+    "both directions, then one": "both directions, no tag",
+    "both directions, then one, SimCut 3": "both directions, no tag, SimCut 3",
+}
+"""variants that start from the run of another variant with the same seed (Bi-SimCut, Gao et al. 2022)"""
+TAUGHT = {"taught by an ensemble": BASE, "taught by an ensemble, SimCut 3": "SimCut 3"}
+"""variants that learn the probabilities of an ensemble of another variant's seeds (``training.teacher``)"""
 SAVE_SECONDS = 25.0
 """how long before the deadline trainings are told to save and exit"""
 SCORES = "scores.json"
@@ -111,6 +135,7 @@ class Plan(NamedTuple):
     test: bool
     runs: Path
     """where the run folders are"""
+    seeds: Sequence[int] = (1, 2, 3)
 
     def folder(self, job: Job) -> Path:
         name = "".join(character if character.isalnum() else "-" for character in job.variant)
@@ -120,11 +145,24 @@ class Plan(NamedTuple):
         no_test = [] if self.test else ["data.test=null"]
         return [*VARIANTS[job.variant], *self.changes, f"training.seed={job.seed}", *no_test]
 
+    def previous(self, job: Job) -> list[Job]:
+        """The trainings that a training starts from or learns from."""
+        if job.variant in FINE_TUNED:
+            return [Job(FINE_TUNED[job.variant], job.seed)]
+        return [Job(TAUGHT[job.variant], seed) for seed in self.seeds if job.variant in TAUGHT]
+
     def load(self, job: Job) -> Recipe:
+        """The recipe of a training, without the runs of ``previous``, which may not exist yet."""
         return load_recipe(self.recipe, self.changes_for(job))
 
     def command(self, job: Job) -> list[str]:
-        arguments = [word for change in self.changes_for(job) for word in ("--set", change)]
+        changes = self.changes_for(job)
+        folders = [str(self.folder(one).absolute()) for one in self.previous(job)]
+        if job.variant in FINE_TUNED:
+            changes.append(f"training.init_from={json.dumps(folders[0])}")
+        elif job.variant in TAUGHT:
+            changes.append(f"training.teacher={json.dumps(folders)}")
+        arguments = [word for change in changes for word in ("--set", change)]
         return [sys.executable, __file__, self.recipe, "--train", str(self.folder(job)), *arguments]
 
 
@@ -137,7 +175,9 @@ def valid_variants(plan: Plan, names: Sequence[str]) -> Iterator[str]:
         except RegardError as error:
             print(f"{name}: skipped: {error}")
             continue
-        if same and name != BASE:
+        if missing := {one.variant for one in plan.previous(Job(name, 1))} - {*names}:
+            print(f"{name}: skipped, it needs {min(missing)}")
+        elif same and name != BASE and not plan.previous(Job(name, 1)):
             print(f"{name}: skipped, equal to the recipe")
         else:
             yield name
@@ -189,6 +229,8 @@ class SharedData:
     def store(self, job: Job) -> None:
         """Store the data that a run has prepared, if complete: metadata.json is written last."""
         run, folder = RunDir(self.plan.folder(job)), self.folder(job)
+        if self.plan.previous(job):
+            return  # its ids are those of another run's tokenizer
         if folder.exists() or not (run.data / "metadata.json").is_file():
             return
         part = RunDir(folder.with_suffix(".part"))
@@ -200,7 +242,7 @@ class SharedData:
         """Link the data into a run that has not started."""
         run, folder = RunDir(self.plan.folder(job)), self.folder(job)
         started = run.weights_file.exists() or (run.data / "metadata.json").exists()
-        if folder.exists() and not started:
+        if folder.exists() and not started and not self.plan.previous(job):
             shutil.rmtree(run.folder, ignore_errors=True)
             _link(RunDir(folder), run)
             run.write_recipe(self.plan.load(job))  # without it, the folder would not be a run
@@ -255,9 +297,11 @@ def train_all(
 
 
 def _next(waiting: Sequence[Job], running: Mapping[Job, Any], data: SharedData) -> Job | None:
-    """The next training whose data no other training is preparing at the moment."""
+    """The next training that waits for no other, and whose data no other training is preparing at the moment."""
     preparing = {folder for folder in map(data.folder, running) if not folder.exists()}
-    return next((job for job in waiting if data.folder(job) not in preparing), None)
+    unfinished = {*waiting, *running}
+    ready = (job for job in waiting if unfinished.isdisjoint(data.plan.previous(job)))
+    return next((job for job in ready if data.folder(job) not in preparing), None)
 
 
 def start(plan: Plan, job: Job, jobs: int) -> subprocess.Popen[bytes]:
@@ -281,6 +325,36 @@ def _ended(plan: Plan, running: dict[Job, subprocess.Popen[bytes]]) -> Iterator[
             log = plan.folder(job).with_suffix(".log")
             *_, last = log.read_text(encoding="utf-8").strip().split("\n")
             print(f"{job.key}: failed, see {log}: {last}", flush=True)
+
+
+def ensemble_name(variant: str) -> str:
+    return f"{variant}: ensemble of its seeds"
+
+
+def score_ensembles(plan: Plan, variants: Sequence[str], results: dict[str, Any]) -> None:
+    """Score an ensemble of the trained seeds of each variant on the validation pairs, if there are several."""
+    from regard.data.corpus import valid_pairs
+    from regard.tasks import Translator
+
+    for variant in variants:
+        jobs = [job for job in (Job(variant, seed) for seed in plan.seeds) if job.key in results]
+        key = f"{ensemble_name(variant)}/{'+'.join(str(job.seed) for job in jobs)}"
+        if len(jobs) < 2 or key in results:
+            continue
+        for old in [one for one in results if one.startswith(f"{ensemble_name(variant)}/")]:
+            del results[old]  # of fewer seeds
+        recipe = plan.load(jobs[0])
+        model = Translator.load([plan.folder(job) for job in jobs])
+        first = recipe.evaluation.model_copy(update={"metrics": recipe.evaluation.metrics[:1]})
+        model.recipe = recipe.model_copy(update={"evaluation": first})
+        start = time.monotonic()
+        valid = fmean(one.value for one in model.evaluate(list(valid_pairs(recipe.data))))
+        results[key] = {
+            "valid": valid,
+            "test": {},
+            "seconds": time.monotonic() - start,
+            "hardware": results[jobs[0].key]["hardware"],
+        }
 
 
 # ---------------------------------------------------------------------------------------------
@@ -317,10 +391,10 @@ def difference(values: Sequence[float], base: Sequence[float]) -> Mean:
 
 
 def table(results: Mapping[str, Mapping[str, Any]], metric: str) -> str:
-    """One row for each variant that has results, in the order of VARIANTS."""
+    """One row for each variant that has results, in the order of VARIANTS; then the ensembles."""
     found = {
         name: [some for key, some in results.items() if key.rpartition("/")[0] == name]
-        for name in VARIANTS
+        for name in [*VARIANTS, *map(ensemble_name, VARIANTS)]
     }
     found = {name: some for name, some in found.items() if some}
     tests = list(dict.fromkeys(name for some in results.values() for name in some["test"]))
@@ -388,13 +462,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="A.B=C")
     parser.add_argument("--test", action="store_true", help="also score the test set")
+    parser.add_argument(
+        "--ensembles", action="store_true", help="also score ensembles of the seeds"
+    )
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     deadline = time.monotonic() + 60 * given.minutes
     if given.train:
         one_training(load_recipe(given.recipe, given.changes), given.train)
         return
-    plan = Plan(given.recipe, given.changes, given.test, given.runs)
+    plan = Plan(given.recipe, given.changes, given.test, given.runs, given.seeds)
     metric = plan.load(Job(BASE, 1)).evaluation.metrics[0]
     head = {"recipe": given.recipe, "changes": given.changes, "test": given.test}
     head["metric"] = metric
@@ -417,6 +494,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for large in ("checkpoints", "data"):  # finished trainings are not resumed
                 shutil.rmtree(folder / large, ignore_errors=True)
             print(f"{job.key}: {results[job.key]}", flush=True)
+    if given.ensembles:
+        score_ensembles(plan, variants, results)
     if results:
         print(write(given.out, head, results))
     left = [job.key for job in every if job.key not in results]

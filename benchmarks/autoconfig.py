@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,33 +141,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_all(jobs: Sequence[tuple[str, str]], folder: Path, given: argparse.Namespace) -> None:
-    """Train all jobs that have no result yet, some at a time, and add each result to the file."""
+    """Train and score all jobs that have no result yet, some at a time, and add each result to the file."""
     results = json.loads(given.out.read_text()) if given.out.exists() else []
     device = device_name(given.device)
     done = {(r["corpus"], r["recipe"], r["minutes"], r["device"]) for r in results}
     waiting = [job for job in jobs if (*job, given.minutes, device) not in done]
-    running: list[tuple[tuple[str, str], subprocess.Popen[bytes], float]] = []
-    while waiting or running:
-        while waiting and len(running) < given.jobs:
-            job = waiting.pop(0)
-            running.append((job, start(*job, folder, given), time.monotonic()))
-        time.sleep(0.5)
-        for job, process, begun in list(running):
-            if process.poll() is None:
-                continue
-            running.remove((job, process, begun))
-            seconds = time.monotonic() - begun
-            result = {
-                "corpus": job[0],
-                "recipe": job[1],
-                "minutes": given.minutes,
-                "device": device,
-                "jobs": given.jobs,
-                "seconds": round(seconds, 1),
-                **score(*job, folder, given),
-            }
-            results.append(result)
-            print(json.dumps(result), flush=True)
+    for corpus in dict.fromkeys(corpus for corpus, _ in waiting):
+        write_data(corpus, folder)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        running = [pool.submit(train_and_score, *job, folder, given) for job in waiting]
+        for future in as_completed(running):
+            result = {"minutes": given.minutes, "device": device, "jobs": given.jobs}
+            results.append(result | future.result())
+            print(json.dumps(results[-1]), flush=True)
             given.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
@@ -178,11 +165,11 @@ def device_name(device: str) -> str:
     return f"{len(os.sched_getaffinity(0))} CPU cores"
 
 
-def start(
+def train_and_score(
     corpus: str, recipe: str, folder: Path, given: argparse.Namespace
-) -> subprocess.Popen[bytes]:
-    """Start one training."""
-    source, target = write_training_data(corpus, folder)
+) -> dict[str, Any]:
+    """Train with ``regard train --minutes``, and score the test set, which training does not see."""
+    source, target = data_files(corpus, "train", folder)
     out = folder / f"{corpus}-{recipe}-{given.minutes:g}"
     command = [sys.executable, "-m", "regard", "train"]
     if recipe == "auto":
@@ -194,8 +181,15 @@ def start(
         command.append(str(file))
     command += ["--minutes", str(given.minutes), "--out", str(out)]
     command += ["--set", f"training.device={given.device}"]
-    with (folder / f"{out.name}.log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log)
+    begun = time.monotonic()
+    log = folder / f"{out.name}.log"
+    with log.open("wb") as stream:
+        subprocess.run(command, stdout=stream, stderr=stream, check=False)
+    seconds = round(time.monotonic() - begun, 1)
+    result: dict[str, Any] = {"corpus": corpus, "recipe": recipe, "seconds": seconds}
+    if not (out / "card.json").exists():
+        return result | {"error": log.read_text(errors="replace").strip().split("\n")[-1][:300]}
+    return result | score(corpus, out, folder)
 
 
 def hand_recipe(name: str, source: Path, target: Path, device: str) -> dict[str, Any]:
@@ -207,16 +201,25 @@ def hand_recipe(name: str, source: Path, target: Path, device: str) -> dict[str,
         "hold_out": round(min(0.05, max(1_000 / count, 0.001)), 4),
     }
     recipe["evaluation"] = {"metrics": ["chrf", "bleu"]}
+    if target.suffix == ".zh":
+        recipe["evaluation"]["tokenize"] = "zh"
     recipe["training"]["batching"] = "packed" if device == "cuda" else "padded"
     return recipe
 
 
-def write_training_data(name: str, folder: Path) -> tuple[Path, Path]:
-    """The two training files of a corpus."""
+def data_files(name: str, part: str, folder: Path) -> tuple[Path, Path]:
+    """The source and target files of a corpus; ``part`` is train or test."""
     corpus = CORPORA[name]
-    files = folder / f"{name}.{corpus.source}", folder / f"{name}.{corpus.target}"
-    if all(file.exists() for file in files):
-        return files
+    stem = name if part == "train" else f"{name}.{part}"
+    return folder / f"{stem}.{corpus.source}", folder / f"{stem}.{corpus.target}"
+
+
+def write_data(name: str, folder: Path) -> None:
+    """Write the training and test files of a corpus."""
+    corpus = CORPORA[name]
+    for file in data_files(name, "test", folder):
+        texts = lines(corpus.test, file.suffix[1:])
+        file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     pairs = list(
         zip(lines(corpus.train, corpus.source), lines(corpus.train, corpus.target), strict=True)
     )
@@ -227,9 +230,9 @@ def write_training_data(name: str, folder: Path) -> tuple[Path, Path]:
     targets = [pairs[index][1] for index in noisy]
     for index, other in zip(noisy, [*targets[1:], *targets[:1]], strict=True):
         pairs[index] = pairs[index][0], other
+    files = data_files(name, "train", folder)
     for file, side in zip(files, zip(*pairs, strict=True), strict=True):
         file.write_text("".join(f"{text}\n" for text in side), encoding="utf-8")
-    return files
 
 
 def lines(stem: str, language: str) -> list[str]:
@@ -239,32 +242,17 @@ def lines(stem: str, language: str) -> list[str]:
     return content.decode("utf-8").split("\n")[:-1]
 
 
-def score(corpus: str, recipe: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def score(corpus: str, run: Path, folder: Path) -> dict[str, Any]:
     """Scores of a finished training on the test set, and what it did."""
-    chosen, out = CORPORA[corpus], folder / f"{corpus}-{recipe}-{given.minutes:g}"
-    test = [folder / f"{corpus}.test.{side}" for side in (chosen.source, chosen.target)]
-    for file in test:
-        texts = lines(chosen.test, file.suffix[1:])
-        file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    if not (out / "card.json").exists():
-        log = (folder / f"{out.name}.log").read_text(errors="replace")
-        return {"error": log.strip().split("\n")[-1][:300]}
-    tokenize = ["zh"] if chosen.target == "zh" else ["13a"]
-    from regard.data.pairs import Pair
-    from regard.metrics import score as score_texts
-    from regard.tasks import Translator
-
-    model = Translator.load(out, given.device)
-    pairs = [
-        Pair(*both) for both in zip(*(f.read_text().split("\n")[:-1] for f in test), strict=True)
-    ]
-    texts = model.predict_pairs(pairs)
-    both = texts, [pair.target for pair in pairs], [pair.source for pair in pairs]
-    bleu, chrf = score_texts(["bleu", "chrf"], *both, tokenize=tokenize[0], intervals=False)
-    card = json.loads((out / "card.json").read_text())
+    source, reference = (str(file) for file in data_files(corpus, "test", folder))
+    command = [sys.executable, "-m", "regard", "evaluate", str(run), "--source", source]
+    command += ["--reference", reference, "--json"]
+    output = subprocess.run(command, capture_output=True, check=True).stdout
+    values = {one["metric"]: round(one["value"], 2) for one in json.loads(output)["scores"]}
+    card = json.loads((run / "card.json").read_text())
     return {
-        "bleu": round(bleu.value, 2),
-        "chrf": round(chrf.value, 2),
+        "bleu": values["bleu"],
+        "chrf": values["chrf"],
         "steps": card["steps"],
         "parameters": card["parameters"],
         "reason": card["reason_stopped"],
@@ -277,31 +265,34 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     for result in results:
         if "bleu" in result:
             groups[result["device"], result["minutes"], result["corpus"]][result["recipe"]] = result
-    rows, gaps = [], []
+    rows: list[list[str]] = []
+    gaps: dict[str, list[float]] = defaultdict(list)
     for (device, minutes, corpus), by_recipe in sorted(groups.items()):
-        auto = by_recipe.get("auto")
-        hand = {name: r["bleu"] for name, r in by_recipe.items() if name != "auto"}
-        if auto is None:
-            continue
-        best = max(hand, key=lambda name: hand[name]) if hand else ""
-        gap = f"{auto['bleu'] - hand[best]:+.1f}" if hand else ""
-        gaps += [auto["bleu"] - hand[best]] if hand else []
-        rows.append(
-            [
-                device,
-                f"{minutes:g}",
-                corpus,
-                f"{auto['bleu']:.1f}",
-                f"{auto['chrf']:.1f}",
-                f"{hand[best]:.1f} ({best}, of {len(hand)})" if hand else "",
-                gap,
-                f"{auto['seconds']:.0f}",
-            ]
-        )
-    head = ["device", "minutes", "corpus", "BLEU", "chrF", "best hand-set", "gap", "seconds"]
-    text = "\n".join(markdown_table(head, rows, left=3)) + "\n"
-    if gaps:
-        text += f"\nMean gap {sum(gaps) / len(gaps):+.2f} BLEU, worst {min(gaps):+.2f}.\n"
+        hand = {n: r["bleu"] for n, r in by_recipe.items() if not n.startswith("auto")}
+        best = max(hand, key=lambda name: hand[name], default="")
+        for name, result in by_recipe.items():
+            if name in hand:
+                continue
+            gap = result["bleu"] - hand[best] if hand else None
+            gaps[name] += [] if gap is None else [gap]
+            rows.append(
+                [
+                    f"{device}, {result['jobs']} at once",
+                    f"{minutes:g}",
+                    corpus,
+                    name,
+                    f"{result['bleu']:.1f}",
+                    f"{hand[best]:.1f} ({best}, of {len(hand)})" if hand else "",
+                    "" if gap is None else f"{gap:+.1f}",
+                    f"{result['seconds']:.0f}",
+                ]
+            )
+    head = ["device", "minutes", "corpus", "recipe", "BLEU", "best hand-set", "gap", "seconds"]
+    text = "\n".join(markdown_table(head, rows, left=4)) + "\n"
+    for name, values in gaps.items():
+        if values:
+            mean = sum(values) / len(values)
+            text += f"\nMean gap of {name}: {mean:+.2f} BLEU, worst {min(values):+.2f}.\n"
     return text
 
 

@@ -76,13 +76,14 @@ ROWS: dict[str, list[str]] = {
         f"model.position={name}" for name in ("none", "index", "learned", "rotary", "relative")
     ],
     "norm": [
-        *("model.norm=rms", "model.norm=batch", "model.norm=none", "model.norm_order=post"),
+        *("model.norm=rms", "model.norm=batch", "model.norm_order=post"),
+        "model.norm=none model.norm_order=post",
         "model.norm=rms model.activation=swiglu",
     ],
     "depth": [
         f"model.encoder_layers={depth} model.decoder_layers={depth}{norm}"
         for depth in (1, 3)
-        for norm in ("", " model.norm=none")
+        for norm in ("", " model.norm=none model.norm_order=post")
     ],
     "activation": [f"model.activation={name}" for name in ("gelu", "swish", "swiglu")],
     "optimizer": [

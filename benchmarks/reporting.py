@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.errors import RegardError
+from regard.experiments.statistics import student_t as student_t
 from regard.storage.run_dir import RunDir
 
 
@@ -49,18 +48,6 @@ def wrap_prose(markdown: str) -> str:
         )
         for line in markdown.split("\n")
     )
-
-
-def student_t(freedom: float) -> float:
-    """The 97.5% quantile of Student's t distribution with this many degrees of freedom.
-
-    With t = sqrt(n) tan(a) the density of t becomes cos(a)^(n-1), up to a factor, so the quantile is where the area
-    under that is 95% of the whole.
-    """
-    angles = np.linspace(0.0, np.pi / 2, 200_001)
-    heights = np.cos(angles) ** (freedom - 1)
-    areas = np.concatenate([[0.0], np.cumsum(heights[1:] + heights[:-1])])
-    return float(np.sqrt(freedom) * np.tan(np.interp(0.95, areas / areas[-1], angles)))
 
 
 def growth_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:

@@ -20,6 +20,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
+from regard.inference.native_library import native_library
 from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
@@ -29,6 +30,8 @@ from regard.training.checkpoint import TrainingState, checkpoint_name, save_chec
 # No deadline: the time an example takes depends on the other users of the machine.
 settings.register_profile("regard", deadline=None)
 settings.load_profile("regard")
+
+native_library()  # built now if it is missing, so that no test waits for it or prints that it is built
 
 SMALL_MODEL = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "heads": 2, "d_ff": 32}
 

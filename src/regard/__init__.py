@@ -18,12 +18,13 @@ The packages are listed in the order of the data flow; a package imports only fr
     storage/     run folders, atomic files, resumable output, prefetching
     tasks/       translation, tagging, classification, masked and causal language models
     training/    prepare data, train, checkpoint, fine-tune, distill, autoconfig
-    inspection/  hooks, traces, alignment, training history, the HTML page
+    inspection/  hooks, traces, lenses, alignment, training history, the HTML page
     documents/   office files, Markdown, subtitles, resources; translation memory
     interop/     Hugging Face, CTranslate2, ONNX, torch, one HTML file, bundles
     server/      HTTP server: LibreTranslate's API, batching, streaming
     bench/       speed compared with other libraries, self-test
     demo/        the built-in corpus and the demo
+    experiments/ variants of a recipe with several seeds, claims about the Transformer
     cli/         the commands
 """
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         Translation as Translation,
         Translator as Translator,
     )
+    from regard.training.autoconfig import AutomaticRecipe
 
     M = TypeVar("M", bound=Model)
 
@@ -81,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
 @overload
 def load(
-    run: str | PathLike[str],
+    run: str | PathLike[str] | Sequence[str | PathLike[str]],
     *,
     device: Device = ...,
     precision: Precision = ...,
@@ -91,7 +93,7 @@ def load(
 
 @overload
 def load(
-    run: str | PathLike[str],
+    run: str | PathLike[str] | Sequence[str | PathLike[str]],
     kind: type[M],
     *,
     device: Device = ...,
@@ -101,14 +103,14 @@ def load(
 
 
 def load(
-    run: str | PathLike[str],
+    run: str | PathLike[str] | Sequence[str | PathLike[str]],
     kind: type[Any] | None = None,
     *,
     device: Device = "auto",
     precision: Precision = "fp32",
     threads: int | None = None,
 ) -> Any:
-    """Open a run folder.
+    """Open a run folder, or a list of them as an ensemble: translation models with the same tokenizer.
 
     kind: the class of the model: ``regard.Translator`` (default), ``regard.Tagger``, ``regard.Classifier``,
     ``regard.MaskedLM`` or ``regard.LanguageModel``. ``regard.Model.load(run)`` opens a run of any task.
@@ -193,6 +195,7 @@ def train(
             f"train: {kind!r} is not a model class; options are given by name: out='runs/my'"
         )
     expected, tune = kind or Translator, False
+    automatic: AutomaticRecipe | None = None
     fine_tuning = {"mix": mix, "freeze": freeze, "extend_vocab": extend_vocab}
     if init_from is None and any(value is not None for value in fine_tuning.values()):
         raise RegardError(
@@ -213,7 +216,7 @@ def train(
         folder = Path(out or Path("runs") / Path(named).name.split(".")[0])
         groups = None if freeze is None else tuple(freeze)
         start = time.monotonic()
-        recipe, minutes, tune = _find_recipe(
+        recipe, minutes, tune, automatic = _find_recipe(
             recipe, folder, changes, minutes, init_from, mix, groups, extend_vocab
         )
         if minutes is not None:
@@ -224,7 +227,7 @@ def train(
             f"train: the recipe is for task {recipe.task}; call "
             f"regard.train(recipe, regard.{model.__name__}) to get a {model.__name__}"
         )
-    return train_run(recipe, folder, minutes, tune_decoding=tune)
+    return train_run(recipe, folder, minutes, automatic=automatic, tune_decoding=tune)
 
 
 def _find_recipe(
@@ -236,8 +239,8 @@ def _find_recipe(
     mix: float | None,
     freeze: tuple[str, ...] | None,
     extend_vocab: int | None,
-) -> tuple[Recipe, float | None, bool]:
-    """For the arguments of ``train``: the recipe, read or chosen, the time, and whether decoding is to be tuned."""
+) -> tuple[Recipe, float | None, bool, AutomaticRecipe | None]:
+    """For the arguments of ``train``: the recipe, the time, whether to tune decoding, and how it was chosen."""
     from pathlib import Path
 
     from regard.data.corpus import CorpusPreview
@@ -256,17 +259,17 @@ def _find_recipe(
         options = FineTuning(Path(init_from), mix, freeze, extend_vocab)
     if not isinstance(recipe, DataFiles) and suffix_format(Path(recipe)) is None:
         if options is None:
-            return load_recipe(Path(recipe), changes), minutes, False
-        return fine_tuning_from_recipe(options, Path(recipe), changes)[0], minutes, False
+            return load_recipe(Path(recipe), changes), minutes, False, None
+        return fine_tuning_from_recipe(options, Path(recipe), changes)[0], minutes, False, None
     files = recipe if isinstance(recipe, DataFiles) else DataFiles(pairs=(str(recipe),))
     root = str(Path.cwd())
     preview = CorpusPreview(files, DataConfig(root=root, train=files))
     if options is None:
         if (begun := resumable_recipe(out, files, root, changes)) is not None:
-            return begun, minutes, tunes_decoding(changes)
+            return begun, minutes, tunes_decoding(changes), None
         languages = None if files.source else preview.languages
         chosen = autoconfigure(files, root, changes, languages, preview.pairs(), minutes)
-        return chosen.recipe, chosen.minutes, tunes_decoding(changes)
+        return chosen.recipe, chosen.minutes, tunes_decoding(changes), chosen
     languages = preview.languages
     found = fine_tuning_recipe(options, files, root, changes, languages, preview.pairs())
-    return found[0], minutes, False
+    return found[0], minutes, False, None

@@ -27,7 +27,8 @@ def plan(benchmark: ModuleType, recipe: str, runs: Path = Path("runs"), **more: 
 
 
 @pytest.mark.parametrize(
-    ("recipe", "same"), [("multi30k-tiny", []), ("multi30k", ["R-Drop 5", "dropout 0.3"])]
+    ("recipe", "same"),
+    [("multi30k-tiny", ["no R-Drop"]), ("multi30k", ["R-Drop 5", "dropout 0.3"])],
 )
 def test_every_variant_is_valid(
     benchmark: ModuleType, recipe: str, same: list[str], capsys: pytest.CaptureFixture[str]
@@ -45,6 +46,49 @@ def test_a_variant_that_the_recipe_does_not_allow_is_skipped(
     found = benchmark.valid_variants(plan(benchmark, "wikitext2-mlm"), names)
     assert list(found) == [benchmark.BASE]
     assert "R-Drop 1: skipped: " in capsys.readouterr().out
+
+
+def test_a_second_stage_waits_for_the_first(
+    benchmark: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    planned = plan(benchmark, str(write_task(tmp_path, list, 40)), tmp_path / "runs", seeds=[1, 2])
+    first, then = "both directions, no tag", "both directions, then one"
+    taught = "taught by an ensemble"
+    assert list(benchmark.valid_variants(planned, [then])) == []
+    assert f"{then}: skipped, it needs {first}" in capsys.readouterr().out
+    assert list(benchmark.valid_variants(planned, [then, first])) == [then, first]
+    job, data = benchmark.Job, benchmark.SharedData(planned)
+    assert benchmark._next([job(then, 1), job(first, 1)], {}, data) == job(first, 1)
+    assert benchmark._next([job(then, 1)], {job(first, 1): None}, data) is None
+    assert benchmark._next([job(then, 1)], {job(first, 2): None}, data) == job(then, 1)
+    assert benchmark._next([job(then, 1)], {}, data) == job(then, 1)
+    command = planned.command(job(then, 2))
+    assert command[-1] == f'training.init_from="{planned.folder(job(first, 2))}"'
+    both = [str(planned.folder(job(benchmark.BASE, seed))) for seed in (1, 2)]
+    assert planned.command(job(taught, 3))[-1] == f"training.teacher={json.dumps(both)}"
+    waiting = [job(taught, 1), job(benchmark.BASE, 2)]
+    assert benchmark._next(waiting, {}, data) == job(benchmark.BASE, 2)
+
+
+def test_an_ensemble_of_the_seeds_is_scored(
+    benchmark: ModuleType, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = str(write_task(tmp_path, list, 40))
+    planned = plan(benchmark, recipe, tmp_path / "runs", seeds=[1, 2])
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    for seed in (1, 2):
+        shutil.copytree(finished_run, planned.folder(benchmark.Job("the recipe", seed)))
+    one = {"valid": 40.0, "test": {}, "seconds": 1.0, "hardware": "none"}
+    name = "the recipe: ensemble of its seeds"
+    results: dict[str, Any] = {"the recipe/1": one, "the recipe/2": one, f"{name}/1": one}
+    benchmark.score_ensembles(planned, ["the recipe"], results)
+    assert set(results) == {"the recipe/1", "the recipe/2", f"{name}/1+2"}
+    assert results[f"{name}/1+2"]["valid"] < 40
+    assert f"| {name} | 1 |" in benchmark.table(results, "bleu")
 
 
 def test_the_test_set_is_used_only_on_request(benchmark: ModuleType) -> None:

@@ -46,11 +46,13 @@ def test_only_significant_differences_are_bold(benchmark: ModuleType) -> None:
     assert benchmark.difference_from_recipe(results, "model.norm=rms", "bleu") == "-4.9"
     assert benchmark.difference_from_recipe(results, "model.norm=batch", "bleu") == "**-5.1**"
     assert benchmark.difference_from_recipe(results, "", "bleu") == ""
-    results["model.norm=none/1"] = {"failed": "step 50: the loss is not finite"}
+    results["model.norm=none model.norm_order=post/1"] = {
+        "failed": "step 50: the loss is not finite"
+    }
     speeds = {"": {"tokens_per_second": 10_000, "sentences_per_second": 400, "megabytes": 80}}
     found = benchmark.table({"results": results, "speeds": speeds}).split("\n")
     assert found[2].startswith("| the recipe | 3 | 82.0 ± 1.0 |  | 147–149 | 850k | 10,000 (1.00)")
-    assert found[5].startswith("| `model.norm=none` | 1 | failed |")
+    assert found[5].startswith("| `model.norm=none`<br>`model.norm_order=post` | 1 | failed |")
 
 
 def test_the_table_of_the_page_matches_the_results(benchmark: ModuleType) -> None:

@@ -25,6 +25,7 @@ VIEWS = {
     "heads": "#view=heads&site=cross_attention&layer=1&head=0",
     "beam": "#view=beam",
     "intervene": "#view=intervene&mute=cross_attention.1.2,cross_attention.1.0",
+    "lenses": "#view=lenses&output=8&against=The+dog+didn't+cross+the+street+because+it+was+too+wide.",
     "weight": "#view=weight&site=cross_attention&layer=1&head=0&query=8&key=1",
     "training": "#view=training&step=500",
     "tour": "#view=heads&tour=10&arrive=1",

@@ -265,7 +265,7 @@ def test_a_file_says_that_it_has_no_model(open_file: Open) -> None:
 def test_before_and_after(page: Page, address: str, model: Translator) -> None:
     page.goto(f"{address}/#q={TEXT}&prefix=a&view=intervene")
     page.locator(".intervene button.word").nth(0).click()
-    assert page.get_by_text("Nothing is changed yet.").is_visible()
+    assert page.get_by_text("Nothing is changed yet").is_visible()
     page.get_by_label("Another word").fill("dog")
     page.keyboard.press("Enter")
     page.locator(".compare").first.wait_for()
@@ -294,7 +294,7 @@ def test_before_and_after(page: Page, address: str, model: Translator) -> None:
     )
     np.testing.assert_allclose(rows, muted.encoder[1, 1] - before.encoder[1, 1], atol=0.51e-3)
     page.get_by_role("button", name="Undo all").click()
-    assert page.get_by_text("Nothing is changed yet.").is_visible()
+    assert page.get_by_text("Nothing is changed yet").is_visible()
 
 
 def rows_of_comparison(page: Page, text: str) -> list[list[str]]:

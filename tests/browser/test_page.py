@@ -334,8 +334,12 @@ def test_instructions_for_touch_screens(open_file: Open) -> None:
 
 
 def test_the_tree_opens_at_the_selected_node(open_file: Open) -> None:
-    """Also after switching views: a hidden element forgets its scroll position."""
+    """Also after switching views: a hidden element forgets its scroll position. Without a selection, at its start."""
     page = open_file(synthetic(), "#view=beam", **PHONE)
+    page.locator(".node").first.wait_for()
+    page.wait_for_timeout(100)
+    assert page.locator(".tree").evaluate("tree => tree.scrollLeft") == 0
+    page = open_file(synthetic(), "#view=beam&node=12", **PHONE)
     visible = """(() => {
       const [node, tree] = [".node[aria-pressed=true]", ".tree"]
         .map(one => document.querySelector(one).getBoundingClientRect());
@@ -417,18 +421,57 @@ def test_the_served_page_sends_requests_to_its_own_server_only(
     assert {url.split("/")[2] for url in requested} == {address.split("/")[2]}
 
 
+INFO = {
+    "name": "my-model",
+    "languages": {"source": "English", "target": "German"},
+    "parameters": 852_000,
+    "scores": ["BLEU 99.4"],
+    "examples": ["ein Hund", "ein Hund ein Hund"],
+    "lenses": True,
+}
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_the_served_page_names_the_languages(browser: Browser, address: str, named: bool) -> None:
-    sides = {"source": ("en", "English"), "target": ("de", "German")}
-    language = {
-        side: {"code": code, "name": name if named else code}
-        for side, (code, name) in sides.items()
-    }
+    languages = INFO["languages"] if named else {"source": None, "target": None}
+    info = {**INFO, "languages": languages, "examples": []}
     with browser.new_context() as context:
         page = context.new_page()
-        page.route("**/frontend/settings", lambda route: route.fulfill(json={"language": language}))
-        with page.expect_response("**/frontend/settings"):
-            page.goto(address)
+        page.route("**/v1/model", lambda route: route.fulfill(json=info))
+        page.goto(address)
+        pair = " · English to German" if named else ""
+        wait_for_text(page, ".about", f"my-model{pair} · 852 thousand parameters · BLEU 99.4")
+        assert page.title() == "my-model · Regard"
         wait_for_text(page, "button.primary", "Translate into German" if named else "Translate")
         placeholder = page.get_by_label("Text").get_attribute("placeholder")
         assert placeholder == ("A sentence in English" if named else "A sentence to translate")
+
+
+def test_an_example_is_translated_when_the_page_opens(browser: Browser, address: str) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.route("**/v1/model", lambda route: route.fulfill(json=INFO))
+        page.goto(address)
+        page.locator(".line.target .word").first.wait_for()
+        assert page.get_by_label("Text").input_value() == "ein Hund"
+        assert texts(page, ".example") == INFO["examples"]
+        page.locator(".example").nth(1).click()
+        until(page, "document.querySelectorAll('.line.source .word').length === 5")
+        # A link to a sentence, as it is written by hand.
+        page.goto(f"{address}/?text=ein+Hund+dog")
+        until(page, "document.querySelectorAll('.line.source .word').length === 4")
+        assert page.get_by_label("Text").input_value() == "ein Hund dog"
+
+
+def test_the_form_leaves_the_screen_to_the_view(browser: Browser, address: str) -> None:
+    """Less than a quarter of the screen of a small laptop, and less than a third of a phone's."""
+    for size, most in (((1280, 800), 190), ((390, 844), 270)):
+        viewport = {"width": size[0], "height": size[1]}
+        with browser.new_context(viewport=viewport) as context:  # type: ignore[arg-type]
+            page = context.new_page()
+            page.route("**/v1/model", lambda route: route.fulfill(json=INFO))
+            page.goto(f"{address}/#q=ein+Hund&view=heads")
+            page.locator("#view-heads .help").wait_for()
+            box = page.locator("#view-heads .help").bounding_box()
+            assert box is not None
+            assert box["y"] <= most

@@ -21,7 +21,7 @@ from tests.unit.documents import samples
 class Capitals:
     """A translator that writes capitals, and records its calls."""
 
-    run = SimpleNamespace(fingerprint=lambda: "capitals")
+    runs = (SimpleNamespace(fingerprint=lambda: "capitals"),)
     language = None
     needs_trees = non_autoregressive = False
     precision, threads, device = "fp32", 1, torch.device("cpu")
@@ -181,10 +181,10 @@ def test_long_documents_show_progress(
     model: Capitals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "CHUNK_SENTENCES", 2)
-    monkeypatch.setattr(documents, "SECONDS_BETWEEN_REPORTS", 0)
+    monkeypatch.setattr("regard.training.progress.SECONDS_BETWEEN_LINES", 0)
     (tmp_path / "a.txt").write_text("A dog.\nA cat.\nA cow.\n")
     done = translate("a.txt", "-o", "b.txt", cwd=tmp_path)
-    assert "a.txt: 2 of 3 sentences" in done.stderr
+    assert "a.txt, sentences: 2 of 3, " in done.stderr
 
 
 @pytest.mark.parametrize(

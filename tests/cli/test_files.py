@@ -96,7 +96,7 @@ class Echo:
     recipe = SimpleNamespace(
         decoding=DecodingConfig(), data=DataConfig(train=DataFiles(pairs=("pairs.tsv",)))
     )
-    run = SimpleNamespace(fingerprint=lambda: "echo")
+    runs = (SimpleNamespace(fingerprint=lambda: "echo"),)
     language = None
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")

@@ -18,6 +18,7 @@ COMMANDS = {
     *("translate", "tag", "classify", "fill", "generate"),
     *("evaluate", "look", "info", "bench translate", "bench train", "selftest"),
     *("runs list", "runs compare", "runs prune"),
+    *("experiment run", "experiment show", "lab list", "lab run"),
     *("serve", "import", "export"),
 }
 DECODING = {

@@ -105,3 +105,22 @@ def test_prune_lists_first_and_deletes_only_with_yes(two_runs: Path, tmp_path: P
     (tmp_path / "train.src").unlink()
     done = succeeds_inside("evaluate", "runs/a", "--beam", "1", cwd=tmp_path)
     assert "Cannot check whether test sources are in the training data" in done.stderr
+
+
+def test_runs_joined_by_plus_are_an_ensemble(two_runs: Path) -> None:
+    both = "runs/a+runs/b"
+    done = succeeds_inside("translate", both, "--input", "test.src", "--beam", "2", cwd=two_runs)
+    assert len(done.stdout.splitlines()) == 150
+    answers = [
+        json.loads(succeeds_inside("evaluate", one, "--beam", "2", "--json", cwd=two_runs).stdout)
+        for one in (both, "runs/a")
+    ]
+    assert answers[0]["training_overlap"]["sources"] == 30
+    assert answers[0]["scores"][0]["value"] != answers[1]["scores"][0]["value"]
+    against = succeeds_inside(
+        "evaluate", both, "--beam", "1", "--against", "runs/a", cwd=two_runs
+    ).stdout
+    assert "p = " in against
+    refused = inside("translate", both, "one", "--alignment", "a.txt", cwd=two_runs)
+    assert "--alignment a.txt: not for an ensemble" in refused.stderr
+    assert "no such folder" in inside("translate", "runs/a+runs/c", "one", cwd=two_runs).stderr

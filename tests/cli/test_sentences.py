@@ -22,7 +22,7 @@ LINES = ["One dog.", "  A dog came.  No cat left! ", "", "***", "It is 3.5. Yes?
 class OneSentence:
     """A translator that returns the first sentence of a text in capitals, and records its calls."""
 
-    run = SimpleNamespace(fingerprint=lambda: "capitals")
+    runs = (SimpleNamespace(fingerprint=lambda: "capitals"),)
     language = None
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")

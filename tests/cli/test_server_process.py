@@ -1,10 +1,13 @@
 """The server in a process of its own, reached through a loopback port."""
 
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +20,7 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from regard.errors import RegardError
-from regard.server.app import serve
+from regard.server.process import serve
 from tests.cli.commands import REGARD, TIMEOUT, environment, sequences
 
 PAIR = {"source": "src", "target": "tgt"}
@@ -39,7 +42,7 @@ def serving(run: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], h
     try:
         assert server.stdout is not None
         line = server.stdout.readline()
-        assert line.startswith(f"regard: serving {run} at http://127.0.0.1:"), server.communicate()
+        assert line.startswith(f"regard: serving {run}"), server.communicate()
         address = line.split()[-1]
         with httpx.Client(
             base_url=address, timeout=TIMEOUT, limits=httpx.Limits(max_connections=100)
@@ -74,7 +77,7 @@ def translate(client: httpx.Client, text: str) -> Any:
 def metric(client: httpx.Client, name: str) -> float:
     """The value of a metric of the server."""
     lines = client.get("/metrics").text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -135,16 +138,22 @@ def test_languages_can_be_named(workshop: Path) -> None:
         assert response.json()["translatedText"] == "a b c"
 
 
+def children(process: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+
+
 @pytest.mark.skipif(
     sys.platform != "linux", reason="worker processes need fork, which only Linux has"
 )
 @pytest.mark.skipif(os.cpu_count() == 1, reason="a single core uses no workers")
 def test_the_server_survives_the_death_of_a_worker(workshop: Path) -> None:
-    with serving(workshop / "run") as (server, client):
-        workers = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        assert len(workers) == 2
+    # In int8 the native decoder uses threads.
+    with serving(workshop / "run", "--precision", "fp32") as (server, client):
+        (worker,) = children(server.pid)
+        workers = children(worker)
+        assert len(workers) == 4  # two of low priority
         assert translate(client, "a b c") == "a b c"
-        os.kill(int(workers[0]), signal.SIGKILL)
+        os.kill(workers[0], signal.SIGKILL)
         texts = ["a b c", "d e f", "b c", "g h"]
         assert translate(client, "\n".join(texts)) == "\n".join(texts)
         server.send_signal(signal.SIGTERM)
@@ -175,12 +184,108 @@ def is_refused(client: httpx.Client) -> bool:
         return True
 
 
+class Load:
+    """Clients that send one request after another on connections of their own, which the server may close."""
+
+    def __init__(self, address: str, clients: int = 4) -> None:
+        self.address = address
+        self.failures: list[str] = []
+        self.count = 0
+        self._end = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(clients)]
+
+    def _run(self) -> None:
+        with httpx.Client(base_url=self.address, timeout=TIMEOUT) as client:
+            while not self._end.is_set():
+                try:
+                    response = client.post("/translate", json={"q": "a b c", **PAIR})
+                    if response.json().get("translatedText") != "a b c":
+                        self.failures.append(response.text)
+                except httpx.TransportError as error:
+                    self.failures.append(repr(error))
+                self.count += 1
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the processes from /proc")
+def test_reloads_lose_no_request_and_killed_processes_are_replaced(
+    workshop: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(workshop / "run", run)
+    with serving(run, "--workers", "2") as (server, client):
+
+        def replaced(old: list[int]) -> bool:
+            new = children(server.pid)
+            return len(new) == 2 and not {*new} & {*old}
+
+        with Load(str(client.base_url)) as load:
+            first = children(server.pid)
+            server.send_signal(signal.SIGHUP)
+            wait_until(lambda: replaced(first))
+            second = children(server.pid)
+            card = run / "card.json"
+            os.utime(card, ns=(0, card.stat().st_mtime_ns + 1))
+            wait_until(lambda: replaced(second))
+            third = children(server.pid)
+            count = load.count
+            wait_until(lambda: load.count > count + 20)
+        assert load.failures == []
+        # Counted by processes that have ended, too.
+        assert metric(client, "regard_sentences_total") >= load.count
+        time.sleep(1.1)  # a process that dies soon after its start is replaced later
+        os.kill(third[0], signal.SIGKILL)
+        wait_until(lambda: len(children(server.pid)) == 2 and third[0] not in children(server.pid))
+        client.close()
+        server.send_signal(signal.SIGTERM)
+        assert wait_for_end(server) == (
+            0,
+            "regard: a server process was killed by SIGKILL; it is replaced\n",
+        )
+
+
+def test_a_reload_that_fails_keeps_the_old_models(workshop: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for run in runs:
+        shutil.copytree(workshop / "run", run)
+    options = (str(runs[1]), "--memory", "500MB", "--pivot", "en", "--access-log", "-")
+    with serving(runs[0], *options) as (server, client):
+        response = client.post("/translate?model=two", json={"q": "a b c", **PAIR})
+        assert response.json() == {"translatedText": "a b c", "model": "two"}
+        info = client.get("/v1/info").json()
+        assert [(one["name"], one["loaded"]) for one in info["models"]] == [
+            ("one", False),
+            ("two", True),
+        ]
+        (runs[0] / "recipe.yaml").unlink()
+        server.send_signal(signal.SIGHUP)
+        assert server.stderr is not None
+        assert "recipe.yaml" in server.stderr.readline()
+        assert "ended with status 2; trying again in 1 s" in server.stderr.readline()
+        response = client.post("/translate?model=two", json={"q": "a b c", **PAIR})
+        assert response.json()["translatedText"] == "a b c"
+        server.send_signal(signal.SIGTERM)
+        status, output = wait_for_end(server)
+        assert status == 0
+        routes = [json.loads(line)["route"] for line in output.splitlines() if line[0] == "{"]
+        assert routes == ["/translate", "/v1/info", "/translate"]
+
+
 def test_an_unusable_address_is_an_error(finished_run: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
             RegardError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*in use"
         ):
-            serve(finished_run, port=port)
+            serve([finished_run], port=port)
     with pytest.raises(RegardError, match=r"cannot listen on no\.such\.host\.invalid"):
-        serve(finished_run, host="no.such.host.invalid")
+        serve([finished_run], host="no.such.host.invalid")

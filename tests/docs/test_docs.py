@@ -38,6 +38,19 @@ def test_generated_pages_are_up_to_date(page: str) -> None:
     assert written == load_script(PAGES[page]).document(), f"run  python {PAGES[page]}"
 
 
+def test_the_pages_of_the_lab_are_up_to_date() -> None:
+    """And there are no others."""
+    found = load_script("docs/make_lab.py").documents()
+    lab = DOCS / "lab"
+    written = {
+        path.relative_to(lab).as_posix(): path.read_text(encoding="utf-8")
+        for path in lab.rglob("*")
+        if path.is_file()
+    }
+    assert written.keys() == found.keys(), "run  python docs/make_lab.py"
+    assert written == found, "run  python docs/make_lab.py"
+
+
 def test_the_page_of_choices_has_every_key_and_every_name() -> None:
     page = (DOCS / "choices.md").read_text(encoding="utf-8")
     for key in LOCATIONS:

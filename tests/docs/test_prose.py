@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "lab").glob("*.md")),
 ]
 SOURCES = [
     *(
@@ -34,7 +35,7 @@ NOT_PROSE = ("|", "<", "![", "$$", "#")
 """what lines of tables, HTML, images, formulas and headings begin with"""
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 SOURCE_FILE = re.compile(
-    r"`((?:recipe|data|nn|decoding|inference|tasks|metrics|training|inspection|interop|server|storage|documents|demo|bench|cli)"
+    r"`((?:recipe|data|nn|decoding|inference|tasks|metrics|training|inspection|interop|server|storage|documents|demo|experiments|bench|cli)"
     r"/[\w/]+\.(?:py|js))`"
 )
 ROOT_FILE = re.compile(
@@ -143,8 +144,10 @@ def test_every_command_and_option_exists(page: Path) -> None:
     wrong = []
     for words, arguments in COMMAND.findall(page.read_text(encoding="utf-8").replace("\\\n", " ")):
         command: Any = COMMANDS
-        for word in words.split():
+        for word in [*words.split(), *arguments.split()[:1]]:
             command = getattr(command, "commands", {}).get(word, command)
+        default = getattr(command, "default_command", None)
+        command = command.commands[default] if default else command
         if command is COMMANDS:
             continue  # prose: "the command regard has …"
         options = re.findall(r"(?<![\w-])--[a-z][a-z-]+", arguments)

@@ -32,7 +32,7 @@ def preload() -> None:
     limit_onednn_cache()
     import torch
 
-    import regard.server.app
+    import regard.server.process
     import regard.training.distillation
     import regard.training.run  # noqa: F401
 

@@ -14,6 +14,7 @@ reveal_type(model)
 reveal_type(model.translate(["The dog is tired."], beam=4, length_penalty=0.6))
 reveal_type(model.search(["The dog is tired."], nbest=3, temperature=0.8, top_k=10))
 reveal_type(model.trace("The dog is tired."))
+reveal_type(regard.load(["runs/a", Path("runs/b")]))
 reveal_type(regard.load("runs/ewt-tag", regard.Tagger).tag(["The dog barked ."]))
 reveal_type(regard.load("runs/sst2", regard.Classifier).classify(["a good film"]))
 reveal_type(regard.load("runs/mlm", regard.MaskedLM).fill("The [MASK] barked ."))
@@ -29,6 +30,7 @@ INFERRED = [
     "list[str]",
     "list[list[Translation",
     "regard.inspection.trace.Trace",
+    "regard.tasks.translation.Translator",
     "list[Tagged",
     "list[Classification",
     "list[list[MaskFilling",

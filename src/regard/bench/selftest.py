@@ -28,7 +28,9 @@ from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.beam_search import beam_search
+from regard.inference.native_decoder import NativeDecoder, NativeRequest, unsupported_network
 from regard.inference.precision import formats, pack_network, select_precision
+from regard.inference.worker_pool import SharedFlag
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import Attention, AttentionMask, KeyValue
 from regard.nn.loss import Seq2SeqLoss
@@ -380,6 +382,43 @@ def bf16(device: torch.device) -> str:
 @check("int8 packed network")
 def int8(device: torch.device) -> str:
     return compare_precision("int8", 5e-2, device)
+
+
+@check("native decoder")
+@torch.inference_mode()
+def native_decoder(device: torch.device) -> str:
+    """The scores of beam search in native code, against those of the packed network with torch's operations."""
+    if device.type != "cpu" or "int8" not in formats(device):
+        raise CheckSkipped("needs a CPU with int8")
+    network = random_network("tiny", 1000, device)
+    packed = pack_network(network, "int8")
+    if (reason := unsupported_network(network, packed)) is not None:
+        raise CheckSkipped(reason)
+    native = NativeDecoder(network, packed)
+    source, length = random_sources(16, 12, 1000, device), 12
+    decoding = make_recipe({"data": {"train": {"pairs": "x"}}}, "selftest").decoding
+    flag = SharedFlag()
+    found = native.search(
+        [NativeRequest(row, length) for row in source.tolist()],
+        decoding,
+        nbest=1,
+        start=BOS,
+        suppressed=(),
+        interrupt=flag.address,
+        threads=2,
+    )
+    expected = beam_search(
+        packed.step,
+        packed.start(packed.encode(source)),
+        max_lengths=[length] * len(source),
+        bos=BOS,
+        eos=EOS,
+        beam=decoding.beam,
+        length_penalty=decoding.length_penalty,
+    )
+    assert found is not None
+    scores = [torch.tensor([one[0].score for one in side]) for side in (found, expected)]
+    return f"{native.kernels}; " + require_close(scores[:1], scores[1:], 2e-2)
 
 
 @check("translation speed")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,9 +33,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Check, clean, score and convert files of pairs.",
 )
-
-SECONDS_BETWEEN_LINES = 10.0
-"""shortest time between two progress lines where there is no terminal"""
 
 Files = Annotated[
     list[str],
@@ -351,21 +346,14 @@ class Corpus:
 
 def progress(pairs: Iterable[Pair], what: str) -> Iterator[Pair]:
     """Pass pairs through, and show on standard error how many there were and how fast."""
-    from rich.console import Console
+    from regard.training.progress import ProgressLine
 
-    console = Console(stderr=True, highlight=False)
-    start = last = time.monotonic()
-    interval = 0.2 if console.is_terminal else SECONDS_BETWEEN_LINES
-    count = 0
-    shown = False
+    line = ProgressLine(f"{what} pairs: ")
     for count, pair in enumerate(pairs, 1):
         yield pair
-        if count % 1024 == 0 and (now := time.monotonic()) - last > interval:
-            last, shown = now, True
-            line = f"{what}: {count:,} pairs, {count / (now - start):,.0f} per second"
-            console.print(line, end="\r" if console.is_terminal else "\n", soft_wrap=True)
-    if shown and console.is_terminal:
-        sys.stderr.write("\x1b[2K")
+        if count % 1024 == 0:
+            line.advance(count)
+    line.close()
 
 
 # ---------------------------------------------------------------------------------------------

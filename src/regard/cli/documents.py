@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 CHUNK_SENTENCES = 256
 """sentences that are translated and stored together; an interrupted translation resumes after the last chunk"""
-SECONDS_BETWEEN_REPORTS = 5.0
-
 
 # ---------------------------------------------------------------------------------------------
 # Arguments
@@ -195,11 +192,11 @@ class DocumentWork:
     document: ParsedDocument
     options: DocumentOptions
     as_json: bool
-    last_report: float = 0.0
 
     def write(self, output: Path, overwrite: bool) -> None:
         """Translate the document in steps that survive a crash, and write it."""
         from regard.storage.resumable_output import ResumableRecords
+        from regard.training.progress import ProgressLine
 
         key = {**self.job.resume_key(self.path, None), "columns": self.options.columns}
         build = partial(build_document, self.document)
@@ -208,13 +205,14 @@ class DocumentWork:
             done = resumable.done
             if done:
                 typer.echo(f"{output}: resuming after sentence {done:,}", err=True)
-            self.last_report = time.monotonic()
+            progress = ProgressLine(f"{self.path}, sentences: ", len(sentences), done)
             while done < len(sentences) and not resumable.complete:
                 chunk = sentences[done : done + CHUNK_SENTENCES]
                 records = [write_record(one) for one in self.translate(chunk, done)]
                 resumable.add(len(chunk), ["".join(f"{record}\n" for record in records)])
                 done += len(chunk)
-                self._report(done, len(sentences))
+                progress.advance(done)
+            progress.close()
         typer.echo(f"{output}: {len(sentences):,} sentences", err=True)
 
     def translate(self, sentences: Sequence[str], done: int) -> list[SentenceTranslation]:
@@ -250,12 +248,6 @@ class DocumentWork:
             return align(self.job.model, sentence, translation)
         except RegardError:  # longer than the model's maximum length
             return None
-
-    def _report(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done < total and now - self.last_report >= SECONDS_BETWEEN_REPORTS:
-            self.last_report = now
-            typer.echo(f"{self.path}: {done:,} of {total:,} sentences", err=True)
 
 
 def write_record(translation: SentenceTranslation) -> str:

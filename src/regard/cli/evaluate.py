@@ -20,11 +20,13 @@ from regard.cli.options import (
     Parses,
     PrecisionName,
     RunFolder,
+    RunFolders,
     TargetLanguage,
     Threads,
     parse_bad_lines,
     parse_precision,
     parse_two,
+    run_folders,
     with_decoding_options,
 )
 from regard.errors import RegardError
@@ -35,9 +37,13 @@ if TYPE_CHECKING:
     from regard.training.overlap import OverlapScores
 
 
+CHUNK_SIZE = 2_048
+"""texts that are translated before the progress is shown"""
+
+
 @with_decoding_options
 def evaluate(
-    run: RunFolder,
+    run: RunFolders,
     source: Annotated[
         Path | None,
         typer.Option(
@@ -86,7 +92,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="RUN2",
-            help="Also compare with this run, using a paired significance test.",
+            help="Also compare with this run or ensemble, using a paired significance test.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -112,7 +118,7 @@ def evaluate(
         "text": text,
         "parses": parses,
     }
-    model = Model.load(run, precision=parse_precision(precision), threads=threads)
+    model = Model.load(run_folders(run), precision=parse_precision(precision), threads=threads)
     _set_decoding(model, decoding)
     given: dict[str, Any] = {role: str(file) for role, file in files.items() if file}
     if columns or languages or parse_bad_lines(on_bad_line) == "skip":
@@ -125,17 +131,19 @@ def evaluate(
     comparisons: list[Any] = []
     overlap = None
     if against is not None:
-        other = type(model).load(against, precision=parse_precision(precision), threads=threads)
+        other = type(model).load(
+            run_folders(against), precision=parse_precision(precision), threads=threads
+        )
         other.start_workers()
         _set_decoding(other, decoding)
         # A model that is scored by its probabilities cannot be compared, and has no outputs.
-        outputs = [] if model.recipe.text_only else model.predict_pairs(test)
+        outputs = [] if model.recipe.text_only else _predict(model, test)
         results, comparisons = model.compare(other, test, outputs)
         overlap = _overlap(model, outputs, test)
     elif model.recipe.text_only:
         results = model.evaluate(test)
     else:
-        outputs = model.predict_pairs(test)
+        outputs = _predict(model, test)
         results = model.score_outputs(outputs, test)
         overlap = _overlap(model, outputs, test)
     if as_json:
@@ -151,13 +159,25 @@ def evaluate(
         print(line)
 
 
+def _predict(model: Model, pairs: Sequence[Pair]) -> list[str]:
+    """The outputs for the sources, with progress on standard error."""
+    from regard.training.progress import ProgressLine
+
+    line, outputs = ProgressLine("Outputs: ", len(pairs)), list[str]()
+    while len(outputs) < len(pairs):
+        outputs += model.predict_pairs(pairs[len(outputs) : len(outputs) + CHUNK_SIZE])
+        line.advance(len(outputs))
+    line.close()
+    return outputs
+
+
 def _overlap(model: Model, outputs: Sequence[str], test: Sequence[Pair]) -> OverlapScores | None:
     """The test sources that are in the training data; None if that is not known."""
     from regard.training.overlap import OverlapScores
 
-    assert model.run is not None
-    overlap = OverlapScores.of(model, model.run, outputs, test)
-    if overlap is None and "data" in model.run.card():  # not an imported model
+    run = model.runs[0]  # the members of an ensemble usually have the same training data
+    overlap = OverlapScores.of(model, run, outputs, test)
+    if overlap is None and "data" in run.card():  # not an imported model
         typer.echo(
             "Cannot check whether test sources are in the training data: the prepared data were deleted, and the "
             "training files are missing or have changed.",
@@ -263,6 +283,21 @@ def look(
             help="Also show the alignment at each training checkpoint.",
         ),
     ] = False,
+    lenses: Annotated[
+        bool,
+        typer.Option(
+            "--lenses",
+            metavar=FLAG,
+            help="Also show what the model would say after each layer, and why it says each word.",
+        ),
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Another sentence: also show which place of the network makes the translations differ.",
+        ),
+    ] = None,
     prefix: Annotated[
         str,
         typer.Option(
@@ -289,6 +324,14 @@ def look(
     check_writable(out)
     model = Translator.load(run).with_target_language(to)
     (parse,) = read_parses([text], parses, "the sentence") if parses else [None]
-    trace = model.trace(text, **decoding, prefix=prefix, parse=parse, checkpoints=checkpoints)
+    trace = model.trace(
+        text,
+        **decoding,
+        prefix=prefix,
+        parse=parse,
+        checkpoints=checkpoints,
+        lenses=lenses,
+        against=against,
+    )
     write_text(out, page(trace))
     print(f"{out}: open it in a browser")

@@ -17,6 +17,7 @@ from regard.cli import (
     bench,
     data,
     evaluate,
+    experiment,
     runs,
     selftest,
     serve_and_convert,
@@ -99,6 +100,8 @@ app.command(rich_help_panel=ANALYSIS)(evaluate.evaluate)
 app.command(rich_help_panel=ANALYSIS)(evaluate.look)
 app.command(rich_help_panel=ANALYSIS)(train.info)
 app.add_typer(runs.app, name="runs", rich_help_panel=ANALYSIS)
+app.add_typer(experiment.app, name="experiment", rich_help_panel=ANALYSIS)
+app.add_typer(experiment.lab, name="lab", rich_help_panel=ANALYSIS)
 app.add_typer(bench.app, name="bench", rich_help_panel=ANALYSIS)
 app.command(rich_help_panel=ANALYSIS)(selftest.selftest)
 app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.serve)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from regard.errors import RegardError
 
@@ -26,7 +27,32 @@ PERFORMANCE = "Performance"
 FLAG: Any = ""
 """metavar of an option without a value; otherwise the help would show <bool>"""
 
+
+class DefaultGroup(TyperGroup):
+    """A group of commands, one of which is the default: ``regard runs FOLDER`` is ``regard runs list FOLDER``."""
+
+    default_command = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        asks_for_help = any(one in ctx.help_option_names for one in args[:1])
+        if not asks_for_help and (not args or args[0] not in self.commands):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+
+def default_group(command: str) -> type[TyperGroup]:
+    """A group whose default is this command."""
+    return type("DefaultGroup", (DefaultGroup,), {"default_command": command})
+
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of a trained model.")]
+RunFolders = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Run folder of a trained model, or several joined by + as an ensemble.",
+    ),
+]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(
@@ -323,3 +349,10 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
     ]
+
+
+def run_folders(run: Path) -> Path | list[Path]:
+    """The run folder of an argument, or the folders that are joined by +."""
+    if run.exists() or "+" not in str(run):
+        return run
+    return [Path(folder) for folder in str(run).split("+")]

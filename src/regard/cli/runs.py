@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from regard.cli.options import FLAG, AsJson
+from regard.cli.options import FLAG, AsJson, default_group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -20,18 +19,8 @@ DEFAULT_FOLDER = Path("runs")
 """where ``regard train`` writes runs"""
 
 
-class DefaultGroup(TyperGroup):
-    """A group of commands with a default: ``regard runs FOLDER`` is ``regard runs list FOLDER``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        asks_for_help = any(one in ctx.help_option_names for one in args[:1])
-        if not asks_for_help and (not args or args[0] not in self.commands):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=DefaultGroup,
+    cls=default_group("list"),
     help="List runs, compare them, or delete files that are no longer needed. "
     "`regard runs FOLDER` is `regard runs list FOLDER`.",
 )

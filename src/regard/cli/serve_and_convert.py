@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -12,10 +15,13 @@ import typer
 
 from regard.cli.options import PrecisionName, RunFolder, Threads, parse_precision
 from regard.errors import RegardError
+from regard.storage.atomic_files import shared_folder
 
 
 def serve(
-    run: RunFolder,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders of trained models.")
+    ],
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int,
@@ -70,32 +76,91 @@ def serve(
             help="Language codes of source and target, for example en,de (default: the run's).",
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for the weights of several models, such as 2GB, for all --workers together; the least "
+            "recently used models are unloaded (default: no limit).",
+        ),
+    ] = None,
+    pivot: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Language through which two models may be combined: with en, German to English to French; can be "
+            "repeated (default: none).",
+        ),
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of processes that serve requests on the same port, each with its own copy of the models.",
+        ),
+    ] = 1,
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Serve a translation model over HTTP, with LibreTranslate's API and a web page."""
-    try:
-        from regard.server.app import serve as run_server
-        from regard.server.schemas import Settings
-    except ModuleNotFoundError as error:
-        raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
-    keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
-    if api_keys is not None and not keys:
-        raise RegardError(
-            f"--api-keys {api_keys!r}: contains no key, so anyone could use the server; "
-            "give at least one"
+    """Serve translation models over HTTP, with LibreTranslate's API and a web page.
+
+    With several models, requests are routed by their languages. SIGHUP reloads the models; so does a new card.json.
+    """
+    with share_metrics():  # before prometheus_client is imported
+        try:
+            from regard.server.process import serve as run_server
+            from regard.server.schemas import Settings
+        except ModuleNotFoundError as error:
+            raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
+        keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
+        if api_keys is not None and not keys:
+            raise RegardError(
+                f"--api-keys {api_keys!r}: contains no key, so anyone could use the server; "
+                "give at least one"
+            )
+        pair = None if languages is None else _language_pair(languages)
+        settings = Settings(
+            api_keys=keys,
+            allowed_hosts=tuple(allowed_host or ()),
+            cors_origins=_origins(cors or []),
+            rate_limit=rate_limit,
+            access_log=access_log is not None,
+            memory=None if memory is None else _bytes(memory),
+            pivots=tuple(pivot or ()),
         )
-    pair = None if languages is None else _language_pair(languages)
-    settings = Settings(
-        api_keys=keys,
-        allowed_hosts=tuple(allowed_host or ()),
-        cors_origins=_origins(cors or []),
-        rate_limit=rate_limit,
-        access_log=access_log is not None,
-    )
-    if access_log is not None:
-        _write_access_log(access_log)
-    run_server(run, host, port, settings, "auto", parse_precision(precision), threads, pair)
+        if access_log is not None:
+            _write_access_log(access_log)
+        how = parse_precision(precision)
+        run_server(runs, host, port, settings, "auto", how, threads, pair, workers)
+
+
+@contextmanager
+def share_metrics() -> Iterator[None]:
+    """Let the processes of the server share their metrics in a temporary folder."""
+    variable = "PROMETHEUS_MULTIPROC_DIR"
+    if variable in os.environ:
+        yield
+        return
+    with shared_folder("regard-metrics-") as folder:
+        os.environ[variable] = str(folder)
+        try:
+            yield
+        finally:
+            del os.environ[variable]
+
+
+SIZE_UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(rf"([0-9.]+) ?({'|'.join(SIZE_UNITS)})", size)
+    try:
+        return int(float(match[1]) * SIZE_UNITS[match[2]]) if match else int("")
+    except ValueError:
+        raise RegardError(
+            f"--memory {size}: expected a number and a unit, for example 2GB or 500MB"
+        ) from None
 
 
 def _write_access_log(file: Path) -> None:

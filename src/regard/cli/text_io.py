@@ -15,6 +15,8 @@ from regard.errors import RegardError
 
 Item = TypeVar("Item")
 
+MAX_COUNTED_BYTES = 10**9
+
 CHUNK_LINES = 1024
 """lines that are read before they are processed together"""
 
@@ -36,6 +38,18 @@ def input_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
     if texts:
         return iter(texts)
     return read_lines(input, may_be_empty=True) if input else _standard_input()
+
+
+def count_lines(input: Path | None) -> int | None:
+    """The number of lines of a text file; None if it cannot be read twice, is compressed or very large."""
+    from regard.data.text_files import uncompressed_name
+
+    if input is None or not input.is_file() or uncompressed_name(input.name) != input.name:
+        return None
+    if input.stat().st_size > MAX_COUNTED_BYTES:
+        return None
+    with input.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 16), b""))
 
 
 def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:

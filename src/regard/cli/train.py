@@ -22,12 +22,14 @@ from regard.cli.options import (
     TargetLanguage,
     parse_bad_lines,
     parse_two,
+    run_folders,
     with_decoding_options,
 )
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.recipe import DataFiles, Recipe
+    from regard.training.autoconfig import AutomaticRecipe
     from regard.training.fine_tuning import FineTuning
 
 INTERRUPTED = 130
@@ -141,7 +143,13 @@ def train(
     if planned.minutes is not None:
         left = max(0.1, planned.minutes - (time.monotonic() - start) / 60)
     try:
-        run_training(planned.recipe, planned.out, left, tune_decoding=planned.tune_decoding)
+        run_training(
+            planned.recipe,
+            planned.out,
+            left,
+            automatic=planned.automatic,
+            tune_decoding=planned.tune_decoding,
+        )
     except Interrupted:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -169,6 +177,8 @@ class _Planned(NamedTuple):
     minutes: float | None
     tune_decoding: bool = False
     """whether to choose the length penalty on the validation pairs"""
+    automatic: AutomaticRecipe | None = None
+    """how the recipe was chosen"""
 
 
 def _plan(
@@ -248,7 +258,7 @@ def _automatic(
     _print_reasons("The data:", preview.lines())
     title = "No recipe was given. This one was chosen for the data and the device:"
     _print_reasons(title, chosen.reasons)
-    return _Planned(chosen.recipe, out, chosen.minutes, tune)
+    return _Planned(chosen.recipe, out, chosen.minutes, tune, chosen)
 
 
 def _print_reasons(title: str, lines: list[str]) -> None:
@@ -332,7 +342,13 @@ def recipes() -> None:
 
 @with_decoding_options
 def distill(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of the teacher.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder of the teacher, or several joined by + as an ensemble.",
+        ),
+    ],
     input: Annotated[
         Path | None,
         typer.Option(
@@ -372,7 +388,7 @@ def distill(
     from regard.tasks import Translator
     from regard.training.distillation import distill as write_pairs
 
-    model = Translator.load(run)
+    model = Translator.load(run_folders(run))
     model.start_workers()
     count = write_pairs(
         model.with_target_language(to),
@@ -387,7 +403,12 @@ def distill(
 
 
 def average(
-    run: RunFolder,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…", help="Run folder of a trained model, or several that started as one."
+        ),
+    ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],
     last: Annotated[
         int | None,
@@ -396,10 +417,21 @@ def average(
         ),
     ] = None,
 ) -> None:
-    """Average the weights of a run's checkpoints into a new model."""
-    from regard.training.checkpoint import average_run
+    """Average the weights of a run's checkpoints, or the models of several runs, into a new model.
 
-    steps = average_run(run, out, last)
+    Several runs must be fine-tuned from the same run, or have started from the same random weights.
+    """
+    from regard.training.checkpoint import average_run, average_runs
+
+    if len(runs) > 1:
+        if last is not None:
+            raise RegardError(
+                f"--last {last}: the models of several runs are averaged, not checkpoints"
+            )
+        average_runs(runs, out)
+        print(f"{out}: the average of {len(runs)} runs ({', '.join(map(str, runs))})")
+        return
+    steps = average_run(runs[0], out, last)
     plural = "s" * (len(steps) > 1)
     listing = ", ".join(map(str, steps))
     print(f"{out}: the average of {len(steps)} checkpoint{plural} (step{plural} {listing})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -25,14 +26,15 @@ from regard.cli.options import (
     Overwrite,
     Parses,
     PrecisionName,
-    RunFolder,
+    RunFolders,
     TargetLanguage,
     TextsOrDocuments,
     Threads,
     parse_precision,
+    run_folders,
     with_decoding_options,
 )
-from regard.cli.text_io import check_input, chunks, input_lines
+from regard.cli.text_io import check_input, chunks, count_lines, input_lines
 from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -53,7 +55,7 @@ Line = tuple[str, "ParsedSentence | None"]
 
 @with_decoding_options
 def translate(
-    run: RunFolder,
+    run: RunFolders,
     texts: TextsOrDocuments = None,
     input: Input = None,
     output: OutputOrFolder = None,
@@ -169,6 +171,7 @@ def translate(
     from regard.storage.atomic_files import check_distinct_files
     from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translator
+    from regard.training.progress import ProgressLine
 
     check_input(texts, input)
     documents = find_documents(texts or [])
@@ -201,7 +204,11 @@ def translate(
     inputs = {"--input": input, "--parses": parses, "--glossary": glossary, "--memory": memory}
     check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
     terms = Glossary.read(glossary) if glossary else None
-    model = Translator.load(run, precision=parse_precision(precision), threads=threads)
+    model = Translator.load(run_folders(run), precision=parse_precision(precision), threads=threads)
+    if alignment and len(model.runs) > 1:
+        raise RegardError(
+            f"--alignment {alignment}: not for an ensemble; align with one of its runs"
+        )
     if not texts or documents:  # texts of a command line are too few for worker processes
         model.start_workers()
     model = model.with_target_language(to)
@@ -240,14 +247,20 @@ def translate(
         # The lines that are done are skipped, but the last of them may be context.
         skipped = deque(islice(lines, done), maxlen=model.recipe.data.context)
         job.previous = [line for line, _ in skipped]
+        # Where translations go to the terminal, they are the progress.
+        hidden = output is None and sys.stdout.isatty()
+        progress = ProgressLine("Lines: ", count_lines(input), done)
         for chunk in chunks(lines, streamed=not texts and not input):
             translated, aligned = job.translate(chunk, done)
             done += len(chunk)
+            if not hidden:
+                progress.advance(done)
             if output is None:
                 print(translated, end="", flush=True)
             if resumable:
                 written = ([translated] if output else []) + ([aligned] if alignment else [])
                 resumable.add(len(chunk), written)
+        progress.close()
         job.report_flagged_lines()
 
 

@@ -64,11 +64,23 @@ def read_options(files: DataFiles, data: DataConfig, skipped: Skipped | None = N
 
 
 def train_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
-    """The training pairs, without those that are held out for validation."""
+    """The training pairs, without those that are held out for validation; in both directions if the recipe says so."""
+    pairs = one_direction_pairs(data, skipped)
+    return _both_directions(pairs) if data.bidirectional else pairs
+
+
+def one_direction_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
+    """The same, from source to target only."""
     pairs = read_pairs(data.train, data, "data.train", skipped)
     if data.valid is not None:
         return pairs
     return (pair for pair in pairs if not is_held_out(pair.source, data.hold_out))
+
+
+def _both_directions(pairs: Iterator[Pair]) -> Iterator[Pair]:
+    for pair in pairs:
+        yield pair
+        yield Pair(pair.target, pair.source)
 
 
 def valid_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:

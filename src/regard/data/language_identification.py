@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -113,7 +113,19 @@ class LanguageIdentifier:
         return language not in self.expected and probability >= min_probability
 
 
-@lru_cache(maxsize=1)
+@cache
+def identify_among(*languages: str) -> Any:
+    """py3langid restricted to some languages; None if it is not installed or does not know one of them."""
+    if not is_installed():
+        return None
+    model = copy(_load_model())
+    if not {*languages} <= {*model.labels}:
+        return None
+    model.set_languages([*languages])
+    return model
+
+
+@cache
 def _load_model() -> Any:
     """The model of all languages; loading it takes half a second."""
     try:

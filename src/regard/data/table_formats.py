@@ -198,6 +198,31 @@ class DelimitedFormat(InputFormat):
                     raise RegardError(f"{path}: {error}") from None
         raise RegardError(f"{path}: no line has two columns")
 
+    def read(self, *paths: DataFile) -> Iterator[Pair]:
+        (path,) = paths
+        layout = self.find_layout(path)
+        source, target = layout.columns
+        for number, fields in self.records(path):
+            if layout.names and number == layout.first:
+                continue
+            if problem := self.problem(fields, layout):
+                self.bad(self.place(path, number), problem)
+            else:
+                yield Pair(self.text(fields[source]), self.text(fields[target]))
+
+    def problem(self, fields: list[str], layout: TableLayout) -> str | None:
+        """Why a record cannot be read, or None."""
+        needed = max(layout.columns) + 1
+        return self.too_few(fields, needed) if len(fields) < needed else None
+
+    def place(self, path: DataFile, number: int) -> str:
+        """How a record is named in messages."""
+        return f"{path}:{number}"
+
+    def text(self, field: str) -> str:
+        """The text of a field, which may have several lines."""
+        return one_line(field)
+
     def check_width(self, path: DataFile, number: int, fields: list[str]) -> None:
         """Raise if the first record has fewer than two fields, unless bad lines are skipped."""
         if self.options.on_bad_line == "error":
@@ -236,18 +261,8 @@ class TSV(DelimitedFormat):
 
     suffixes = (".tsv",)
 
-    def read(self, *paths: DataFile) -> Iterator[Pair]:
-        (path,) = paths
-        layout = self.find_layout(path)
-        source, target = layout.columns
-        needed = max(source, target) + 1
-        for number, fields in self.records(path):
-            if layout.names and number == layout.first:
-                continue
-            if len(fields) < needed:
-                self.bad(f"{path}:{number}", self.too_few(fields, needed))
-            else:
-                yield Pair(fields[source], fields[target])
+    def text(self, field: str) -> str:
+        return field
 
     def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
         for number, line in self.lines(path):
@@ -266,21 +281,11 @@ class CSV(DelimitedFormat):
     suffixes = (".csv",)
     delimiters = ",;\t|"
 
-    def read(self, *paths: DataFile) -> Iterator[Pair]:
-        (path,) = paths
-        layout = self.find_layout(path)
-        source, target = layout.columns
-        for number, fields in self.records(path):
-            if layout.names and number == layout.first:
-                continue
-            if len(fields) != layout.width:
-                # An unquoted comma must not cut a text.
-                self.bad(
-                    f"{path}:{number}",
-                    f"{len(fields)} fields, but the first line has {layout.width}",
-                )
-            else:
-                yield Pair(one_line(fields[source]), one_line(fields[target]))
+    def problem(self, fields: list[str], layout: TableLayout) -> str | None:
+        if len(fields) == layout.width:
+            return None
+        # An unquoted comma must not cut a text.
+        return f"{len(fields)} fields, but the first line has {layout.width}"
 
     def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
         numbers = [0]
@@ -335,18 +340,8 @@ class XLSX(DelimitedFormat):
 
     suffixes = (".xlsx",)
 
-    def read(self, *paths: DataFile) -> Iterator[Pair]:
-        (path,) = paths
-        layout = self.find_layout(path)
-        source, target = layout.columns
-        needed = max(source, target) + 1
-        for number, fields in self.records(path):
-            if layout.names and number == layout.first:
-                continue
-            if len(fields) < needed:
-                self.bad(f"{path}, row {number}", self.too_few(fields, needed))
-            else:
-                yield Pair(one_line(fields[source]), one_line(fields[target]))
+    def place(self, path: DataFile, number: int) -> str:
+        return f"{path}, row {number}"
 
     def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
         try:

@@ -48,6 +48,8 @@ characters are encoded as bytes"""
 NUM_BYTES = 256
 NUM_THREADS = 4
 """fixed, because the order of floating-point sums, and so the model, depends on the number of threads"""
+FEW_TEXTS = 64
+"""fewer texts are encoded one by one: for a list, SentencePiece starts threads, which takes 20 times as long"""
 
 # The symbols that SentencePiece treats specially are escaped: U+FDD0 and a digit. U+FDD0 is a noncharacter, to which
 # Unicode will never assign a meaning; if a text has it nevertheless, it is escaped as well.
@@ -118,7 +120,9 @@ class Vocabulary:
         """The token ids of each text, without BOS and EOS."""
         assert not isinstance(texts, str), "a list of texts"
         escaped = [_escape(text, self.normalization) for text in texts]
-        return list(self._processor.encode(escaped, out_type=int)) if escaped else []
+        if len(escaped) < FEW_TEXTS:
+            return [self._processor.encode(text, out_type=int) for text in escaped]
+        return list(self._processor.encode(escaped, out_type=int))
 
     def encode_continuation(self, text: str) -> list[int]:
         """The token ids of a text that follows another text without a space between."""

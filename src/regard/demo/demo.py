@@ -6,7 +6,7 @@ because it was too tired", what does *it* refer to? The German pronoun shows the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -54,10 +54,13 @@ def demo(out: Path) -> None:
     console.print(f'Try it:  regard translate {out} "The cat was hungry."')
 
 
-def write_corpus(folder: Path) -> None:
-    """Write two text files for each split. test.de is written last, so its existence means that all are complete."""
+def write_corpus(folder: Path, pairs: Mapping[Split, int] = PAIRS) -> None:
+    """Write two text files for each split. test.de is written last, so its existence means that all are complete.
+
+    pairs: the number of pairs of each split.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in PAIRS.items():
+    for split, count in pairs.items():
         write_pairs(folder / split, generate(split, count))
 
 

@@ -154,6 +154,8 @@ class DocumentOptions:
     target: str = ""
     columns: tuple[str, ...] = ()
     """columns of a table, by name or number (from 1)"""
+    max_bytes: int | None = None
+    """of the parts of an archive together when they are decompressed; the default is ``MAX_FILE_SIZE``"""
 
 
 class DocumentFormat(ABC):
@@ -421,7 +423,7 @@ class ArchiveFormat(DocumentFormat):
         """Split an XML part into slots."""
 
     def parse(self, content: bytes) -> ParsedDocument:
-        parts = read_archive(content)
+        parts = read_archive(content, self.options.max_bytes)
         if self.required not in {info.filename for info, _ in parts}:
             raise ValueError(f"contains no {self.required}, so it is not a {self.suffixes[0]} file")
         templates = {}
@@ -448,10 +450,10 @@ Part = tuple[zipfile.ZipInfo, bytes]
 """a file of an archive: its header and its content"""
 
 
-def read_archive(content: bytes) -> list[Part]:
+def read_archive(content: bytes, max_bytes: int | None = None) -> list[Part]:
     """The files of an archive in order; their actual total size is limited, regardless of their headers."""
     parts: list[Part] = []
-    left = MAX_FILE_SIZE
+    left = max_bytes = max_bytes or MAX_FILE_SIZE
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = archive.infolist()
@@ -464,7 +466,7 @@ def read_archive(content: bytes) -> list[Part]:
                     data = file.read(left + 1)
                 left -= len(data)
                 if left < 0:
-                    raise ValueError(f"larger than {MAX_FILE_SIZE >> 20} MiB when decompressed")
+                    raise ValueError(f"larger than {max_bytes >> 20} MiB when decompressed")
                 parts.append((info, data))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError) as error:
         raise ValueError(f"a damaged archive: {error}") from None

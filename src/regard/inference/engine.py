@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,13 @@ from regard.decoding.logits_processors import (
 )
 from regard.decoding.mask_predict import mask_predict
 from regard.errors import RegardError
+from regard.inference.native_decoder import (
+    MAX_SLOTS,
+    NativeDecoder,
+    NativeRequest,
+    unsupported_network,
+)
+from regard.inference.packed_ensemble import PackedEnsemble
 from regard.inference.packed_transformer import PackedTransformer, inference_context
 from regard.inference.precision import (
     autocast,
@@ -46,7 +53,15 @@ from regard.inference.precision import (
     select_precision,
     unsupported_reason,
 )
-from regard.inference.worker_pool import SharedFlag, WorkerDied, WorkerPool, map_in_threads
+from regard.inference.worker_pool import (
+    BACKGROUND_NICE,
+    SharedFlag,
+    WorkerDied,
+    WorkerPool,
+    in_background,
+    map_in_threads,
+)
+from regard.nn.ensemble import Ensemble
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
@@ -68,6 +83,10 @@ GPU_TOKENS_PER_GB = 8_192
 """the same on a GPU, per gigabyte of its memory"""
 LENGTH_COST = 8
 """A length candidate of mask-predict needs as much memory as this many beams: the logits of all its tokens at once."""
+
+
+KINDS = ("constrained", "plain", "native")
+"""How requests are decoded, in this order: the native decoder starts threads, after which no process can be forked."""
 
 
 class SearchInterrupted(RegardError):  # noqa: N818
@@ -107,7 +126,10 @@ class DecodingBatch(NamedTuple):
 
 
 class Engine:
-    """Generates output sequences with one network."""
+    """Generates output sequences with one network, or an ensemble.
+
+    config: the model section of the network's recipe; an ensemble has its own.
+    """
 
     def __init__(
         self,
@@ -118,14 +140,23 @@ class Engine:
         precision: Precision,
         threads: int,
     ) -> None:
-        self.config, self.network, self.target, self.device = config, network, target, device
+        self.network, self.target, self.device = network, target, device
+        self.configs = network.configs if isinstance(network, Ensemble) else [config]
         self.precision: Precision = precision
         self.threads = threads
         """batches processed at a time on a CPU"""
-        self.packed: PackedTransformer | None = None
+        self.packed: PackedTransformer | PackedEnsemble | None = None
         """the network with packed weights, once ``freeze`` was called and if the network supports it"""
+        self.native: NativeDecoder | None = None
+        """the packed network in native code: int8 on a CPU, if the library and the network allow it"""
+        self.native_reason: str | None = None
+        """why a network in int8 has no native decoder"""
         self.pool: WorkerPool[DecodingBatch, list[list[Hypothesis]]] | None = None
         """worker processes; None: threads"""
+        self.forks_later = False
+        """whether worker processes are to be started when they are needed"""
+        self.background_pool: WorkerPool[DecodingBatch, list[list[Hypothesis]]] | None = None
+        """worker processes of low priority, for threads of low priority"""
         self.interrupt = SharedFlag()
         """while it is set, searches stop at their next step with ``SearchInterrupted``, in worker processes too"""
         self._boundaries: WordBoundaries | None = None
@@ -135,38 +166,96 @@ class Engine:
     def freeze(self) -> None:
         """The weights are final: pack them for inference, if the network supports it."""
         self.stop_workers()
-        if (reason := unsupported_reason(self.config)) is None:
+        if (reason := self._unsupported_reason()) is None:
             self.precision = select_precision(self.precision, self.device)
-            assert isinstance(self.network, Transformer)
-            self.packed = pack_network(self.network, self.precision)
+            self.packed = self._pack()
+            self.native, self.native_reason = None, None
+            if self.precision == "int8":
+                self.native_reason = self._unsupported_by_native_code()
         elif self.precision == "int8":
             raise RegardError(
                 f"precision int8: this model does not support it ({reason}); use fp32, bf16 or auto"
             )
 
-    def start_workers(self) -> None:
-        """Use worker processes from now on, if that is faster, and if this process has no other threads."""
+    def _pack(self) -> PackedTransformer | PackedEnsemble:
+        if isinstance(self.network, Ensemble):
+            return PackedEnsemble([self._pack_one(member) for member in self.network.members])
+        return self._pack_one(self.network)
+
+    def _pack_one(self, network: Network) -> PackedTransformer:
+        assert isinstance(network, Transformer)
+        return pack_network(network, self.precision)
+
+    def _unsupported_reason(self) -> str | None:
+        """The first choice of a recipe that packed inference does not support; None if it supports all."""
+        reasons = map(unsupported_reason, self.configs)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _unsupported_by_native_code(self) -> str | None:
+        """Make the native decoder, or return the reason why there is none."""
+        if not isinstance(self.network, Transformer) or not isinstance(
+            self.packed, PackedTransformer
+        ):
+            return "an ensemble"
+        reason = unsupported_network(self.network, self.packed)
+        if reason is None:
+            self.native = NativeDecoder(self.network, self.packed)
+        return reason
+
+    def start_workers(self, background: bool = False) -> None:
+        """Use worker processes from now on, if that is faster, and if this process has no other threads.
+
+        A model with a native decoder, which needs none, starts them only for the first requests that the native
+        decoder does not support. background: start them now, because this process starts threads later, and also start
+        workers of low priority, for threads of low priority.
+        """
         self.stop_workers()
         if self.packed is None or self.threads == 1 or self.device.type != "cpu":
             return
+        self.forks_later = not background and self.native is not None
+        if not self.forks_later:
+            self._fork_workers(background)
+
+    def _fork_workers(self, background: bool = False) -> None:
+        self.forks_later = False
         with suppress(OSError):  # no more processes can be started: use threads
             if WorkerPool.is_safe():
                 self.pool = WorkerPool(self.generate_batch, self.threads)
+                if background:
+                    self.background_pool = WorkerPool(
+                        self.generate_batch, self.threads, BACKGROUND_NICE
+                    )
 
     def stop_workers(self) -> None:
-        if self.pool is not None:
-            self.pool.end()
-            self.pool = None
+        self.forks_later = False
+        for pool in (self.pool, self.background_pool):
+            if pool is not None:
+                pool.end()
+        self.pool = self.background_pool = None
+
+    def is_concurrent(self, decoding: DecodingConfig) -> bool:
+        """Whether several threads may search, and another one may read attention meanwhile: with packed weights."""
+        reads_attention = any(one.needs_attention for one in enabled_processors(decoding))
+        return self.packed is not None and not reads_attention
 
     @property
     def summary(self) -> str:
         """The precision and device it computes on, in words."""
         if self.packed is None:
-            reason = unsupported_reason(self.config) or "the weights may still change"
+            reason = self._unsupported_reason() or "the weights may still change"
             return f"{self.precision} on {self.device.type}, without packed weights ({reason})"
         many = f", {self.threads} batches at a time" if self.device.type == "cpu" else ""
         size = self.packed.bytes / 1e6
-        return f"{self.precision} on {self.device.type}{many}, {size:.1f} MB of weights"
+        return (
+            f"{self.precision} on {self.device.type}{self._kernels}{many}, {size:.1f} MB of weights"
+        )
+
+    @property
+    def _kernels(self) -> str:
+        """Which code runs, in words, where there is a choice."""
+        if self.native is not None:
+            return f", native decoder ({self.native.kernels})"
+        return f", torch's kernels ({self.native_reason})" if self.native_reason else ""
 
     @property
     def cpu_seconds(self) -> float:
@@ -201,12 +290,50 @@ class Engine:
                 DecodingBatch(requests, decoding, nbest, length, total), observer
             )
         found: dict[int, list[Hypothesis]] = {}
-        for constrained in (False, True):  # constraints need a wider beam
-            rows = [row for row, one in enumerate(requests) if bool(one.phrases) is constrained]
+        native = total is not None and self.native is not None and self.native.supports(decoding)
+        kinds = [self._kind(one, decoding, native) for one in requests]
+        for kind in sorted(set(kinds), key=KINDS.index):
+            rows = [row for row, other in enumerate(kinds) if other == kind]
             some = [requests[row] for row in rows]
-            hypotheses = self._in_batches(some, decoding, nbest, length, total)
+            if kind == "native":
+                hypotheses = self._in_native_code(some, decoding, nbest)
+            else:
+                hypotheses = self._in_batches(some, decoding, nbest, length, total)
             found |= dict(zip(rows, hypotheses, strict=True))
         return [found[row] for row in range(len(requests))]
+
+    def _kind(
+        self, request: Request, decoding: DecodingConfig, native: bool
+    ) -> Literal["constrained", "plain", "native"]:
+        """How a request is decoded. Constraints need a wider beam, so they get batches of their own.
+
+        native: whether the native decoder supports the decoding options.
+        """
+        if request.phrases:
+            return "constrained"
+        if not native or request.prefix or request.prompt:
+            return "plain"
+        slots = max(len(request.source), decoding.beam * (self._limit(request, decoding) + 1))
+        return "native" if slots < MAX_SLOTS else "plain"
+
+    def _in_native_code(
+        self, requests: Sequence[Request], decoding: DecodingConfig, nbest: int
+    ) -> list[list[Hypothesis]]:
+        """All requests in one call, on all threads; hypotheses in the order of the requests."""
+        assert self.native is not None
+        (start,) = {one.start for one in requests}
+        found = self.native.search(
+            [NativeRequest([*one.source, EOS], self._limit(one, decoding)) for one in requests],
+            decoding,
+            nbest=nbest,
+            start=start,
+            suppressed=self.target.suppressed_tokens,
+            interrupt=self.interrupt.address,
+            threads=self.threads,
+        )
+        if found is None:
+            raise SearchInterrupted("the search was interrupted")
+        return found
 
     def _in_batches(
         self,
@@ -260,12 +387,18 @@ class Engine:
         return max(decoding.beam, decoding.constrained_beam) if constrained else decoding.beam
 
     def _parallel(self, batches: Sequence[DecodingBatch]) -> list[list[list[Hypothesis]]]:
-        if self.pool is not None:
+        if self.forks_later:
+            self._fork_workers()
+        pool = self.background_pool if in_background() else self.pool
+        if pool is not None:
             try:
-                return self.pool.map(batches)
+                return pool.map(batches)
             except WorkerDied as error:
                 log.warning("%s; using threads from now on", error)
-                self.pool = None
+                if in_background():
+                    self.background_pool = None
+                else:
+                    self.pool = None
         return map_in_threads(self.generate_batch, batches, self.threads)
 
     def generate_batch(
@@ -282,7 +415,8 @@ class Engine:
             inference_context(self.device) if packed else autocast(self.precision, self.device)
         )
         with context, self._processors(network, sources, requests, decoding) as processors:
-            state = network.start(network.encode(sources, self.trees(requests)))
+            memory: Any = network.encode(sources, self.trees(requests))
+            state = network.start(memory)
             max_lengths = [self._limit(one, decoding) for one in requests]
             if isinstance(self.network, NonAutoregressiveTransformer):
                 return self._mask_predict(state, decoding, max_lengths, nbest, length, observer)
@@ -371,7 +505,7 @@ class Engine:
     @contextmanager
     def _processors(
         self,
-        network: Network | PackedTransformer,
+        network: Network | PackedTransformer | PackedEnsemble,
         sources: Tensor,
         requests: Sequence[Request],
         decoding: DecodingConfig,
@@ -412,7 +546,9 @@ class Engine:
             limit = min(limit, decoding.max_length)
         if request.phrases:  # required phrases are never cut off
             limit = max(limit, len(request.prefix) + tokens_needed(request.phrases))
-        longest = self.network.max_length
+        # A network visits all its layers to find it; a packed one has it stored.
+        network = self.packed if isinstance(self.packed, PackedTransformer) else self.network
+        longest = network.max_length
         return limit if longest is None else min(limit, longest - 1)
 
     # Batches
@@ -431,10 +567,10 @@ class Engine:
 
 
 def record_cross_attention(
-    network: Network | PackedTransformer, recording: ExitStack
+    network: Network | PackedTransformer | PackedEnsemble, recording: ExitStack
 ) -> LastAttention:
     """Record cross-attention until ``recording`` is closed; return a function for the weights of the last step."""
-    assert not isinstance(network, PackedTransformer), "a packed network does not record attention"
+    assert isinstance(network, Network), "a packed network does not record attention"
     layers = network.attentions().get("cross_attention", [])
     if not layers or not all(layer.pattern.keeps_tokens for layer in layers):
         raise RegardError(

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import cast
 
@@ -21,9 +22,10 @@ from torch.nn import functional as F
 
 from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
 from regard.errors import RegardError
+from regard.inference.native_library import native_library
 from regard.inference.packed_transformer import PackedTransformer, has_bounded_inputs
 from regard.nn.norms import BatchNorm, NoNorm
-from regard.nn.torch_internals import pack_int8_linear, pack_linear
+from regard.nn.torch_internals import Int8Kernels, pack_int8_linear, pack_linear
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
 Weight = Float[Tensor, "m n"]
@@ -72,6 +74,56 @@ class UnpackedLinear:
         return y.relu_() if self.relu else y
 
 
+class NativeInt8:
+    """The kernels of a linear map with an int8 weight in native code: ``Int8Kernels`` of ``nn/torch_internals.py``."""
+
+    def __init__(self, weight: Tensor, scale: Float[Tensor, " m"], bias: Bias, relu: bool) -> None:
+        """weight: int8. The native library must be there."""
+        library = native_library().functions
+        assert library is not None
+        self.apply = library.regard_linear_apply
+        self.outputs, inputs = weight.shape
+        self.relu = relu
+        self.levels: int = library.regard_levels()
+        weight, scale = weight.contiguous(), scale.float().contiguous()
+        bias = None if bias is None else bias.detach().float().contiguous()
+        self.handle: int = library.regard_linear_pack(
+            weight.data_ptr(),
+            scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            self.outputs,
+            inputs,
+        )
+        if not self.handle:
+            raise MemoryError("the weights of the native decoder")
+        weakref.finalize(self, library.regard_linear_free, self.handle).atexit = False
+
+    def dynamic(self, x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
+        """The output for x, quantized by its own range."""
+        return self.static(*input_range(float(x.min()), float(x.max()), self.levels))(x)
+
+    def static(self, scale: float, zero_point: int) -> Callable[[Tensor], Tensor]:
+        """The map for inputs quantized as round(x / scale) + zero_point, clipped to the 8-bit range."""
+        apply, handle, outputs, relu = self.apply, self.handle, self.outputs, int(self.relu)
+
+        def multiply(x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows m"]:
+            x = x.contiguous()
+            rows = x.shape[0]
+            y = x.new_empty(rows, outputs)
+            if apply(handle, x.data_ptr(), rows, scale, zero_point, relu, y.data_ptr()):
+                raise MemoryError("a product of the native decoder")
+            return y
+
+        return multiply
+
+
+def input_range(low: float, high: float, levels: int) -> tuple[float, int]:
+    """The scale and zero point of inputs from ``low`` to ``high``, and 0."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max((high - low) / levels, torch.finfo(torch.float32).tiny)
+    return scale, round(-low / scale)
+
+
 class Int8Linear:
     """A linear map in int8, summed in int32, on a CPU.
 
@@ -81,7 +133,10 @@ class Int8Linear:
 
     def __init__(self, weight: Weight, bias: Bias, relu: bool = False) -> None:
         int8_weight, scale = quantize_rows(weight)
-        self.kernels = pack_int8_linear(int8_weight, scale, bias, relu)
+        pack = pack_int8_linear if native_library().functions is None else NativeInt8
+        self.kernels: Int8Kernels = pack(int8_weight, scale, bias, relu)
+        self.scale, self.zero_point = 0.0, 0
+        """of the inputs, once the map is frozen"""
         self.min = self.max = 0.0
         """the range of the inputs so far"""
         self.multiply: Callable[[Tensor], Tensor] = self._multiply_and_observe
@@ -104,10 +159,13 @@ class Int8Linear:
 
     def freeze(self, margin: float) -> None:
         """Fix the range of the inputs to the recorded one, times ``margin``."""
-        tiny = torch.finfo(torch.float32).tiny
-        scale = max(margin * (self.max - self.min) / self.kernels.levels, tiny)
-        zero_point = round(-margin * self.min / scale)
-        self.multiply = self.kernels.static(scale, zero_point)
+        low, high = margin * self.min, margin * self.max
+        self.scale, self.zero_point = input_range(low, high, self.kernels.levels)
+        self.multiply = self.kernels.static(self.scale, self.zero_point)
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.scale > 0
 
 
 # ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait as wait_for_futures
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import Pipe
@@ -87,21 +87,38 @@ def count_threads() -> int | None:
 
 
 def map_in_threads(
-    function: Callable[[Item], Result], items: Sequence[Item], threads: int
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    threads: int,
+    stop: Callable[[], object] | None = None,
 ) -> list[Result]:
-    """The results of a function for each item, in order. Each thread uses one core."""
+    """The results of a function for each item, in order. Each thread uses one core.
+
+    If the calling thread has low priority, so have these threads. stop: called if this call is interrupted,
+    to make the function return early; this call then waits for it.
+    """
 
     def call(item: Item) -> Result:
         with torch.inference_mode():
             return function(item)
 
-    return list(_thread_pool(threads).map(call, items))
+    pool = _thread_pool(threads, in_background())
+    futures = [pool.submit(call, item) for item in items]
+    try:
+        return [future.result() for future in futures]
+    except BaseException:
+        running = [future for future in futures if not future.cancel()]
+        if stop is not None:
+            stop()
+            wait_for_futures(running)
+        raise
 
 
 @cache
-def _thread_pool(threads: int) -> ThreadPoolExecutor:
+def _thread_pool(threads: int, background: bool) -> ThreadPoolExecutor:
     usual = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, "regard-decoding", initializer=_use_one_core)
+    prepare = _use_one_core_in_background if background else _use_one_core
+    pool = ThreadPoolExecutor(threads, "regard-decoding", initializer=prepare)
     barrier = threading.Barrier(threads)
     for future in [pool.submit(barrier.wait) for _ in range(threads)]:  # until all have started
         future.result()
@@ -112,6 +129,31 @@ def _thread_pool(threads: int) -> ThreadPoolExecutor:
 def _use_one_core() -> None:
     torch.get_num_threads()  # the first call in a thread would reset what is set below
     torch.set_num_threads(1)
+
+
+def _use_one_core_in_background() -> None:
+    _use_one_core()
+    lower_priority()
+
+
+BACKGROUND_NICE = 5
+"""how much lower the priority of background work is; in competition it gets about a quarter of the time, so that it
+also makes progress on a machine that is busy with other things"""
+
+_thread = threading.local()
+
+
+def lower_priority() -> None:
+    """Give the calling thread low priority: its searches use the time that others leave."""
+    _thread.background = True
+    if sys.platform == "linux":  # elsewhere priorities belong to processes
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual + BACKGROUND_NICE)
+
+
+def in_background() -> bool:
+    """Whether the calling thread has low priority."""
+    return getattr(_thread, "background", False)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,6 +174,11 @@ class SharedFlag:
 
     def is_set(self) -> bool:
         return self._memory[0] != 0
+
+    @property
+    def address(self) -> int:
+        """The address of its byte, for native code: not 0 if it is set."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
 
 class WorkerDied(RegardError):  # noqa: N818
@@ -155,6 +202,8 @@ class WorkerPool(Generic[Item, Result]):
     When this process ends, for whatever reason, the workers end at once: the kernel kills them. Where it cannot be
     asked to, they end after their present item. SIGTERM ends a worker after its present item, too. SIGINT does not: a
     terminal sends it to all processes, and this one handles it.
+
+    nice: how much lower than usual the priority of the workers is.
     """
 
     @staticmethod
@@ -162,7 +211,7 @@ class WorkerPool(Generic[Item, Result]):
         """Whether this process may fork: on Linux, with a single thread. Elsewhere libraries do not survive a fork."""
         return sys.platform == "linux" and count_threads() == 1
 
-    def __init__(self, function: Callable[[Item], Result], count: int) -> None:
+    def __init__(self, function: Callable[[Item], Result], count: int, nice: int = 0) -> None:
         self.cpu_seconds = 0.0
         """CPU time of the workers so far"""
         self.workers: dict[Connection, int] = {}
@@ -172,14 +221,14 @@ class WorkerPool(Generic[Item, Result]):
         self.lock = threading.Lock()
         try:
             for _ in range(count):
-                self._fork(function)
+                self._fork(function, nice)
         except OSError:
             self.end()
             raise
 
-    def _fork(self, function: Callable[[Item], Result]) -> None:
+    def _fork(self, function: Callable[[Item], Result], nice: int) -> None:
         ours, theirs = Pipe()
-        parent, die_with_parent = os.getpid(), _death_signal()
+        parent, die_with_parent = os.getpid(), death_signal()
         process = os.fork()
         if process:
             theirs.close()
@@ -187,6 +236,7 @@ class WorkerPool(Generic[Item, Result]):
             return
         try:
             die_with_parent()
+            os.nice(nice)
             for other in (*self.workers, ours):  # a pipe closes only when no process holds it
                 other.close()
             _worker_loop(theirs, function, parent)
@@ -267,8 +317,8 @@ PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that a process gets when its parent dies."""
 
 
-def _death_signal() -> Callable[[], object]:
-    """A function to call in a fork, so that the kernel kills it when this process dies, whatever it is doing.
+def death_signal(number: signal.Signals = signal.SIGKILL) -> Callable[[], object]:
+    """A function to call in a fork, so that the kernel sends it a signal when this process dies, whatever it is doing.
 
     It does nothing where there is no prctl, and in a thread other than the main one: the kernel would send the signal
     when that thread ends.
@@ -281,7 +331,7 @@ def _death_signal() -> Callable[[], object]:
         ).prctl  # looked up here, because a fork should do as little as possible
     except (OSError, AttributeError):
         return lambda: None
-    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return lambda: prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _worker_loop(pipe: Connection, function: Callable[[Item], Result], parent: int) -> None:
@@ -297,12 +347,26 @@ def _worker_loop(pipe: Connection, function: Callable[[Item], Result], parent: i
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    items = 0
     with suppress(EOFError, OSError):
         while not terminated and os.getppid() == parent:
             data = pipe.recv_bytes()
             busy = True
             pipe.send_bytes(_handle(data, function))
+            items += 1
+            if items % TRIM_ITEMS == 0:
+                release_free_memory()
             busy = False
+
+
+TRIM_ITEMS = 50
+"""items after which a worker releases memory: batches of many shapes leave gaps, and its memory would grow slowly"""
+
+
+def release_free_memory() -> None:
+    """Return the free memory of glibc's heap to the system; nothing happens with other C libraries."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _handle(data: bytes, function: Callable[[Item], Result]) -> bytes:

@@ -19,6 +19,8 @@ import torch
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import observe
+from regard.inspection.lenses import lenses_for, model_info
+from regard.inspection.teacher_forcing import check_supported
 from regard.inspection.trace import Trace, pack, pack_uint8, trace
 from regard.nn.loss import smoothed_target
 from regard.nn.network import Network, copy_weights
@@ -38,14 +40,25 @@ CACHED_ALIGNMENTS = 64
 
 
 def trace_with_history(
-    model: Translator, text: str, *, checkpoints: bool = False, **options: Any
+    model: Translator,
+    text: str,
+    *,
+    checkpoints: bool = False,
+    lenses: bool = False,
+    against: str | None = None,
+    **options: Any,
 ) -> Trace:
     """A trace with the training history of its model.
 
-    checkpoints: add the alignment at each checkpoint of the run. options: as for ``trace``.
+    checkpoints: add the alignment at each checkpoint of the run. lenses: add what the model would say at each depth,
+    and why it says each token. against: another sentence, to find what makes the two translations differ (adds the
+    lenses). options: as for ``trace``.
     """
+    if lenses or against is not None:
+        check_supported(model)
     traced = trace(model, text, **options)
-    history = training_history(model)
+    name = model.run.folder.resolve().name if model.run else "model"
+    history = {**training_history(model), "model": model_info(model, name)}
     if checkpoints:
         request = model.request(text, options.get("parse"))
         outputs = [token.id for token in traced.outputs]
@@ -53,7 +66,10 @@ def trace_with_history(
         if not past.steps():
             raise RegardError(f"{model.run}: the run has no checkpoints")
         history["alignments"] = [past.alignment(step, request, outputs) for step in past.steps()]
-    return replace(traced, history=history)
+    found = None
+    if lenses or against is not None:
+        found = lenses_for(model, text, [token.id for token in traced.outputs], against)
+    return replace(traced, history=history, lenses=found)
 
 
 def training_history(model: Translator) -> dict[str, Any]:

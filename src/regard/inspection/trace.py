@@ -135,6 +135,8 @@ class Trace:
     """None if the text is too long for it, given the model's size"""
     history: dict[str, Any] | None = None
     """how the model was trained (``history.py``), if requested"""
+    lenses: dict[str, Any] | None = None
+    """what would be said at each depth, and why (``lenses.py``), if requested"""
 
     def weights(self, site: AttentionSite) -> Floats:
         array: Floats = getattr(self, site)
@@ -195,6 +197,7 @@ class Trace:
                 "probabilities": pack(self.occlusion.probabilities),
             },
             "history": self.history,
+            "lenses": self.lenses,
         }
 
     def _repr_html_(self) -> str:
@@ -286,6 +289,10 @@ def _layers(projections: Projections, name: str, included: bool) -> dict[str, An
 
 
 _PUNCTUATION = re.compile(r"[.,;:!?…。，、；：！？]+")
+
+
+def is_punctuation(token: Token) -> bool:
+    return _PUNCTUATION.fullmatch(token.text.removeprefix(SPACE_SYMBOL)) is not None
 
 
 def group_words(tokens: Sequence[Token]) -> list[list[int]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +22,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from regard.data.corpus import read_pairs
-from regard.data.input_format import LANGUAGE_NAMES
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.history import training_history
 from regard.inspection.html import embed, model_page
+from regard.inspection.lenses import model_info
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
 from regard.interop.verification import SampleBatch, sample_batch
@@ -37,16 +35,11 @@ from regard.nn.network import copy_weights, named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
 from regard.storage.atomic_files import check_writable, write_text
-from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 MAX_BYTES = 20_000_000
 """The largest file if 8 bits are enough for it; a larger model has a larger file."""
 BITS: tuple[int, ...] = (16, 12, 10, 9, 8)
-EXAMPLES = 4
-"""example sentences on the page"""
-EXAMPLE_CHARACTERS = range(20, 121)
-"""length of a good example"""
 
 Integers = npt.NDArray[np.int32]
 
@@ -77,11 +70,7 @@ def describe(model: Translator, name: str) -> dict[str, Any]:
     """Everything about a model except its weights. ``TranslatorJson`` of translator.js and main.js read it."""
     recipe, tokenizer = model.recipe, model.tokenizer
     return {
-        "name": Path(name).resolve().name,
-        "languages": dict(zip(("source", "target"), _language_names(recipe), strict=True)),
-        "parameters": sum(one.numel() for one in model.network.parameters()),
-        "scores": _scores(model.run),
-        "examples": _examples(recipe),
+        **model_info(model, Path(name).resolve().name),
         "network": _network(model),
         "decoding": recipe.decoding.model_dump(include=set(HTML.decoding or ())),
         "truncate": recipe.data.clean.max_tokens if recipe.data.clean.truncate else None,
@@ -128,37 +117,6 @@ def _target(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any] | None:
     if tokenizer.shared:
         return None
     return vocabulary_json(tokenizer.target, recipe.tokenizer.of_target.kind)
-
-
-def _language_names(recipe: Recipe) -> list[str | None]:
-    """The names of both languages; the code of one without a name, None of one that is not known."""
-    if not recipe.data.named:
-        return [None, None]
-    names = {code: name.capitalize() for name, code in LANGUAGE_NAMES.items()}
-    return [names.get(code, code) for code in recipe.data.language_pair]
-
-
-def _scores(run: RunDir | None) -> list[str]:
-    """The scores on the test sets, or on the validation set, in words."""
-    if run is None or not run.card_file.is_file():
-        return []
-    card = run.card()
-    return [f"{one['name']} {one['value']:.1f}" for one in card.get("test") or ()][:1]
-
-
-def _examples(recipe: Recipe) -> list[str]:
-    """A few sources to try: of the test data, else of the validation or training data; none if no file is there."""
-    for split in ("test", "valid", "train"):
-        files = recipe.data.splits.get(split)
-        if files is None:
-            continue
-        try:
-            pairs = islice(read_pairs(files, recipe.data, f"data.{split}"), 100)
-            good = (one.source for one in pairs if len(one.source) in EXAMPLE_CHARACTERS)
-            return list(islice(dict.fromkeys(good), EXAMPLES))
-        except RegardError:
-            continue
-    return []
 
 
 # ---------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def mix_bits(x: Int[Tensor, "*shape"], rounds: Sequence[tuple[int, int]]) -> Int
 
 
 # ---------------------------------------------------------------------------------------------
-# Token masking: BERT's masked language model (Devlin et al. 2019), mask-predict, and word dropout
+# Token masking: BERT's masked language model (Devlin et al. 2019), mask-predict, word dropout, and cutoff
 
 
 MASKED, REPLACED = 0.8, 0.1
@@ -120,3 +120,15 @@ def drop_tokens(
     """Word dropout: each token becomes MASK with this probability. Ids below ``special_tokens`` stay."""
     dropped = (torch.rand(ids.shape, device=ids.device) < probability) & (ids >= special_tokens)
     return ids.masked_fill(dropped, MASK)
+
+
+def kept_tokens(
+    ids: Int[Tensor, "B S"], probability: float, special_tokens: int
+) -> Bool[Tensor, "B S"]:
+    """Token cutoff for SimCut (Gao et al. 2022): False with this probability at tokens of the second half of the rows.
+
+    The first half is the same batch without cutoff. Ids below ``special_tokens`` are kept.
+    """
+    cut = (torch.rand(ids.shape, device=ids.device) < probability) & (ids >= special_tokens)
+    cut[: len(ids) // 2] = False
+    return ~cut

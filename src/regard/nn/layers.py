@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
+from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.nn.attention import AttentionMask, KeyValue
-from regard.nn.dropout import Dropout
+from regard.nn.dropout import Dropout, kept_tokens
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, NonPad
 from regard.recipe import FORMATS, Registry
@@ -24,6 +25,11 @@ from regard.recipe import FORMATS, Registry
 class Embedding(nn.Module):
     """Token ids to vectors, times sqrt(d_model): without the factor, positions would dominate the embeddings."""
 
+    cutoff = 0.0
+    """SimCut: the probability that a token of the second half of the rows becomes a zero vector, in training"""
+    special_tokens = len(SPECIAL_TOKENS)
+    """ids below this number are never cut"""
+
     def __init__(self, vocab_size: int, d_model: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
@@ -32,7 +38,10 @@ class Embedding(nn.Module):
         """bias of the logits, if the weight is also the output projection"""
 
     def forward(self, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T d"]:
-        return F.embedding(ids, self.weight) * math.sqrt(self.weight.shape[1])
+        vectors = F.embedding(ids, self.weight) * math.sqrt(self.weight.shape[1])
+        if not self.training or not self.cutoff:
+            return vectors
+        return vectors * kept_tokens(ids, self.cutoff, self.special_tokens)[..., None]
 
 
 # ---------------------------------------------------------------------------------------------

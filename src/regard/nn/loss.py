@@ -1,4 +1,4 @@
-"""Training losses: cross-entropy with label smoothing (section 5.4 of the paper), and R-Drop.
+"""Training losses: cross-entropy with label smoothing (section 5.4 of the paper), R-Drop, SimCut and soft targets.
 
 Notable: the logits of a batch are by far its largest tensor. 8,192 tokens x 32,000 vocabulary entries are a gigabyte,
 and torch would keep several copies. So output projection and loss are one function here. It processes the tokens in
@@ -17,6 +17,7 @@ from regard.data.batching import PackingTensors, TreeTensors
 from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
 from regard.nn.dropout import drop_tokens, mask_tokens, random_token_mask
 from regard.nn.encoder_heads import EncoderForMaskedLM, EncoderForTokenClassification
+from regard.nn.layers import Embedding
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.norms import BatchNorm, in_several_processes
@@ -46,8 +47,13 @@ def smooth_over_others(epsilon: float, classes: int) -> float:
 # Losses of the tasks
 
 
-ChunkLoss = Callable[[Tensor, Tensor, float, float, bool], tuple[Tensor, Tensor]]
+ChunkLoss = Callable[..., tuple[Tensor, Tensor]]
 """``chunk_loss``, or a compiled version of it"""
+SoftTargets = Callable[[slice], Tensor]
+"""Token numbers to a teacher's probabilities of these tokens, [tokens, V]."""
+
+CUTOFF = 0.05
+"""SimCut: the probability that the embedding of a token is zero in the second pass, as in the paper"""
 
 
 class TrainingLoss(nn.Module):
@@ -67,12 +73,22 @@ class TrainingLoss(nn.Module):
         self.settings = training
         self.special_tokens = special_tokens
         self.chunk_loss: ChunkLoss = chunk_loss
+        self.teachers: tuple[Network, ...] = ()
+        """the teacher of token-level distillation; in a tuple, because it is no part of what is trained"""
         self.batch_norms = [part for part in network.modules() if isinstance(part, BatchNorm)]
         if self.batch_norms:
             self.register_forward_pre_hook(_mark_idle_process)
+        for part in network.modules() if training.simcut else ():
+            if isinstance(part, Embedding):
+                part.cutoff, part.special_tokens = CUTOFF, special_tokens
 
-    def loss(self, states: Float[Tensor, "R T d"], labels: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        """The cross-entropy of projected states; with label smoothing and R-Drop in training only."""
+    def loss(
+        self,
+        states: Float[Tensor, "R T d"],
+        labels: Int[Tensor, "B T"],
+        soft_targets: SoftTargets | None = None,
+    ) -> Float[Tensor, ""]:
+        """The cross-entropy of projected states; label smoothing, R-Drop and SimCut in training only."""
         settings, projection = self.settings, self.network.projection
         smoothing = settings.label_smoothing if self.training else 0.0
         return cross_entropy(
@@ -83,12 +99,18 @@ class TrainingLoss(nn.Module):
             settings.label_smoothing_over,
             projection.bias,
             settings.rdrop if self.training else 0.0,
+            settings.simcut if self.training else 0.0,
             self.chunk_loss,
+            soft_targets,
+            settings.teacher_weight,
         )
 
-    def repeat_for_rdrop(self, rows: Tensor) -> Tensor:
-        """The rows of a batch; in training with R-Drop, all of them twice, so that each gets two dropout masks."""
-        twice = self.training and self.settings.rdrop
+    def two_passes(self, rows: Tensor) -> Tensor:
+        """The rows of a batch; in training with R-Drop or SimCut, all of them twice.
+
+        Each copy gets another dropout mask. With SimCut, tokens of the second copy are cut by the embedding.
+        """
+        twice = self.training and (self.settings.rdrop or self.settings.simcut)
         return torch.cat([rows, rows]) if twice else rows
 
     def drop_source_tokens(self, source: Int[Tensor, "R S"]) -> Int[Tensor, "R S"]:
@@ -121,13 +143,30 @@ class Seq2SeqLoss(TrainingLoss):
         labels: Int[Tensor, "B T"],
         position_info: TreeTensors | PackingTensors | None = None,
     ) -> Float[Tensor, ""]:
-        position_info = position_info and tuple(map(self.repeat_for_rdrop, position_info))
-        source = self.drop_source_tokens(self.repeat_for_rdrop(source))
+        soft_targets = self.soft_targets(source, target, position_info)
+        position_info = position_info and tuple(map(self.two_passes, position_info))
+        source = self.drop_source_tokens(self.two_passes(source))
         memory = self.encode(source, position_info)
-        inputs = self.repeat_for_rdrop(target)
+        inputs = self.two_passes(target)
         if self.training and self.settings.target_word_dropout:
             inputs = drop_tokens(inputs, self.settings.target_word_dropout)
-        return self.loss(self.network.decode(inputs, memory), labels)
+        return self.loss(self.network.decode(inputs, memory), labels, soft_targets)
+
+    @torch.no_grad()
+    def soft_targets(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        position_info: TreeTensors | PackingTensors | None,
+    ) -> SoftTargets | None:
+        """In training with a teacher, its probabilities. It reads every token, without word dropout."""
+        if not self.training or not self.teachers:
+            return None
+        (teacher,) = self.teachers
+        info = None if position_info is None else to_position_info(position_info)
+        states = teacher.decode(target, teacher.encode(source, info)).flatten(0, 1)
+        states = states.to(next(teacher.parameters()).dtype)
+        return lambda tokens: teacher.project(states[tokens]).softmax(-1)
 
     def encode(
         self, source: Int[Tensor, "B S"], position_info: TreeTensors | PackingTensors | None
@@ -152,7 +191,7 @@ class LabelLoss(TrainingLoss):
     def forward(
         self, source: Int[Tensor, "B S"], target: Int[Tensor, "B none"], labels: Int[Tensor, "B P"]
     ) -> Float[Tensor, ""]:
-        source = self.drop_source_tokens(self.repeat_for_rdrop(source))
+        source = self.drop_source_tokens(self.two_passes(source))
         return self.loss(self.network.states(source), labels)
 
 
@@ -215,7 +254,10 @@ def cross_entropy(
     over: str = "all",
     bias: Float[Tensor, " V"] | None = None,
     rdrop: float = 0.0,
+    simcut: float = 0.0,
     chunk_loss_fn: ChunkLoss | None = None,
+    soft_targets: SoftTargets | None = None,
+    teacher_weight: float = 0.5,
 ) -> Float[Tensor, ""]:
     """The loss of softmax(states projection^T + bias), summed over all labels that are not PAD.
 
@@ -224,10 +266,18 @@ def cross_entropy(
         1/2 (CE(p) + CE(q)) + rdrop/4 (KL(p|q) + KL(q|p)),
 
     which is half the loss of Liang et al. (2021), so that its scale is that of the loss without R-Drop. rdrop is their
-    alpha.
+    alpha. With simcut, the alpha of Gao et al. (2022), the second pass is the one with cut tokens, and the loss is
+
+        CE(p) + simcut KL(p|q).
+
+    With soft_targets, the probabilities t of a teacher, CE(p) is replaced by
+
+        (1 - teacher_weight) CE(p) - teacher_weight sum t log p,
+
+    whose last term is KL(t|p) plus a constant (Kim and Rush 2016: word-level distillation).
     """
     epsilon = LABEL_SMOOTHINGS[over](smoothing, len(projection))
-    passes = 2 if rdrop else 1
+    passes = 2 if rdrop or simcut else 1
     assert len(states) == passes * len(labels)
     loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         states.reshape(passes, -1, states.shape[-1]),
@@ -236,7 +286,10 @@ def cross_entropy(
         labels.flatten(),
         epsilon,
         rdrop,
+        simcut,
         chunk_loss_fn or chunk_loss,
+        soft_targets,
+        teacher_weight,
         torch.is_grad_enabled(),
     )
     return loss
@@ -245,7 +298,7 @@ def cross_entropy(
 class _ProjectedCrossEntropy(torch.autograd.Function):
     """Loss and gradient of softmax(states projection^T + bias), chunk by chunk.
 
-    A chunk holds the same tokens of every pass, so that R-Drop can compare them.
+    A chunk holds the same tokens of every pass, so that R-Drop and SimCut can compare them.
     """
 
     @staticmethod
@@ -257,7 +310,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         labels: Int[Tensor, "N"],
         epsilon: float,
         rdrop: float,
+        simcut: float,
         chunk_loss_fn: ChunkLoss,
+        soft_targets: SoftTargets | None,
+        teacher_weight: float,
         with_gradient: bool,
     ) -> Float[Tensor, ""]:
         dtype = _product_dtype(states)
@@ -272,7 +328,10 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             logits = inputs @ weight.T
             if bias is not None:
                 logits += bias
-            total, grad_logits = chunk_loss_fn(logits, labels[chunk], epsilon, rdrop, with_gradient)
+            soft = () if soft_targets is None else (soft_targets(chunk), teacher_weight)
+            total, grad_logits = chunk_loss_fn(
+                logits, labels[chunk], epsilon, rdrop, simcut, with_gradient, *soft
+            )
             loss += total
             if with_gradient:
                 if grad_bias is not None:
@@ -288,7 +347,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         (grad_loss,) = grad_outputs
         grad_states, grad_weight, grad_bias = context.saved_tensors
         grad_bias = None if grad_bias is None else grad_bias * grad_loss
-        return grad_states * grad_loss, grad_weight * grad_loss, grad_bias, *[None] * 5
+        return grad_states * grad_loss, grad_weight * grad_loss, grad_bias, *[None] * 8
 
 
 def chunk_loss(
@@ -296,15 +355,32 @@ def chunk_loss(
     labels: Int[Tensor, "n"],
     epsilon: float,
     rdrop: float,
+    simcut: float,
     with_gradient: bool,
+    teacher: Float[Tensor, "n V"] | None = None,
+    teacher_weight: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "m V"]]:
-    """The loss of a chunk, and its gradient in the data type of the logits. With rdrop there are two passes, m = 2n."""
+    """The loss of a chunk, and its gradient in the data type of the logits.
+
+    With rdrop or simcut there are two passes, m = 2n. teacher: its probabilities.
+    """
+    soft = teacher, teacher_weight
     log_probs = logits.to(_sum_dtype(logits)).log_softmax(-1)
-    if not rdrop:
-        loss, gradient = smoothed_cross_entropy(log_probs, labels, epsilon, with_gradient)
+    if simcut:
+        divergence, grad_divergence = kl_divergence(log_probs, labels)
+        first = log_probs[: len(labels)]
+        loss, gradient = smoothed_cross_entropy(first, labels, epsilon, with_gradient, *soft)
+        loss = loss + simcut * divergence
+        if with_gradient:
+            gradient = torch.cat([gradient, torch.zeros_like(gradient)]) + simcut * grad_divergence
+    elif not rdrop:
+        loss, gradient = smoothed_cross_entropy(log_probs, labels, epsilon, with_gradient, *soft)
     else:
         divergence, grad_divergence = symmetric_kl(log_probs, labels)
-        loss, gradient = smoothed_cross_entropy(log_probs, labels.repeat(2), epsilon, with_gradient)
+        twice = None if teacher is None else teacher.repeat(2, 1)
+        loss, gradient = smoothed_cross_entropy(
+            log_probs, labels.repeat(2), epsilon, with_gradient, twice, teacher_weight
+        )
         loss = 0.5 * loss + 0.25 * rdrop * divergence
         if with_gradient:
             gradient = 0.5 * gradient + 0.25 * rdrop * grad_divergence
@@ -330,13 +406,39 @@ def symmetric_kl(
     return ((kl_pq + kl_qp) * non_pad).sum(), gradient * non_pad.repeat(2, 1)
 
 
-def smoothed_cross_entropy(
-    log_probs: Float[Tensor, "n V"], labels: Int[Tensor, "n"], epsilon: float, with_gradient: bool
-) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
-    """Cross-entropy with label smoothing, and its gradient: softmax minus the smoothed target, 0 at PAD.
+def kl_divergence(
+    log_probs: Float[Tensor, "m V"], labels: Int[Tensor, "n"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, "m V"]]:
+    """KL(p|q) of the two passes, summed over all labels that are not PAD, and its gradient.
 
+    The gradient goes through both passes: with r = log p - log q, and with a and b the logits of p and q,
+
+        dKL/da = p (r - KL(p|q)),    dKL/db = q - p.
+    """
+    log_p, log_q = log_probs.chunk(2)
+    ratio = log_p - log_q
+    non_pad = (labels != PAD).to(log_probs.dtype)[:, None]
+    p, q = log_p.exp(), log_q.exp()
+    kl = (p * ratio).sum(-1, keepdim=True)
+    gradient = torch.cat([p * (ratio - kl), q - p])
+    return (kl * non_pad).sum(), gradient * non_pad.repeat(2, 1)
+
+
+def smoothed_cross_entropy(
+    log_probs: Float[Tensor, "n V"],
+    labels: Int[Tensor, "n"],
+    epsilon: float,
+    with_gradient: bool,
+    teacher: Float[Tensor, "n V"] | None = None,
+    teacher_weight: float = 0.0,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
+    """Cross-entropy with label smoothing, and its gradient: softmax minus the target, 0 at PAD.
+
+    The target is the smoothed label, or its mean with the probabilities of a teacher, weighted by ``teacher_weight``.
     It may overwrite ``log_probs``.
     """
+    if teacher is not None:
+        return soft_cross_entropy(log_probs, labels, epsilon, teacher, teacher_weight)
     classes = log_probs.shape[1]
     non_pad = (labels != PAD).to(log_probs.dtype)
     index = labels[:, None]
@@ -356,12 +458,29 @@ def smoothed_cross_entropy(
     return loss, gradient.mul_(non_pad[:, None])
 
 
+def soft_cross_entropy(
+    log_probs: Float[Tensor, "n V"],
+    labels: Int[Tensor, "n"],
+    epsilon: float,
+    teacher: Float[Tensor, "n V"],
+    teacher_weight: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "n V"]]:
+    """The same with a teacher: the target of every class is written out."""
+    classes = log_probs.shape[1]
+    is_label = torch.arange(classes, device=log_probs.device) == labels[:, None]
+    label = is_label.to(log_probs.dtype)
+    target = (1 - teacher_weight) * (epsilon / classes + (1 - epsilon) * label)
+    target = target + teacher_weight * teacher
+    non_pad = (labels != PAD).to(log_probs.dtype)[:, None]
+    return -(target * log_probs * non_pad).sum(), (log_probs.exp() - target) * non_pad
+
+
 def smoothed_target(epsilon: float, classes: int, over: str) -> tuple[float, float]:
     """The target probability of the correct class and of each other class, derived from the gradient."""
     logits = torch.zeros(1, classes, dtype=torch.float64)
     labels = torch.tensor([classes - 1])
     spread = LABEL_SMOOTHINGS[over](epsilon, classes)
-    _, gradient = chunk_loss(logits, labels, spread, 0.0, with_gradient=True)
+    _, gradient = chunk_loss(logits, labels, spread, 0.0, 0.0, with_gradient=True)
     target = logits.softmax(-1) - gradient
     return float(target[0, -1]), float(target[0, 0])
 

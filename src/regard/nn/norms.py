@@ -124,7 +124,7 @@ def in_several_processes() -> bool:
 
 @NORMS.register(
     "none",
-    ignores=["model.final_norm"],
+    ignores=["model.final_norm", "model.norm_order"],
     packed_batches=True,
     fast_inference=True,
     formats=("onnx", "html"),

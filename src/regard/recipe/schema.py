@@ -193,6 +193,9 @@ class DataConfig(Section):
     other_targets: tuple[Tag, ...] = ()
     """fine-tuning: target languages that the model keeps from the run it started from, besides those of train.to"""
     clean: CleaningConfig = CleaningConfig()
+    bidirectional: bool = False
+    """train on every pair in both directions, without a language tag, as a first stage: fine-tuning the run for one
+    direction (training.init_from) is the second"""
     context: Annotated[int, Field(ge=0, le=10)] = 0
     """number of previous source sentences that the model also reads; the lines of a file must be in the order of their
     documents, with a blank line between documents"""
@@ -496,6 +499,14 @@ class TrainingConfig(Section):
     rdrop: Annotated[float, Field(ge=0)] = 0.0
     """weight of R-Drop: each batch passes through the network twice with different dropout, and a loss term penalizes
     the difference between the two outputs"""
+    teacher: Files | None = None
+    """token-level distillation: run folder of a teacher, or several as an ensemble, whose probabilities of every token
+    are learned besides the labels; the tokenizer is taken from it"""
+    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """teacher: weight of its probabilities; the labels have the rest"""
+    simcut: Annotated[float, Field(ge=0)] = 0.0
+    """weight of SimCut: each batch passes through the network twice, the second time with 5% of the token embeddings
+    set to zero, and a loss term penalizes the difference between the two outputs; not together with rdrop"""
     word_dropout: Probability = 0.0
     """fraction of source tokens replaced by MASK in each step"""
     target_word_dropout: Probability = 0.0

@@ -27,8 +27,10 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_task(recipe),
         *_files(recipe),
         *_tags(recipe),
+        *_bidirectional(recipe),
         *_tokenizer(recipe),
         *_regularization(recipe),
+        *_distillation(recipe),
         *_fine_tuning(recipe),
         *_schedule(recipe),
         *_positions(recipe),
@@ -98,8 +100,10 @@ def _unused_options(recipe: Recipe) -> Iterator[str]:
             for option in choice.options
         }
     for option in dict.fromkeys([*readers, *ignored]):
-        value = attrgetter(option)(recipe)
-        if value == attrgetter(option)(defaults):
+        value, default = attrgetter(option)(recipe), attrgetter(option)(defaults)
+        if option == "model.norm_order":  # defaults follow it
+            default = type(recipe.model).model_fields["norm_order"].default
+        if value == default:
             continue
         if option in ignored:
             yield f"{option}: {as_written(value)} has no effect with {ignored[option]}; remove it"
@@ -125,6 +129,7 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
             "training.subword_sampling or training.augment",
             training.copies > 0,
         ),
+        "training.teacher_weight": ("training.teacher", training.teacher is not None),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
         "decoding.beam": search,
@@ -229,6 +234,26 @@ def _tags(recipe: Recipe) -> Iterator[str]:
             yield f"data.{name}: <{unknown[0]}> does not occur in data.train; tags that do: {known}"
 
 
+def _bidirectional(recipe: Recipe) -> Iterator[str]:
+    """Pairs can be swapped if both sides are plain text of one vocabulary."""
+    data, key = recipe.data, "data.bidirectional: true"
+    if not data.bidirectional:
+        return
+    if recipe.task != "translation":
+        yield f"{key} is for task translation, not for {recipe.task}"
+    elif not recipe.tokenizer.shared:
+        yield f"{key} needs tokenizer.shared: true, because both languages are source and target"
+    for name, given in (("to", data.train.to), ("tag", data.train.tag)):
+        if given:
+            yield (
+                f"{key} swaps pairs without a tag, so it cannot be combined with data.train.{name}; to train both "
+                "directions with tags, give the files in both orders, each with its data.train.to"
+            )
+    if data.context or recipe.model.position == "tree":
+        option = "data.context" if data.context else "model.position: tree"
+        yield f"{key} cannot be combined with {option}: only sources have it"
+
+
 def _tokenizer(recipe: Recipe) -> Iterator[str]:
     kind, task = recipe.tokenizer.target_kind, find_registry("task")[recipe.task]
     if kind and recipe.tokenizer.shared:
@@ -274,15 +299,33 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
         yield f"training.augment is for task translation, not for {recipe.task}"
     if training.augment.enabled and model.position == "tree":
         yield "training.augment cannot be combined with model.position: tree; remove one of them"
-    if training.rdrop and (recipe.task == "masked_lm" or mask_predict):
-        yield (
-            "training.rdrop compares two passes over the same input; task masked_lm and architecture: "
-            "non_autoregressive mask different tokens in each pass, so set it to 0"
-        )
+    for key in ("rdrop", "simcut"):
+        if getattr(training, key) and (recipe.task == "masked_lm" or mask_predict):
+            yield (
+                f"training.{key} compares two passes over the same input; task masked_lm and architecture: "
+                "non_autoregressive mask different tokens in each pass, so set it to 0"
+            )
+    if training.rdrop and training.simcut:
+        yield "training.rdrop and training.simcut both compare two passes; set one of them to 0"
     dropouts = (model.dropout, model.attention_dropout, model.activation_dropout)
     word_dropouts = (training.word_dropout, training.target_word_dropout)
     if training.rdrop and not any((*dropouts, *word_dropouts)):
         yield "training.rdrop needs dropout, because otherwise both passes are the same: set model.dropout"
+
+
+def _distillation(recipe: Recipe) -> Iterator[str]:
+    if recipe.training.teacher is None:
+        return
+    if recipe.task != "translation" or recipe.model.architecture == "non_autoregressive":
+        kind = "architecture: non_autoregressive" if recipe.task == "translation" else recipe.task
+        yield (
+            f"training.teacher is for task translation and autoregressive models, not for {kind}; "
+            "train on the translations of the teacher instead (regard distill)"
+        )
+    if recipe.model.position == "tree":
+        yield "training.teacher cannot be combined with model.position: tree; remove one of them"
+    if recipe.training.extend_vocab:
+        yield "training.extend_vocab would change the vocabulary, which is that of training.teacher; set it to 0"
 
 
 def _fine_tuning(recipe: Recipe) -> Iterator[str]:

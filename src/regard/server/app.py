@@ -1,4 +1,4 @@
-"""The HTTP application and its server: middleware, error handlers, routes (others: ``inspection``, ``streaming``).
+"""The HTTP application: middleware, error handlers, routes (others: ``inspection``, ``streaming``).
 
 ``/translate``, ``/languages``, ``/detect`` and ``/frontend/settings`` are LibreTranslate's, so its clients work
 unchanged. Regard's own routes begin with ``/v1``. Every error response is ``{"error": "reason"}``.
@@ -8,45 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import mimetypes
-import os
-import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import torch
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.inspection.alignment import align
-from regard.recipe import Device, Precision
+from regard.inspection.description import example_sources, test_scores
 from regard.server.api_page import add_api_page
-from regard.server.inspection import add_history_routes, add_trace_routes, follow_training
+from regard.server.batching import Metrics
+from regard.server.files import SUFFIXES, add_file_routes
+from regard.server.inspection import add_history_routes, add_trace_routes, start_following
 from regard.server.middleware import (
     GuardMiddleware,
     RequestMiddleware,
-    TimeLimitedProtocol,
     error_response,
     refusal_response,
 )
+from regard.server.models import ModelEntry, ModelPool, ServedModel
 from regard.server.schemas import (
     DetectedLanguage,
     DetectRequest,
     ErrorResponse,
+    InfoResponse,
     Language,
+    ModelInfo,
     RequestRefused,
     Settings,
     StatusResponse,
@@ -58,9 +51,8 @@ from regard.server.schemas import (
     openapi_body,
     read_body,
 )
-from regard.server.service import ServedModel, Service
+from regard.server.service import Service
 from regard.server.streaming import add_live_route
-from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 PAGE = Path(__file__).parents[1] / "inspection" / "web"
@@ -81,37 +73,34 @@ async def _handle_regard_error(_: Request, error: Exception) -> JSONResponse:
 
 
 def create_app(
-    model: ServedModel,
+    models: ServedModel | Sequence[ModelEntry],
     settings: Settings | None = None,
-    card: Mapping[str, Any] | None = None,
     page: Path = PAGE,
 ) -> FastAPI:
-    """The application that serves a model.
+    """The application that serves a loaded model, or several, which are loaded when they are needed.
 
-    card: the run's card, returned by ``/v1/info``. page: the folder of the page's files.
+    page: the folder of the page's files.
     """
-    aligner = partial(align, model) if isinstance(model, Translator) else None
-    service = Service(model, settings or Settings(), aligner)
+    if isinstance(models, Sequence):
+        entries, first = list(models), None
+    else:
+        first = models
+        entries = [ModelEntry("model", first.recipe, lambda: models)]
+    pool = ModelPool(entries, settings or Settings(), Metrics(), start_following)
+    if first is not None:
+        pool.add(entries[0], first)
+    service = Service(pool)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.batcher.closed = False
-        following = (
-            asyncio.create_task(follow_training(service, model))
-            if isinstance(model, Translator)
-            else None
-        )
+        pool.start()
         yield
-        if following is not None:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
-        await service.batcher.drain()
+        await pool.drain()
 
     app = FastAPI(
         title="Regard",
         version=__version__,
-        summary="Machine translation with your own model; works with LibreTranslate clients.",
+        summary="Machine translation with your own models; works with LibreTranslate clients.",
         docs_url=None,  # FastAPI's documentation pages load scripts from other hosts; see api_page
         redoc_url=None,
         lifespan=lifespan,
@@ -135,15 +124,15 @@ def create_app(
             expose_headers=["retry-after", "x-request-id"],
         )
     # The last one is the outermost.
-    app.add_middleware(RequestMiddleware, metrics=service.metrics, settings=service.settings)
+    app.add_middleware(RequestMiddleware, models=pool)
     _add_libretranslate_routes(app, service)
-    _add_regard_routes(app, service, card or {})
-    if isinstance(model, Translator):
-        # Any model that translates can be served, but only this one can be inspected, in its first target language.
-        inspected = model.with_target_language(service.to(service.target))
-        add_trace_routes(app, service, inspected)
-        add_history_routes(app, service, inspected)
-        add_live_route(app, service, inspected)
+    add_file_routes(app, service)
+    _add_regard_routes(app, service)
+    if first is None or isinstance(first, Translator):
+        # Any model that translates can be served, but only a Translator can be inspected.
+        add_trace_routes(app, service)
+        add_history_routes(app, service)
+        add_live_route(app, service)
     _add_monitoring_routes(app, service)
     add_api_page(app)
     _add_page(app, page)
@@ -151,7 +140,7 @@ def create_app(
 
 
 def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
-    settings, pairs = service.settings, service.pairs
+    settings, pairs = service.settings, service.models.pairs
 
     @app.post(
         "/translate",
@@ -177,18 +166,18 @@ def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
         body = await read_body(request, DetectRequest, settings)
         texts = [body.q] if isinstance(body.q, str) else body.q
         service.check_texts(texts)
-        return await service.detect(" ".join(texts), service.sources)
+        return await service.detect(" ".join(texts), service.models.sources())
 
     @app.post("/frontend/settings", include_in_schema=False)
     @app.get("/frontend/settings")
     async def frontend_settings() -> dict[str, Any]:
         """Settings for a web front end."""
         names = {language.code: language.name for language in service.languages()}
-        source, target = service.source, service.target
+        source, target = pairs[0]
         return {
             "apiKeys": bool(settings.api_keys),
             "charLimit": settings.max_characters,
-            "filesTranslation": False,
+            "filesTranslation": True,
             "frontendTimeout": 500,
             "keyRequired": bool(settings.api_keys),
             "language": {
@@ -196,12 +185,12 @@ def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
                 "target": {"code": target, "name": names[target]},
             },
             "suggestions": False,
-            "supportedFilesFormat": [],
+            "supportedFilesFormat": SUFFIXES,
         }
 
 
-def _add_regard_routes(app: FastAPI, service: Service, card: Mapping[str, Any]) -> None:
-    settings, pairs = service.settings, service.pairs
+def _add_regard_routes(app: FastAPI, service: Service) -> None:
+    settings, pairs = service.settings, service.models.pairs
 
     @app.post(
         "/v1/translate/stream",
@@ -228,11 +217,24 @@ def _add_regard_routes(app: FastAPI, service: Service, card: Mapping[str, Any]) 
         )
 
     @app.get("/v1/info")
-    async def info(request: Request) -> dict[str, Any]:
-        """The version of Regard, the languages, and the card of the model."""
+    async def info(request: Request, model: str | None = None) -> InfoResponse:
+        """The version of Regard, the languages, all models, and the card of the first one or of `model`."""
         check_api_key(request, None, settings)
-        languages = [language.model_dump() for language in service.languages()]
-        return {"version": __version__, "languages": languages, "card": card}
+        card = dict(service.models.entry(model).card)
+        models = [await asyncio.to_thread(describe_entry, one) for one in service.models.entries]
+        languages = service.languages()
+        return InfoResponse(version=__version__, languages=languages, models=models, card=card)
+
+
+def describe_entry(entry: ModelEntry) -> ModelInfo:
+    return ModelInfo(
+        name=entry.name,
+        pairs=entry.pairs,
+        loaded=entry.loaded is not None,
+        parameters=entry.card.get("parameters"),
+        scores=test_scores(entry.run),
+        examples=example_sources(entry.recipe),
+    )
 
 
 def _add_monitoring_routes(app: FastAPI, service: Service) -> None:
@@ -243,16 +245,15 @@ def _add_monitoring_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> StatusResponse:
-        """The model is loaded and the server accepts requests."""
-        if service.batcher.closed:
+        """The server accepts requests."""
+        if service.models.stopping:
             raise RequestRefused(503, "the server is shutting down")
         return StatusResponse(status="ready")
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Metrics in the text format of Prometheus."""
-        content = generate_latest(service.metrics.registry)
-        return Response(content, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _add_page(app: FastAPI, folder: Path) -> None:
@@ -272,110 +273,3 @@ def _add_page(app: FastAPI, folder: Path) -> None:
         app.add_route(f"/{name}", send_file, include_in_schema=False)
         if path.name == "index.html":
             app.add_route(f"/{name.removesuffix(path.name)}", send_file, include_in_schema=False)
-
-
-# ---------------------------------------------------------------------------------------------
-# Serve a run: load its model, listen on a port, shut down cleanly
-
-
-SMALL_MODEL = 10_000_000
-"""parameters; the demo's 850,000 are well below (docs/decisions.md), the limit itself is an estimate"""
-SHUTDOWN_SECONDS = 5.0
-"""how long a shutdown may take in addition to the timeout of a request"""
-
-
-def serve(
-    run: Path,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    settings: Settings | None = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    threads: int | None = None,
-    languages: tuple[str, str] | None = None,
-) -> None:
-    """Serve the model of a run until SIGINT or SIGTERM.
-
-    port: 0 selects a free port. languages: codes of source and target, if the recipe names none or others.
-    """
-    settings = settings or Settings()
-    settings = replace(settings, allowed_hosts=(*settings.allowed_hosts, host))
-    model = Translator.load(run, device, precision, threads)
-    if languages:
-        if model.recipe.data.targets:
-            raise RegardError(
-                f"--languages {','.join(languages)}: {run} has several target languages, "
-                "which its recipe names; leave --languages out"
-            )
-        data = model.recipe.data.model_copy(update={"languages": languages})
-        model.recipe = model.recipe.model_copy(update={"data": data})
-    limit_threads(model)
-    # Workers are forked with the weights, so only for a finished run: others may get new weights later.
-    if RunDir(run).card_file.is_file():
-        model.start_workers()
-    app = create_app(model, settings, RunDir(run).card())
-    config = uvicorn.Config(
-        app,
-        http=TimeLimitedProtocol,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=int(settings.timeout + SHUTDOWN_SECONDS),
-    )
-    if not model.recipe.data.named:
-        source, target = model.recipe.data.language_pair
-        print(
-            f"regard: the recipe names no languages, so they are called {source} and {target}; "
-            "name them with --languages, for example --languages en,de",
-            file=sys.stderr,
-        )
-    with _listen(host, port) as listening:  # after loading, so that clients need not wait for it
-        address = f"[{host}]" if ":" in host else host
-        greeting = f"regard: serving {run} at http://{address}:{listening.getsockname()[1]}"
-        Server(config, app.state.service, greeting).run(sockets=[listening])
-
-
-def limit_threads(model: Translator) -> None:
-    """Use one thread for a small model on a CPU: synchronizing a second one costs more than it saves.
-
-    The environment variable OMP_NUM_THREADS takes precedence.
-    """
-    size = sum(parameter.numel() for parameter in model.network.parameters())
-    if model.device.type == "cpu" and size < SMALL_MODEL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, address = addresses[0]
-        # asyncio disables Nagle's algorithm only if the protocol is given; otherwise each response waits 40 ms.
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen()
-        except OSError:
-            listening.close()
-            raise
-        return listening
-    except OSError as error:
-        raise RegardError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
-
-
-class Server(uvicorn.Server):
-    """Shuts down at the first signal: finishes running requests, refuses new ones. A second SIGINT ends it at once."""
-
-    def __init__(self, config: uvicorn.Config, service: Service, greeting: str) -> None:
-        super().__init__(config)
-        self.service = service
-        self.greeting = greeting
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        print(self.greeting, flush=True)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.service.batcher.closed = True
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True

@@ -1,13 +1,15 @@
-"""Request queue with dynamic batching: one thread owns the model and translates the sentences of all requests.
+"""Request queue with dynamic batching: a thread translates the sentences of all requests.
 
 Translating sixty sentences takes little more time than translating one. So a sentence waits a few milliseconds for
-others, and while one batch is being translated the next one fills up. The queue is used by the event loop only; the
-model thread receives lists of texts and returns lists of translations, so no locks are needed.
+others, and while one batch is being translated the next one fills up. Large requests have a queue and a thread of their
+own, of low priority, so that small ones need not wait for them. The queues are used by the event loop only; the threads
+receive lists of texts and return lists of translations.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -18,9 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from regard.inference.engine import SearchInterrupted
+from regard.inference.worker_pool import lower_priority
 from regard.server.schemas import RequestRefused, Settings
 
 if TYPE_CHECKING:
@@ -36,7 +40,10 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """The metrics of one server, in a registry of their own.
+
+    If the environment variable PROMETHEUS_MULTIPROC_DIR is set, all processes of the server share them in its files.
+    """
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -53,24 +60,67 @@ class Metrics:
         self.batch_sentences = Histogram(
             "regard_batch_sentences",
             "Number of sentences in a batch.",
+            ["model"],
             buckets=SIZE_BUCKETS,
             registry=registry,
         )
         self.batch_seconds = Histogram(
             "regard_batch_seconds",
             "Time to translate a batch.",
+            ["model"],
             buckets=LATENCY_BUCKETS,
             registry=registry,
         )
         self.queue = Gauge(
-            "regard_queue_sentences", "Number of sentences in the queue.", registry=registry
+            "regard_queue_sentences",
+            "Number of sentences in the queue.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="livesum",
         )
         self.sentences = Counter(
-            "regard_sentences", "Number of translated sentences.", registry=registry
+            "regard_sentences", "Number of translated sentences.", ["model"], registry=registry
         )
         self.tokens = Counter(
-            "regard_tokens", "Number of generated target tokens.", registry=registry
+            "regard_tokens", "Number of generated target tokens.", ["model"], registry=registry
         )
+        self.loaded = Gauge(
+            "regard_model_loaded",
+            "Number of processes in which the model is in memory.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.loads = Counter(
+            "regard_model_loads", "How often the model was loaded.", ["model"], registry=registry
+        )
+
+    def of_model(self, name: str) -> ModelMetrics:
+        return ModelMetrics(
+            self.batch_sentences.labels(name),
+            self.batch_seconds.labels(name),
+            self.queue.labels(name),
+            self.sentences.labels(name),
+            self.tokens.labels(name),
+        )
+
+    def text(self) -> bytes:
+        """All metrics in the text format of Prometheus; of all processes, if they share them."""
+        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            return generate_latest(self.registry)
+        every = CollectorRegistry()
+        MultiProcessCollector(every)
+        return generate_latest(every)
+
+
+class ModelMetrics(NamedTuple):
+    """The metrics of one model."""
+
+    batch_sentences: Histogram
+    batch_seconds: Histogram
+    queue: Gauge
+    sentences: Counter
+    tokens: Counter
 
 
 # ---------------------------------------------------------------------------------------------
@@ -117,6 +167,8 @@ class SearchOptions(NamedTuple):
 TranslationsFuture = asyncio.Future[list["Translation"]]
 
 
+INTERRUPT_SECONDS = 0.001
+"""before a stopped search begins again, so that the abandoned one can stop first"""
 LONG_SENTENCE = 128
 """tokens; a longer sentence costs more for each of its tokens"""
 
@@ -144,56 +196,117 @@ class QueuedRequest:
     queued_at: float
 
 
+SMALL_SENTENCE = 40
+"""tokens of the longest sentence of a small request"""
+SMALL_REQUEST = 1_024
+"""tokens of all sentences of a small request, multiplied by the beam size"""
+DEFAULT_BEAM = 4
+
+
+def is_small(tokens: Sequence[int], beam: int) -> bool:
+    """Whether a request is translated with normal priority; it takes about as long as a few short sentences."""
+    return max(tokens, default=0) <= SMALL_SENTENCE and sum(tokens) * beam <= SMALL_REQUEST
+
+
+class Lane:
+    """A part of the queue, and the thread that translates it."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self.thread = thread
+        self.requests: list[QueuedRequest] = []
+        self.worker: asyncio.Task[None] | None = None  # runs only while there are requests
+
+    @property
+    def queued(self) -> int:
+        return sum(len(request.sentences) for request in self.requests)
+
+
 class SentenceBatch(NamedTuple):
     options: SearchOptions
     sentences: list[QueuedSentence]
 
 
 class Batcher:
-    """The queue and the model thread."""
+    """The queue of a model, and the threads that use the model.
 
-    def __init__(self, model: SearchModel, settings: Settings, metrics: Metrics) -> None:
+    concurrent: whether several threads may use the model at the same time. Then small requests, large requests and
+    calls have a thread each; otherwise they share one. beam: the model's default.
+    """
+
+    def __init__(
+        self,
+        model: SearchModel,
+        settings: Settings,
+        metrics: ModelMetrics,
+        concurrent: bool = False,
+        beam: int = DEFAULT_BEAM,
+    ) -> None:
         self._model = model
         self._settings = settings
         self._metrics = metrics
-        self._requests: list[QueuedRequest] = []
+        self._beam = beam
         self._calls = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._worker: asyncio.Task[None] | None = None  # runs only while the queue is not empty
-        self._is_abandoned: Callable[[], bool] | None = None  # about the running work
-        self._lock = threading.Lock()  # for _is_abandoned and the model's interrupt flag
+        self._small = Lane(ThreadPoolExecutor(1, thread_name_prefix="model"))
+        self._large, self._call_thread = self._small, self._small.thread
+        if concurrent:
+            background = ThreadPoolExecutor(
+                1, thread_name_prefix="model-background", initializer=lower_priority
+            )
+            self._large = Lane(background)
+            self._call_thread = ThreadPoolExecutor(1, thread_name_prefix="model-calls")
+        self._running_work: dict[int, Callable[[], bool]] = {}
+        """for each thread that uses the model, whether its work is abandoned"""
+        self._lock = threading.Lock()  # for _running_work and the model's interrupt flag
         self.closed = False
         """if set, for example by a signal handler, new requests are refused"""
-        metrics.queue.set_function(lambda: self.queued)
+        metrics.queue.set(0)
+
+    @property
+    def _lanes(self) -> list[Lane]:
+        return [self._small] if self._large is self._small else [self._small, self._large]
 
     @property
     def queued(self) -> int:
         """Number of sentences that are not in a batch yet, plus unfinished requests that use ``run``."""
-        return sum(len(request.sentences) for request in self._requests) + self._calls
+        return sum(lane.queued for lane in self._lanes) + self._calls
+
+    def _report_queued(self) -> None:
+        self._metrics.queue.set(self.queued)
 
     @contextmanager
     def submit(
-        self, texts: Sequence[str], tokens: Sequence[int], options: SearchOptions
+        self,
+        texts: Sequence[str],
+        tokens: Sequence[int],
+        options: SearchOptions,
+        *,
+        admitted: bool = False,
     ) -> Iterator[list[TranslationsFuture]]:
         """Put texts with these numbers of tokens in the queue; yield the futures of their translations, in order.
 
         On exit, sentences that are still in the queue are removed from it, and a search that is mostly for this
-        request is stopped: the client disconnected or timed out.
+        request is stopped: the client disconnected or timed out. admitted: the request was admitted before.
         """
-        self._admit(len(texts))
+        if not admitted:
+            self._admit(len(texts))
         loop = asyncio.get_running_loop()
         futures: list[TranslationsFuture] = [loop.create_future() for _ in texts]
-        sentences = deque(map(QueuedSentence, texts, map(cost, tokens), futures))
+        beam = options.beam or self._beam
+        costs = [cost(one) * max(1.0, beam / self._beam) for one in tokens]
+        sentences = deque(map(QueuedSentence, texts, costs, futures))
         request = QueuedRequest(options, sentences, time.monotonic())
+        lane = self._small if is_small(tokens, beam) else self._large
         if texts:
-            self._requests.append(request)
-            if self._worker is None or self._worker.done():
-                self._worker = loop.create_task(self._translate_queue())
+            lane.requests.append(request)
+            self._report_queued()
+            if lane.worker is None or lane.worker.done():
+                lane.worker = loop.create_task(self._translate_queue(lane))
         try:
             yield futures
         finally:
-            if request in self._requests:
-                self._requests.remove(request)
+            if request in lane.requests:
+                lane.requests.remove(request)
+                self._report_queued()
             for future in futures:
                 if not future.cancel() and not future.cancelled():
                     future.exception()  # mark it as retrieved, or asyncio logs a warning
@@ -209,24 +322,32 @@ class Batcher:
         """Admit a request that uses ``run``; it is refused here, or never."""
         self._admit(1)
         self._calls += 1
+        self._report_queued()
         try:
             yield
         finally:
             self._calls -= 1
+            self._report_queued()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run a function in the model thread, between two batches, for a request that was admitted before.
+        """Run a function that uses the model, for a request that was admitted before. Only one runs at a time.
 
         If the caller is cancelled, the search of the function is stopped.
         """
         cancelled = threading.Event()
 
         def run_function() -> T:
-            with self._running(cancelled.is_set):
-                return function()
+            while True:
+                with self._running(cancelled.is_set):
+                    try:
+                        return function()
+                    except SearchInterrupted:
+                        if cancelled.is_set():
+                            raise
+                time.sleep(INTERRUPT_SECONDS)  # another search was stopped
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run_function)
+            return await asyncio.get_running_loop().run_in_executor(self._call_thread, run_function)
         except asyncio.CancelledError:
             cancelled.set()
             self._stop_if_abandoned()
@@ -234,28 +355,37 @@ class Batcher:
 
     @contextmanager
     def _running(self, is_abandoned: Callable[[], bool]) -> Iterator[None]:
-        """Marks what the model thread is working on, so that it can be stopped."""
+        """Marks what the calling thread is working on, so that it can be stopped."""
+        thread = threading.get_ident()
         with self._lock:
-            self._is_abandoned = is_abandoned
+            self._running_work[thread] = is_abandoned
         self._stop_if_abandoned()  # while it waited for the thread
         try:
             yield
         finally:
             with self._lock:
-                self._is_abandoned = None
-                self._model.interrupt.clear()
+                del self._running_work[thread]
+                if not any(abandoned() for abandoned in self._running_work.values()):
+                    self._model.interrupt.clear()
 
     def _stop_if_abandoned(self) -> None:
-        """Stop the running search at its next step if nobody waits for it."""
+        """If nobody waits for a running search, stop all searches at their next step; the others begin again."""
         with self._lock:
-            if self._is_abandoned is not None and self._is_abandoned():
+            if any(abandoned() for abandoned in self._running_work.values()):
                 self._model.interrupt.set()
 
     async def drain(self) -> None:
         """Refuse new requests and translate what is in the queue."""
         self.closed = True
-        if self._worker is not None:
-            await self._worker
+        for lane in self._lanes:
+            if lane.worker is not None:
+                await lane.worker
+
+    def close(self) -> None:
+        """End the threads, after all requests have ended."""
+        for thread in (*(lane.thread for lane in self._lanes), self._call_thread):
+            thread.shutdown(wait=False)
+        self._metrics.queue.set(0)
 
     def _admit(self, count: int) -> None:
         limit = self._settings.max_queued_sentences
@@ -270,14 +400,14 @@ class Batcher:
                 429, f"the queue is full ({self.queued:,} sentences): try again later"
             )
 
-    async def _translate_queue(self) -> None:
-        """Translate batch after batch until the queue is empty."""
+    async def _translate_queue(self, lane: Lane) -> None:
+        """Translate batch after batch until the lane is empty."""
         loop = asyncio.get_running_loop()
-        while self._requests:
-            await asyncio.sleep(self._delay())
-            if not (batch := self._next_batch()):
+        while lane.requests:
+            await asyncio.sleep(self._delay(lane))
+            if not (batch := self._next_batch(lane)):
                 return
-            results = await loop.run_in_executor(self._thread, self._search_batch, batch)
+            results = await loop.run_in_executor(lane.thread, self._search_batch, batch)
             for sentence, result in results:
                 if sentence.future.done():
                     continue  # the client has disconnected
@@ -286,23 +416,23 @@ class Batcher:
                 else:
                     sentence.future.set_result(result)
 
-    def _delay(self) -> float:
+    def _delay(self, lane: Lane) -> float:
         """Seconds to wait for more sentences; 0 if a batch is full or the oldest has waited long enough."""
-        total = sum(sentence.cost for request in self._requests for sentence in request.sentences)
+        total = sum(sentence.cost for request in lane.requests for sentence in request.sentences)
         if total >= self._settings.max_batch_cost:
             return 0.0
-        waited = time.monotonic() - min(request.queued_at for request in self._requests)
+        waited = time.monotonic() - min(request.queued_at for request in lane.requests)
         return max(0.0, self._settings.batch_delay - waited)
 
-    def _next_batch(self) -> SentenceBatch | None:
-        """Take the next batch from the queue: round-robin over all requests with the options of the first.
+    def _next_batch(self, lane: Lane) -> SentenceBatch | None:
+        """Take the next batch from a lane: round-robin over all requests with the options of the first.
 
         This way a short request does not wait for a long one. Requests with other options move to the front.
         """
-        if not self._requests:
+        if not lane.requests:
             return None
-        batch = SentenceBatch(self._requests[0].options, [])
-        turns = deque(request for request in self._requests if request.options == batch.options)
+        batch = SentenceBatch(lane.requests[0].options, [])
+        turns = deque(request for request in lane.requests if request.options == batch.options)
         budget = float(self._settings.max_batch_cost)
         while turns and (budget >= turns[0].sentences[0].cost or not batch.sentences):
             request = turns.popleft()
@@ -311,14 +441,15 @@ class Batcher:
             budget -= sentence.cost
             if request.sentences:
                 turns.append(request)
-        others = [request for request in self._requests if request.options != batch.options]
-        self._requests = [*others, *turns]
+        others = [request for request in lane.requests if request.options != batch.options]
+        lane.requests = [*others, *turns]
+        self._report_queued()
         return batch
 
     def _search_batch(
         self, batch: SentenceBatch
     ) -> list[tuple[QueuedSentence, list[Translation] | Exception]]:
-        """Runs in the model thread: the results of the sentences whose clients still wait.
+        """Runs in the thread of a lane: the results of the sentences whose clients still wait.
 
         If the clients of half of the work leave meanwhile, the search is stopped and begins again for the others.
         """
@@ -326,6 +457,7 @@ class Batcher:
             with suppress(SearchInterrupted), self._running(partial(_mostly_done, waiting)):
                 texts = [one.text for one in waiting]
                 return list(zip(waiting, self._search(texts, batch.options), strict=True))
+            time.sleep(INTERRUPT_SECONDS)
         return []
 
     def _search(

@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from regard.server.schemas import RequestRefused, Settings
 from regard.server.service import INTERNAL_ERROR
@@ -30,7 +29,7 @@ from regard.server.service import INTERNAL_ERROR
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from regard.server.batching import Metrics
+    from regard.server.models import ModelPool
 
 
 log = logging.getLogger("regard.server")
@@ -66,14 +65,16 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 class RequestMiddleware:
     """Adds security headers and a request id to every response, counts and logs requests, answers errors with 500.
 
+    While the server stops, every response closes its connection, so that the client's next request opens another one.
     settings.access_log: write one JSON object for each request to the logger ``regard.access``. It has the route, not
     the path, because a path or a query may contain text.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, models: ModelPool) -> None:
         self.app = app
-        self.metrics = metrics
-        self.settings = settings
+        self.models = models
+        self.metrics = models.metrics
+        self.settings = models.settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -88,6 +89,8 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = {**SECURITY_HEADERS, "x-request-id": request_id}
+                if self.models.stopping:
+                    headers["connection"] = "close"
                 MutableHeaders(scope=message).update(headers)
             size += len(message.get("body", b""))
             await send(message)
@@ -215,39 +218,54 @@ class RateLimiter:
 # Connections
 
 
-class TimeLimitedProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, but it closes a connection whose request headers do not arrive in time.
+class TimeLimitedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, but it closes a connection whose request headers do not arrive in time or are too large.
 
     The time for the body is limited when it is read (``schemas.read_body``).
     """
 
     header_seconds = 10.0
     """time for the first request from the connection on; for later ones from their first byte on"""
+    max_header_bytes = 1 << 16
     _timer: asyncio.TimerHandle | None = None
+    _header_bytes: int | None = 0
+    """what has arrived of incomplete headers; None between requests and while a body arrives"""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timer = self.loop.call_later(self.header_seconds, transport.close)
+        self._start_timer()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = 0
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        self._header_bytes = None
+        self._stop_timer()
+        super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch_headers()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._watch_headers()  # the next request may have begun to arrive before the response was sent
-
-    def _watch_headers(self) -> None:
-        """Limit the time from now on if a part of the headers has arrived, but not all of them."""
-        incomplete = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
-        if not incomplete:
-            self._stop_timer()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self.header_seconds, self.transport.close)
+        if self._header_bytes is not None:
+            self._header_bytes += len(data)
+            if self._header_bytes > self.max_header_bytes:
+                self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.header_seconds, self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_timer()  # the client may wait for the response before it sends the rest
+        else:
+            self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

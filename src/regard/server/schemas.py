@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -33,8 +34,20 @@ class Settings:
     """POST requests of one client per minute (429); 0: no limit"""
     access_log: bool = False
     """write a JSON object for each request to the logger ``regard.access``; it contains no texts"""
+    memory: int | None = None
+    """bytes for the weights of all models; the least recently used ones are evicted; None: no limit"""
+    pivots: tuple[str, ...] = ()
+    """languages through which two models may be combined"""
     max_body_bytes: int = 1 << 20
     """size of a request body, checked while it is read (413)"""
+    max_file_bytes: int = 4 << 20
+    """size of an uploaded file with its form (413)"""
+    file_folder: Path | None = None
+    """where translated files are kept; None: in a temporary folder of this process"""
+    file_store_bytes: int = 64 << 20
+    """size of all translated files; the oldest ones are deleted"""
+    file_seconds: float = 600.0
+    """how long a translated file can be fetched"""
     max_characters: int = 100_000
     """total characters of all texts of a request (413)"""
     max_trace_characters: int = 2_000
@@ -98,7 +111,12 @@ class RequestBody(BaseModel):
     """API key, if the server requires one; ``Authorization: Bearer KEY`` works too"""
 
 
-class TextRequest(RequestBody):
+class ModelRequest(RequestBody):
+    model: str | None = None
+    """name of the model, if the server has several; as a query parameter also with JSON: ``?model=NAME``"""
+
+
+class TextRequest(ModelRequest):
     source: str
     """code of the source language, or ``auto``"""
     target: str
@@ -125,12 +143,16 @@ class StreamRequest(TextRequest):
     """the text"""
 
 
+class FileRequest(TextRequest):
+    """The fields of a form; the document is the field ``file``."""
+
+
 class DetectRequest(RequestBody):
     q: Texts
     """one text, or a list of texts"""
 
 
-class LiveRequest(RequestBody):
+class LiveRequest(ModelRequest):
     q: str
     """a short text"""
 
@@ -140,7 +162,7 @@ HeadName = Annotated[
 ]
 
 
-class TraceRequest(RequestBody):
+class TraceRequest(ModelRequest):
     q: str
     """one sentence"""
     prefix: str = ""
@@ -159,13 +181,34 @@ class TraceRequest(RequestBody):
     """heads whose output is set to zero, as ``site.layer.head``, counted from 0: ``cross_attention.0.1``"""
 
 
-class AlignRequest(RequestBody):
+class AlignRequest(ModelRequest):
     q: str
     """one sentence"""
     outputs: Annotated[list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
     """token ids of the translation, from a trace"""
     step: Annotated[int, Field(ge=0)]
     """training step of a checkpoint that the run has kept"""
+
+
+class LensRequest(ModelRequest):
+    q: str
+    """one sentence"""
+    outputs: Annotated[list[int], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
+    """token ids of the translation, from a trace"""
+
+
+class AttributionRequest(LensRequest):
+    position: Annotated[int, Field(ge=0)]
+    """position of the token in the translation"""
+    foil: Annotated[int, Field(ge=0)] | None = None
+    """id of the token that it is compared with; the default is the second best"""
+
+
+class PatchingRequest(ModelRequest):
+    q: str
+    """one sentence"""
+    other: str
+    """another sentence with as many tokens and another translation"""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -182,12 +225,40 @@ class TranslateResponse(BaseModel):
     alternatives: list[str] | list[list[str]] | None = None
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
     confidence: float | list[float] | None = None
+    model: str | list[str] | None = None
+    """the models that were used, if the server has several; ``a, b`` for two with a pivot language between them"""
+
+
+class FileResponse(BaseModel):
+    translatedFileUrl: str  # noqa: N815
 
 
 class Language(BaseModel):
     code: str
     name: str
     targets: list[str]
+
+
+class ModelInfo(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: str
+    pairs: list[tuple[str, str]]
+    """source and target languages"""
+    loaded: bool
+    """whether it is in memory of the process that answered"""
+    parameters: int | None
+    scores: list[str]
+    """on the test set, such as ``BLEU 42.7``"""
+    examples: list[str]
+    """sentences to try, from the data of the run, if it is there"""
+
+
+class InfoResponse(BaseModel):
+    version: str
+    languages: list[Language]
+    models: list[ModelInfo]
+    card: dict[str, Any]
 
 
 class ErrorResponse(BaseModel):
@@ -215,17 +286,12 @@ async def read_body(request: Request, schema: type[Body], settings: Settings) ->
     A body is JSON or a form. As with LibreTranslate, query parameters complete a form, or replace an empty body.
     """
     content_type = request.headers.get("content-type", "none").split(";")[0].strip().lower()
-    data = bytearray()
-    async with time_limit(settings.timeout, "the request was not received"):
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > settings.max_body_bytes:
-                raise RequestRefused(
-                    413, f"the request is larger than {settings.max_body_bytes:,} bytes"
-                )
+    data = await read_bytes(request, settings.max_body_bytes, settings)
     try:
         if content_type == "application/json":
             body = schema.model_validate_json(bytes(data))
+            if isinstance(body, ModelRequest) and body.model is None:
+                body.model = request.query_params.get("model")
         elif content_type in FORMS or (not data and request.url.query):
             fields = [*_query_fields(request), *await _form_fields(request, content_type, data)]
             body = schema.model_validate(_group(fields))
@@ -234,16 +300,29 @@ async def read_body(request: Request, schema: type[Body], settings: Settings) ->
                 415, f"content type {content_type}: send application/json, {' or '.join(FORMS)}"
             )
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise RequestRefused(
-            400, "; ".join(problem.removeprefix(": ") for problem in problems)
-        ) from None
+        raise RequestRefused(400, describe_problems(error)) from None
     except ValueError:
         raise RequestRefused(
             400, "the form is not valid UTF-8 text, or has too many fields"
         ) from None
     check_api_key(request, body.api_key, settings)
     return body
+
+
+async def read_bytes(request: Request, max_bytes: int, settings: Settings) -> bytearray:
+    """Read a body within the limits of size and time."""
+    data = bytearray()
+    async with time_limit(settings.timeout, "the request was not received"):
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > max_bytes:
+                raise RequestRefused(413, f"the request is larger than {max_bytes:,} bytes")
+    return data
+
+
+def describe_problems(error: ValidationError) -> str:
+    problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+    return "; ".join(problem.removeprefix(": ") for problem in problems)
 
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")

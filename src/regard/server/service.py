@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from regard.data.language_identification import identify_among
+from regard.documents import ParsedDocument
+from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
-from regard.server.batching import Batcher, Metrics, SearchModel, SearchOptions
+from regard.server.batching import SearchOptions
+from regard.server.models import LoadedModel, ModelPool, Route, RouteStage
 from regard.server.schemas import (
     DetectedLanguage,
     Language,
     RequestRefused,
-    Settings,
     StreamRequest,
     TextRequest,
     TranslateRequest,
@@ -23,10 +27,8 @@ from regard.server.schemas import (
     server_sent_event,
     time_limit,
 )
-from regard.tasks.hallucinations import language_identifier
 
 if TYPE_CHECKING:
-    from regard.recipe import Recipe
     from regard.tasks import Translation
 
 T = TypeVar("T")
@@ -47,51 +49,31 @@ LANGUAGE_NAMES = dict(pair.split() for pair in _LANGUAGE_NAMES.split(","))
 """English names of languages by code; a language that is missing here is called by its code"""
 
 
-class ServedModel(SearchModel, Protocol):
-    """What the server needs of a model."""
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-
-Align = Callable[[str, str, str | None], Floats | None]
-"""Source, translation and target language in, alignment matrix out; see ``markup.insert_elements``"""
+class TranslatedText(NamedTuple):
+    text: str
+    alternatives: list[str]
+    confidence: float
+    """the lowest of its sentences"""
 
 
 class Service:
-    """A model with its queue, limits and metrics: everything the routes need.
+    """Models with their queues, limits and metrics: everything the routes need."""
 
-    align: computes word alignments to place inline tags; without it, tags are placed by position.
-    """
-
-    def __init__(self, model: ServedModel, settings: Settings, align: Align | None = None) -> None:
-        self.model = model
-        self.align = align
-        self.settings = settings
-        self.metrics = Metrics()
-        self.batcher = Batcher(model, settings, self.metrics)
-        self.pairs = model.recipe.data.language_pairs
-        self.source, self.target = self.pairs[0]
-        self.multilingual = bool(model.recipe.data.targets)
-        """whether each request to the model must name its target language"""
+    def __init__(self, models: ModelPool) -> None:
+        self.models = models
+        self.settings = models.settings
+        self.metrics = models.metrics
 
     # Languages
 
-    @property
-    def sources(self) -> list[str]:
-        return list(dict.fromkeys(source for source, _ in self.pairs))
-
-    def to(self, target: str) -> str | None:
-        """The ``to`` argument of the model for a target language."""
-        return target if self.multilingual else None
-
     def languages(self) -> list[Language]:
-        codes = dict.fromkeys(code for pair in self.pairs for code in pair)
+        pairs = self.models.pairs
+        codes = dict.fromkeys(code for pair in pairs for code in pair)
         return [
             Language(
                 code=code,
                 name=LANGUAGE_NAMES.get(code.split("-")[0], code),
-                targets=[target for source, target in self.pairs if source == code],
+                targets=[target for source, target in pairs if source == code],
             )
             for code in codes
         ]
@@ -107,7 +89,7 @@ class Service:
         if len(languages) == 1 or not any(map(str.isalpha, text)):
             return equal
         codes = {language.split("-")[0]: language for language in languages}
-        if len(codes) < len(languages) or (identifier := language_identifier(*codes)) is None:
+        if len(codes) < len(languages) or (identifier := identify_among(*codes)) is None:
             return equal
         start = text[:DETECTED_CHARACTERS]
         ranked = await asyncio.to_thread(identifier.rank, start)
@@ -116,48 +98,120 @@ class Service:
             for code, probability in ranked
         ]
 
-    def possible_sources(self, request: TextRequest) -> list[str]:
-        """The source languages that a request can have; empty if the language pair is not supported."""
-        return [
-            source
-            for source, target in self.pairs
-            if request.source in (source, "auto") and target == request.target
-        ]
+    async def sources_of(
+        self, texts: Sequence[str], request: TextRequest
+    ) -> list[DetectedLanguage] | None:
+        """The detected language of each text if the request leaves it open, else None."""
+        if request.source != "auto":
+            return None
+        possible = self.models.sources(request.target, request.model)
+        if not possible:
+            self.route(request.source, request)  # raises the error
+        return [(await self.detect(text, possible))[0] for text in texts]
 
     # Translation
 
     async def translate(self, request: TranslateRequest) -> TranslateResponse:
         start = asyncio.get_running_loop().time()
         texts = [request.q] if isinstance(request.q, str) else request.q
-        options = self.search_options(request, request.alternatives)
-        documents, tokens = await self.split(texts, request)
+        self.check_options(request, request.alternatives)
+        self.check_texts(texts)
+        detected = await self.sources_of(texts, request)
+        if detected is None:
+            sources = [request.source] * len(texts)
+            routes = {request.source: self.route(request.source, request)}
+        else:
+            sources = [one.language for one in detected]
+            routes = {source: self.route(source, request) for source in sources}
+
+        async def translate_from(source: str) -> list[TranslatedText]:
+            some = [text for text, one in zip(texts, sources, strict=True) if one == source]
+            return await self._translate(some, routes[source], request, start)
+
+        # All languages enter the queues at once. If one is refused, so is the request.
+        every = await all_or_none([translate_from(source) for source in routes])
+        translated = {source: iter(some) for source, some in zip(routes, every, strict=True)}
+        results = [next(translated[source]) for source in sources]
+        return self._response(request, results, detected, [routes[source] for source in sources])
+
+    def _response(
+        self,
+        request: TranslateRequest,
+        results: Sequence[TranslatedText],
+        detected: Sequence[DetectedLanguage] | None,
+        routes: Sequence[Route],
+    ) -> TranslateResponse:
+        def like_request(values: Iterable[T], wanted: bool = True) -> T | list[T] | None:
+            """A single value if the request had a single text, else the list."""
+            if not wanted:
+                return None
+            return next(iter(values)) if isinstance(request.q, str) else list(values)
+
+        several = len(self.models.entries) > 1
+        best = like_request(one.text for one in results)
+        assert best is not None
+        alternatives: list[list[str]] | list[str] = [one.alternatives for one in results]
+        if isinstance(request.q, str):
+            alternatives = results[0].alternatives
+        return TranslateResponse(
+            translatedText=best,
+            alternatives=alternatives if request.alternatives else None,
+            detectedLanguage=like_request(detected or (), detected is not None),
+            confidence=like_request((one.confidence for one in results), request.confidence),
+            model=like_request((route.name for route in routes), several),
+        )
+
+    async def _translate(
+        self, texts: Sequence[str], route: Route, request: TranslateRequest, start: float
+    ) -> list[TranslatedText]:
+        """Translate texts of one language, through a pivot language if the route has one."""
+        async with self.models.use(*route.entries) as loaded:
+            *before, last = route.stages(loaded)
+            with ExitStack() as admitted:
+                for stage in route.stages(loaded)[1:]:
+                    admitted.enter_context(stage.model.batcher.admit())
+                confidences = [1.0] * len(texts)
+                for stage in before:
+                    some = await self._translate_stage(texts, stage, request, start)
+                    texts = [one.text for one in some]
+                    confidences = [one.confidence for one in some]
+                found = await self._translate_stage(
+                    texts, last, request, start, request.alternatives
+                )
+        return [
+            one._replace(confidence=one.confidence * before)
+            for one, before in zip(found, confidences, strict=True)
+        ]
+
+    async def _translate_stage(
+        self,
+        texts: Sequence[str],
+        stage: RouteStage,
+        request: TextRequest,
+        start: float,
+        alternatives: int = 0,
+    ) -> list[TranslatedText]:
+        """Translate texts with one model."""
+        options = self.search_options(request, stage, alternatives)
+        documents, tokens = await self.split(texts, stage, request.format)
         sentences = [sentence for document in documents for sentence in document.sentences]
-        with self.batcher.submit(sentences, tokens, options) as futures:
+        submitted = stage.model.batcher.submit(
+            sentences, tokens, options, admitted=not stage.is_first
+        )
+        with submitted as futures:
             results = iter(await self.with_timeout(asyncio.gather(*futures), start))
-        best: list[str] = []
-        alternatives: list[list[str]] = []
-        confidences: list[float] = []
+        translated = []
         for document in documents:
             hypotheses = [next(results) for _ in document.sentences]
             ranks = [_texts_of_rank(hypotheses, rank) for rank in range(options.nbest)]
             first, *others = [
-                await self.with_timeout(self.join(document, one, options.to), start)
+                await self.with_timeout(self.join(document, one, stage.model, options.to), start)
                 for one in ranks
             ]
-            best.append(first)
-            confidences.append(min((some[0].confidence for some in hypotheses), default=1.0))
-            alternatives.append([text for text in dict.fromkeys(others) if text != first])
-        possible = self.possible_sources(request) if request.source == "auto" else []
-        detected = [(await self.detect(text, possible))[0] for text in texts if possible]
-        others_of_text = _like_request(request.q, alternatives)
-        return TranslateResponse(
-            translatedText=_like_request(request.q, best),
-            alternatives=others_of_text if request.alternatives else None,
-            detectedLanguage=_like_request(request.q, detected)
-            if request.source == "auto"
-            else None,
-            confidence=_like_request(request.q, confidences) if request.confidence else None,
-        )
+            others = [text for text in dict.fromkeys(others) if text != first]
+            confidence = min((some[0].confidence for some in hypotheses), default=1.0)
+            translated.append(TranslatedText(first, others, confidence))
+        return translated
 
     async def stream(self, request: StreamRequest) -> AsyncIterator[str]:
         """Server-sent events: ``start`` once queued, a ``part`` for each sentence in order, then ``end``.
@@ -165,19 +219,40 @@ class Service:
         The texts of all parts, concatenated, are the whole translation.
         """
         start = asyncio.get_running_loop().time()
-        options = self.search_options(request)
-        (document,), tokens = await self.split([request.q], request)
-        with self.batcher.submit(document.sentences, tokens, options) as futures:
+        self.check_options(request)
+        self.check_texts([request.q])
+        detected = await self.sources_of([request.q], request)
+        route = self.route(detected[0].language if detected else request.source, request)
+        async with self.models.use(*route.entries) as loaded:
+            *before, last = route.stages(loaded)
+            with ExitStack() as admitted:
+                for stage in route.stages(loaded)[1:]:
+                    admitted.enter_context(stage.model.batcher.admit())
+                text = request.q
+                for stage in before:
+                    ((text, *_),) = await self._translate_stage([text], stage, request, start)
+                async for event in self._stream_stage(text, last, request, start):
+                    yield event
+
+    async def _stream_stage(
+        self, text: str, stage: RouteStage, request: StreamRequest, start: float
+    ) -> AsyncIterator[str]:
+        options = self.search_options(request, stage)
+        (document,), tokens = await self.split([text], stage, request.format)
+        submitted = stage.model.batcher.submit(
+            document.sentences, tokens, options, admitted=not stage.is_first
+        )
+        with submitted as futures:
             yield server_sent_event("start", {"sentences": len(futures)})
             try:
                 for index, future in enumerate(futures):
                     best, *_ = await self.with_timeout(future, start)
                     alignment = await self.with_timeout(
-                        self.alignment(document, index, best.text, options.to), start
+                        self.alignment(document, index, best.text, stage.model, options.to), start
                     )
-                    text = document.join_one(index, best.text, alignment)
+                    translation = document.join_one(index, best.text, alignment)
                     source = document.sentences[index]
-                    yield server_sent_event("part", {"text": text, "source": source})
+                    yield server_sent_event("part", {"text": translation, "source": source})
             except (RequestRefused, RegardError) as error:
                 yield server_sent_event("error", {"error": str(error)})
             except Exception:
@@ -187,24 +262,76 @@ class Service:
                 yield server_sent_event("part", {"text": document.separators[-1], "source": ""})
                 yield server_sent_event("end", {})
 
-    async def join(self, document: Document, translations: Sequence[str], to: str | None) -> str:
+    async def translate_document(
+        self, document: ParsedDocument, source: str, request: TextRequest
+    ) -> list[SentenceTranslation]:
+        """Translate the sentences of a file, with alignments for those that have inline elements."""
+        start = asyncio.get_running_loop().time()
+        route = self.route(source, request)
+        texts = document.sentences
+        tagged = [row for row, has in enumerate(document.has_elements) if has]
+        alignments: dict[int, Floats | None] = {}
+        async with self.models.use(*route.entries) as loaded:
+            stages = route.stages(loaded)
+            with ExitStack() as admitted:
+                for stage in stages[1:]:
+                    admitted.enter_context(stage.model.batcher.admit())
+                for stage in stages:
+                    outputs = await self._translate_sentences(texts, stage, request, start)
+                    for row in tagged:
+                        found = await self.with_timeout(
+                            self._align(texts[row], outputs[row], stage.model, stage.to), start
+                        )
+                        before = alignments.get(row)
+                        if stage.is_first or found is None or before is None:
+                            alignments[row] = found if stage.is_first else None
+                        else:  # [target, pivot] @ [pivot, source]
+                            alignments[row] = found @ before
+                    texts = outputs
+        return [SentenceTranslation(text, alignments.get(row)) for row, text in enumerate(texts)]
+
+    async def _translate_sentences(
+        self, sentences: Sequence[str], stage: RouteStage, request: TextRequest, start: float
+    ) -> list[str]:
+        count = partial(stage.model.model.count_tokens, sentences)
+        tokens = await in_thread_if_long(sum(map(len, sentences)), count)
+        self.check_tokens(tokens)
+        submitted = stage.model.batcher.submit(
+            sentences, tokens, self.search_options(request, stage), admitted=not stage.is_first
+        )
+        with submitted as futures:
+            found = await self.with_timeout(asyncio.gather(*futures), start)
+        return [best.text for best, *_ in found]
+
+    async def join(
+        self, document: Document, translations: Sequence[str], model: LoadedModel, to: str | None
+    ) -> str:
         """The document with its translations, inline tags around the words they belong to."""
         alignments = [
-            await self.alignment(document, index, text, to)
+            await self.alignment(document, index, text, model, to)
             for index, text in enumerate(translations)
         ]
         characters = sum(map(len, translations))
         return await in_thread_if_long(characters, partial(document.join, translations, alignments))
 
     async def alignment(
-        self, document: Document, index: int, translation: str, to: str | None
+        self, document: Document, index: int, translation: str, model: LoadedModel, to: str | None
     ) -> Floats | None:
         """The word alignment of a sentence; None if it has no inline tags or the model cannot align it."""
-        sentence = document.sentences[index]
-        if self.align is None or index not in document.elements or translation == sentence:
+        if index not in document.elements:
+            return None
+        return await self._align(document.sentences[index], translation, model, to)
+
+    @staticmethod
+    async def _align(
+        sentence: str, translation: str, model: LoadedModel, to: str | None
+    ) -> Floats | None:
+        if not model.can_align or translation == sentence:
+            return None
+        if not sentence.strip() or not translation.strip():
             return None
         try:
-            return await self.batcher.run(partial(self.align, sentence, translation, to))
+            return await model.batcher.run(partial(model.align, sentence, translation, to))
         except RegardError:  # longer than the model's maximum length
             return None
 
@@ -215,44 +342,48 @@ class Service:
 
     # Limits
 
-    def search_options(self, request: TextRequest, alternatives: int = 0) -> SearchOptions:
-        """The search options of a request, after checking them against the limits."""
-        settings = self.settings
-        if not self.possible_sources(request):
-            known = ", ".join(f"{source} to {target}" for source, target in self.pairs)
-            unnamed = (
-                "" if self.model.recipe.data.named else " (the model's recipe names no languages)"
-            )
-            raise RequestRefused(
-                400,
-                f"{request.source} to {request.target} is not supported: "
-                f"this server translates {known}{unnamed}",
-            )
-        if alternatives > settings.max_alternatives:
-            raise RequestRefused(
-                400, f"alternatives {alternatives}: at most {settings.max_alternatives}"
-            )
+    def route(self, source: str, request: TextRequest) -> Route:
+        """The models for a source language and the request's target language."""
+        if route := self.models.route(source, request.target, request.model):
+            return route
+        entries = self.models.entries
+        pairs = self.models.entry(request.model).pairs if request.model else self.models.pairs
+        known = ", ".join(f"{one} to {other}" for one, other in pairs)
+        named = all(entry.recipe.data.named for entry in entries)
+        unnamed = "" if named else " (the model's recipe names no languages)"
+        what = f"model {request.model}" if request.model else "this server"
+        raise RequestRefused(
+            400,
+            f"{source} to {request.target} is not supported: {what} translates {known}{unnamed}",
+        )
+
+    def check_options(self, request: TextRequest, alternatives: int = 0) -> None:
+        maximum = self.settings.max_alternatives
+        if alternatives > maximum:
+            raise RequestRefused(400, f"alternatives {alternatives}: at most {maximum}")
         self.check_beam(request.beam)
+
+    def search_options(
+        self, request: TextRequest, stage: RouteStage, alternatives: int = 0
+    ) -> SearchOptions:
         nbest = alternatives + 1
         beam = None if request.beam is None else max(request.beam, nbest)
-        return SearchOptions(beam, request.length_penalty, nbest, self.to(request.target))
+        return SearchOptions(beam, request.length_penalty, nbest, stage.to)
 
     def check_beam(self, beam: int | None) -> None:
         if (beam or 1) > self.settings.max_beam:
             raise RequestRefused(400, f"beam {beam}: at most {self.settings.max_beam}")
 
     async def split(
-        self, texts: Sequence[str], request: TextRequest
+        self, texts: Sequence[str], stage: RouteStage, format: str
     ) -> tuple[list[Document], list[int]]:
         """The sentences of each text, and the number of tokens of all sentences, after checking the limits."""
-        self.check_texts(texts)
-        split = split_html if request.format == "html" else split_plain
-        source = self.possible_sources(request)[0]
+        split = split_html if format == "html" else split_plain
 
         def split_and_count() -> tuple[list[Document], list[int]]:
-            documents = [split(text, source) for text in texts]
+            documents = [split(text, stage.source) for text in texts]
             sentences = [sentence for document in documents for sentence in document.sentences]
-            return documents, self.model.count_tokens(sentences)
+            return documents, stage.model.model.count_tokens(sentences)
 
         documents, tokens = await in_thread_if_long(sum(map(len, texts)), split_and_count)
         self.check_tokens(tokens)
@@ -294,9 +425,17 @@ async def in_thread_if_long(characters: int, function: Callable[[], T]) -> T:
     return await asyncio.to_thread(function) if characters > LONG_TEXT else function()
 
 
-def _like_request(q: str | list[str], results: list[T]) -> T | list[T]:
-    """A single result if the request had a single text, else the list."""
-    return results[0] if isinstance(q, str) else results
+async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines that run at the same time. The first error ends all of them and is raised."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _texts_of_rank(hypotheses: Sequence[Sequence[Translation]], rank: int) -> list[str]:

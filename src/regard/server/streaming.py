@@ -15,6 +15,8 @@ from regard.data.segmentation import split_text
 from regard.data.special_tokens import BOS
 from regard.decoding.hypotheses import BeamStep, BeamTree
 from regard.errors import RegardError
+from regard.server.batching import Batcher
+from regard.server.inspection import inspected_model
 from regard.server.schemas import (
     LiveRequest,
     RequestRefused,
@@ -56,8 +58,8 @@ class BestHypothesisObserver(BeamTree):
         self.report(tokens[::-1])
 
 
-def add_live_route(app: FastAPI, service: Service, model: Translator) -> None:
-    settings, pairs = service.settings, service.pairs
+def add_live_route(app: FastAPI, service: Service) -> None:
+    settings, pairs = service.settings, service.models.pairs
 
     @app.post(
         "/v1/live",
@@ -79,25 +81,25 @@ def add_live_route(app: FastAPI, service: Service, model: Translator) -> None:
                 f"at most {settings.max_trace_characters:,} can be translated live",
             )
         return StreamingResponse(
-            stream_partials(service, model, body.q),
+            stream_partials(service, body),
             media_type="text/event-stream",
             headers={"cache-control": "no-store"},
         )
 
 
-async def stream_partials(
-    service: Service, model: Translator, text: str
-) -> AsyncGenerator[str, None]:
+async def stream_partials(service: Service, body: LiveRequest) -> AsyncGenerator[str, None]:
     """The events of a live translation. Closing the generator stops the search."""
-    document = split_text(text, service.source)
-    done = ""
     try:
-        with service.batcher.admit():
-            for index, sentence in enumerate(document.sentences):
-                before = done + document.separators[index]
-                async for partial in _partial_translations(service, model, sentence):
-                    done = before + partial + document.space_after(index, partial)
-                    yield server_sent_event("partial", {"text": done})
+        async with inspected_model(service, body.model) as (loaded, model):
+            document = split_text(body.q, model.recipe.data.language_pair[0])
+            done = ""
+            with loaded.batcher.admit():
+                for index, sentence in enumerate(document.sentences):
+                    before = done + document.separators[index]
+                    texts = _partial_translations(service, loaded.batcher, model, sentence)
+                    async for text in texts:
+                        done = before + text + document.space_after(index, text)
+                        yield server_sent_event("partial", {"text": done})
     except (RequestRefused, RegardError) as error:
         yield server_sent_event("error", {"error": str(error)})
     except Exception:
@@ -109,7 +111,7 @@ async def stream_partials(
 
 
 async def _partial_translations(
-    service: Service, model: Translator, sentence: str
+    service: Service, batcher: Batcher, model: Translator, sentence: str
 ) -> AsyncGenerator[str, None]:
     """The best translation of a sentence after each step; the last one is final."""
     loop = asyncio.get_running_loop()
@@ -132,7 +134,7 @@ async def _partial_translations(
             ((best, *_),) = model.search([sentence], observer=observer)
             send(best.text)
 
-    searching = asyncio.ensure_future(service.with_timeout(service.batcher.run(search)))
+    searching = asyncio.ensure_future(service.with_timeout(batcher.run(search)))
     searching.add_done_callback(lambda _: queue.put_nowait(None))
     try:
         while (text := await queue.get()) is not None:

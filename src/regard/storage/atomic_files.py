@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
@@ -206,3 +207,12 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         raise RegardError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def shared_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder that processes share, in memory where that is possible."""
+    memory = Path("/dev/shm")
+    parent = memory if os.access(memory, os.W_OK) else None
+    with TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 def model_resume_key(model: Translator) -> dict[str, Any]:
     """The part of a resume key that identifies the model and how it computes."""
-    assert model.run is not None
+    assert model.runs
     return {
-        "model": model.run.fingerprint(),
+        "model": "+".join(run.fingerprint() for run in model.runs),
         "to": model.language,
         "precision": model.precision,
         "device": model.device.type,

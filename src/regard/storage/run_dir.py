@@ -95,6 +95,8 @@ class RunDir:
         """hashes of the training sources, see ``training/overlap.py``"""
         self.test_outputs_file = self.folder / "test_outputs.jsonl"
         """the outputs that the test scores of the card were computed from, one JSON string per line"""
+        self.plan_file = self.checkpoints / "plan.json"
+        """the keys that a time limit has changed, as the recipe had them"""
         self.lock_file = self.checkpoints / ".lock"
         """locked while a process trains in the folder; the first file of a run"""
 
@@ -106,7 +108,8 @@ class RunDir:
         written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
         patterns = [
             *(f".{path.name}{PARTIAL}" for path in written),
-            *(f"checkpoints/.step-*{PARTIAL}", f"data/.*.json{PARTIAL}"),
+            *(f"checkpoints/.step-*{PARTIAL}", f"checkpoints/.*.json{PARTIAL}"),
+            f"data/.*.json{PARTIAL}",
             "data/.*.arrow.*.unfinished",
         ]
         return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]

@@ -33,8 +33,9 @@ from regard.inference.precision import choose_device
 from regard.inference.worker_pool import SharedFlag, available_cores, on_one_core
 from regard.metrics import MODEL_METRICS, Comparison, MetricResult, compare, score
 from regard.nn.architectures import ARCHITECTURES
+from regard.nn.ensemble import Ensemble
 from regard.nn.network import Network, assign_weights
-from regard.recipe import CleaningConfig, Device, Precision, Recipe, Registry
+from regard.recipe import CleaningConfig, Device, Precision, Recipe, Registry, as_written
 from regard.storage.run_dir import RunDir
 
 # ---------------------------------------------------------------------------------------------
@@ -160,6 +161,9 @@ def build_network(recipe: Recipe, tokenizer: Tokenizer) -> nn.Module:
     return TASKS[recipe.task].model.build(recipe, tokenizer)
 
 
+RunFolders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""one run folder, or those of an ensemble"""
+
 MAX_TEXT_TOKENS = 4096
 """Texts of more tokens are refused, unless the model was trained on texts half as long: time and memory of attention
 grow with the square of the length."""
@@ -188,37 +192,57 @@ class Model(ABC):
         self.device = device
         self.precision: Precision = precision
         self.run = run
-        """the run folder it was loaded from, if any"""
+        """the run folder it was loaded from; None for an ensemble"""
+        self.runs: tuple[RunDir, ...] = () if run is None else (run,)
+        """the run folders it was loaded from: one, or several for an ensemble"""
         self.threads = min(threads or available_cores(), os.cpu_count() or 1)
         """batches processed at a time on a CPU"""
 
     @classmethod
     def load(
         cls,
-        folder: str | os.PathLike[str],
+        folder: RunFolders,
         device: Device = "auto",
         precision: Precision = "fp32",
         threads: int | None = None,
     ) -> Self:
-        """Open a run folder. ``Model.load`` opens a run of any task and returns the class of its task."""
-        run = RunDir(Path(folder))
+        """Open a run folder, or several as an ensemble: translation models with the same tokenizer.
+
+        ``Model.load`` opens a run of any task and returns the class of its task.
+        """
+        folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
+        if not folders:
+            raise RegardError("no run folder was given")
+        runs = [RunDir(Path(one)) for one in folders]
+        run = runs[0]
         recipe = run.recipe()
+        kind = cls.class_for(recipe, run)
+        with on_one_core():  # workers can be forked only from a process without threads
+            weights = run.weights()
+            tokenizer = run.tokenizer(recipe)
+            place = choose_device(device)
+            if len(runs) > 1:
+                network: nn.Module = read_ensemble(runs, tokenizer).to(place).eval()
+                model = kind(recipe, tokenizer, network, place, precision, threads=threads)
+                model.runs = tuple(runs)
+            else:
+                network = kind.build(recipe, tokenizer)
+                assign_weights(network, weights, str(run.weights_file))
+                network = network.to(place).eval()
+                model = kind(recipe, tokenizer, network, place, precision, run, threads)
+            model.freeze()
+        return model
+
+    @classmethod
+    def class_for(cls, recipe: Recipe, run: RunDir) -> type[Self]:
+        """The class of a run's task; an error if it is not this class or one derived from it."""
         kind = TASKS[recipe.task].model
         if not issubclass(kind, cls):
             raise RegardError(
                 f"{run}: a model for task {recipe.task}, not {cls.task}; use it with  regard {kind.command}, "
                 f"in Python with regard.load(run, regard.{kind.__name__})"
             )
-        with on_one_core():  # workers can be forked only from a process without threads
-            weights = run.weights()
-            tokenizer = run.tokenizer(recipe)
-            network = kind.build(recipe, tokenizer)
-            assign_weights(network, weights, str(run.weights_file))
-            place = choose_device(device)
-            network = network.to(place).eval()
-            model = kind(recipe, tokenizer, network, place, precision, run, threads)
-            model.freeze()
-        return model
+        return kind
 
     @staticmethod
     @abstractmethod
@@ -236,8 +260,11 @@ class Model(ABC):
         """Compute in another precision from now on."""
         self.precision = precision
 
-    def start_workers(self) -> None:  # noqa: B027 (only sequence generators have workers)
-        """Process batches in worker processes from now on, if that is faster and this process has no other threads."""
+    def start_workers(self, background: bool = False) -> None:  # noqa: B027 (only sequence generators have workers)
+        """Process batches in worker processes from now on, if that is faster and this process has no other threads.
+
+        background: also start workers of low priority, for threads of low priority.
+        """
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Source ids of texts, truncated as in training."""
@@ -305,6 +332,46 @@ class Model(ABC):
         return self.score_outputs(ours, pairs), found
 
 
+def read_ensemble(runs: Sequence[RunDir], tokenizer: Tokenizer) -> Ensemble:
+    """The networks of several translation runs, to decode together."""
+    check_ensemble(runs)
+    configs, networks = [run.recipe().model for run in runs], []
+    for run in runs:
+        networks.append(SequenceGenerator.build(run.recipe(), tokenizer))
+        assign_weights(networks[-1], run.weights(), str(run.weights_file))
+    return Ensemble(networks, configs)
+
+
+def check_ensemble(runs: Sequence[RunDir]) -> None:
+    """Raise if these runs cannot decode together: they must read and write the same token ids."""
+    recipes = [run.recipe() for run in runs]
+    for run, recipe in zip(runs, recipes, strict=True):
+        if recipe.task != "translation":
+            raise RegardError(
+                f"{run}: a model for task {recipe.task}; only translation models can be combined"
+            )
+        if recipe.model.architecture == "non_autoregressive":
+            raise RegardError(
+                f"{run}: a non-autoregressive model; only autoregressive models can be combined"
+            )
+    first, expected = runs[0], recipes[0]
+    files = {path.name: path.read_bytes() for path in first.tokenizer_files()}
+    for run, recipe in zip(runs[1:], recipes[1:], strict=True):
+        if {path.name: path.read_bytes() for path in run.tokenizer_files()} != files:
+            raise RegardError(
+                f"{run}: its tokenizer differs from that of {first}, so the two cannot be combined"
+            )
+        for key in ("tags", "context"):
+            theirs, ours = getattr(recipe.data, key), getattr(expected.data, key)
+            if theirs != ours:
+                raise RegardError(
+                    f"{run}: data.{key} is {as_written(theirs)}, but {as_written(ours)} in {first}, so the two "
+                    "cannot be combined"
+                )
+        if (recipe.model.position == "tree") != (expected.model.position == "tree"):
+            raise RegardError(f"{run}, {first}: only one of them has model.position: tree")
+
+
 class SequenceGenerator(Model):
     """A model whose network generates tokens."""
 
@@ -335,8 +402,8 @@ class SequenceGenerator(Model):
         self.engine.freeze()
         self.precision = self.engine.precision
 
-    def start_workers(self) -> None:
-        self.engine.start_workers()
+    def start_workers(self, background: bool = False) -> None:
+        self.engine.start_workers(background)
 
     @property
     def interrupt(self) -> SharedFlag:

@@ -12,12 +12,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from regard.data.language_identification import identify_among
 from regard.data.pairs import Pair
 from regard.data.segmentation import word_and_symbol_spans
 from regard.errors import RegardError
@@ -147,7 +148,7 @@ class OutputChecker:
     def _language(self, translation: str) -> Problem | None:
         if not self.other or sum(map(str.isalpha, translation)) < MIN_LANGUAGE_LETTERS:
             return None
-        identifier = language_identifier(self.language, *self.other)
+        identifier = identify_among(self.language, *self.other)
         if identifier is None:
             return None
         language, probability = identifier.classify(translation)
@@ -235,18 +236,3 @@ def _script(letter: str) -> str:
     """The first word of the letter's name in Unicode, which is its script; Chinese and Japanese are one."""
     name = unicodedata.name(letter, "").split(" ")[0].split("-")[0].capitalize()
     return "Chinese" if name in ("Cjk", "Hiragana", "Katakana", "Ideographic") else name
-
-
-@cache
-def language_identifier(*languages: str) -> Any:
-    """py3langid restricted to some languages; None if it is not installed or does not know one of them."""
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError:
-        return None
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    try:
-        identifier.set_languages([*languages])
-    except ValueError:
-        return None
-    return identifier

@@ -612,6 +612,8 @@ class Translator(SequenceGenerator):
         """A trace of the translation of one text; options: see ``inspection.history.trace_with_history``."""
         from regard.inspection.history import trace_with_history
 
+        if len(self.runs) > 1:
+            raise RegardError("trace: not for an ensemble; load one of its runs")
         return trace_with_history(self, text, **options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from unicodedata import normalize
 
@@ -21,7 +21,7 @@ from regard.recipe import (
     TokenizerConfig,
     make_recipe,
 )
-from regard.training.planner import DeviceSpeed, measure_device
+from regard.training.planner import DeviceSpeed, duration, measure_device
 
 MIN_PAIRS = 50
 MAX_SYMBOLS = 200
@@ -32,7 +32,8 @@ IDEOGRAPHS_PER_TOKEN = 1.3
 """In Chinese and Japanese, where a token is one or two characters."""
 MIN_STEPS = 6_000
 """Batches are made smaller to reach this many steps: on a CPU, many small steps learn more than few large ones."""
-MIN_TOKENS_PER_BATCH = 1_024
+MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
+"""On a GPU, smaller batches take as long."""
 VALIDATIONS, PATIENCE = 20, 8
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
@@ -86,6 +87,12 @@ class ModelRule:
     """from, to: sizes of the corpora that the rule is for"""
     symbols: bool = False
     """for sequences of characters or symbols, instead of sentences"""
+    device: str = ""
+    """only for cpu or cuda"""
+
+    def applies(self, tokens: float, epoch_tokens: float) -> bool:
+        """Whether the model is worth training on this many target tokens."""
+        return tokens >= max(self.min_tokens, self.min_epochs * epoch_tokens)
 
 
 _WIDE = {"preset": "base", "encoder_layers": 3, "decoder_layers": 3}
@@ -95,10 +102,22 @@ _SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 
 MODEL_RULES = (
     # name, model, dropout, R-Drop, learning rate, cost, then the conditions; the first rule that applies is used.
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, 17.0, 60, pairs=(0, 20_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, 17.0, 45, pairs=(0, 20_000)),
     ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, 23.0, 60, pairs=(20_000, 500_000)),
     ModelRule("base", {"preset": "base"}, 0.1, 0.0, 0.0007, 16.0, 1, 50, 5e7, (500_000, math.inf)),
     ModelRule("wide, no R-Drop", _WIDE, 0.1, 0.0, 0.001, 9.0, 8, 40, 1.5e7, (20_000, math.inf)),
+    ModelRule(
+        "small, no R-Drop",
+        _SMALL,
+        0.1,
+        0.0,
+        0.002,
+        4.1,
+        2,
+        40,
+        3e6,
+        device="cuda",
+    ),
     ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, 3.9, 45, pairs=(0, 100_000)),
     ModelRule("shallow, no R-Drop", _SHALLOW, 0.1, 0.0, 0.002, 2.05, 2, 40, 1e7),
     ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60),
@@ -168,7 +187,9 @@ def choose(
     rules = [
         rule
         for rule in MODEL_RULES
-        if rule.symbols == symbols and rule.pairs[0] <= corpus.pairs < rule.pairs[1]
+        if rule.symbols == symbols
+        and rule.pairs[0] <= corpus.pairs < rule.pairs[1]
+        and rule.device in ("", speed.device)
     ]
     if minutes is None:
         minutes = _default_minutes(rules, epoch_tokens, speed)
@@ -185,7 +206,7 @@ def choose(
             speed,
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
-        if affordable >= max(rule.min_tokens, rule.min_epochs * epoch_tokens):
+        if rule.applies(affordable, epoch_tokens):
             return choice
         better = rule
     raise AssertionError("the last rule has no conditions")
@@ -246,27 +267,106 @@ def autoconfigure(
     speed = speed or measure_device(choose_device(partial.training.device))
     epoch_tokens = count * corpus.tokens_per_target(vocabulary, partial.tokenizer)
     choice = choose(corpus, epoch_tokens, vocabulary, speed, minutes)
+    recipe = _complete(values, choice, corpus, overrides)
+    fixed_steps = minutes is None and _given(overrides, "training.steps") is not None
+    planned = None if fixed_steps else choice.minutes
+    reasons = _reasons(recipe, choice, corpus, planned)
+    return AutomaticRecipe(recipe, reasons, planned, values, choice, corpus, overrides)
+
+
+def _complete(
+    values: dict[str, Any],
+    choice: ChosenModel,
+    corpus: CorpusStatistics,
+    overrides: Sequence[str],
+    batch: int | None = None,
+    *,
+    longest: bool = False,
+) -> Recipe:
+    """The recipe with the sections that depend on the chosen model.
+
+    batch: tokens per batch; chosen from the number of tokens if None.
+    longest: as many steps as help, even if the time is too short.
+    """
     rule = choice.rule
     # Pre-norm is stable even in a short run with a high learning rate.
     own_preset = any(override.startswith("model.preset=") for override in overrides)
     shape = {} if own_preset else rule.model
-    values["model"] = {**shape, "dropout": rule.dropout, "norm_order": "pre"}
-    values["training"] = _training(choice, overrides)
-    values["evaluation"] = _evaluation(corpus)
-    if not partial.decoding.is_sampling:
-        values["decoding"] = {"beam": 5, "length_penalty": 1.0}
-    recipe = make_recipe(values, "the automatic recipe", overrides)
-    fixed_steps = minutes is None and _given(overrides, "training.steps") is not None
-    planned = None if fixed_steps else choice.minutes
-    return AutomaticRecipe(recipe, _reasons(recipe, choice, corpus, planned), planned)
+    sampling = make_recipe(values, "the automatic recipe", overrides).decoding.is_sampling
+    complete = {
+        **values,
+        "model": {**shape, "dropout": rule.dropout, "norm_order": "pre"},
+        "training": _training(choice, overrides, batch, longest),
+        "evaluation": _evaluation(corpus),
+        **({} if sampling else {"decoding": {"beam": 5, "length_penalty": 1.0}}),
+    }
+    return make_recipe(complete, "the automatic recipe", overrides)
 
 
-class AutomaticRecipe(NamedTuple):
+REFIT_RATIO = 1.3
+"""A better model is chosen if the measured speed exceeds the estimate by more than this factor."""
+TOO_SLOW = 0.75
+"""Another model is chosen if only this share of what the model needs can be reached."""
+REBUILD_SECONDS, REBUILD_SHARE = {"cpu": 3.0, "cuda": 25.0}, 0.5
+"""How long it takes to build another model, and on a GPU to compile it; not more than this share of the time left."""
+
+
+@dataclass(frozen=True)
+class AutomaticRecipe:
+    """A recipe, why it was chosen, and what is needed to choose again when the real speed is known."""
+
     recipe: Recipe
     reasons: list[str]
     """what was chosen and why, one line each"""
     minutes: float | None
     """the time limit that the recipe was chosen for; None if the user sets the number of steps, but no time"""
+    values: dict[str, Any]
+    """the sections that do not depend on the speed"""
+    choice: ChosenModel
+    corpus: CorpusStatistics
+    overrides: Sequence[str]
+
+    @property
+    def own_steps(self) -> bool:
+        """Whether the user has set the number of steps."""
+        return _given(self.overrides, "training.steps") is not None
+
+    def can_change(self, seconds: float) -> bool:
+        """Whether there is time for another model, and the user has not set a part of it."""
+        parts = ("model.", "training.rdrop=", "training.simcut=")
+        own_model = any(one.startswith(parts) for one in self.overrides)
+        return not own_model and REBUILD_SECONDS[self.choice.device] <= REBUILD_SHARE * seconds
+
+    def is_too_slow(self, tokens_per_second: float, seconds: float, done: int = 0) -> bool:
+        """Whether another model would be better at this speed in the seconds that are left.
+
+        done: target tokens that the model was trained on before.
+        """
+        tokens = done + TRAINING_SHARE * seconds * tokens_per_second
+        too_slow = not self.choice.rule.applies(tokens / TOO_SLOW, self.choice.epoch_tokens)
+        return too_slow and self.can_change(seconds)
+
+    def refit(self, tokens_per_second: float, seconds: float) -> AutomaticRecipe:
+        """The choice for the measured speed of the chosen model and the seconds that are left.
+
+        The model is changed if the device is too slow for it, or much faster than estimated. The number of steps is
+        the largest that helps; the plan reduces it to what the time allows. The tokenizer does not change.
+        """
+        choice, device = self.choice, self.choice.device
+        ratio = tokens_per_second / choice.tokens_per_second
+        speed = replace(choice.speed, tiny=choice.speed.tiny * ratio)
+        minutes = total_minutes(TRAINING_SHARE * seconds, device)
+        fitted = replace(choice, minutes=minutes, tokens_per_second=tokens_per_second, speed=speed)
+        batch: int | None = self.recipe.batch_tokens
+        faster = ratio > REFIT_RATIO and self.can_change(seconds)
+        if faster or self.is_too_slow(tokens_per_second, seconds):
+            minutes = total_minutes(TRAINING_SHARE * (seconds - REBUILD_SECONDS[device]), device)
+            vocabulary = choice.vocabulary
+            other = choose(self.corpus, choice.epoch_tokens, vocabulary, speed, minutes)
+            if other.rule is not choice.rule:
+                fitted, batch = other, None
+        recipe = _complete(self.values, fitted, self.corpus, self.overrides, batch, longest=True)
+        return replace(self, recipe=recipe, choice=fitted)
 
 
 def _check_size(corpus: CorpusStatistics) -> None:
@@ -290,13 +390,17 @@ def _symbol_tokenizer(corpus: CorpusStatistics, overrides: Sequence[str]) -> dic
     return config if one_kind else {**config, "target_kind": target_kind}
 
 
-def _training(choice: ChosenModel, overrides: Sequence[str]) -> dict[str, Any]:
+def _training(
+    choice: ChosenModel, overrides: Sequence[str], batch: int | None, longest: bool
+) -> dict[str, Any]:
     """The training section: as many steps as the time allows, in batches that leave time for ``MIN_STEPS``."""
     tokens, rule = choice.tokens, choice.rule
+    most = rule.max_epochs * choice.epoch_tokens if longest else tokens
     largest = choice.vocabulary.tokens_per_batch
-    batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
-    batch = min(largest, max(MIN_TOKENS_PER_BATCH, batch))
-    steps = int(max(200, round(tokens / batch, -2)))
+    if batch is None:
+        batch = 2 ** math.floor(math.log2(max(1.0, tokens / MIN_STEPS)))
+        batch = min(largest, max(MIN_TOKENS_PER_BATCH[choice.device], batch))
+    steps = int(max(200, round(most / batch, -2)))
     if given := _given(overrides, "training.steps"):
         steps = int(given)
     every = max(1, steps // VALIDATIONS)
@@ -354,8 +458,8 @@ def _reasons(
     held_out = f"about {recipe.data.hold_out:.1%} of the pairs, held out"
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
-        f"model: {_describe_model(recipe)}, for about {epochs:.0f} epochs"
-        + (f" in {_duration(minutes)}" if minutes else ""),
+        f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
+        + (f" in {duration(60 * minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
         f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens; stops early after "
@@ -367,7 +471,8 @@ def _reasons(
     ]
 
 
-def _describe_model(recipe: Recipe) -> str:
+def describe_model(recipe: Recipe) -> str:
+    """For example “small, 6+6 layers of width 256, dropout 0.3, R-Drop 5”."""
     model, training = recipe.model, recipe.training
     shape = f"{model.encoder_layers}+{model.decoder_layers} layers of width {model.d_model}"
     rdrop = f", R-Drop {training.rdrop:g}" if training.rdrop else ""
@@ -385,7 +490,7 @@ def _alternatives(choice: ChosenModel) -> list[str]:
     return [
         f"a better model ({layers}+{layers} layers of width {width}"
         + (", R-Drop" if rule.rdrop else "")
-        + f") needs about {_duration(minutes)}: --minutes {math.ceil(minutes)}"
+        + f") needs about {duration(60 * minutes)}: --minutes {math.ceil(minutes)}"
     ]
 
 
@@ -397,8 +502,8 @@ def _warnings(choice: ChosenModel, corpus: CorpusStatistics) -> list[str]:
         return []
     minutes = total_minutes(USEFUL_TOKENS / choice.tokens_per_second, choice.device)
     return [
-        f"warning: {_duration(choice.minutes)} is too short to train a useful model on real text; "
-        f"allow at least {_duration(minutes)}"
+        f"warning: {duration(60 * choice.minutes)} is too short to train a useful model on real text; "
+        f"allow at least {duration(60 * minutes)}"
     ]
 
 
@@ -422,15 +527,6 @@ def _describe_tokenizer(
     ):
         return f"{kind}, because there are {len(corpus.alphabet):,} distinct characters"
     return kind
-
-
-def _duration(minutes: float) -> str:
-    """For example “15 minutes” or “3 h 40 min”."""
-    if minutes < 1:
-        return f"{max(1, round(60 * minutes))} seconds"
-    if minutes < 100:
-        return f"{math.ceil(minutes)} minute{'s' * (math.ceil(minutes) > 1)}"
-    return f"{int(minutes // 60):,} h {int(minutes % 60)} min"
 
 
 # ---------------------------------------------------------------------------------------------

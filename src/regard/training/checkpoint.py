@@ -201,19 +201,25 @@ def averageable_checkpoints(
 
 
 def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints, summed in float64, with one file in memory at a time."""
+    """The mean of the weights of several checkpoints, with one file in memory at a time."""
+    return average_weights((str(path), checkpoint_weights(path)) for path in paths)
+
+
+def average_weights(named: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """The mean of several sets of weights, summed in float64. Each comes with its origin, for error messages."""
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
-    for path in paths:
-        weights = checkpoint_weights(path)
+    first, count = "", 0
+    for where, weights in named:
+        first, count = first or where, count + 1
         if sums and weights.keys() != sums.keys():
             raise RegardError(
-                f"{path}: its weights differ in name from those of {paths[0]}; average checkpoints of one run"
+                f"{where}: its weights differ in name from those of {first}; average checkpoints of one run"
             )
         for name, tensor in weights.items():
             dtypes[name] = tensor.dtype
             sums[name] = tensor.double() + sums[name] if name in sums else tensor.double()
-    return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}
+    return {name: (total / count).to(dtypes[name]) for name, total in sums.items()}
 
 
 def average_run(run: Path, out: Path, last: int | None) -> list[int]:
@@ -229,16 +235,58 @@ def average_run(run: Path, out: Path, last: int | None) -> list[int]:
             f"{run}: cannot average {last or 1} checkpoint{'s' * ((last or 1) > 1)}: there are only {len(files)}"
             + _excluded(old.checkpoints, files)
         )
-    if new.folder.exists() and any(new.folder.iterdir()):
-        raise RegardError(f"{out}: the folder is not empty; choose another --out")
+    _check_empty(new)
     files = files[-last:] if last else files
     steps = [checkpoint_step(path) for path in files]
+    card = {"averaged_from": str(run), "averaged_steps": steps}
+    _write_average(new, old, average_checkpoints(files), card)
+    return steps
+
+
+def average_runs(runs: Sequence[Path], out: Path) -> None:
+    """Write a new run folder with the average of the models of several runs (a model soup, Wortsman et al. 2022).
+
+    They must have the same network and tokenizer, and must have started from the same weights: the mean of networks
+    that learned from different random weights is no better than random.
+    """
+    folders, new = [RunDir(run) for run in runs], RunDir(out)
+    first, recipe = folders[0], folders[0].recipe()
+    files = [path.read_bytes() for path in first.tokenizer_files()]
+    for run in folders[1:]:
+        theirs = run.recipe()
+        if theirs.task != recipe.task or theirs.model != recipe.model:
+            raise RegardError(f"{run}: its task or model section differs from that of {first}")
+        if [path.read_bytes() for path in run.tokenizer_files()] != files:
+            raise RegardError(f"{run}: its tokenizer differs from that of {first}")
+        if _initial_weights(theirs.training) != _initial_weights(recipe.training):
+            raise RegardError(
+                f"{run}: it did not start from the same weights as {first} (training.init_from, or training.seed), so "
+                "their average is no model; fine-tune one run with several seeds and average the results"
+            )
+    _check_empty(new)
+    averaged = average_weights((str(run), run.weights()) for run in folders)
+    _write_average(new, first, averaged, {"averaged_from": ", ".join(map(str, runs))})
+
+
+def _initial_weights(training: TrainingConfig) -> object:
+    """What the weights of a training started from: those of another run, or random ones."""
+    return training.seed if training.init_from is None else training.init_from
+
+
+def _check_empty(new: RunDir) -> None:
+    if new.folder.exists() and any(new.folder.iterdir()):
+        raise RegardError(f"{new}: the folder is not empty; choose another --out")
+
+
+def _write_average(
+    new: RunDir, old: RunDir, weights: Mapping[str, Tensor], card: dict[str, Any]
+) -> None:
+    recipe = old.recipe()
     new.folder.mkdir(parents=True, exist_ok=True)
     new.write_recipe(recipe)
     old.tokenizer(recipe).save(new.folder)
-    new.write_weights(average_checkpoints(files))
-    new.write_card({"averaged_from": str(run), "averaged_steps": steps})
-    return steps
+    new.write_weights(weights)
+    new.write_card(card)
 
 
 def _excluded(folder: Path, averageable: Sequence[Path]) -> str:

@@ -1,4 +1,8 @@
-"""Sequence-level distillation and back-translation: a model translates sources, and the pairs become training data.
+"""Distillation: a student learns from the translations of a teacher, or from its probabilities of every token.
+
+Sequence-level (``distill``): a model translates sources, and the pairs become training data. Back-translation is the
+same in the opposite direction. Token-level (``read_teacher``): the teacher runs next to the student in training, and
+the loss compares their probabilities.
 
 A non-autoregressive or small student learns far better from the translations of a teacher than from human
 translations: they vary less, so there is less to choose between (Kim and Rush 2016).
@@ -12,20 +16,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.data.corpus import fingerprint, read_pairs
 from regard.data.pairs import language_of
 from regard.data.text_files import read_lines
+from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
+from regard.nn.network import Network
+from regard.recipe import Recipe, model_choices
 from regard.storage.atomic_files import check_distinct_files
 from regard.storage.resumable_output import ResumableOutput, model_resume_key
-from regard.storage.run_dir import sha256
+from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import Translator
-from regard.training.progress import SECONDS_BETWEEN_LINES
+from regard.tasks.base import read_ensemble
+from regard.training.progress import ProgressLine
 
 CHUNK_SIZE = 4096
 """Number of sources in memory at a time: enough to batch sources of similar length."""
@@ -64,7 +73,7 @@ def distill(
     with ResumableOutput([output], key, overwrite) as file:
         if file.done:
             report(f"{output}: resuming after source {file.done:,}")
-        advance = _progress(file.done, total, report)
+        progress = ProgressLine("", total, file.done, report)
         remaining = islice(_read_sources(model, sources), file.done, None)
         while chunk := list(islice(remaining, CHUNK_SIZE)):
             translations = model.translate([text for _, text in chunk], **options)
@@ -75,7 +84,8 @@ def distill(
                 for (where, text), translation in zip(chunk, translations, strict=True)
             ]
             file.add(len(chunk), ["".join(lines)])
-            advance(file.done)
+            progress.advance(file.done)
+        report(progress.describe(file.done, time.monotonic()))
     return total
 
 
@@ -95,7 +105,7 @@ def _resume_key(
     model: Translator, sources: Path | None, back_translation: bool, options: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Everything that the pairs depend on; None for a model without a run folder, which cannot be resumed."""
-    if model.run is None:
+    if not model.runs:
         return None
     data = model.recipe.data
     content = sha256(sources) if sources else fingerprint(data.train, data)
@@ -113,6 +123,45 @@ def _read_sources(model: Translator, sources: Path | None) -> Iterator[LocatedTe
         for number, pair in enumerate(pairs, 1)
         if model.language in (None, language_of(pair))
     )
+
+
+# ---------------------------------------------------------------------------------------------
+# Token-level distillation: training.teacher
+
+
+def teacher_tokenizer(recipe: Recipe) -> Tokenizer:
+    """The tokenizer of the teacher, which the student must share."""
+    assert recipe.training.teacher
+    run = RunDir(Path(recipe.training.teacher[0]))
+    theirs = run.recipe()
+    if theirs.tokenizer != recipe.tokenizer:
+        raise RegardError(
+            f"training.teacher: the tokenizer section of {run} differs from that of this recipe, which must be the same"
+        )
+    return run.tokenizer(theirs)
+
+
+def read_teacher(recipe: Recipe, run: RunDir, device: torch.device) -> Network:
+    """The network of the teacher, or an ensemble, for the training of a student in the folder ``run``."""
+    assert recipe.training.teacher
+    runs = [RunDir(Path(folder)) for folder in recipe.training.teacher]
+    files = {path.name: path.read_bytes() for path in run.tokenizer_files()}
+    for one in runs:
+        theirs = one.recipe()
+        if {path.name: path.read_bytes() for path in one.tokenizer_files()} != files:
+            raise RegardError(
+                f"training.teacher: the tokenizer of {one} differs from that of {run}"
+            )
+        unpackable = [
+            choice.name for _, choice in model_choices(theirs.model) if not choice.packed_batches
+        ]
+        if recipe.training.batching == "packed" and unpackable:
+            raise RegardError(
+                f"training.teacher: {one} does not support training.batching: packed ({unpackable[0]}); "
+                "set it to padded"
+            )
+    teacher = read_ensemble(runs, run.tokenizer(recipe)).to(device).eval()
+    return teacher.requires_grad_(False)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -139,21 +188,3 @@ def _formatter(output: Path) -> PairFormatter:
     if output.suffix not in FORMATTERS:
         raise RegardError(f"{output}: the name of a file of pairs must end in .tsv or .jsonl")
     return FORMATTERS[output.suffix]
-
-
-def _progress(start: int, total: int, report: Callable[[str], None]) -> Callable[[int], None]:
-    """A function that takes the number of finished sources and reports it from time to time.
-
-    ``start`` sources were finished by an earlier process.
-    """
-    start_time = last = time.monotonic()
-
-    def advance(done: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last > SECONDS_BETWEEN_LINES or done == total:
-            last, each = now, (now - start_time) / (done - start)
-            left = timedelta(seconds=round(each * (total - done)))
-            report(f"{done:,} of {total:,}, {1 / each:,.1f} per second, {left} left")
-
-    return advance

@@ -47,6 +47,7 @@ from regard.recipe import (
 )
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files
+from regard.training.distillation import teacher_tokenizer
 from regard.training.optimizers import learning_rate
 
 # ---------------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ PATIENCE = 6
 UNKNOWN_SHARE = 0.02
 """a larger share of bytes and unknown tokens in the new texts means that the vocabulary should be extended"""
 NOT_TAKEN = {
-    *("init_from", "mix", "freeze", "extend_vocab", "seed", "device"),
+    *("init_from", "mix", "freeze", "extend_vocab", "seed", "device", "teacher", "teacher_weight"),
     *("steps", "tokens_per_batch", "accumulate", "learning_rate", "schedule", "warmup"),
     *("validate_every", "checkpoint_every", "patience"),
 }
@@ -389,7 +390,12 @@ def check_initial_run(run: RunDir, recipe: Recipe) -> None:
 
 
 def initial_tokenizer(recipe: Recipe, pairs: Callable[[], Iterable[Pair]]) -> Tokenizer:
-    """The tokenizer of the run to initialize from, or one trained on ``pairs``; labels are always new."""
+    """The tokenizer of the run to initialize from, or of the teacher, or one trained on ``pairs``.
+
+    Labels are always new.
+    """
+    if recipe.training.init_from is None and recipe.training.teacher:
+        return teacher_tokenizer(recipe)
     if recipe.training.init_from is None:
         return Tokenizer.train(recipe.tokenizer, pairs, recipe.has_labels, recipe.data.tags)
     run = RunDir(recipe.training.init_from)
@@ -504,6 +510,8 @@ def check_compatible(run: RunDir, run_recipe: Recipe, recipe: Recipe) -> None:
     if not translation or recipe.training.extend_vocab or not all(one.named for one in both):
         return
     known, new = (one.language_pairs for one in both)
+    if run_recipe.data.bidirectional:
+        known = [*known, *((target, source) for source, target in known)]
     if all(_differ(s, source) or _differ(t, target) for s, t in known for source, target in new):
         (source, target), pairs = new[0], ", ".join(f"{s} to {t}" for s, t in known)
         raise RegardError(

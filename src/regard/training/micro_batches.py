@@ -71,7 +71,7 @@ def fits_in_memory(train_step: TrainStep, batch: Batch) -> bool:
 
 def release_memory(train_step: TrainStep) -> None:
     """Free the gradients, and what a GPU has cached."""
-    train_step.optimizer.zero_grad(set_to_none=True)
+    train_step.zero_grad()
     if train_step.device.type == "cuda":
         torch.cuda.empty_cache()
 

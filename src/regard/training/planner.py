@@ -1,7 +1,7 @@
 """Time planning: how fast a device trains, and how many steps, validations and warmup steps fit into the time.
 
-``measure_device`` estimates the speed of a device, so that a model can be chosen. ``plan`` times a few steps of the
-actual training, undoes them, and fits the recipe to the remaining time.
+``measure_device`` estimates the speed of a device, so that a model can be chosen. ``measure_steps`` times some steps of
+the actual training and undoes them. ``plan`` fits the recipe to the remaining time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -155,14 +155,21 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def plan(trainer: Trainer, deadline: float, scoring: float = 0.0) -> Plan:
-    """Time a few steps and a validation, and fit the recipe to the time until the deadline.
+class StepTime(NamedTuple):
+    """The measured duration of a training step, and its target tokens."""
 
-    The steps are undone afterwards. ``deadline`` is a time of ``time.monotonic()``,
+    seconds: float
+    tokens: float
+
+
+def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0) -> Plan:
+    """Time a validation, and fit the recipe to the time until the deadline.
+
+    ``deadline`` is a time of ``time.monotonic()``, ``step`` the result of ``measure_steps``,
     ``scoring`` the seconds for scores after training, besides those of the test data.
     """
     left = deadline - time.monotonic()
-    seconds_per_step, tokens_per_step = measure_steps(trainer, limit=min(60.0, 0.04 * left))
+    seconds_per_step, tokens_per_step = step
     trainer.limit_examples(VALIDATION_SHARE * left, MIN_EXAMPLES)
     left = deadline - time.monotonic()
     # The loss of the validation pairs takes about a third of training on them.
@@ -172,6 +179,7 @@ def plan(trainer: Trainer, deadline: float, scoring: float = 0.0) -> Plan:
     )
     trainer.validation_seconds = validation
     reserve = 3 + 2.5 * validation + min(TEST_SHARE * left, trainer.test_seconds()) + scoring
+    trainer.reserved_seconds, trainer.max_steps = reserve, trainer.training.steps
     available = max(0.0, SAFETY * left - reserve)
     recipe, shortened = fit_recipe(trainer.recipe, available, seconds_per_step, validation)
     training = recipe.training
@@ -229,16 +237,30 @@ TOLERANCE = 0.03
 """A plan that misses the deadline by less than this share of the time left is not changed."""
 
 
-def shorten(trainer: Trainer, deadline: float, seconds_per_step: float) -> Recipe | None:
-    """The recipe with fewer steps if the machine has become too slow for the plan; None if it has not."""
+EXTEND_BELOW = 0.9
+"""A plan that needs less than this share of the time left is extended."""
+
+
+def adjust_steps(trainer: Trainer, deadline: float, seconds_per_step: float) -> Recipe | None:
+    """The recipe with fewer or more steps if the machine has become slower or faster; None if the plan still fits.
+
+    There are never more steps than the recipe had before it was planned.
+    """
     training, done = trainer.training, trainer.state.step
-    left = deadline - time.monotonic() - trainer.time_to_finish()
-    validations = (training.steps - done) // training.validate_every
-    needed = (training.steps - done) * seconds_per_step + validations * trainer.validation_seconds
-    if needed <= left * (1 + TOLERANCE) or done >= training.steps:
+    remaining = training.steps - done
+    if remaining <= 0 or not seconds_per_step:
         return None
-    steps = done + max(1, int((training.steps - done) * max(0.0, left) / needed))
-    if steps >= training.steps:
+    validations = remaining // training.validate_every
+    needed = remaining * seconds_per_step + validations * trainer.validation_seconds
+    time_left = deadline - time.monotonic()
+    left = max(0.0, time_left - trainer.time_to_finish())
+    room = SAFETY * time_left - trainer.reserved_seconds
+    steps = training.steps
+    if needed > left * (1 + TOLERANCE):
+        steps = done + max(1, int(remaining * left / needed))
+    elif needed < EXTEND_BELOW * room:
+        steps = min(trainer.max_steps, done + int(remaining * room / needed))
+    if steps == training.steps:
         return None
     warmup = min(training.warmup, max(1, steps // 2))  # the learning rate must reach its peak
     return _with_training(trainer.recipe, steps=steps, warmup=warmup)
@@ -249,12 +271,12 @@ def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
     return recipe.model_copy(update={"training": training})
 
 
-def measure_steps(trainer: Trainer, limit: float) -> tuple[float, float]:
-    """Seconds and target tokens per step, measured for about ``limit`` seconds; the steps are undone afterwards.
+def measure_steps(trainer: Trainer, left: float) -> StepTime:
+    """The duration of a step, measured for a small part of the seconds left; the steps are undone afterwards.
 
     The first steps are not counted: they allocate memory, and on a GPU they compile and capture the step.
     """
-    limit = trainer.group.broadcast(limit)
+    limit = trainer.group.broadcast(min(60.0, 0.04 * left))
     with trainer.rehearsal() as run_step:
 
         def timed(steps: int) -> tuple[float, int]:
@@ -266,9 +288,9 @@ def measure_steps(trainer: Trainer, limit: float) -> tuple[float, float]:
 
         seconds, tokens = timed(1)
         if seconds > limit and trainer.warmup_steps == 1:
-            return seconds, float(tokens)  # no time for more
+            return StepTime(seconds, tokens)  # no time for more
         timed(trainer.warmup_steps - 1)
         seconds, tokens = timed(1)
         steps = 1 + max(0, min(MEASURED_STEPS, int(limit / max(seconds, 1e-6))))
         more_seconds, more_tokens = timed(steps - 1)
-    return (seconds + more_seconds) / steps, (tokens + more_tokens) / steps
+    return StepTime((seconds + more_seconds) / steps, (tokens + more_tokens) / steps)

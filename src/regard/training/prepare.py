@@ -23,7 +23,14 @@ from typing import Any
 
 from regard.data.augmentation import Augmenter
 from regard.data.cleaning import CleaningCounts, EncodedPair, encode_with_context
-from regard.data.corpus import data_paths, fingerprint, read_pairs, train_pairs, valid_pairs
+from regard.data.corpus import (
+    data_paths,
+    fingerprint,
+    one_direction_pairs,
+    read_pairs,
+    train_pairs,
+    valid_pairs,
+)
 from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.input_format import Skipped
 from regard.data.pairs import Pair, context_of, tags_of
@@ -61,11 +68,16 @@ class PreparedData:
 
 
 def check_files(recipe: Recipe) -> None:
-    """Raise if a data file of the recipe does not exist."""
+    """Raise if a data file of the recipe, or its teacher, does not exist."""
     for name, texts in recipe.data.splits.items():
         data_paths(texts, recipe.data, f"data.{name}")
     if recipe.training.mix:
         old_data_fingerprint(recipe)
+    for folder in recipe.training.teacher or ():
+        if not RunDir(Path(folder)).weights_file.is_file():
+            raise RegardError(
+                f"training.teacher: {folder} is not a run folder with a trained model"
+            )
 
 
 def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
@@ -277,8 +289,11 @@ def _augmenter(recipe: Recipe, copy: int) -> Augmenter | None:
 
 
 def _tokenizer_pairs(recipe: Recipe) -> Iterator[Pair]:
-    """The pairs that a tokenizer is trained on: as in the first epoch, so that it has upper-cased entries if needed."""
-    pairs = train_pairs(recipe.data)
+    """The pairs that a tokenizer is trained on: as in the first epoch, so that it has upper-cased entries if needed.
+
+    With ``data.bidirectional`` they are in one direction, so that the tokenizer is that of the recipe without it.
+    """
+    pairs = one_direction_pairs(recipe.data)
     augment = _augmenter(recipe, copy=0)
     return pairs if augment is None else map(augment, pairs)
 
@@ -354,12 +369,16 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
     data = recipe.data
     settings = [recipe.task, recipe.tokenizer.identity, data.clean.model_dump_json()]
     settings.append(str(recipe.training.init_from))
+    if recipe.training.teacher:
+        settings.append(f"teacher {recipe.training.teacher}")
     if recipe.training.extend_vocab:
         settings.append(f"extend_vocab {recipe.training.extend_vocab}")
     if recipe.data.other_targets:
         settings.append(f"other_targets {recipe.data.other_targets}")
     if data.context:
         settings.append(f"context {data.context}")
+    if data.bidirectional:
+        settings.append("bidirectional")
     if data.valid is None:
         settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:

@@ -1,4 +1,4 @@
-"""Progress reports of training: messages and a progress bar in the terminal, ``log.jsonl``, and TensorBoard."""
+"""Progress reports: one line for long commands; for training a progress bar, ``log.jsonl`` and TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from regard.storage.run_dir import RunDir
 
 SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
+REWRITE_SECONDS, ERASE_LINE = 0.2, "\x1b[2K"
 SLOW_STEPS, SECONDS_BEFORE_ESTIMATE = 6, 10.0
 """The time left is estimated from the steps after the first few, once they have taken this long."""
 SECONDS_BETWEEN_SAMPLES = 60.0
@@ -31,6 +32,58 @@ SAMPLE_WIDTH = 70
 def shorten_text(text: str, width: int = SAMPLE_WIDTH) -> str:
     """A text cut to a width, with an ellipsis."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+class ProgressLine:
+    """How many items are done, how fast, and the time left.
+
+    On a terminal, one line is rewritten in place; otherwise, or with ``print_line``, a line is printed now and then.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        done: int = 0,
+        print_line: Callable[[str], object] | None = None,
+    ) -> None:
+        """what: begins the line. total: None if it is unknown. done: items of an earlier process."""
+        self.what, self.total, self.first = what, total, done
+        console = Console(stderr=True, highlight=False)
+        self.in_place = console.is_terminal and print_line is None
+        self.print_line = print_line or self._print
+        self.console, self.shown = console, False
+        self.start = self.last = time.monotonic()
+
+    def advance(self, done: int) -> None:
+        """Show that this many items are done, those of an earlier process included."""
+        now = time.monotonic()
+        if now - self.last >= (REWRITE_SECONDS if self.in_place else SECONDS_BETWEEN_LINES):
+            self.last, self.shown = now, True
+            self.print_line(self.what + self.describe(done, now))
+
+    def describe(self, done: int, now: float) -> str:
+        """For example “1,200 of 5,000, 311 per second, 0:00:12 left”."""
+        rate = (done - self.first) / max(1e-9, now - self.start)
+        if self.total is None:
+            return f"{done:,}, {rate:,.0f} per second"
+        text = f"{done:,} of {self.total:,}, {rate:,.3g} per second"
+        if rate:
+            text += f", {timedelta(seconds=round((self.total - done) / rate))} left"
+        return text
+
+    def close(self) -> None:
+        """Remove the line from the terminal."""
+        if self.shown and self.in_place:
+            self.console.file.write(ERASE_LINE)
+            self.console.file.flush()
+
+    def _print(self, text: str) -> None:
+        if self.in_place:
+            self.console.file.write(f"{ERASE_LINE}{text}\r")
+            self.console.file.flush()
+        else:
+            self.console.print(escape(text), soft_wrap=True)
 
 
 class ProgressReporter:
@@ -45,6 +98,8 @@ class ProgressReporter:
         self.last_line = 0.0
         self.first_step, self.steps, self.start_time = 0, 0, 0.0
         self.end_announced = False
+        self.skips_slow_steps = True
+        """whether the time is still to be measured from another step: the first ones are slower"""
         self.last_samples = time.monotonic()
         self.deadline: float | None = None
 
@@ -69,7 +124,7 @@ class ProgressReporter:
     def start(self, step: int, steps: int, deadline: float | None = None) -> None:
         """Start the progress bar at ``step`` of ``steps``; ``deadline`` is a time of ``time.monotonic()``."""
         self.first_step, self.start_time, self.deadline = step, time.monotonic(), deadline
-        self.steps, self.end_announced = steps, False
+        self.steps, self.end_announced, self.skips_slow_steps = steps, False, True
         if not (self.enabled and self.console.is_terminal):
             return
         self.bar = Progress(
@@ -99,8 +154,9 @@ class ProgressReporter:
     def advance(self, step: int) -> None:
         """Move the progress bar. If there is no plan, print the expected end soon after the start."""
         now = time.monotonic()
-        if step == self.first_step + SLOW_STEPS:
-            self.first_step, self.start_time = step, now  # the first steps are slower
+        if self.skips_slow_steps and step >= self.first_step + SLOW_STEPS:
+            self.first_step, self.start_time = step, now
+            self.skips_slow_steps = False
         elif self._can_announce_end(step, now):
             self.end_announced = True
             self.message(self.expected_end(step))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -23,17 +24,24 @@ from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
 from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model, Translator
 from regard.tasks.confidence import MAX_SENTENCES
 from regard.tasks.hallucinations import OutputStatistics
+from regard.training.autoconfig import AutomaticRecipe, describe_model
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
-from regard.training.distributed import ProcessGroup, process_group
+from regard.training.distributed import (
+    ProcessGroup,
+    first_sentence,
+    is_connection_lost,
+    process_group,
+)
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
 from regard.training.micro_batches import is_out_of_memory
 from regard.training.overlap import OverlapScores
-from regard.training.planner import duration, plan
+from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.summary import summarize, tune_length_penalty
@@ -65,33 +73,35 @@ def train(
     out: str | Path,
     minutes: float | None = None,
     *,
+    automatic: AutomaticRecipe | None = None,
     tune_decoding: bool = False,
 ) -> Model:
     """Train a model in the run folder ``out``, or resume if the folder has checkpoints.
 
     minutes: time limit for the whole run. Steps, warmup and validations are fitted to it, so that the schedule ends
     in time; a resumed run keeps its plan.
+    automatic: how the recipe was chosen, so that it can be chosen again when the speed is known.
     tune_decoding: choose the length penalty on the validation pairs after training.
     """
     start = time.monotonic()
-    check_files(recipe)  # before the folder is created
     run = RunDir(out)
-    if minutes is not None:
-        recipe = keep_plan(run, recipe)
-    check_initial_run(run, recipe)
     with process_group(recipe.training.device) as group:
         # Each process has chosen an automatic recipe for the speed that it measured.
+        recipe = group.in_each(lambda: _check_recipe(run, recipe))
         recipe, minutes = group.broadcast((recipe, minutes))
         deadline = None if minutes is None else start + 60 * minutes
-        options = FinishOptions(deadline, tune_decoding)
+        options = TrainOptions(deadline, automatic, tune_decoding)
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
-            if group.is_main:
-                with locked(run):
-                    _train(run, recipe, group, reporter, options)
-            else:
+            with ExitStack() as stack:
+                group.on_main(lambda: stack.enter_context(locked(run)))
                 _train(run, recipe, group, reporter, options)
         except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
+            if group.size > 1 and is_connection_lost(error):
+                raise RegardError(
+                    f"{run}: process {group.rank} has lost the connection to another process "
+                    f"({first_sentence(error)}), whose own message says why. {RESUME_HINT}"
+                ) from None
             if not is_out_of_memory(error):
                 raise
             raise RegardError(
@@ -103,11 +113,20 @@ def train(
     return Model.load(out, recipe.training.device)
 
 
-class FinishOptions(NamedTuple):
-    """The deadline of a training, and what is done at its end."""
+def _check_recipe(run: RunDir, recipe: Recipe) -> Recipe:
+    """Check files and folders before anything is written; returns the recipe with the plan of a run to resume."""
+    check_files(recipe)
+    recipe = keep_plan(run, recipe)
+    check_initial_run(run, recipe)
+    return recipe
+
+
+class TrainOptions(NamedTuple):
+    """The deadline of a training, how to keep it, and what is done at the end."""
 
     deadline: float | None
     """a time of ``time.monotonic()``"""
+    automatic: AutomaticRecipe | None
     tune_decoding: bool
 
 
@@ -116,14 +135,17 @@ def _train(
     recipe: Recipe,
     group: ProcessGroup,
     reporter: ProgressReporter,
-    options: FinishOptions,
+    options: TrainOptions,
 ) -> None:
     deadline = options.deadline
-    if group.is_main:
+
+    def prepare_run() -> None:
         open_run(run, recipe)
         prepare(run, recipe, reporter)
         score_before(run, recipe, reporter, deadline)
-    group.barrier()
+
+    group.on_main(prepare_run)
+    group.check_shared_file(run.metadata_file)
     trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
     trainer.load()
     stop = StopReason(group.max(finished(trainer.state, recipe.training)))
@@ -134,8 +156,12 @@ def _train(
     if recipe.training.tokens_per_batch == "auto" and trainer.state.step == 0:
         trainer.choose_micro_batches(reporter)
     if deadline is not None and trainer.state.step == 0:
-        _make_plan(trainer, reporter, deadline)
+        trainer = _make_plan(trainer, reporter, deadline, options.automatic)
     stop = _fit(trainer, reporter, stop, deadline)
+    if stop is StopReason.TOO_SLOW:
+        assert deadline is not None
+        trainer = _start_again(trainer, reporter, deadline)
+        stop = _fit(trainer, reporter, StopReason.NONE, deadline)
     reason = stop.describe(trainer.training)
     reporter.close()
     reporter.log("stop", step=trainer.state.step, reason=reason, resumable=True)
@@ -148,18 +174,42 @@ def _train(
         reporter.message(RESUME_HINT)
     if group.is_main:
         finish(trainer, reporter, reason, options)
-    group.barrier()
+        trainer.evaluation.dismiss()
+    else:
+        trainer.evaluation.assist()
 
 
-def _make_plan(trainer: Trainer, reporter: ProgressReporter, deadline: float) -> None:
-    """Fit the training to the time limit, and print the plan."""
+def _make_plan(
+    trainer: Trainer,
+    reporter: ProgressReporter,
+    deadline: float,
+    automatic: AutomaticRecipe | None,
+) -> Trainer:
+    """Fit the training to the time limit, and print the plan; returns a new trainer if the model was chosen again."""
+    if trainer.group.is_main:
+        write_text(trainer.run.plan_file, json.dumps(_planned_values(trainer.recipe)))
+    step = measure_steps(trainer, deadline - time.monotonic())
+    if automatic is not None:
+        speed = step.tokens / step.seconds
+        automatic = automatic.refit(speed, deadline - time.monotonic())
+        automatic = trainer.group.broadcast(automatic)
+        before, after = trainer.recipe, automatic.recipe
+        if (before.model, before.batch_tokens) == (after.model, after.batch_tokens):
+            trainer.apply(after)
+        else:
+            trainer = _replace_trainer(trainer, after, reporter, speed)
+            step = measure_steps(trainer, deadline - time.monotonic())
+        trainer.automatic = automatic
     scoring = scoring_seconds(trainer.run, trainer.recipe)
-    fitted = trainer.group.broadcast(plan(trainer, deadline, scoring))
+    fitted = trainer.group.broadcast(plan(trainer, deadline, step, scoring))
     trainer.apply(fitted.recipe)
+    trainer.announced_steps = fitted.recipe.training.steps
     pairs, training = len(trainer.prepared.train), fitted.recipe.training
     reporter.message(f"Plan: {fitted.describe(pairs)}")
     epochs = training.steps * fitted.tokens_per_step / trainer.count_labels(trainer.prepared.train)
-    if fitted.shortened:
+    if automatic is not None and not automatic.own_steps:
+        reporter.message(f"      {epochs:.1f} epochs")
+    elif fitted.shortened:
         reporter.message(
             f"      {epochs:.1f} epochs; the recipe's {fitted.requested_steps:,} steps would take "
             f"{duration(fitted.requested_seconds)}"
@@ -171,6 +221,35 @@ def _make_plan(trainer: Trainer, reporter: ProgressReporter, deadline: float) ->
         seconds_per_step=fitted.seconds_per_step,
         speed=fitted.tokens_per_second,
     )
+    return trainer
+
+
+def _start_again(trainer: Trainer, reporter: ProgressReporter, deadline: float) -> Trainer:
+    """A plan for another model, because training is too slow for the chosen one."""
+    automatic, state = trainer.automatic, trainer.state
+    assert automatic is not None
+    speed = state.tokens / max(1e-9, state.seconds)
+    automatic = automatic.refit(speed, deadline - time.monotonic())
+    automatic = trainer.group.broadcast(automatic)
+    trainer = _replace_trainer(trainer, automatic.recipe, reporter, speed)
+    trainer = _make_plan(trainer, reporter, deadline, automatic)
+    trainer.automatic = None  # once is enough
+    return trainer
+
+
+def _replace_trainer(
+    trainer: Trainer, recipe: Recipe, reporter: ProgressReporter, tokens_per_second: float
+) -> Trainer:
+    """A trainer for another model or batch size on the same prepared data."""
+    changed = f"batches of {recipe.batch_tokens:,} tokens"
+    if recipe.model != trainer.recipe.model:
+        changed = f"{describe_model(recipe)}, {changed}"
+    reporter.message(
+        f"Measured {tokens_per_second:,.0f} tokens/s; chosen for this speed: {changed}"
+    )
+    if trainer.group.is_main:
+        trainer.run.write_recipe(recipe)
+    return Trainer(trainer.run, recipe, trainer.prepared, trainer.group)
 
 
 def _fit(
@@ -325,13 +404,23 @@ def resumable_recipe(
 
 
 def keep_plan(run: RunDir, recipe: Recipe) -> Recipe:
-    """The recipe with the plan of a run that is resumed."""
-    if not checkpoint_files(run.checkpoints):
+    """The recipe with the plan of a run that is resumed, unless the user asks for something else now."""
+    if not checkpoint_files(run.checkpoints) or not run.plan_file.exists():
         return recipe
-    planned = run.recipe().training
-    values = {key: getattr(planned, key) for key in PLANNED_KEYS}
-    training = recipe.training.model_copy(update=values)
+    try:
+        requested = json.loads(run.plan_file.read_text(encoding="utf-8"))
+    except ValueError:
+        raise RegardError(
+            f"{run.plan_file}: not JSON; delete it to resume without a plan"
+        ) from None
+    if requested != _planned_values(recipe):
+        return recipe
+    training = recipe.training.model_copy(update=_planned_values(run.recipe()))
     return recipe.model_copy(update={"training": training})
+
+
+def _planned_values(recipe: Recipe) -> dict[str, Any]:
+    return {key: getattr(recipe.training, key) for key in PLANNED_KEYS}
 
 
 def _fixed_keys(previous: Recipe, recipe: Recipe) -> Iterator[str]:
@@ -352,14 +441,12 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
     )
     if trainer.init_message:
         reporter.message(trainer.init_message)
-    if recipe.training.batching == "packed" and trainer.group.device.type == "cuda":
-        reasons = unpackable_choices(recipe)
-        if trainer.group.size > 1:
-            reasons.append(f"{trainer.group.size} processes")
-        if reasons:
-            reporter.message(
-                f"Batches are padded, which is slower: packing does not support {', '.join(reasons)}"
-            )
+    reasons = unpackable_choices(recipe)
+    packed = recipe.training.batching == "packed"
+    if packed and reasons and trainer.group.device.type == "cuda":
+        reporter.message(
+            f"Batches are padded, which is slower: packing does not support {', '.join(reasons)}"
+        )
     steps, warmup = recipe.training.steps, recipe.training.warmup
     if warmup > steps:  # the default; the recipe's own value is checked when it is read
         reporter.message(
@@ -382,7 +469,7 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
 
 
 def finish(
-    trainer: Trainer, reporter: ProgressReporter, reason: str, options: FinishOptions
+    trainer: Trainer, reporter: ProgressReporter, reason: str, options: TrainOptions
 ) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
     start, deadline = time.monotonic(), options.deadline
@@ -517,7 +604,7 @@ def _score_test(
         results = model.evaluate(pairs)
         _report_scores(results, reporter)
         return {"test": [result.to_json() for result in results]}
-    outputs = model.predict_pairs(pairs)
+    outputs = trainer.evaluation.outputs(pairs)
     results = model.score_outputs(outputs, pairs)
     _report_scores(results, reporter)
     overlap = OverlapScores.of(model, run, outputs, pairs)

@@ -60,7 +60,7 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
         ]  # the test set is scored, so these are only for the examples
     if not isinstance(model, Translator) or not pairs or not _in_time(trainer, deadline, 1):
         return Summary(0, [], [])
-    translations = model.predict_pairs(pairs)
+    translations = trainer.evaluation.outputs(pairs)
     results = model.score_outputs(translations, pairs)
     return Summary(len(pairs), results, choose_examples(pairs, translations))
 
@@ -104,7 +104,8 @@ def tune_length_penalty(
         if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples)):
             break
         model.set_decoding(length_penalty=penalty)
-        (result,) = model.score_outputs(model.predict_pairs(pairs), pairs, quick=True)
+        outputs = trainer.evaluation.outputs(pairs)
+        (result,) = model.score_outputs(outputs, pairs, quick=True)
         scores[penalty] = result.value if result.higher_is_better else -result.value
     best = max(scores, key=lambda penalty: scores[penalty]) if scores else current
     model.set_decoding(length_penalty=best)

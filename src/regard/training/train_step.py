@@ -1,6 +1,7 @@
 """One optimizer step: loss, gradient accumulation, gradient clipping, optimizer, moving average of the weights (EMA).
 
-``TrainStep`` runs it eagerly. ``CUDAGraphStep`` captures it as one CUDA graph, for batches of constant shape.
+``TrainStep`` runs it eagerly. ``CUDAGraphStep`` captures it as one CUDA graph, for batches of constant shape;
+``DistributedCUDAGraphStep`` captures it as two, between which the processes exchange their gradients.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from regard.nn.dropout import attach_dropout_seeds
 from regard.nn.loss import TrainingLoss, chunk_loss
 from regard.nn.positions import grow_tables
 from regard.nn.torch_internals import foreach_lerp_
+from regard.training.distributed import FlatGradients
 from regard.training.optimizers import set_learning_rate
 
 
@@ -38,7 +40,8 @@ class StepScalars(NamedTuple):
 class TrainStep:
     """Updates the weights from a list of micro-batches and returns the mean loss per token.
 
-    ``loss_fn`` is the network with its training loss, possibly wrapped in DistributedDataParallel.
+    ``loss_fn`` is the network with its training loss, possibly wrapped in DistributedDataParallel. If it is not, and
+    several processes train together, they have ``gradients``.
     """
 
     def __init__(
@@ -47,8 +50,9 @@ class TrainStep:
         optimizer: optim.Optimizer,
         training: recipes.TrainingConfig,
         device: torch.device,
+        gradients: FlatGradients | None = None,
     ) -> None:
-        self.loss_fn, self.optimizer = loss_fn, optimizer
+        self.loss_fn, self.optimizer, self.gradients = loss_fn, optimizer, gradients
         self.training, self.device = training, device
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.ema: tuple[list[Tensor], list[Tensor]] | None = None
@@ -57,18 +61,31 @@ class TrainStep:
         """whether a step has begun to change the weights; if it fails after that, they belong to no step"""
 
     def __call__(self, micro_batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
-        set_learning_rate(self.optimizer, scalars.learning_rate)
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(micro_batches, 1):
             total += self.accumulate(batch, scalars.grad_scale, number == len(micro_batches))
+        if self.gradients is not None:
+            self.gradients.average()
+        self.update(scalars)
+        return total * scalars.grad_scale
+
+    def update(self, scalars: StepScalars) -> None:
+        """Clip the gradients, update the weights and their moving average, and set the gradients to zero."""
+        set_learning_rate(self.optimizer, scalars.learning_rate)
         if self.training.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         self.updating = True
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.zero_grad()
         self._update_ema(scalars.ema_rate)
         self.updating = False
-        return total * scalars.grad_scale
+
+    def zero_grad(self) -> None:
+        """Set the gradients to zero; free them, unless they are views of a buffer."""
+        if self.gradients is not None:
+            self.gradients.zero()
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def accumulate(self, batch: Batch, grad_scale: float | Tensor, last: bool) -> Tensor:
         """Add the gradients of a micro-batch to those before it; returns its summed loss."""
@@ -123,21 +140,17 @@ class CUDAGraphStep:
     def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
         for tensor, value in zip(self.scalars, scalars, strict=True):
             tensor.fill_(value)
-        self.steps += 1
-        if (
-            self.graph is None
-        ):  # the tables must be long enough before a layer is compiled or captured
+        if self.graph is None:
+            if not batches:  # one of several processes, for which the batch has no rows
+                return self._run_in_side_stream(batches)
+            # The tables must be long enough before a layer is compiled or captured.
             longest = max(side.shape[1] for one in batches for side in (one.source, one.target))
             self.position_tables = grow_tables(self.network, longest, self.train_step.device)
-        if self.steps <= EAGER_STEPS:
-            return self._run_in_side_stream(batches)
-        if self.graph is None:
+            self.steps += 1
+            if self.steps <= EAGER_STEPS:
+                return self._run_in_side_stream(batches)
             self._capture(batches)
-        assert self.graph is not None
-        for own, batch in zip(self.batches, batches, strict=True):
-            own.fill(batch)
-        self.graph.replay()
-        return self.loss.clone()
+        return self._replay(batches)
 
     def _run_in_side_stream(self, batches: Sequence[Batch]) -> Tensor:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -155,10 +168,53 @@ class CUDAGraphStep:
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.loss = self._run(self.batches)
 
+    def _replay(self, batches: Sequence[Batch]) -> Tensor:
+        assert self.graph is not None
+        for own, batch in zip(self.batches, batches, strict=True):
+            own.fill(batch)
+        self.graph.replay()
+        return self.loss.clone()
+
     def _run(self, batches: Sequence[Batch]) -> Tensor:
         self.dropout_seeds.random_()
         with compiled(self.network, self.train_step.loss_fn):
             return self.train_step(batches, StepScalars(*self.scalars))
+
+
+class DistributedCUDAGraphStep(CUDAGraphStep):
+    """The same in several processes: one graph adds the gradients of a packed row, another one updates the weights.
+
+    Between the two, the processes average their gradients. A process replays the first graph once for each of its
+    packed rows: usually one, two if its share of a batch is larger than usual, none if nothing is left for it. No graph
+    contains communication, so processes need not capture at the same step.
+    """
+
+    def _capture(self, batches: Sequence[Batch]) -> None:
+        device = self.train_step.device
+        self.batches = [batches[0].to(device)]
+        self.loss = torch.zeros((), device=device)
+        self.graph, self.update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        scalars = StepScalars(*self.scalars)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.dropout_seeds.random_()
+            with compiled(self.network, self.train_step.loss_fn):
+                self.loss += self.train_step.accumulate(
+                    self.batches[0], scalars.grad_scale, last=True
+                )
+        with torch.cuda.graph(self.update, capture_error_mode="thread_local"):
+            self.train_step.update(scalars)
+
+    def _replay(self, batches: Sequence[Batch]) -> Tensor:
+        assert self.graph is not None
+        assert self.train_step.gradients is not None
+        self.loss.zero_()
+        for batch in batches:
+            self.batches[0].fill(batch)
+            self.graph.replay()
+        self.train_step.gradients.average()
+        self.update.replay()
+        return self.loss * self.scalars[0]
 
 
 def stacked_layers(network: Any) -> list[nn.Module]:

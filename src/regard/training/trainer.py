@@ -36,11 +36,13 @@ from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.metrics import MetricResult
+from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import copy_weights, named_weights
 from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import TASKS, Translator, build_network
+from regard.training.autoconfig import AutomaticRecipe
 from regard.training.checkpoint import (
     TrainingState,
     averageable_checkpoints,
@@ -53,7 +55,9 @@ from regard.training.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
-from regard.training.distributed import ProcessGroup
+from regard.training.distillation import read_teacher
+from regard.training.distributed import FlatGradients, ProcessGroup, row_owners, share_size
+from regard.training.distributed_evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.micro_batches import (
     estimate_micro_batches,
@@ -64,10 +68,16 @@ from regard.training.micro_batches import (
     split_rows,
 )
 from regard.training.optimizers import OPTIMIZERS, learning_rate
-from regard.training.planner import shorten
+from regard.training.planner import adjust_steps
 from regard.training.prepare import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
-from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
+from regard.training.train_step import (
+    EAGER_STEPS,
+    CUDAGraphStep,
+    DistributedCUDAGraphStep,
+    StepScalars,
+    TrainStep,
+)
 
 PREFETCHED_BATCHES = 8
 MEASURED_SHARE = 0.03
@@ -140,20 +150,35 @@ class Trainer:
         """the weights in the run's model.safetensors; None if there are none yet"""
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
+        self.automatic: AutomaticRecipe | None = None
+        """how an automatic recipe was chosen; None if another model must not be chosen"""
+        self.reserved_seconds = 0.0
+        """planned for averaging and scoring after the last step"""
+        self.max_steps = self.training.steps
+        """a plan is not extended beyond this number of steps"""
         self.announced_steps = self.training.steps
         """the number of steps that the user was last told"""
         special_tokens = prepared.tokenizer.source.num_special_tokens
         self.loss_fn = task.loss(self.network, self.training, special_tokens)
+        if self.training.teacher:
+            assert isinstance(self.loss_fn, Seq2SeqLoss)
+            self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
         self.distributed_loss_fn: nn.Module = self.loss_fn
-        if group.size > 1:
+        gradients = None
+        if group.size > 1 and can_pack(recipe):
+            group.broadcast_tensors(named_weights(self.network).values())
+            trained = [one for one in self.network.parameters() if one.requires_grad]
+            gradients = FlatGradients(trained, group)
+        elif group.size > 1:
             ids = [group.device.index] if group.device.type == "cuda" else None
             self.distributed_loss_fn = DistributedDataParallel(self.loss_fn, ids)
         self.train_step = TrainStep(
-            self.distributed_loss_fn, self.optimizer, self.training, group.device
+            self.distributed_loss_fn, self.optimizer, self.training, group.device, gradients
         )
-        self.cuda_graph_step = (
-            CUDAGraphStep(self.train_step, self.network) if uses_cuda_graph(recipe, group) else None
-        )
+        self.cuda_graph_step: CUDAGraphStep | None = None
+        if group.device.type == "cuda" and can_pack(recipe):
+            graph_step = CUDAGraphStep if gradients is None else DistributedCUDAGraphStep
+            self.cuda_graph_step = graph_step(self.train_step, self.network)
         self.ema: dict[str, Tensor] | None = None
         if self.training.ema:
             self._set_ema({name: w.clone() for name, w in named_weights(self.network).items()})
@@ -162,6 +187,7 @@ class Trainer:
         )
         self.examples = self.validation_pairs(self.training.validate_sentences)
         """the validation pairs that are translated and scored"""
+        self.evaluation = DistributedEvaluation(self)
 
     def validation_pairs(self, most: int) -> list[Pair]:
         """Validation pairs, evenly spaced: at most this many, less those that cleaning drops."""
@@ -223,6 +249,8 @@ class Trainer:
                 if stop is not StopReason.NONE:
                     return stop
                 if logging and deadline is not None:
+                    if self._is_too_slow(deadline, meter):
+                        return StopReason.TOO_SLOW
                     self._keep_to_time(reporter, deadline, meter)
                     training = self.training
 
@@ -251,11 +279,24 @@ class Trainer:
         if self.group.is_main:
             self.run.write_recipe(recipe)
 
+    def _is_too_slow(self, deadline: float, meter: Meter) -> bool:
+        """Whether to start again with another model, before the first checkpoint is written."""
+        seconds, too_slow = deadline - time.monotonic() - self.reserved_seconds, False
+        if (
+            self.automatic is not None
+            and self.state.step < self.training.checkpoint_every
+            and meter.measured_seconds > MEASURED_SHARE * seconds
+        ):
+            tokens = self.state.tokens
+            speed = tokens / self.state.step / meter.seconds_per_step
+            too_slow = self.automatic.is_too_slow(speed, seconds, tokens)
+        return bool(self.group.max(too_slow))
+
     def _keep_to_time(self, reporter: ProgressReporter, deadline: float, meter: Meter) -> None:
-        """Reduce the number of steps if the machine has become slower than planned."""
+        """Change the number of steps if the machine has become slower or faster than planned."""
         recipe = None
         if meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic()):
-            recipe = shorten(self, deadline, meter.seconds_per_step)
+            recipe = adjust_steps(self, deadline, meter.seconds_per_step)
         recipe = self.group.broadcast(recipe)
         if recipe is None:
             return
@@ -263,11 +304,14 @@ class Trainer:
         steps = self.training.steps
         reporter.log("plan", step=self.state.step, steps=steps)
         reporter.set_steps(steps)
-        if steps < 0.9 * self.announced_steps:
-            self.announced_steps = steps
-            reporter.message(
-                f"Training is slower than planned; reduced to {steps:,} steps to end in time"
+        if not 0.7 * self.announced_steps <= steps <= 1.4 * self.announced_steps:
+            change = (
+                "slower than planned; reduced"
+                if steps < self.announced_steps
+                else "faster than planned; extended"
             )
+            self.announced_steps = steps
+            reporter.message(f"Training is {change} to {steps:,} steps, which end in time")
 
     @contextmanager
     def rehearsal(self) -> Iterator[Callable[[], int]]:
@@ -359,7 +403,7 @@ class Trainer:
         tokens = sum(batch.tokens for batch in batches)
         # In the first steps the moving average follows closely, so that it forgets the random initialization.
         ema_rate = 1 - min(training.ema, (1 + step) / (10 + step))
-        # DistributedDataParallel averages the gradients of the processes; the mean over all tokens is needed.
+        # The processes average their gradients; the mean over all tokens is needed.
         grad_scale = self.group.size / tokens
         rate = learning_rate(step, training, self.recipe.model.d_model)
         micro_batches = [part for batch in batches for part in batch.micro_batches]
@@ -389,10 +433,13 @@ class Trainer:
         def largest() -> Batch:
             return max(self._collate(dataset, rows), key=lambda one: one.source.numel())
 
-        if self.group.device.type == "cpu":
-            state.micro_batches = estimate_micro_batches(self.train_step, largest())
-        while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(rows):
-            state.micro_batches *= 2
+        if self._collate(dataset, rows):  # a process may have no row of the batch
+            if self.group.device.type == "cpu":
+                state.micro_batches = estimate_micro_batches(self.train_step, largest())
+            while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(
+                rows
+            ):
+                state.micro_batches *= 2
         state.micro_batches = self.group.max(state.micro_batches)
         parts = state.micro_batches
         reporter.log("micro_batches", step=0, micro_batches=parts)
@@ -467,18 +514,43 @@ class Trainer:
         target = np.concatenate([dataset.target_lengths for dataset in datasets])
         return packed_size(source, target, self.recipe.batch_tokens)
 
+    @cached_property
+    def packed_share_size(self) -> PackedSize:
+        """The size of the packed rows of one of several processes; in a few batches a process needs two."""
+        dataset = self.prepared.dataset_for_epoch(0)
+        plan, processes = self._plan_epoch(dataset, 0), self.group.size
+        size = share_size(plan, dataset.source_lengths, dataset.target_lengths, processes)
+        for copy in self.prepared.copies:  # the longest text of each must fit
+            size = PackedSize(
+                *map(max, size, packed_size(copy.source_lengths, copy.target_lengths, 1))
+            )
+        return size
+
     def _collate(self, dataset: TokenDataset, rows: RowIndices) -> list[Batch]:
-        """The tensors of a batch: one packed row, a few padded chunks of similar length, or one padded batch."""
-        group = self.group
-        if self.cuda_graph_step is not None:
-            return [pack(dataset, rows, self.packed_size).map(torch.Tensor.pin_memory)]
-        chunks = split_rows(rows, self.state.micro_batches)
-        if self.training.batching == "packed":
+        """The tensors of a batch: one packed row, a few padded chunks of similar length, or one padded batch.
+
+        Of several processes, each gets its share; of packed batches possibly none, or more than one row.
+        """
+        rank, processes = self.group.rank, self.group.size
+        chunk_tokens = self.recipe.batch_tokens
+        if self.train_step.gradients is not None:
             lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
+            rows = rows[row_owners(*lengths, processes) == rank]
+            rank, processes, chunk_tokens = 0, 1, -(-chunk_tokens // processes)
+        lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
+        if self.cuda_graph_step is not None:
+            chunks, size = [rows], self.packed_size
+            if self.train_step.gradients is not None:
+                size = self.packed_share_size
+                plan = plan_packed(*lengths, size, self.training.seed, 0)
+                chunks = [rows[chunk] for chunk in plan]
+            return [pack(dataset, part, size).map(torch.Tensor.pin_memory) for part in chunks]
+        if self.training.batching == "packed":
             parts = recipes.PACKED_CHUNKS * self.state.micro_batches
-            chunk_tokens = -(-self.recipe.batch_tokens // parts)
-            chunks = [rows[chunk] for chunk in plan_sorted(*lengths, chunk_tokens)]
-        return [self.encoder.collate(dataset, chunk, group.rank, group.size) for chunk in chunks]
+            chunks = [rows[chunk] for chunk in plan_sorted(*lengths, -(-chunk_tokens // parts))]
+        else:
+            chunks = split_rows(rows, self.state.micro_batches)
+        return [self.encoder.collate(dataset, chunk, rank, processes) for chunk in chunks]
 
     # -----------------------------------------------------------------------------------------
     # Validation
@@ -510,14 +582,21 @@ class Trainer:
         return Validation(loss, result, -result.value if result.higher_is_better else result.value)
 
     def validate_and_save_best(self, reporter: ProgressReporter) -> None:
-        """Validate, and save the weights as the run's model if they are the best so far; main process only.
+        """Validate, and save the weights as the run's model if they are the best so far.
+
+        The main process decides and saves; the others compute their share of the validation.
 
         The model of a run that was finished before may be an average that is better than any single checkpoint. It is
         replaced only by better weights.
         """
+        if self.group.is_main:
+            self._validate_and_save_best(reporter)
+            self.evaluation.dismiss()
+        else:
+            self.evaluation.assist()
+
+    def _validate_and_save_best(self, reporter: ProgressReporter) -> None:
         state = self.state
-        if not self.group.is_main:
-            return
         validation = self.validate()
         if not math.isfinite(validation.loss):
             raise NonFiniteError
@@ -562,31 +641,45 @@ class Trainer:
                 start = time.monotonic()
                 self.model.predict_pairs(few, quick=True)
                 each = (time.monotonic() - start) / len(few)
-        self.validation_seconds = min(limit, each * len(self.examples))
+        self.validation_seconds = min(limit, each * len(self.examples) / self.group.size)
 
     def time_to_finish(self) -> float:
         """Seconds to reserve for the last validation; averaging and test scores are skipped if time is short."""
         return 2 + 1.5 * self.validation_seconds
 
-    @torch.inference_mode()
     def _validation_loss(self) -> float:
         dataset = self.prepared.valid
         count = len(dataset)
         limit = min(count, self.state.max_validation_pairs or count)
         chosen = np.arange(limit) * count // max(1, limit)  # evenly spaced: files are often sorted
         lengths = dataset.source_lengths[chosen], dataset.target_lengths[chosen]
-        total, tokens = 0.0, 0
-        for indices in plan_sorted(*lengths, self.recipe.batch_tokens // self.state.micro_batches):
-            rows = chosen[indices]
-            batch = self.encoder.collate(dataset, rows).to(self.group.device)
-            total += float(self.train_step.compute_loss(self.loss_fn, batch))
-            tokens += self.encoder.count_labels(dataset, rows)
+        plan = plan_sorted(*lengths, self.recipe.batch_tokens // self.state.micro_batches)
+        batches = [chosen[indices] for indices in plan]
+        tokens = sum(self.encoder.count_labels(dataset, rows) for rows in batches)
+        total = 0.0
+        for loss in self.evaluation.losses(batches):
+            total += loss
         return total / tokens
+
+    @torch.inference_mode()
+    def summed_validation_loss(self, rows: RowIndices) -> float:
+        """The summed loss of these rows of the validation data; the network must be in evaluation mode."""
+        batch = self.encoder.collate(self.prepared.valid, rows).to(self.group.device)
+        return float(self.train_step.compute_loss(self.loss_fn, batch))
 
     def _validation_score(self) -> MetricResult | None:
         if not self.examples:
             return None
-        return self.model.evaluate(self.examples, quick=True)[0]
+        return self.evaluate(self.examples, quick=True)[0]
+
+    def evaluate(self, pairs: list[Pair], *, quick: bool = False) -> list[MetricResult]:
+        """As ``Model.evaluate``; the outputs are computed by all processes. Main process only."""
+        if self.recipe.text_only:
+            return self.model.evaluate(
+                pairs, quick=quick
+            )  # one stream of text, not one output per pair
+        outputs = self.evaluation.outputs(pairs, quick=quick)
+        return self.model.score_outputs(outputs, pairs, quick=quick)
 
     # -----------------------------------------------------------------------------------------
     # Saving and resuming
@@ -618,7 +711,7 @@ class Trainer:
 
         It is not possible in the middle of an update, and not for one of several processes.
         """
-        self.optimizer.zero_grad(set_to_none=True)  # frees the gradients
+        self.train_step.zero_grad()  # frees the gradients
         files = checkpoint_files(self.run.checkpoints)
         newest = checkpoint_step(files[-1]) if files else 0
         if self.train_step.updating or self.group.size > 1 or self.state.step <= newest:
@@ -663,11 +756,9 @@ def unpackable_choices(recipe: recipes.Recipe) -> list[str]:
     return [f"{key}: {choice.name}" for key, choice in choices if not choice.packed_batches]
 
 
-def uses_cuda_graph(recipe: recipes.Recipe, group: ProcessGroup) -> bool:
-    """Whether all steps have the same shape and run on a single GPU."""
-    single_gpu = group.size == 1 and group.device.type == "cuda"
-    packed = recipe.training.batching == "packed"
-    return single_gpu and packed and not unpackable_choices(recipe)
+def can_pack(recipe: recipes.Recipe) -> bool:
+    """Whether the batches of a recipe are planned for packing, and all of its choices support packed rows."""
+    return recipe.training.batching == "packed" and not unpackable_choices(recipe)
 
 
 def reset_optimizer(
@@ -728,7 +819,9 @@ class StopReason(IntEnum):
     ALL_STEPS = 1
     PATIENCE = 2
     TIME_LIMIT = 3
-    INTERRUPTED = 4
+    TOO_SLOW = 4
+    """for the chosen model: training is started again with another one"""
+    INTERRUPTED = 5
 
     def describe(self, training: TrainingConfig) -> str:
         many = training.patience != 1

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import {
-  LayerArray, Occlusion, detokenize, groupWords, runningText, unpack, whenLoaded,
+  LayerArray, Occlusion, detokenize, groupWords, joinBytes, runningText, tokenText, unpack, whenLoaded,
 } from "../../../src/regard/inspection/web/trace.js";
 import { packBytes, packFloats, tokens } from "./fixtures.mjs";
 
@@ -79,4 +79,20 @@ test("tokens are grouped into words; special tokens stand alone", () => {
 test("tokens are joined to text, bytes are decoded, special tokens left out", () => {
   assert.equal(detokenize(tokens("▁The", "▁caf", "<0xC3>", "<0xA9>", "</s>").map((token) => ({
     ...token, special: token.text === "</s>" }))), "The café");
+});
+
+/** @param {string[]} texts */
+const ordinary = (...texts) => tokens(...texts).map((token) => ({ ...token, special: false }));
+
+test("byte tokens are joined to the character they form", () => {
+  const bytes = ["<0xF0>", "<0x9F>", "<0x98>", "<0x80>"];
+  const joined = joinBytes(ordinary("▁a", ...bytes, "<0xC3>", "<0xA9>", "b"));
+  assert.deepEqual(joined.map(tokenText), ["▁a", "😀 1/4", "😀 2/4", "😀 3/4", "😀 4/4", "é 1/2", "é 2/2", "b"]);
+  assert.equal(runningText(joined).map(({ text }) => text).join(""), "a😀éb");
+  assert.equal(detokenize(joined), "a😀éb");
+});
+
+test("bytes that form no character are shown as bytes", () => {
+  const joined = joinBytes(ordinary("<0xF0>", "<0x9F>", "x", "<0x80>", "<0x41>"));
+  assert.deepEqual(joined.map(tokenText), ["byte F0", "byte 9F", "x", "byte 80", "A"]);
 });

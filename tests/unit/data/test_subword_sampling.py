@@ -252,6 +252,11 @@ def test_without_sampling_every_epoch_uses_the_same_dataset(tmp_path: Path) -> N
             "needs tokenizer.kind: unigram or bpe, not word",
         ),
         ({"training": {"rdrop": 1}, "model": {"dropout": 0.0}}, "rdrop needs dropout"),
+        ({"training": {"rdrop": 1, "simcut": 1}}, "rdrop and training.simcut both compare"),
+        (
+            {"training": {"simcut": 1}, "model": {"architecture": "non_autoregressive"}},
+            "simcut compares two passes over the same input",
+        ),
         (
             {"training": {"rdrop": 1}, "model": {"architecture": "non_autoregressive"}},
             "rdrop compares two passes over the same input",

@@ -1,12 +1,23 @@
-"""The engine: a search can be stopped between two steps."""
+"""The engine: a search can be stopped between two steps, and runs in native code where that is supported."""
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from regard.inference.engine import SearchInterrupted
+from regard.data.pairs import Pair
+from regard.data.tokenizer import Tokenizer
+from regard.decoding.hypotheses import Hypothesis
+from regard.inference import native_decoder, quantization
+from regard.inference.engine import Request, SearchInterrupted
+from regard.inference.native_library import NativeLibrary
 from regard.inference.worker_pool import WorkerPool
+from regard.nn.network import named_weights
+from regard.recipe import Recipe
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 
@@ -26,3 +37,76 @@ def test_an_interrupted_search_stops(finished_run: Path, workers: bool, beam: in
     model.interrupt.clear()
     assert model.translate(texts, beam=beam) == before
     model.engine.stop_workers()
+
+
+@pytest.fixture
+def native_model(small_recipe: Callable[..., Recipe], tmp_path: Path) -> Translator:
+    """A model whose sizes the native decoder supports."""
+    sections = {"tokenizer": {"kind": "word", "vocab_size": 60}, "model": {"d_model": 32}}
+    recipe = small_recipe(**sections)
+    tokenizer = Tokenizer.train(recipe.tokenizer, lambda: [Pair("ein Hund", "a dog")] * 5)
+    run = RunDir(tmp_path)
+    run.write_recipe(recipe)
+    tokenizer.save(run.folder)
+    torch.manual_seed(1)
+    run.write_weights(named_weights(Translator.build(recipe, tokenizer)))
+    model = Translator.load(run.folder, "cpu", "int8", threads=2)
+    if model.engine.native is None:
+        pytest.skip(str(model.engine.native_reason))
+    return model
+
+
+def test_native_code_is_used_for_what_it_supports(
+    native_model: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, texts = native_model.engine, ["ein Hund", "a dog"]
+    assert f"native decoder ({engine.native.kernels})" in engine.summary  # type: ignore[union-attr]
+    calls: list[str] = []
+
+    def record(name: str) -> None:
+        method = getattr(engine, name)
+
+        def recorded(requests: Sequence[Request], *arguments: Any) -> list[list[Hypothesis]]:
+            calls.extend([name] * len(requests))
+            found: list[list[Hypothesis]] = method(requests, *arguments)
+            return found
+
+        monkeypatch.setattr(engine, name, recorded)
+
+    record("_in_native_code")
+    record("_in_batches")
+    native_model.translate(texts, beam=2)
+    native_model.translate(texts, beam=1)
+    assert calls == ["_in_native_code"] * 4
+    calls.clear()
+    native_model.translate(texts, beam=2, no_repeat_ngram=2)
+    assert calls == ["_in_batches"] * 2
+    calls.clear()
+    native_model.translate(texts, prefixes=["a", ""], beam=2)
+    assert sorted(calls) == ["_in_batches", "_in_native_code"]
+    calls.clear()
+    native_model.translate(texts[:1], beam=1000, max_length=1)
+    engine.generate([Request([7], limit=100)], native_model.recipe.decoding)
+    huge = native_model.recipe.decoding.model_copy(update={"beam": 1000})
+    assert engine._kind(Request([7], limit=100), huge, native=True) == "plain"
+    assert calls == ["_in_native_code"] * 2
+
+
+def test_an_interrupted_native_search_raises(native_model: Translator) -> None:
+    native_model.interrupt.set()
+    with pytest.raises(SearchInterrupted):
+        native_model.translate(["ein Hund", "a dog"])
+    native_model.interrupt.clear()
+    assert len(native_model.translate(["ein Hund", "a dog"])) == 2
+
+
+def test_without_the_library_the_summary_names_the_reason(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = NativeLibrary(None, "there is no C++ compiler to build it with")
+    for module in (quantization, native_decoder):
+        monkeypatch.setattr(module, "native_library", lambda: missing)
+    model = Translator.load(finished_run, "cpu", "int8")
+    assert model.engine.native is None
+    assert "torch's kernels (there is no C++ compiler to build it with)" in model.engine.summary
+    assert len(model.translate(["ein Hund"])) == 1

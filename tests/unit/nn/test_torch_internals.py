@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from regard.inference import quantization
+from regard.inference.native_library import NativeLibrary
 from regard.inference.quantization import BF16Linear, FP32Linear, Int8Linear, quantize_rows
 from regard.nn import torch_internals
 from regard.nn.torch_internals import (
@@ -66,23 +68,28 @@ def test_linear_maps_equal_their_fallback(
 @pytest.mark.parametrize("relu", [False, True])
 def test_int8_linear_maps_equal_their_fallback(relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = inputs()
+    without = NativeLibrary(None, "for this test")
     for maybe_bias in (bias, None):
-        packed = Int8Linear(weight, maybe_bias, relu)
+        native = Int8Linear(weight, maybe_bias, relu)  # FBGEMM if there is no library
         with monkeypatch.context() as patch:
+            patch.setattr(quantization, "native_library", lambda: without)
+            packed = Int8Linear(weight, maybe_bias, relu)
             patch.setattr(torch_internals, "_find", lambda path: None)
             plain = Int8Linear(weight, maybe_bias, relu)
+        assert isinstance(packed.kernels, FBGEMM)
         assert isinstance(plain.kernels, PlainInt8)
         step = float(x.max() - x.min()) / 127 * float(weight.abs().max())
-        for one in (packed, plain):
+        for one in (native, packed, plain):
             assert one.multiply == one._multiply_and_observe
-        # Without a fixed range the two may round to different steps.
-        assert float((plain(x) - packed(x)).abs().max()) <= 10 * step
+            # Without a fixed range they may round to different steps.
+            assert float((plain(x) - one(x)).abs().max()) <= 10 * step
         plain.freeze(1.0)
-        packed.freeze(1.0)
-        if plain.kernels.levels == packed.kernels.levels:
-            assert torch.allclose(plain(x), packed(x), rtol=1e-4, atol=1e-4)
-        outside = 10 * x  # both clip
-        assert float((plain(outside) - packed(outside)).abs().max()) <= 10 * step
+        for one in (native, packed):
+            one.freeze(1.0)
+            if plain.kernels.levels == one.kernels.levels:
+                assert torch.allclose(plain(x), one(x), rtol=1e-4, atol=1e-4)
+            outside = 10 * x  # all clip
+            assert float((plain(outside) - one(outside)).abs().max()) <= 10 * step
 
 
 def test_moving_averages_equal_their_fallback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from fastapi import FastAPI
 
 from regard.inference.engine import SearchInterrupted
 from regard.recipe import Recipe
-from regard.server.batching import SearchOptions
+from regard.server.batching import Batcher, SearchOptions
 from regard.server.middleware import SECURITY_HEADERS
+from regard.server.models import ModelEntry
 from regard.tasks import Translation
 
 PAIR = {"source": "en", "target": "de"}
@@ -62,8 +63,30 @@ class ServedUppercaseModel(UppercaseModel):
 
 
 def english_to_german(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
-    data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
+    return model_of(small_recipe, "en", "de")
+
+
+def model_of(small_recipe: Callable[..., Recipe], source: str, target: str) -> ServedUppercaseModel:
+    data = {"train": {"pairs": "pairs.tsv"}, "languages": [source, target]}
     return ServedUppercaseModel(small_recipe(data=data))
+
+
+def entry(
+    small_recipe: Callable[..., Recipe], source: str, target: str, name: str = "", size: int = 0
+) -> ModelEntry:
+    """An entry that loads a model for two languages; its name is ``source-target`` by default."""
+    recipe = model_of(small_recipe, source, target).recipe
+    return ModelEntry(
+        name or f"{source}-{target}", recipe, lambda: ServedUppercaseModel(recipe), size=size
+    )
+
+
+def batcher_of(app: FastAPI) -> Batcher:
+    """The queue of the first model."""
+    loaded = app.state.service.models.entries[0].loaded
+    assert loaded is not None
+    batcher: Batcher = loaded.batcher
+    return batcher
 
 
 async def until(condition: Callable[[], bool]) -> None:

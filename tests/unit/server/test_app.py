@@ -8,13 +8,14 @@ import pytest
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
+from regard.server.models import ModelEntry
 from regard.server.schemas import Settings
-from regard.server.service import Service
 from regard.tasks import Translation
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
     english_to_german,
+    entry,
     events,
     send,
     translate,
@@ -99,9 +100,7 @@ def test_lists_alternatives_and_detection(model: ServedUppercaseModel) -> None:
 
 def test_the_language_of_a_text_is_detected(small_recipe: Callable[..., Recipe]) -> None:
     pytest.importorskip("py3langid")
-    app = create_app(english_to_german(small_recipe))
-    service: Service = app.state.service
-    service.pairs = [("en", "de"), ("fr-CA", "de"), ("es", "de")]
+    app = create_app([entry(small_recipe, one, "de") for one in ("en", "fr-CA", "es")])
     french = "Le chien est dans le jardin et il dort."
     first, *others = send(app, "POST", "/detect", json={"q": french}).json()
     assert first["language"] == "fr-CA"
@@ -113,7 +112,7 @@ def test_the_language_of_a_text_is_detected(small_recipe: Callable[..., Recipe])
     assert {
         one["confidence"] for one in send(app, "POST", "/detect", json={"q": "1 + 1"}).json()
     } == {100 / 3}
-    service.pairs = [("xx", "de"), ("en", "de")]
+    app = create_app([entry(small_recipe, one, "de") for one in ("xx", "en")])
     assert (
         len({one["confidence"] for one in send(app, "POST", "/detect", json={"q": french}).json()})
         == 1
@@ -162,7 +161,7 @@ def test_languages_and_settings(model: ServedUppercaseModel) -> None:
         assert response["charLimit"] == 77
         assert response["keyRequired"] is True
         assert response["language"]["source"] == {"code": "en", "name": "English"}
-        assert response["supportedFilesFormat"] == []
+        assert ".docx" in response["supportedFilesFormat"]
 
 
 # Regard's own routes
@@ -184,8 +183,14 @@ def test_the_parts_of_a_stream_are_the_translation(
 
 
 def test_info_has_the_card_and_the_languages(model: ServedUppercaseModel) -> None:
-    response = send(create_app(model, card={"steps": 7}), "GET", "/v1/info").json()
-    assert response["card"] == {"steps": 7}
+    entry = ModelEntry("demo", model.recipe, lambda: model, {"steps": 7, "parameters": 9})
+    response = send(create_app([entry]), "GET", "/v1/info").json()
+    assert response["card"] == {"steps": 7, "parameters": 9}
+    (described,) = response["models"]
+    assert described["name"] == "demo"
+    assert described["pairs"] == [["en", "de"]]
+    assert described["parameters"] == 9
+    assert (described["loaded"], described["scores"], described["examples"]) == (False, [], [])
     assert response["languages"][0]["code"] == "en"
     closed = create_app(model, Settings(api_keys=("key",)))
     assert send(closed, "GET", "/v1/info").status_code == 403
@@ -203,11 +208,14 @@ def test_metrics_count_requests_and_sentences(model: ServedUppercaseModel) -> No
         'regard_requests_total{route="/translate",status="200"} 1.0',
         'regard_requests_total{route="none",status="404"} 1.0',
         'regard_request_seconds_count{route="/translate"} 1.0',
-        "regard_batch_sentences_sum 2.0",
-        "regard_sentences_total 2.0",
-        "regard_tokens_total 2.0",
-        "regard_queue_sentences 0.0",
-        *(f'regard_batch_sentences_bucket{{le="{2**n}.0"}} {float(n > 0)}' for n in range(11)),
+        'regard_batch_sentences_sum{model="model"} 2.0',
+        'regard_sentences_total{model="model"} 2.0',
+        'regard_tokens_total{model="model"} 2.0',
+        'regard_queue_sentences{model="model"} 0.0',
+        *(
+            f'regard_batch_sentences_bucket{{le="{2**n}.0",model="model"}} {float(n > 0)}'
+            for n in range(11)
+        ),
     ):
         assert line in response.text.splitlines()
 

@@ -1,21 +1,25 @@
 """The queue: requests that arrive together share a batch, and cancelled ones leave the queue."""
 
 import asyncio
+import os
+import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from regard.server.batching import Batcher, Metrics, SearchOptions
+from regard.inference.worker_pool import BACKGROUND_NICE, in_background
+from regard.server.batching import Batcher, Metrics, SearchOptions, is_small
 from regard.server.schemas import RequestRefused, Settings
+from regard.tasks import Translation
 from tests.unit.server.client import UppercaseModel, until
 
 DEFAULT_OPTIONS = SearchOptions()
 
 
 def make_batcher(model: UppercaseModel, **settings: Any) -> Batcher:
-    return Batcher(model, Settings(**settings), Metrics())
+    return Batcher(model, Settings(**settings), Metrics().of_model("model"))
 
 
 async def translate(
@@ -259,5 +263,78 @@ def test_an_empty_request_returns_at_once() -> None:
         model = UppercaseModel()
         assert await translate(make_batcher(model)) == []
         assert model.batches == []
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "beam", "small"),
+    [
+        ([40, 40], 4, True),
+        ([41], 1, False),
+        ([20] * 12, 4, True),
+        ([20] * 13, 4, False),
+        ([30], 35, False),
+    ],
+)
+def test_small_requests_are_short_and_cheap(tokens: list[int], beam: int, small: bool) -> None:
+    assert is_small(tokens, beam) is small
+
+
+class SlowForLargeModel(UppercaseModel):
+    """Blocks only for long texts. Records the priority of each search."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.priorities: dict[str, int] = {}
+
+    def search(self, texts: Sequence[str], **options: Any) -> list[list[Translation]]:
+        thread = threading.get_native_id()
+        self.priorities[texts[0][:5]] = os.getpriority(os.PRIO_PROCESS, thread)
+        assert in_background() is (len(texts[0]) == 200)
+        if len(texts[0]) == 200:
+            return super().search(texts, **options)
+        return UppercaseModel().search(texts, **options)
+
+
+def test_small_requests_and_calls_do_not_wait_for_large_ones() -> None:
+    async def test() -> None:
+        model = SlowForLargeModel()
+        batcher = Batcher(model, Settings(), Metrics().of_model("model"), concurrent=True)
+        model.may_continue.clear()
+        large = asyncio.create_task(translate(batcher, "x" * 200))
+        await until(lambda: len(model.batches) == 1)
+        assert await translate(batcher, "small") == ["SMALL"]
+        assert await batcher.call(lambda: "call") == "call"
+        assert not large.done()
+        model.may_continue.set()
+        assert await large == ["X" * 200]
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        if sys.platform == "linux":
+            assert model.priorities == {"xxxxx": min(19, usual + BACKGROUND_NICE), "small": usual}
+        batcher.close()
+
+    run(test())
+
+
+def test_a_stopped_search_does_not_fail_others() -> None:
+    """The interrupt flag stops all searches of a model; those that somebody waits for begin again."""
+
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = Batcher(model, Settings(), Metrics().of_model("model"), concurrent=True)
+        model.may_continue.clear()
+        large = asyncio.create_task(translate(batcher, "x" * 200))
+        small = asyncio.create_task(translate(batcher, "small"))
+        options: dict[str, Any] = {"beam": None, "length_penalty": None, "nbest": 1}
+        call = asyncio.create_task(batcher.call(lambda: model.search(["call"], **options)))
+        await until(lambda: len(model.batches) == 3)
+        large.cancel()
+        # Both others are stopped too, or the flag is cleared before they see it.
+        await until(lambda: large.done() and not model.interrupt.is_set())
+        model.may_continue.set()
+        assert await small == ["SMALL"]
+        assert (await call)[0][0].text == "CALL"
+        assert not model.interrupt.is_set()
 
     run(test())

@@ -13,15 +13,19 @@ import pytest
 import torch
 from fastapi import FastAPI
 
+from regard.inspection import attribution
+from regard.inspection.attribution import attribute_token
 from regard.inspection.history import PastCheckpoints, training_history
+from regard.inspection.lenses import depth_lenses, model_info
+from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
 from regard.server.inspection import TraceCache, memory_bytes
-from regard.server.schemas import RequestRefused, Settings
+from regard.server.schemas import LiveRequest, RequestRefused, Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
-from tests.unit.server.client import events, send
+from tests.unit.server.client import batcher_of, events, send
 
 
 def test_a_trace_is_the_one_python_returns(finished_run: Path) -> None:
@@ -198,15 +202,16 @@ def test_an_error_in_a_live_translation_is_logged_and_reported(
 
 def test_closing_a_live_translation_stops_the_search(finished_run: Path) -> None:
     model = Translator.load(finished_run, "cpu")
-    service = create_app(model).state.service
+    app = create_app(model)
+    service, batcher = app.state.service, batcher_of(app)
 
     async def leave() -> None:
-        events = stream_partials(service, model, "ein Hund " * 20)
+        events = stream_partials(service, LiveRequest(q="ein Hund " * 20))
         await anext(events)
         await events.aclose()
-        while service.batcher.queued:
+        while batcher.queued:
             await asyncio.sleep(0.01)
-        assert await service.batcher.call(lambda: "free") == "free"
+        assert await batcher.call(lambda: "free") == "free"
 
     asyncio.run(asyncio.wait_for(leave(), 20))
 
@@ -225,3 +230,56 @@ def test_a_non_autoregressive_model_has_iterations(make_run: Callable[..., Path]
     refused = send(app, "POST", "/v1/trace", json={"q": "the dog", "beam": 2})
     assert refused.status_code == 400
     assert refused.json()["error"].startswith("beam 2: no effect on a non-autoregressive model")
+
+
+def test_lenses_are_those_of_python(
+    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution, "MOST_STEPS", 16)
+    words = {"kind": "word", "vocab_size": 420}
+    run = make_run(tokenizer=words, decoding={"max_length": 6}, model={"output_bias": True})
+    model = Translator.load(run, "cpu")
+    app = create_app(model, Settings(max_trace_characters=40))
+    text = "The dog was tired."
+    (outputs,) = model.tokenizer.target.encode(["Der Hund war müde."])
+    forced = force_ids(model, model.request(text), outputs)
+    body = {"q": text, "outputs": outputs}
+
+    def post(lens: str, **more: Any) -> Any:
+        return send(app, "POST", f"/v1/lens/{lens}", json={**body, **more})
+
+    assert post("depth").json() == json.loads(json.dumps(depth_lenses(model, text, forced)))
+    found = post("attribution", position=1).json()
+    expected = attribute_token(model, forced, 1).to_json()
+    assert found["foil"] == expected["foil"]
+    assert found["scores"]["occlusion"] == pytest.approx(expected["scores"]["occlusion"], abs=1e-5)
+    assert post("attribution", position=1, foil=9).json()["foil"]["id"] == 9
+    same = send(app, "POST", "/v1/lens/patching", json={"q": text, "other": text})
+    assert (same.status_code, "same translation" in same.json()["error"]) == (400, True)
+    for lens, wrong, status in (
+        ("depth", {"q": "x" * 41}, 413),
+        ("depth", {"outputs": [10**6]}, 400),
+        ("depth", {"q": " "}, 400),
+        ("attribution", {"position": 99}, 400),
+        ("attribution", {"position": 1, "foil": outputs[1]}, 400),
+    ):
+        response = post(lens, **wrong)
+        assert (response.status_code, list(response.json())) == (status, ["error"])
+
+
+def test_the_page_is_told_about_the_model(finished_run: Path) -> None:
+    model = Translator.load(finished_run, "cpu")
+    info = send(create_app(model), "GET", "/v1/model").json()
+    assert info == model_info(model, finished_run.name)
+    assert info["parameters"] == sum(one.numel() for one in model.network.parameters())
+    assert info["lenses"]
+
+
+def test_other_networks_have_no_lenses(make_run: Callable[..., Path]) -> None:
+    model = Translator.load(
+        make_run(model={"architecture": "decoder_only", "encoder_layers": 6}), "cpu"
+    )
+    app = create_app(model)
+    assert not send(app, "GET", "/v1/model").json()["lenses"]
+    response = send(app, "POST", "/v1/lens/depth", json={"q": "The dog.", "outputs": [9]})
+    assert (response.status_code, "lenses need" in response.json()["error"]) == (400, True)

@@ -11,7 +11,6 @@ from schemathesis.checks import not_a_server_error
 
 from regard.server.app import create_app
 from regard.server.schemas import Settings
-from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 
@@ -23,7 +22,7 @@ def api(finished_run: Path) -> BaseSchema:
     )  # an untrained model rarely predicts EOS
     model.recipe = model.recipe.model_copy(update={"decoding": short})
     limits = Settings(batch_delay=0.0, allowed_hosts=("*",))
-    app = create_app(model, limits, RunDir(finished_run).card())
+    app = create_app(model, limits)
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
@@ -34,6 +33,9 @@ POSTS = [
     "/v1/translate/stream",
     "/v1/trace",
     "/v1/align",
+    "/v1/lens/depth",
+    "/v1/lens/attribution",
+    "/v1/lens/patching",
     "/v1/live",
 ]
 GETS = [
@@ -41,6 +43,7 @@ GETS = [
     "/frontend/settings",
     "/v1/info",
     "/v1/run",
+    "/v1/model",
     "/v1/run/curves",
     "/health",
     "/ready",
@@ -76,6 +79,7 @@ def test_the_description_lists_all_routes(api: BaseSchema) -> None:
     paths = api.raw_schema["paths"]
     described = {(path, method) for path, methods in paths.items() for method in methods}
     gets = {(path, "get") for path in [*GETS, *CACHED]}
-    assert described == {(path, "post") for path in POSTS} | gets
+    files = {("/translate_file", "post"), ("/download_file/{name}", "get")}  # see test_files.py
+    assert described == {(path, "post") for path in POSTS} | gets | files
     for path in GETS:
         api[path]["GET"].Case().call_and_validate()

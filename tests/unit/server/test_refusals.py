@@ -11,10 +11,10 @@ import pytest
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.schemas import Settings
-from regard.server.service import Service
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
+    batcher_of,
     english_to_german,
     events,
     run,
@@ -138,7 +138,7 @@ def test_a_slow_translation_times_out(model: ServedUppercaseModel, path: str) ->
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
     assert "within 0.05 seconds" in response.text
-    assert app.state.service.batcher.queued == 0
+    assert batcher_of(app).queued == 0
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
@@ -150,7 +150,7 @@ def test_a_full_queue_returns_429(model: ServedUppercaseModel, path: str) -> Non
         first = asyncio.create_task(client.post("/translate", json={"q": "a", **PAIR}))
         await until(lambda: len(model.batches) == 1)
         second = asyncio.create_task(client.post("/translate", json={"q": "One. Two", **PAIR}))
-        await until(lambda: app.state.service.batcher.queued == 2)
+        await until(lambda: batcher_of(app).queued == 2)
         third = await client.post(path, json={"q": "c", **PAIR})
         assert third.status_code == 429
         assert "the queue is full" in third.json()["error"]
@@ -164,7 +164,7 @@ def test_a_full_queue_returns_429(model: ServedUppercaseModel, path: str) -> Non
 def test_a_server_that_is_shutting_down_is_not_ready(model: ServedUppercaseModel) -> None:
     app = create_app(model)
     assert send(app, "GET", "/ready").status_code == 200
-    app.state.service.batcher.closed = True
+    app.state.service.models.refuse()
     assert send(app, "GET", "/health").status_code == 200
     assert send(app, "GET", "/ready").status_code == 503
     assert send(app, "POST", "/translate", json={"q": "a", **PAIR}).status_code == 503
@@ -213,7 +213,7 @@ def test_an_internal_error_is_logged_and_reported(
 
 def test_a_disconnected_client_leaves_the_queue(model: ServedUppercaseModel) -> None:
     app = create_app(model)
-    service: Service = app.state.service
+    batcher = batcher_of(app)
     sent: list[Any] = []
     body = json.dumps({"q": "One. Two. Three.", **PAIR}).encode()
 
@@ -239,14 +239,14 @@ def test_a_disconnected_client_leaves_the_queue(model: ServedUppercaseModel) -> 
         tasks = [asyncio.create_task(request(events[0]))]
         await until(lambda: len(model.batches) == 1)
         tasks.append(asyncio.create_task(request(events[1])))
-        await until(lambda: service.batcher.queued == 3)
+        await until(lambda: batcher.queued == 3)
         for event in events:
             event.set()
         await asyncio.gather(*tasks)
-        assert service.batcher.queued == 0
+        assert batcher.queued == 0
         assert sent == []
         model.may_continue.set()
-        await service.batcher.drain()
+        await batcher.drain()
         assert len(model.batches) == 1
 
     run(app, test)

@@ -13,12 +13,13 @@ import torch
 from regard.documents.markup import split_html
 from regard.inspection.alignment import align
 from regard.nn.network import named_weights
-from regard.server.app import create_app, limit_threads
+from regard.server.app import create_app
 from regard.server.inspection import follow_training
+from regard.server.process import limit_threads
 from regard.server.schemas import Settings
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
-from tests.unit.server.client import send
+from tests.unit.server.client import batcher_of, send
 
 
 def test_inline_tags_follow_the_models_attention(finished_run: Path) -> None:
@@ -45,7 +46,7 @@ def test_admitted_requests_are_finished(
     """After the translation neither a shutdown nor a full queue makes the result of an HTML request fail."""
     model = Translator.load(finished_run, "cpu")
     app = create_app(model, Settings(max_queued_sentences=4))
-    batcher = app.state.service.batcher
+    batcher = batcher_of(app)
     search = model.engine.generate
 
     def shut_down_and_search(*arguments: Any, **options: Any) -> Any:
@@ -68,11 +69,11 @@ def test_new_weights_of_a_running_training_are_loaded(
     folder = RunDir(run_folder)
     folder.card_file.unlink()
     model = Translator.load(run_folder, "cpu")
-    service = create_app(model).state.service
+    batcher = batcher_of(create_app(model))
     better = {name: tensor + 1 for name, tensor in folder.weights().items()}
 
     async def write_weights() -> None:
-        following = asyncio.create_task(follow_training(service, model))
+        following = asyncio.create_task(follow_training(batcher, model))
         await asyncio.sleep(0.05)
         folder.write_weights(better)
         folder.write_card({})
@@ -84,15 +85,14 @@ def test_new_weights_of_a_running_training_are_loaded(
 
 
 def test_a_small_model_uses_one_thread(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Translator.load(finished_run, "cpu")
     chosen: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", chosen.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    limit_threads(model)
+    limit_threads([finished_run])
     assert chosen == [], "OMP_NUM_THREADS takes precedence"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    limit_threads(model)
+    limit_threads([finished_run])
     assert chosen == [1]
-    monkeypatch.setattr("regard.server.app.SMALL_MODEL", 10)
-    limit_threads(model)
+    monkeypatch.setattr("regard.server.process.SMALL_MODEL", 10)
+    limit_threads([finished_run])
     assert chosen == [1]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from regard.data.language_identification import identify_among
 from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.tasks import hallucinations
@@ -88,13 +89,13 @@ def test_what_references_look_like_decides() -> None:
 
 
 def test_languages_are_not_checked_without_py3langid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hallucinations, "language_identifier", lambda *languages: None)
+    monkeypatch.setattr(hallucinations, "identify_among", lambda *languages: None)
     assert kinds(SOURCE, "The person wearing something has been climbing those stairs.") == []
 
 
 def test_unknown_languages_are_not_checked() -> None:
     pytest.importorskip("py3langid")
-    assert hallucinations.language_identifier("xx", "yy") is None
+    assert identify_among("xx", "yy") is None
 
 
 def test_runs_and_scripts() -> None:

@@ -155,6 +155,66 @@ def test_steps_are_those_that_the_time_allows_or_the_most_that_help(
     assert epochs == pytest.approx(250, rel=0.05)
 
 
+def refitted(
+    root: str, factor: float, minutes: float, speed: DeviceSpeed, overrides: Sequence[str] = ()
+) -> tuple[Recipe, Recipe]:
+    """The recipe, and the one for a device that is ``factor`` times as fast as estimated."""
+    chosen = autoconfigure(TEXTS, root, overrides, minutes=minutes, speed=speed)
+    rate = factor * chosen.choice.tokens_per_second
+    return chosen.recipe, chosen.refit(
+        rate, 60 * minutes - module.START_SECONDS[speed.device]
+    ).recipe
+
+
+def test_the_model_is_chosen_again_for_the_measured_speed(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    root = corpus_of(29_000, 14 * 4.5)
+    before, slow = refitted(root, 1 / 4, 3, GPU)
+    assert (before.model.d_model, before.training.rdrop) == (512, 5.0)
+    assert (slow.model.d_model, slow.model.dropout, slow.training.rdrop) == (512, 0.1, 0.0)
+    assert slow.tokenizer == before.tokenizer
+    tiny, fast = refitted(root, 20, 60, CPU)
+    assert (tiny.model.d_model, fast.model.d_model) == (128, 512)
+    for factor, overrides in ((0.9, []), (1 / 4, ["model.dropout=0.2"])):
+        before, kept = refitted(root, factor, 3, GPU, overrides)
+        assert kept.model == before.model
+
+
+def test_a_model_that_is_too_slow_is_recognized_during_training(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    root = corpus_of(29_000, 14 * 4.5)
+    chosen = autoconfigure(TEXTS, root, minutes=5, speed=GPU)
+    needed = chosen.choice.rule.min_epochs * chosen.choice.epoch_tokens
+    for share, slow in ((0.7, True), (0.8, False)):
+        assert chosen.is_too_slow(share * needed / (0.9 * 200), 200) is slow
+    assert not chosen.is_too_slow(0.5 * needed / (0.9 * 200), 200, int(0.5 * needed))
+    assert not chosen.is_too_slow(1.0, 49)  # no time left for another model
+    own = autoconfigure(TEXTS, root, ["model.preset=base"], minutes=5, speed=GPU)
+    assert not own.is_too_slow(1.0, 200)
+
+
+def test_on_a_slow_gpu_batches_are_not_small(corpus_of: Callable[[int, float], str]) -> None:
+    root = corpus_of(165_000, 8 * 4.7)
+    slow = DeviceSpeed("cuda", 1.0e6, 6.0)
+    recipe, _ = configure(root, minutes=2, speed=slow)
+    assert (recipe.model.preset, recipe.batch_tokens) == ("small", 4_096)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_speed_near_the_estimate_changes_only_the_number_of_steps(
+    corpus_of: Callable[[int, float], str], factor: float
+) -> None:
+    before, after = refitted(corpus_of(165_000, 8 * 4.7), factor, 15, CPU)
+    assert (after.model, after.batch_tokens) == (before.model, before.batch_tokens)
+    # The plan takes off what the time does not allow.
+    tokens = after.training.steps * after.batch_tokens
+    assert tokens == pytest.approx(60 * 165_000 * 9, rel=0.05)
+    _, fixed = refitted(corpus_of(165_000, 8 * 4.7), factor, 15, CPU, ["training.steps=700"])
+    assert fixed.training.steps == 700
+
+
 def test_without_a_time_one_is_chosen_for_the_device(
     corpus_of: Callable[[int, float], str],
 ) -> None:
@@ -183,8 +243,8 @@ def test_a_time_that_is_too_short_is_said_with_one_that_suffices(
     root = corpus_of(30_000, 80.0)
     _, reasons = configure(root, minutes=2)
     (warning,) = [reason for reason in reasons if reason.startswith("warning")]
-    assert "2 minutes is too short" in warning
-    assert "at least 10 minutes" in warning
+    assert "2 min is too short" in warning
+    assert "at least 10 min" in warning
     _, reasons = configure(root, minutes=30)
     assert not any(reason.startswith("warning") for reason in reasons)
     assert any("a better model" in reason and "--minutes" in reason for reason in reasons)

@@ -1,5 +1,6 @@
 """Checkpoints are restored exactly or refused with a reason, and averaged exactly."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from regard.training.checkpoint import (
     TrainingState,
     average_checkpoints,
     average_run,
+    average_runs,
     averageable_checkpoints,
     checkpoint_files,
     checkpoint_name,
@@ -292,6 +294,37 @@ def test_the_average_of_a_run_is_a_usable_run_folder(
         torch.testing.assert_close(new.weights()[name], factor * tensor)
     assert len(Translator.load(out, "cpu").translate(["ein Hund"])) == 1
     assert not new.checkpoints.exists()
+
+
+def write_run(folder: Path, finished: Path, factor: float, **training: object) -> Path:
+    """A copy of a run with other weights and training settings."""
+    run = RunDir(shutil.copytree(finished, folder))
+    recipe, weights = run.recipe(), run.weights()
+    changed = recipe.training.model_copy(update=training)
+    run.write_recipe(recipe.model_copy(update={"training": changed}))
+    run.write_weights({name: factor * tensor for name, tensor in weights.items()})
+    run.write_card({})
+    return folder
+
+
+def test_runs_that_started_from_the_same_weights_are_averaged(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    one, two, other = (
+        write_run(tmp_path / f"{seed}", finished_run, factor, init_from=start, seed=seed)
+        for factor, start, seed in ((1, "runs/start", 1), (4, "runs/start", 2), (1, None, 3))
+    )
+    average_runs([one, two], tmp_path / "soup")
+    soup, weights = RunDir(tmp_path / "soup").weights(), RunDir(finished_run).weights()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(soup[name], 2.5 * tensor)
+    assert RunDir(tmp_path / "soup").card()["averaged_from"] == f"{one}, {two}"
+    assert len(Translator.load(tmp_path / "soup", "cpu").translate(["ein Hund"])) == 1
+    with pytest.raises(RegardError, match=r"3: it did not start from the same weights as .*1"):
+        average_runs([one, other], tmp_path / "bad")
+    with pytest.raises(RegardError, match="soup: the folder is not empty"):
+        average_runs([one, two], tmp_path / "soup")
+    assert not (tmp_path / "bad").exists()
 
 
 def test_averaging_a_run_overwrites_nothing(run_with_checkpoints: Path, tmp_path: Path) -> None:

@@ -161,6 +161,21 @@ def test_keys_that_a_recipe_leaves_out_are_taken_from_the_run(tmp_path: Path) ->
     assert make_recipe(recipe.model_dump(), "test") == recipe
 
 
+def test_a_bidirectional_run_can_be_fine_tuned_for_either_direction(tmp_path: Path) -> None:
+    values = recipe_of("translation").model_dump()
+    data = {"train": {"pairs": "p.tsv"}, "languages": ("en", "de")}
+    for bidirectional in (True, False):
+        given = {**values, "data": {**data, "bidirectional": bidirectional}}
+        start = run_of(make_recipe(given, "test"), tmp_path / f"both-{bidirectional}")
+        back = {"data": {**data, "languages": ("de", "en")}, "training": {"init_from": str(start)}}
+        recipe, theirs = make_recipe(back, "test"), RunDir(start).recipe()
+        if bidirectional:
+            check_compatible(RunDir(start), theirs, recipe)
+        else:
+            with pytest.raises(RegardError, match="translates en to de"):
+                check_compatible(RunDir(start), theirs, recipe)
+
+
 def test_a_preset_of_another_size_is_not_overwritten(tmp_path: Path) -> None:
     start = run_of(recipe_of("translation"), tmp_path / "before")
     values = {"data": {"train": {"pairs": "p.tsv"}}, "model": {"preset": "small"}}

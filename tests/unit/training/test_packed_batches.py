@@ -1,5 +1,6 @@
 """Packed rows have the same loss and gradients as padded ones, and contain every pair."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,12 +13,19 @@ from torch import nn
 from regard.data.batching import Batch, PackedSize, collate, pack, packed_size, plan_packed
 from regard.data.dataset import TokenDataset
 from regard.data.special_tokens import BOS, EOS, PAD
+from regard.nn import loss
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.dropout import Dropout, attach_dropout_seeds, keep_mask
 from regard.nn.loss import Seq2SeqLoss, chunk_loss
 from regard.recipe import Recipe, make_recipe
+from regard.training.distributed import FlatGradients, ProcessGroup
 from regard.training.optimizers import OPTIMIZERS
-from regard.training.train_step import CUDAGraphStep, StepScalars, TrainStep
+from regard.training.train_step import (
+    CUDAGraphStep,
+    DistributedCUDAGraphStep,
+    StepScalars,
+    TrainStep,
+)
 
 VOCABULARY = 50
 few = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8)
@@ -103,29 +111,50 @@ def gradients(loss_fn: nn.Module, batch: Batch) -> tuple[torch.Tensor, ...]:
     return loss, *torch.autograd.grad(loss, list(loss_fn.parameters()))
 
 
-def test_rdrop_runs_packed_rows_twice() -> None:
+@pytest.mark.parametrize("key", ["rdrop", "simcut"])
+def test_packed_rows_run_twice(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "CUTOFF", 0.0)
     dataset = dataset_of([(5, 7), (3, 2), (9, 8)])
     space = packed_size(dataset.source_lengths, dataset.target_lengths, 40)
     recipe = recipe_of()
-    twice = recipe.model_copy(
-        update={"training": recipe.training.model_copy(update={"rdrop": 5.0})}
-    )
-    plain, rdrop = (loss_fn_of(one).double() for one in (recipe, twice))
+    twice = recipe.model_copy(update={"training": recipe.training.model_copy(update={key: 5.0})})
+    plain, repeated = (loss_fn_of(one).double() for one in (recipe, twice))
     batch = pack(dataset, np.arange(3), space)
-    # Without dropout both passes are equal, so R-Drop adds nothing.
-    for one, other in zip(gradients(plain, batch), gradients(rdrop, batch), strict=True):
+    # Without dropout and cutoff both passes are equal, so their comparison adds nothing.
+    for one, other in zip(gradients(plain, batch), gradients(repeated, batch), strict=True):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("rdrop", [0.0, 3.0])
+def test_a_teacher_reads_packed_rows_like_padded_ones() -> None:
+    dataset = dataset_of([(5, 7), (3, 2), (9, 8)])
+    space = packed_size(dataset.source_lengths, dataset.target_lengths, 40)
+    loss_fn, teacher = (loss_fn_of(recipe_of(**size)).double() for size in ({}, {"d_ff": 24}))
+    loss_fn.teachers = (teacher.network.eval(),)
+    plain = gradients(loss_fn_of(recipe_of()).double(), pack(dataset, np.arange(3), space))
+    padded = gradients(loss_fn, collate(dataset, np.arange(3)))
+    packed = gradients(loss_fn, pack(dataset, np.arange(3), space))
+    assert abs(packed[0] - plain[0]) > 1e-3
+    for one, other in zip(padded, packed, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not any(name.startswith("teacher") for name, _ in loss_fn.named_parameters())
+    inputs = [getattr(collate(dataset, np.arange(3)), name) for name in BATCH_FIELDS]
+    without = loss_fn_of(recipe_of()).double().eval()
+    assert torch.equal(loss_fn.eval()(*inputs), without(*inputs)), "no teacher in validation"
+
+
+BATCH_FIELDS = ("source", "target", "labels")
+
+
+@pytest.mark.parametrize(("rdrop", "simcut"), [(0.0, 0.0), (3.0, 0.0), (0.0, 3.0)])
 def test_the_loss_for_the_compiler_equals_the_eager_one(
-    rdrop: float, monkeypatch: pytest.MonkeyPatch
+    rdrop: float, simcut: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits = torch.randn(12 if rdrop else 6, 11, dtype=torch.float64)
+    logits = torch.randn(12 if rdrop or simcut else 6, 11, dtype=torch.float64)
     labels = torch.tensor([1, 7, PAD, 3, 10, PAD])
-    plain = chunk_loss(logits.clone(), labels, 0.1, rdrop, True)
+    weights = 0.1, rdrop, simcut
+    plain = chunk_loss(logits.clone(), labels, *weights, True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    for one, other in zip(plain, chunk_loss(logits, labels, 0.1, rdrop, True), strict=True):
+    for one, other in zip(plain, chunk_loss(logits, labels, *weights, True), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -182,11 +211,24 @@ def test_packed_and_padded_training_have_the_same_loss_curve() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore")  # from torch, about its own compiler
-@pytest.mark.parametrize("position", ["sinusoidal", "rotary"])
-def test_cuda_graph_steps_equal_eager_steps(position: str) -> None:
-    """Without dropout the losses are equal up to rounding."""
+@pytest.mark.parametrize(
+    ("position", "key"),
+    [
+        *((name, None) for name in ("sinusoidal", "rotary")),
+        ("rotary", "simcut"),
+        ("rotary", "teacher"),
+    ],
+)
+def test_cuda_graph_steps_equal_eager_steps(
+    position: str, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without dropout and cutoff the losses are equal up to rounding."""
+    monkeypatch.setattr(loss, "CUTOFF", 0.0)
     dataset = dataset_of([(7, 9), (12, 5), (3, 3), (20, 22)] * 60)
     recipe = recipe_of(position=position)
+    if key == "simcut":
+        training = recipe.training.model_copy(update={"simcut": 3.0})
+        recipe = recipe.model_copy(update={"training": training})
     device = torch.device("cuda")
     space = packed_size(
         dataset.source_lengths, dataset.target_lengths, 1024
@@ -195,6 +237,8 @@ def test_cuda_graph_steps_equal_eager_steps(position: str) -> None:
     losses = []
     for cuda_graph in (False, True):
         loss_fn = loss_fn_of(recipe).to(device)
+        if key == "teacher":
+            loss_fn.teachers = (loss_fn_of(recipe).network.to(device).eval(),)
         optimizer = torch.optim.Adam(
             loss_fn.parameters(),
             lr=torch.tensor(1e-3, device=device),
@@ -209,4 +253,34 @@ def test_cuda_graph_steps_equal_eager_steps(position: str) -> None:
                 for rows in plan * 3
             ]
         )
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore")  # from torch, about its own compiler
+def test_distributed_cuda_graph_steps_equal_eager_steps(tmp_path: Path) -> None:
+    """A group of one process: two graphs, an all-reduce between them, and 0 to 2 packed rows in a step."""
+    device, recipe = torch.device("cuda"), recipe_of(position="rotary")
+    dataset = dataset_of([(7, 9), (12, 5), (3, 3), (20, 22)] * 60)
+    space = packed_size(dataset.source_lengths, dataset.target_lengths, 1024)
+    plan = plan_packed(dataset.source_lengths, dataset.target_lengths, space, 1, 0)
+    rows = [pack(dataset, one, space) for one in plan]
+    steps = [[], rows[:1], rows[1:2], rows[:1], rows[:1], rows[:2], [], rows[1:2], rows[:2]] * 2
+    address = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("nccl", init_method=address, rank=0, world_size=1)
+    try:
+        losses = []
+        for cuda_graph in (False, True):
+            loss_fn = loss_fn_of(recipe).to(device)
+            parameters = list(loss_fn.parameters())
+            optimizer = OPTIMIZERS["adam"](parameters, recipe.training)
+            gradients = FlatGradients(parameters, ProcessGroup(0, 1, device))
+            train_step: Any = TrainStep(loss_fn, optimizer, recipe.training, device, gradients)
+            if cuda_graph:
+                train_step = DistributedCUDAGraphStep(train_step, loss_fn.network)
+            scalars = StepScalars(1 / 1000, 1e-3)
+            losses.append([float(train_step(batches, scalars)) for batches in steps])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert losses[0][0] == 0
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)

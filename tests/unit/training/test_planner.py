@@ -14,12 +14,13 @@ from regard.storage.run_dir import RunDir
 from regard.training.distributed import ProcessGroup
 from regard.training.planner import (
     DeviceSpeed,
+    StepTime,
+    adjust_steps,
     duration,
     fit_recipe,
     measure_device,
     measure_steps,
     plan,
-    shorten,
 )
 from regard.training.prepare import open_prepared, prepare
 from regard.training.progress import ProgressReporter
@@ -148,7 +149,7 @@ def test_measured_steps_leave_no_trace(trainer: Trainer) -> None:
     with pytest.raises(AssertionError), trainer.rehearsal():
         pass  # training has begun
     fresh = Trainer(trainer.run, trainer.recipe, trainer.prepared, trainer.group)
-    seconds, tokens = measure_steps(fresh, limit=0.2)
+    seconds, tokens = measure_steps(fresh, left=5.0)
     assert seconds > 0
     assert 1 <= tokens <= 60
     assert fresh.state.step == fresh.state.tokens == 0
@@ -158,7 +159,7 @@ def test_measured_steps_leave_no_trace(trainer: Trainer) -> None:
 
 
 def test_a_plan_ends_before_the_deadline(trainer: Trainer) -> None:
-    fitted = plan(trainer, time.monotonic() + 20)
+    fitted = plan(trainer, time.monotonic() + 20, measure_steps(trainer, left=20.0))
     assert fitted.shortened
     assert fitted.seconds <= 20
     training = fitted.recipe.training
@@ -176,10 +177,25 @@ def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> Non
     )
     trainer.state.step, trainer.validation_seconds = 200, 0.0
     deadline = time.monotonic() + 102
-    assert shorten(trainer, deadline, seconds_per_step=0.12) is None
-    shorter = shorten(trainer, deadline, seconds_per_step=0.25)
+    assert adjust_steps(trainer, deadline, seconds_per_step=0.12) is None
+    shorter = adjust_steps(trainer, deadline, seconds_per_step=0.25)
     assert shorter is not None
     assert 590 <= shorter.training.steps <= 600
+
+
+def test_a_plan_is_extended_when_the_machine_is_faster(trainer: Trainer) -> None:
+    fitted = plan(trainer, time.monotonic() + 20, StepTime(seconds=0.05, tokens=50))
+    trainer.apply(fitted.recipe)
+    trainer.state.step, trainer.validation_seconds = 10, 0.0
+    steps, deadline = fitted.recipe.training.steps, time.monotonic() + 20
+    exact = (0.93 * 20 - trainer.reserved_seconds) / (steps - 10)
+    assert adjust_steps(trainer, deadline, seconds_per_step=0.95 * exact) is None
+    longer = adjust_steps(trainer, deadline, seconds_per_step=exact / 4)
+    assert longer is not None
+    assert longer.training.steps == pytest.approx(10 + 4 * (steps - 10), rel=0.05)
+    longest = adjust_steps(trainer, deadline, seconds_per_step=1e-6)
+    assert longest is not None
+    assert longest.training.steps == 100_000
 
 
 @pytest.mark.parametrize("task", ["masked_lm", "language_model"])
@@ -187,12 +203,12 @@ def test_tasks_without_targets_are_planned(tmp_path: Path, task: str) -> None:
     (tmp_path / "x.txt").write_text("".join(f"{line} {n}\n" for n, line in enumerate(LINES)))
     for trainer in new_trainer(tmp_path, task, {"text": "x.txt"}):
         assert trainer.count_labels(trainer.prepared.train) > 100
-        assert plan(trainer, time.monotonic() + 20).shortened
+        assert plan(trainer, time.monotonic() + 20, measure_steps(trainer, 20.0)).shortened
 
 
 def test_a_plan_that_is_shortened_during_warmup_gives_a_valid_recipe(trainer: Trainer) -> None:
     trainer.state.step = 10
-    shorter = shorten(trainer, time.monotonic() + 10, seconds_per_step=0.5)
+    shorter = adjust_steps(trainer, time.monotonic() + 10, seconds_per_step=0.5)
     assert shorter is not None
     assert shorter.training.steps < 100
     assert make_recipe(shorter.model_dump(), "the shorter recipe") == shorter
@@ -222,7 +238,7 @@ def test_all_processes_measure_as_many_steps_as_the_main_one(
     trainer.group = OtherProcess(0, 1, torch.device("cpu"))
     batch = next(trainer.batches())
     monkeypatch.setattr(trainer, "batches", lambda: iter([batch]))  # enough for one step
-    _, tokens = measure_steps(trainer, limit=60.0)
+    _, tokens = measure_steps(trainer, left=6_000.0)
     assert tokens == batch.tokens
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from regard.data.corpus import train_pairs, valid_pairs
 from regard.data.dataset import TokenDataset
 from regard.errors import RegardError
 from regard.recipe import make_recipe
@@ -155,3 +156,82 @@ def test_without_augmentation_nothing_changes(tmp_path: Path) -> None:
     assert prepared.metadata["identity"] == plain.metadata["identity"]
     both = [one.train.path.read_bytes() for one in (prepared, plain)]
     assert both[0] == both[1]
+
+
+def test_bidirectional_data_have_every_pair_in_both_directions(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", "a b\tx", "c\ty z", "b\tb")
+    write(tmp_path / "valid.tsv", "a c\ty")
+    data = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "valid": {"pairs": "valid.tsv"}}
+    runs = []
+    for bidirectional in (False, True):
+        run = RunDir(tmp_path / f"run-{bidirectional}")
+        run.folder.mkdir()
+        values = {
+            "data": {**data, "bidirectional": bidirectional},
+            "tokenizer": {"kind": "word", "vocab_size": 50},
+        }
+        recipe = make_recipe(values, "test")
+        reporter = ProgressReporter(run)
+        prepare(run, recipe, reporter)
+        reporter.close()
+        runs.append((run, open_prepared(run, recipe)))
+    (plain, one), (both, two) = runs
+    # The second stage starts from the first one's tokenizer, which is that of a training in one direction.
+    assert [path.read_bytes() for path in both.tokenizer_files()] == [
+        path.read_bytes() for path in plain.tokenizer_files()
+    ]
+    assert texts(one.train, one) == [("a b", "x"), ("c", "y z"), ("b", "b")]
+    assert texts(two.train, two) == [
+        *(("a b", "x"), ("x", "a b"), ("c", "y z"), ("y z", "c")),
+        ("b", "b"),  # its own reverse: a duplicate
+    ]
+    assert texts(two.valid, two) == texts(one.valid, one) == [("a c", "y")]
+    assert one.metadata["identity"] != two.metadata["identity"]
+
+
+def texts(dataset: TokenDataset, prepared: PreparedData) -> list[tuple[str, str]]:
+    both = [
+        (dataset.source_starts, dataset.source_lengths),
+        (dataset.target_starts, dataset.target_lengths),
+    ]
+    sides = [
+        [dataset.ids[start : start + length].tolist() for start, length in zip(*side, strict=True)]
+        for side in both
+    ]
+    return list(zip(*map(prepared.tokenizer.source.decode, sides), strict=True))
+
+
+def test_held_out_pairs_are_held_out_in_both_directions(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", *(f"w{number}\tx{number}" for number in range(60)))
+    files = {"root": str(tmp_path), "train": {"pairs": "train.tsv"}, "hold_out": 0.3}
+    data = make_recipe({"data": {**files, "bidirectional": True}}, "test").data
+    train, valid = list(train_pairs(data)), list(valid_pairs(data))
+    assert valid
+    assert all(pair.source.startswith("w") for pair in valid)
+    assert len(train) == 2 * (60 - len(valid))
+    assert not {*valid, *((target, source) for source, target in valid)} & {*train}
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"task": "classification"}, "is for task translation, not for classification"),
+        ({"tokenizer": {"shared": False}}, "needs tokenizer.shared: true"),
+        ({"data": {"train": {"to": "de"}}}, "cannot be combined with data.train.to"),
+        ({"data": {"train": {"tag": "bt"}}}, "cannot be combined with data.train.tag"),
+        ({"data": {"context": 1}}, "cannot be combined with data.context"),
+        ({"model": {"position": "tree"}}, "cannot be combined with model.position: tree"),
+    ],
+    ids=str,
+)
+def test_what_bidirectional_data_cannot_be_combined_with(
+    sections: dict[str, Any], problem: str
+) -> None:
+    given = sections.get("data", {})
+    train = {"pairs": "p.tsv", **given.get("train", {})}
+    data = {**given, "bidirectional": True, "train": train}
+    with pytest.raises(RegardError) as caught:
+        make_recipe({**sections, "data": data}, "test")
+    assert f"data.bidirectional: true {problem}" in str(caught.value).replace(
+        "swaps pairs without a tag, so it ", ""
+    )

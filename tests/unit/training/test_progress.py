@@ -10,7 +10,8 @@ from rich.console import Console
 
 from regard.errors import RegardError
 from regard.storage.run_dir import RunDir
-from regard.training.progress import EventFile, ProgressReporter
+from regard.training import progress
+from regard.training.progress import EventFile, ProgressLine, ProgressReporter
 
 
 @pytest.fixture
@@ -94,3 +95,47 @@ def test_events_in_a_folder_that_cannot_be_written_are_refused_by_name(tmp_path:
     (tmp_path / "events").touch()
     with pytest.raises(RegardError, match=r"events/.*: cannot be written"):
         EventFile(tmp_path / "events")
+
+
+def test_a_progress_line_has_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    lines: list[str] = []
+    line = ProgressLine("Lines: ", 5_000, done=1_000, print_line=lines.append)
+    now += 5
+    line.advance(1_100)  # too soon for another line
+    now += 15
+    line.advance(2_000)
+    assert lines == ["Lines: 2,000 of 5,000, 50 per second, 0:01:00 left"]
+    unknown = ProgressLine("Pairs: ", print_line=lines.append)
+    now += 20
+    unknown.advance(40)
+    assert lines[1:] == ["Pairs: 40, 2 per second"]
+
+
+def test_a_progress_line_is_rewritten_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "REWRITE_SECONDS", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    line = ProgressLine("Lines: ", 3)
+    for done in (1, 2):
+        line.advance(done)
+    line.close()
+    shown = capsys.readouterr().err
+    assert shown.count("\r") == 2
+    assert "\n" not in shown
+    assert shown.endswith("\x1b[2K")
+
+
+def test_the_time_left_is_measured_from_the_first_steps_on(
+    reporter: ProgressReporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    reporter.start(0, 300, deadline=1_000.0)
+    for step in range(1, 101):
+        now += 20.0 if step < 5 else 1.0 if step <= 50 else 2.0
+        reporter.advance(step)
+    # 44 steps of one second and 50 of two seconds, after the slow ones
+    assert reporter.time_left(100, 300).total_seconds() == round(144 / 94 * 200)

@@ -1,5 +1,7 @@
 """Runs that are resumed."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,10 @@ import pytest
 from regard.errors import RegardError
 from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
+from regard.training.autoconfig import AutomaticRecipe, autoconfigure
 from regard.training.checkpoint import checkpoint_name
-from regard.training.run import open_run, resumable_recipe
+from regard.training.planner import DeviceSpeed
+from regard.training.run import PLANNED_KEYS, keep_plan, open_run, resumable_recipe, train
 
 FILES = DataFiles(pairs=("x.tsv",))
 COMMAND = ["training.warmup=500", "training.validate_every=100"]
@@ -50,8 +54,61 @@ def test_other_steps_are_not_ignored(planned: RunDir, tmp_path: Path) -> None:
         open_run(planned, recipe)
 
 
+def test_a_run_with_a_recipe_keeps_its_plan_with_and_without_a_time_limit(
+    planned: RunDir, tmp_path: Path
+) -> None:
+    recipe = recipe_of(tmp_path, steps=5_000, warmup=500)
+    assert keep_plan(planned, recipe) is recipe  # it was not planned
+    requested = {key: getattr(recipe.training, key) for key in PLANNED_KEYS}
+    planned.plan_file.write_text(json.dumps(requested))
+    assert keep_plan(planned, recipe) == planned.recipe()
+    longer = recipe_of(tmp_path, steps=6_000, warmup=500)
+    assert keep_plan(planned, longer) is longer  # the user asks for more
+    planned.plan_file.write_text("{")
+    with pytest.raises(RegardError, match=r"plan\.json: not JSON"):
+        keep_plan(planned, recipe)
+
+
 def test_other_languages_are_refused(planned: RunDir, tmp_path: Path) -> None:
     arguments = planned.folder, FILES, str(tmp_path), COMMAND
     assert resumable_recipe(*arguments, ("en", "de")) is not None
     with pytest.raises(RegardError, match="other languages than de,en"):
         resumable_recipe(*arguments, ("de", "en"))
+
+
+def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{a} {b} {c}" for a in "abcdefg" for b in "hijklmn" for c in "opqrs"]
+    (tmp_path / "x.tsv").write_text("".join(f"{line}\t{line}\n" for line in lines))
+    overrides = ["training.device=cpu", "training.log_every=1"]
+    speed = DeviceSpeed("cpu", 1e6)
+    chosen = autoconfigure(FILES, str(tmp_path), overrides, minutes=0.2, speed=speed)
+    tiny = {"preset": "tiny", "d_model": 16, "heads": 2, "d_ff": 16}
+
+    def refit(automatic: AutomaticRecipe, _: float, seconds: float) -> AutomaticRecipe:
+        layers = 1 if called else 2
+        values = automatic.values | {
+            "model": tiny | {"encoder_layers": layers, "decoder_layers": layers},
+            "training": {"steps": 40, "warmup": 4, "tokens_per_batch": 500},
+        }
+        assert 0 < seconds < 12
+        return replace(automatic, recipe=make_recipe(values, "test", overrides))
+
+    called: list[int] = []
+
+    def is_too_slow(_: AutomaticRecipe, speed: float, seconds: float, done: int = 0) -> bool:
+        assert speed > 0
+        assert seconds < 12
+        called.append(done)
+        return True
+
+    monkeypatch.setattr(AutomaticRecipe, "refit", refit)
+    monkeypatch.setattr(AutomaticRecipe, "is_too_slow", is_too_slow)
+    monkeypatch.setattr("regard.training.trainer.MEASURED_SHARE", 0.0)
+    model = train(chosen.recipe, tmp_path / "again", minutes=0.2, automatic=chosen)
+    assert len(called) == 1
+    assert called[0] > 0
+    assert (model.recipe.model.encoder_layers, model.recipe.model.d_model) == (1, 16)
+    assert RunDir(tmp_path / "again").recipe().model == model.recipe.model
+    assert capsys.readouterr().err.count("chosen for this speed") == 2

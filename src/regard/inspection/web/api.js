@@ -8,7 +8,7 @@
  * @typedef {import("./history.js").HistoryJson} HistoryJson
  * @typedef {import("./trace.js").TraceJson} TraceJson
  * @typedef {import("./render.js").Api & { loaded: Promise<any>,
- *   languages(): Promise<{ source: string | null, target: string | null }>,
+ *   info(): Promise<import("./model_info.js").ModelInfo | null>,
  *   trace(request: TraceRequest, onTranslation?: (text: string) => void): Promise<TraceJson>,
  *   translateLive(q: string, onText: (text: string) => void, signal: AbortSignal): Promise<void> }} Backend what
  *   translates: the server, or the model in the file (local_model.js); onTranslation gets the translation before the rest
@@ -26,7 +26,7 @@ let asking = null;
 const keyInput = h("input", { type: "password", name: "key", autocomplete: "off", required: true });
 const keyNote = h("span", { class: "quiet" });
 /** Hidden until the server asks for a key. */
-export const keyForm = h("form", { class: "api-key card", hidden: true },
+export const keyForm = h("form", { class: "api-key card", "aria-label": "Access to this server", hidden: true },
   h("label", { class: "field grow" }, h("span", {}, "API key"), keyInput),
   h("button", { type: "submit", class: "primary" }, "Use this key"), keyNote);
 
@@ -67,17 +67,17 @@ async function requestJson(path, body) {
   return (await request(path, body)).json();
 }
 
-/**
- * The names of the two languages; null for a language without a name.
- *
- * @returns {Promise<{ source: string | null, target: string | null }>}
- */
-async function languages() {
-  const { source, target } = (await requestJson("frontend/settings")).language;
-  /** @param {{ code: string, name: string }} language called by its code if it has no name */
-  const nameOf = ({ code, name }) => (name === code ? null : name);
-  return { source: nameOf(source), target: nameOf(target) };
+/** @returns {Promise<import("./model_info.js").ModelInfo>} */
+function info() {
+  return requestJson("v1/model");
 }
+
+/** @type {import("./lenses.js").LensApi} */
+const lenses = {
+  depth: (q, outputs) => requestJson("v1/lens/depth", { q, outputs }),
+  attribution: (q, outputs, position, foil) => requestJson("v1/lens/attribution", { q, outputs, position, foil }),
+  patching: (q, other) => requestJson("v1/lens/patching", { q, other }),
+};
 
 /** @param {TraceRequest} body @returns {Promise<TraceJson>} */
 function trace(body) {
@@ -175,4 +175,4 @@ function restoreKey() {
 }
 
 /** @type {Backend} */
-export const server = { loaded: Promise.resolve(), languages, trace, history, curves, align, layer, translateLive };
+export const server = { loaded: Promise.resolve(), info, lenses, trace, history, curves, align, layer, translateLive };

@@ -84,3 +84,17 @@ export function scaleBar(signal) {
   onThemeChange(draw, signal);
   return canvas;
 }
+
+/**
+ * A canvas with the diverging colour scale from -1 to 1, for legends.
+ *
+ * @param {AbortSignal} signal
+ */
+export function divergingBar(signal) {
+  const canvas = h("canvas", { "aria-hidden": "true" });
+  const steps = Float32Array.from({ length: 65 }, (_, i) => i / 32 - 1);
+  const draw = () => paintDiverging(canvas, steps, 65, [0], Array.from(steps.keys()), 1);
+  draw();
+  onThemeChange(draw, signal);
+  return canvas;
+}

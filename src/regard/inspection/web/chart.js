@@ -3,8 +3,8 @@
  *
  * @typedef {{ name: string, points: [x: number, y: number][], kind?: "solid" | "dots" | "dashed", rank?: 1 | 2 }} Line
  * @typedef {{ x: string, lines: Line[], band?: [x: number, low: number, high: number][], height?: number,
- *   zero?: boolean, write?: (value: number) => string, empty?: string }} Chart
- *   x: name of the x axis; band: a shaded range; zero: whether the y axis includes 0; empty: text if there are no points
+ *   write?: (value: number) => string, empty?: string }} Chart
+ *   x: name of the x axis; band: a shaded range; empty: text if there are no points. The y axis always includes 0.
  * @typedef {{ width: number, height: number, xs: number[], yTicks: number[], toX(x: number): number,
  *   toY(y: number): number }} Scales
  */
@@ -108,11 +108,11 @@ function drawChart(content, width, height, cursor) {
  * @param {Chart} content @param {number[]} xs @param {number} width @param {number} height
  * @returns {Scales}
  */
-function makeScales({ lines, band = [], zero }, xs, width, height) {
+function makeScales({ lines, band = [] }, xs, width, height) {
   const ys = [...lines.flatMap((line) => line.points.map(([, y]) => y)), ...band.flatMap(([, low, high]) => [low, high])];
   const first = xs[0];
   const last = xs[xs.length - 1] === first ? first + 1 : xs[xs.length - 1];
-  const yTicks = ticks(Math.min(...ys, zero === false ? Infinity : 0), Math.max(...ys), 4);
+  const yTicks = ticks(Math.min(...ys, 0), Math.max(...ys, 0), 4);
   const [bottom, top] = [yTicks[0], yTicks[yTicks.length - 1]];
   return {
     width, height, xs: [first, last], yTicks,

@@ -5,6 +5,8 @@
  * @typedef {Node | string | number | null | undefined | false} Child
  */
 
+import { tokenText } from "./trace.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** whether the main input is a finger, which cannot hover */
@@ -89,7 +91,8 @@ export function bidiText(text) {
  * @param {Token} token
  */
 export function tokenLabel(token) {
-  const { text, special } = token;
+  const { special } = token;
+  const text = tokenText(token);
   const label = h("bdi", { class: special ? "piece special" : "piece", dir: "auto" });
   const spaces = special ? 0 : text.length - text.replace(/^▁+/, "").length;
   if (spaces) label.append(h("span", { class: "space" }, text.slice(0, spaces)));
@@ -197,6 +200,21 @@ export function tableToggle(caption, content) {
         h("tr", {}, h("th", { scope: "row" }, first), rest.map((one) => h("td", {}, one)))))));
   };
   return { element: h("div", { class: "tabular" }, button, region), update };
+}
+
+/** whether the screen is a phone's: views then begin with most of their cards closed, so that they are short */
+const NARROW = matchMedia("(max-width: 520px)").matches;
+
+/**
+ * A card that can be closed. On a phone, it is closed unless it is important.
+ *
+ * @param {Child | Child[]} title
+ * @param {{ class?: string, important?: boolean }} options
+ * @param {...(Child | Child[])} children
+ */
+export function foldingCard(title, { class: name = "", important = false }, ...children) {
+  return h("details", { class: `card folding ${name}`, open: important || !NARROW },
+    h("summary", {}, h("h3", {}, title)), h("div", { class: "folded" }, ...children));
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@
  *   valid: { step: number, loss: number, score: number | null, best: boolean }[] }} CurvesJson
  * @typedef {{ step: number, cross_attention: PackedArray, probabilities: number[] }} AlignmentJson
  * @typedef {{ positions: Positions | { kind: string, map: null }, schedule: Schedule, smoothing: Smoothing,
- *   curves: CurvesJson | null, checkpoints: number[], alignments?: AlignmentJson[] }} HistoryJson
+ *   curves: CurvesJson | null, checkpoints: number[], alignments?: AlignmentJson[],
+ *   model?: import("./model_info.js").ModelInfo }} HistoryJson
  */
 
 /** @type {Promise<HistoryJson> | null} a server has one model, so one history */

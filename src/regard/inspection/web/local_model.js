@@ -7,42 +7,42 @@
  * @typedef {import("./model/translator.js").TranslatorJson} TranslatorJson
  * @typedef {import("./model/worker.js").Call} Call
  * @typedef {import("./model/worker.js").Reply} Reply
- * @typedef {{ name: string, languages: { source: string | null, target: string | null }, parameters: number,
- *   scores: string[], examples: string[], history: HistoryJson }} ModelInfo what is shown of the model
+ * @typedef {import("./model_info.js").ModelInfo} ModelInfo
  * @typedef {{ resolve(result: any): void, reject(error: Error): void, onPartial?: (text: string) => void }} Waiting
  */
 
 /**
  * The model of the file; null if it has none.
  *
- * @returns {{ info: ModelInfo, backend: Backend } | null}
+ * @returns {Backend | null}
  */
 export function modelInFile() {
   const [model, weights, worker] = ["model", "weights", "worker"].map((id) => document.getElementById(id)?.textContent);
   if (!model || !weights || !worker) return null;
-  /** @type {ModelInfo & TranslatorJson} */
-  const { name, languages, parameters, scores, examples, history, ...translator } = JSON.parse(model);
-  const info = { name, languages, parameters, scores, examples, history };
-  return { info, backend: startModel(info, translator, weights, worker) };
+  /** @type {ModelInfo & { history: HistoryJson } & TranslatorJson} */
+  const { name, languages, parameters, scores, examples, lenses, history, ...translator } = JSON.parse(model);
+  return startModel({ name, languages, parameters, scores, examples, lenses }, history, translator, weights, worker);
 }
 
 /**
  * @param {ModelInfo} info
+ * @param {HistoryJson} history
  * @param {TranslatorJson} translator
  * @param {string} weights
  * @param {string} code of the worker
  * @returns {Backend}
  */
-function startModel({ languages, history }, translator, weights, code) {
+function startModel(info, history, translator, weights, code) {
   const call = callWorker(code);
   const loaded = call("load", [translator, weights]);
   loaded.catch(() => {}); // every other call fails with this error
   return {
     loaded,
-    languages: async () => languages,
+    info: async () => info,
     history: async () => history,
     trace: async (request, onTranslation) => (await loaded, call("trace", [request], onTranslation)),
     layer: (...parameters) => call("layer", parameters),
+    lenses: { depth: (...parameters) => call("depth", parameters), patching: (...parameters) => call("patching", parameters) },
     translateLive: async (q, onText, signal) => {
       await loaded;
       if (signal.aborted) return;

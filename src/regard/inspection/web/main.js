@@ -4,14 +4,13 @@
  *
  * @typedef {import("./api.js").Backend} Backend
  * @typedef {import("./api.js").TraceRequest} TraceRequest
- * @typedef {import("./local_model.js").ModelInfo} ModelInfo
  * @typedef {import("./trace.js").TraceJson} TraceJson
  */
 
 import { keyForm, server } from "./api.js";
 import { h } from "./dom.js";
-import { grouped } from "./format.js";
 import { modelInFile } from "./local_model.js";
+import { describeModel } from "./model_info.js";
 import { render } from "./render.js";
 import { restoreTheme, toggleTheme } from "./theme.js";
 import { errorMessage } from "./trace.js";
@@ -28,14 +27,14 @@ const embedded = document.getElementById("trace");
 const model = modelInFile();
 
 restoreTheme();
+const about = h("p", { class: "about" });
 const view = h("main", {});
 page.append(
   h("header", { class: "top" },
-    h("p", { class: "name" }, "Regard"),
-    h("p", { class: model ? "motto model" : "motto" }, model ? describeModel(model.info) : "See what a translation model attends to"),
+    h("h1", { class: "name" }, "Regard"), about,
     h("button", { type: "button", class: "plain theme", onclick: toggleTheme }, "Light / dark")),
   embedded || model ? "" : keyForm,
-  embedded ? "" : translateForm(model?.backend ?? server, model?.info.examples ?? []),
+  embedded ? "" : translateForm(model ?? server),
   view,
   h("footer", {}, h("p", {},
     "Attention shows where a model looks. By itself it does not explain what the model says.")),
@@ -44,31 +43,20 @@ if (embedded) {
   /** @type {TraceJson} */
   const json = JSON.parse(embedded.textContent ?? "");
   document.title = `${json.text.slice(0, 60)} · Regard`;
+  if (json.history?.model) about.textContent = describeModel(json.history.model);
   render(view, json);
-}
-
-/** @param {ModelInfo} info */
-function describeModel({ name, languages: { source, target }, parameters, scores }) {
-  document.title = `${name} · Regard`;
-  const size = parameters < 1e6 ? `${grouped(Math.round(parameters / 1000))} thousand parameters`
-    : `${(parameters / 1e6).toFixed(1)} million parameters`;
-  return [name, source && target && `${source} to ${target}`, size, ...scores].filter(Boolean).join(" · ");
 }
 
 /**
  * The form of a page with a model.
  *
  * @param {Backend} backend
- * @param {string[]} examples texts to try; the first is translated when the page opens
  */
-function translateForm(backend, examples) {
+function translateForm(backend) {
   const { fields, text, options } = formFields();
-  const button = h("button", { type: "submit", class: "primary" }, "Translate");
+  const into = h("span", { class: "into" });
+  const button = h("button", { type: "submit", class: "primary" }, "Translate", into);
   const status = h("p", { class: "status", role: "status" });
-  backend.languages().then(({ source, target }) => {
-    if (source) text.placeholder = `A sentence in ${source}`;
-    if (target) button.textContent = `Translate into ${target}`;
-  }, () => {}); // the placeholders stay as they are
   const live = liveTranslation(text, backend);
 
   /** @type {(() => void) | undefined} */
@@ -95,33 +83,37 @@ function translateForm(backend, examples) {
       button.disabled = false;
     }
   };
-  const form = h("form", { class: "ask", onsubmit },
-    h("label", { class: "field wide" }, h("span", {}, "Text"), text), live.element,
-    h("div", { class: "row" }, button, exampleButtons(examples, (example) => {
-      text.value = example;
-      form.requestSubmit();
-    }), options), status);
+  const examples = h("div", { class: "examples", role: "group", "aria-label": "Examples", hidden: true });
+  const form = h("form", { class: "ask", "aria-label": "Translate", onsubmit }, text, button, options, live.element, status, examples);
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
     }
   });
-  followLinks(form, fields, examples[0] ?? "");
+  const follow = followLinks(form, fields);
+  backend.info().then((info) => {
+    if (!info) return follow("");
+    about.textContent = describeModel(info);
+    document.title = `${info.name} · Regard`;
+    if (info.languages.source) text.placeholder = `A sentence in ${info.languages.source}`;
+    if (info.languages.target) into.textContent = ` into ${info.languages.target}`;
+    examples.hidden = !info.examples.length;
+    examples.append(...info.examples.map((example) => h("button", {
+      type: "button", class: "example", dir: "auto", onclick: () => {
+        text.value = example;
+        form.requestSubmit();
+      },
+    }, example)));
+    follow(info.examples[0] ?? "");
+  }, () => follow(""));
   return form;
-}
-
-/** @param {string[]} examples @param {(example: string) => void} onSelect */
-function exampleButtons(examples, onSelect) {
-  if (!examples.length) return "";
-  return h("div", { class: "examples", role: "group", "aria-label": "Examples" }, examples.map((example) =>
-    h("button", { type: "button", class: "example", dir: "auto", onclick: () => onSelect(example) }, example)));
 }
 
 /** The inputs of the form, by name. */
 function formFields() {
   const text = h("textarea", {
-    name: "q", rows: 2, dir: "auto", required: true, placeholder: "A sentence to translate",
+    name: "q", rows: 1, dir: "auto", required: true, placeholder: "A sentence to translate", "aria-label": "Text",
   });
   const fields = {
     q: text,
@@ -181,24 +173,30 @@ function liveTranslation(text, backend) {
 }
 
 /**
- * Submit the sentence of the link when the page opens, and when the link changes.
+ * Submit the sentence of the link when the page opens, and when the link changes. A link has the sentence after `#q=`,
+ * or after `?text=`, which is easier to write by hand.
  *
  * @param {HTMLFormElement} form
  * @param {Fields} fields
- * @param {string} example if the link has no sentence
+ * @returns {(example: string) => void} call it once the page is ready; the example is translated if no link has a sentence
  */
-function followLinks(form, fields, example) {
-  const follow = () => {
+function followLinks(form, fields) {
+  const linked = new URLSearchParams(location.search).get("text") ?? "";
+  let first = true;
+  /** @param {string} example */
+  const follow = (example) => {
     const link = new URLSearchParams(location.hash.slice(1));
     const before = JSON.stringify(readRequest(fields));
+    if (first && fields.q.value && !link.has("q")) return; // the reader has begun to type
     for (const name of FIELDS) fields[name].value = link.get(name) ?? "";
     const details = form.querySelector("details");
     if (details && FIELDS.some((name) => name !== "q" && fields[name].value)) details.open = true;
-    fields.q.value ||= example;
+    fields.q.value ||= linked || example;
     if (fields.q.value && JSON.stringify(readRequest(fields)) !== before) form.requestSubmit();
+    first = false;
   };
-  addEventListener("hashchange", follow);
-  setTimeout(follow);
+  addEventListener("hashchange", () => follow(""));
+  return follow;
 }
 
 /**

@@ -9,7 +9,8 @@
  * @typedef {import("./history.js").CurvesJson} CurvesJson
  * @typedef {{ trace(request: import("./api.js").TraceRequest): Promise<TraceJson>, history(): Promise<HistoryJson>,
  *   curves?(): Promise<{ curves: CurvesJson | null, checkpoints: number[] }>,
- *   align?(q: string, outputs: number[], step: number): Promise<AlignmentJson>
+ *   align?(q: string, outputs: number[], step: number): Promise<AlignmentJson>,
+ *   lenses?: import("./lenses.js").LensApi
  *   } & import("./trace.js").LayerSource} Api the server or the model in the file, if the page has one; only a server has
  *   the checkpoints of the run
  * @typedef {{ trace: Trace, state: State, signal: AbortSignal, api?: Api }} Context
@@ -25,13 +26,14 @@ import { beamView } from "./views/beam.js";
 import { headsView } from "./views/heads.js";
 import { interveneView } from "./views/intervene.js";
 import { iterationsView } from "./views/iterations.js";
+import { lensesView } from "./views/lenses.js";
 import { tourStep, tourView } from "./views/tour.js";
 import { trainingView } from "./views/training.js";
 import { translateView } from "./views/translate.js";
 
 /** @type {View[]} */
 const VIEWS = [
-  translateView, headsView, beamView, iterationsView, interveneView, attentionWeightView, trainingView, tourView,
+  translateView, headsView, beamView, iterationsView, interveneView, lensesView, attentionWeightView, trainingView, tourView,
 ];
 
 /**
@@ -58,11 +60,15 @@ export function render(root, json, api) {
       tab.setAttribute("aria-selected", String(selected));
       if (selected && !panel.hasChildNodes()) {
         panel.hidden = false; // a view measures its width while it is built
-        panel.append(h("p", { class: "help" }, view.help), view.build(context));
+        panel.append(h("h2", { class: "unseen" }, view.title), h("p", { class: "help" }, view.help), view.build(context));
       }
       panel.hidden = !selected;
     }
     setTabStop(tabs, current.tab);
+    // On a phone, the tabs scroll sideways.
+    const bar = current.tab.parentElement;
+    const { offsetLeft, offsetWidth } = current.tab;
+    if (bar && bar.scrollWidth > bar.clientWidth) bar.scrollLeft = offsetLeft - bar.offsetLeft - (bar.clientWidth - offsetWidth) / 2;
   };
   root.replaceChildren(tabBar(tabs, (index) => state.set({ view: panels[index].view.id })), tourStep(context),
     ...panels.map(({ panel }) => panel));

@@ -1,7 +1,8 @@
 /**
  * The trace of one sentence, as `Trace.to_json()` of trace.py writes it.
  *
- * @typedef {{ id: number, text: string, special: boolean }} Token
+ * @typedef {{ id: number, text: string, special: boolean, label?: string, shown?: string }} Token a token that is one
+ *   byte of a character also has a label, and what it shows in running text: the character, or nothing
  * @typedef {Token & { probability: number }} Candidate
  * @typedef {"kept" | "pruned" | "finished"} NodeState
  * @typedef {{ id: number, parent: number | null, token: number, log_probability: number, total: number,
@@ -20,7 +21,8 @@
  *   candidates: Candidate[][], beam: SearchNode[], iterations: Iteration[], parents: number[],
  *   tokens: Record<string, Token>, options: Record<string, number>, muted: string[],
  *   projections: Partial<Record<Site, ProjectionsJson>>, occlusion: OcclusionJson | null,
- *   history?: import("./history.js").HistoryJson | null, id?: string }} TraceJson
+ *   history?: import("./history.js").HistoryJson | null, lenses?: import("./lenses.js").LensesJson | null,
+ *   id?: string }} TraceJson
  * @typedef {(layer: number) => Promise<Float32Array>} FetchLayer
  * @typedef {{ layer(id: string, site: string, layer: number, projection?: ProjectionName): Promise<Float32Array>
  *   }} LayerSource
@@ -190,18 +192,21 @@ export class Trace {
     };
     this.text = json.text;
     this.translation = json.translation;
-    this.source = json.source;
+    this.source = joinBytes(json.source);
     /** what the decoder reads at each position */
-    this.inputs = json.inputs;
+    this.inputs = joinBytes(json.inputs);
     /** what it predicts there */
-    this.outputs = json.outputs;
+    this.outputs = joinBytes(json.outputs);
     this.encoder = new LayerArray(json.encoder, fetch("encoder"));
     this.decoder = new LayerArray(json.decoder, fetch("decoder"));
     this.cross_attention = new LayerArray(json.cross_attention, fetch("cross_attention"));
     /** cross-attention of the search tree: its queries are the nodes in `parents` */
     this.nodes = new LayerArray(json.nodes, fetch("nodes"));
     this.parents = json.parents;
-    this.columns = json.columns;
+    this.columns = {
+      encoder: joinBytes(json.columns.encoder), decoder: joinBytes(json.columns.decoder),
+      cross_attention: joinBytes(json.columns.cross_attention),
+    };
     this.coverage = json.coverage;
     this.probabilities = json.probabilities;
     this.candidates = json.candidates;
@@ -219,11 +224,64 @@ export class Trace {
     }
     this.occlusion = json.occlusion && new Occlusion(json.occlusion, json.probabilities);
     this.history = json.history ?? null;
+    this.lenses = json.lenses ?? null;
   }
 
   get nonAutoregressive() {
     return this.iterations.length > 0;
   }
+}
+
+const BYTE = /^<0x([0-9A-F]{2})>$/;
+
+/**
+ * Tokens that are single bytes get the character they form as their label: `😀 1/4` to `😀 4/4`.
+ *
+ * @param {Token[]} tokens
+ * @returns {Token[]}
+ */
+export function joinBytes(tokens) {
+  const result = tokens.slice();
+  let start = 0;
+  while (start < tokens.length) {
+    const length = characterLength(tokens, start);
+    if (length && tokens[start].label === undefined) {
+      const bytes = tokens.slice(start, start + length).map((token) => parseInt(BYTE.exec(token.text)?.[1] ?? "", 16));
+      const character = new TextDecoder().decode(new Uint8Array(bytes));
+      for (let i = 0; i < length; i++) {
+        result[start + i] = {
+          ...tokens[start + i], shown: i ? "" : character, label: length > 1 ? `${character} ${i + 1}/${length}` : character,
+        };
+      }
+    }
+    start += length || 1;
+  }
+  return result;
+}
+
+/**
+ * The number of byte tokens from here that form one character in UTF-8; 0 if they do not.
+ *
+ * @param {Token[]} tokens
+ * @param {number} start
+ */
+function characterLength(tokens, start) {
+  const first = parseInt(BYTE.exec(tokens[start].text)?.[1] ?? "80", 16);
+  const length = first < 0x80 ? 1 : first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 0;
+  for (let i = start + 1; i < start + length; i++) {
+    const byte = parseInt(BYTE.exec(tokens[i]?.text ?? "")?.[1] ?? "00", 16);
+    if (byte < 0x80 || byte >= 0xc0) return 0;
+  }
+  return length;
+}
+
+/**
+ * How a token is written by itself: a byte as `byte F0`.
+ *
+ * @param {Token} token
+ */
+export function tokenText(token) {
+  return joinBytes([token])[0].label ?? token.text.replace(BYTE, "byte $1");
 }
 
 /**
@@ -234,7 +292,9 @@ export class Trace {
  */
 export function runningText(tokens) {
   return tokens.map((token, index) => {
-    const text = token.special ? token.text : token.text.replace(/^▁+/, "").replaceAll(SPACE_SYMBOL, " ");
+    const written = token.shown ?? tokenText(token);
+    const text = token.special ? written : written.replace(/^▁+/, "").replaceAll(SPACE_SYMBOL, " ");
+    if (token.shown === "") return { index, token, text, spaceBefore: false }; // the character is shown before
     if (!text) return { index, token, text: " ", spaceBefore: false }; // the token is a single space
     const spaceBefore = index > 0 && (token.special || token.text.startsWith(SPACE_SYMBOL));
     return { index, token, text, spaceBefore };

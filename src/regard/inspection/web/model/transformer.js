@@ -34,6 +34,9 @@ export class Transformer {
     this.weights = weights;
     /** @type {Set<string>} heads whose output is set to zero, such as cross_attention.0.1 */
     this.muted = new Set();
+    /** @type {((stack: "encoder" | "decoder", depth: number, x: Float32Array) => void) | null} gets the residual stream at
+     * each depth, and may change it; not called in `step` */
+    this.visit = null;
   }
 
   // All positions at once
@@ -43,14 +46,16 @@ export class Transformer {
    *
    * @param {number[][]} sources each with EOS
    * @param {RecordedAttention[]} [record] gets the attention of each layer, for a single source
+   * @param {number} [layers] only the first layers
    * @returns {Memory[]} one for each source
    */
-  encode(sources, record) {
+  encode(sources, record, layers = this.config.encoder_layers) {
     const positions = sources.flatMap((source) => source.map((_, i) => i));
     const spans = toSpans(sources);
     let x = this.embed("encoder", sources.flat(), positions);
-    for (let layer = 0; layer < this.config.encoder_layers; layer++) {
+    for (let layer = 0; layer < layers; layer++) {
       const name = `encoder.layers.${layer}`;
+      this.visit?.("encoder", layer, x);
       x = this.sublayer(x, `${name}.attention_residual`, (y) => {
         const { query, kv } = this.project(y, `${name}.attention`, positions);
         const weights = record && recordAttention(record, query, kv, this.config);
@@ -58,6 +63,7 @@ export class Transformer {
       });
       x = this.feedForward(x, name);
     }
+    this.visit?.("encoder", layers, x);
     x = this.norm(x, this.config.final_norm ? "encoder.norm" : null);
     const cross = range(this.config.decoder_layers).map((layer) =>
       this.keysValues(x, `decoder.layers.${layer}.cross_attention`, null));
@@ -84,6 +90,7 @@ export class Transformer {
     let x = this.embed("decoder", targets.flat(), positions);
     for (let layer = 0; layer < this.config.decoder_layers; layer++) {
       const name = `decoder.layers.${layer}`;
+      this.visit?.("decoder", layer, x);
       x = this.sublayer(x, `${name}.attention_residual`, (y) => {
         const { query, kv } = this.project(y, `${name}.attention`, positions);
         const weights = record && recordAttention(record.decoder, query, kv, this.config);
@@ -97,6 +104,7 @@ export class Transformer {
       });
       x = this.feedForward(x, name);
     }
+    this.visit?.("decoder", this.config.decoder_layers, x);
     return this.logits(x);
   }
 

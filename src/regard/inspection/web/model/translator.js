@@ -89,14 +89,15 @@ export class Translator {
    * @param {number[]} source
    * @param {number[]} prefix
    * @param {Decoding} decoding
+   * @param {number} [layers] only the first layers of the encoder
    */
-  search(source, prefix, decoding) {
+  search(source, prefix, decoding, layers) {
     const longest = Math.min(decoding.max_length ?? Infinity, (this.json.network.max_length ?? Infinity) - 1);
     const rules = {
       maxLength: Math.min(source.length + decoding.extra_length, longest), bos: BOS, eos: EOS, prefix,
       suppressed: this.target.json.suppressed,
     };
-    const [memory] = this.network.encode([[...source, EOS]]);
+    const [memory] = this.network.encode([[...source, EOS]], undefined, layers);
     /** @type {Map<number, Float32Array[]>} cross-attention of the nodes that were read, [head, source] of each layer */
     const crossOfNodes = new Map();
     /** @type {import("./search.js").Step<KeyValue[]>} */
@@ -170,6 +171,7 @@ export class Translator {
       projections: this.projectionShapes(sourceTokens.length, inputs.length),
       occlusion: this.occlude(source, inputs, outputs),
       history: null,
+      lenses: null,
     };
   }
 
@@ -354,7 +356,7 @@ export function groupWords(tokens) {
 }
 
 /** @param {Float32Array} logits [rows, size] @param {number} row @param {number} size */
-function probabilitiesAt(logits, row, size) {
+export function probabilitiesAt(logits, row, size) {
   const values = logits.slice(row * size, (row + 1) * size);
   softmax(values);
   return values;
@@ -393,7 +395,7 @@ function omitted(shape) {
 }
 
 /** @param {Float32Array} values @param {number[]} shape @returns {PackedArray} */
-function packFloats(values, shape) {
+export function packFloats(values, shape) {
   const bytes = new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
   let text = "";
   for (const byte of bytes) text += String.fromCharCode(byte);

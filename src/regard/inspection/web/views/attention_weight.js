@@ -17,9 +17,9 @@
  */
 
 import { computeAttention, matmul, transpose } from "../attention.js";
-import { paintDiverging } from "../canvas.js";
-import { h, numberedOptions, range, segmentedControl, selectField, tableToggle, tokenLabel } from "../dom.js";
-import { decimal, scientific, subscript } from "../format.js";
+import { divergingBar, paintDiverging } from "../canvas.js";
+import { foldingCard, h, numberedOptions, range, segmentedControl, selectField, tableToggle, tokenLabel } from "../dom.js";
+import { compact, decimal, scientific, subscript } from "../format.js";
 import { heatmap } from "../heatmap.js";
 import { onThemeChange } from "../theme.js";
 import { whenLoaded } from "../trace.js";
@@ -106,7 +106,10 @@ function build({ trace, state, signal }) {
   state.subscribe(update);
   requestAnimationFrame(update); // the map has a width only once it is in the page
   return h("div", { class: "weight-view" },
-    h("div", { class: "card" }, controls, h("div", { class: "beside" }, map.element, result)), steps, table.element);
+    h("div", { class: "card" }, controls, h("div", { class: "beside" }, map.element, result)),
+    h("p", { class: "legend matrix-legend" }, "−", divergingBar(signal), "+",
+      h("span", {}, "In the small matrices, blue is positive and amber negative. Each has its own scale, written below it.")),
+    steps, table.element);
 }
 
 /**
@@ -275,10 +278,9 @@ function outputStep({ i, T, dv, head: outputs }, draw, output, layer, head, head
 
 /** @param {Child | Child[]} title @param {Child[]} formulas @param {Child[]} matrices */
 function step(title, formulas, matrices) {
-  return h("li", { class: "card step-card" }, h("h3", {}, title), h("div", { class: "forms" },
+  return h("li", {}, foldingCard(title, { class: "step-card" }, h("div", { class: "forms" },
     h("div", { class: "form" }, formulas),
-    h("div", { class: "matrices", "aria-hidden": "true" },
-      matrices.map((one) => (one instanceof Node ? one : h("span", {}, one))))));
+    h("div", { class: "matrices" }, matrices.map((one) => (one instanceof Node ? one : h("span", {}, one)))))));
 }
 
 function queryKey() {
@@ -334,7 +336,7 @@ function vector(values) {
  * @param {AbortSignal} signal
  */
 function matrix(name, values, rows, columns, cell, signal) {
-  const canvas = h("canvas", {});
+  const canvas = h("canvas", { "aria-hidden": "true" });
   const max = values.reduce((most, one) => (one === -Infinity ? most : Math.max(most, Math.abs(one))), 0);
   const draw = () => paintDiverging(canvas, values, columns, range(rows), range(columns), max);
   draw();
@@ -350,7 +352,8 @@ function matrix(name, values, rows, columns, cell, signal) {
     picture.append(mark);
   }
   return h("figure", {}, picture,
-    h("figcaption", {}, h("span", {}, name), h("span", { class: "quiet" }, `${rows} × ${columns}`)));
+    h("figcaption", {}, h("span", {}, name), h("span", { class: "quiet" }, `${rows} × ${columns}`),
+      h("span", { class: "quiet" }, `up to ±${compact(max)}`)));
 }
 
 /**

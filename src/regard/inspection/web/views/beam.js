@@ -13,7 +13,7 @@ import {
 } from "../dom.js";
 import { percent, signed } from "../format.js";
 import { heatmap } from "../heatmap.js";
-import { detokenize, whenLoaded } from "../trace.js";
+import { detokenize, tokenText, whenLoaded } from "../trace.js";
 
 /** pixels between the left edges of two columns, and between the tops of two rows */
 const COLUMN = 160;
@@ -49,14 +49,14 @@ function build({ trace, state, signal }) {
     const opened = !visible;
     visible = state.get("view") === "beam";
     // A hidden element forgets its scroll position.
-    if (visible && opened) requestAnimationFrame(() => tree.scrollTo(selected()));
+    if (visible && opened && state.get("node")) requestAnimationFrame(() => tree.scrollTo(selected()));
     const now = `${node.node.id} ${state.get("cross_layer")}`;
     if (!visible || now === shown) return;
     shown = now;
     tree.select(node);
     detail.replaceChildren(...describe(trace, nodes, best, node));
     attention.show(node);
-    tree.scrollTo(node);
+    if (state.get("node")) tree.scrollTo(node); // else the search is shown from its start
   };
   state.subscribe(update);
   requestAnimationFrame(() => { shown = ""; update(); }); // the heatmap has a width only once it is in the page
@@ -187,7 +187,7 @@ function nodeButton(treeNode, isBest, onclick) {
   const score = signed(node.score);
   const button = h("button", {
     type: "button", class: `node ${node.state}${isBest ? " best" : ""}`, "data-id": node.id,
-    "aria-label": step ? `${token.text}, ${probability}, score ${score}, ${node.state}` : "start", onclick,
+    "aria-label": step ? `${tokenText(token)}, ${probability}, score ${score}, ${node.state}` : "start", onclick,
   }, tokenLabel(token), step > 0 && h("span", { class: "numbers" }, h("span", {}, probability), h("span", {}, score)));
   button.style.left = `${step * COLUMN}px`;
   button.style.top = `${middle(treeNode) - NODE.height / 2}px`;

@@ -14,7 +14,7 @@
 
 import { commonCells, sideBySide } from "../diff.js";
 import {
-  POINT_AT, h, numberedOptions, selectField, setTabStop, tableToggle, tokenBar, tokenLabel,
+  POINT_AT, foldingCard, h, numberedOptions, selectField, setTabStop, tableToggle, tokenBar, tokenLabel,
 } from "../dom.js";
 import { percent, signed } from "../format.js";
 import { heatmap } from "../heatmap.js";
@@ -84,7 +84,8 @@ function build(context) {
   state.subscribe(update);
   update();
   return h("div", { class: "intervene" },
-    h("div", { class: "interventions" }, cards.map((card) => card.element)), h("div", { class: "undo" }, undo, status),
+    h("div", { class: "card result-bar" }, comparison.lines, h("div", { class: "undo" }, undo, status)),
+    h("div", { class: "interventions" }, cards.map((card) => card.element)),
     comparison.element);
 }
 
@@ -172,7 +173,7 @@ function forceCard({ trace, state }) {
     choice.replaceChildren(candidateButtons(trace, state, position), form);
     Array.from(choice.querySelectorAll("button")).find((one) => focused && one.textContent === focused)?.focus();
   };
-  return { element: h("section", { class: "card" }, h("h3", {}, "Force a word"), line, choice), update };
+  return { element: foldingCard("Force a word", { important: true }, line, choice), update };
 }
 
 /** @param {Trace} trace @param {State} state @param {number} position */
@@ -218,7 +219,7 @@ function muteCard({ trace, state }) {
     return h("div", {}, h("h4", {}, site.title), grid);
   });
   return {
-    element: h("section", { class: "card" }, h("h3", {}, "Mute heads"),
+    element: foldingCard("Mute heads", { important: true },
       h("p", { class: "quiet" }, "Layer.head. A muted head still computes its attention, but its output is set to zero."), grids),
     update: () => {
       const names = muted();
@@ -244,7 +245,7 @@ function decodingCard({ trace, state }) {
     field("seed", "Seed", { min: 0, max: 1e9, step: 1 }, trace.options.seed),
   ];
   return {
-    element: h("section", { class: "card decoding" }, h("h3", {}, "Change the decoding options"),
+    element: foldingCard("Change the decoding options", { class: "decoding" },
       h("p", { class: "quiet" }, "With a temperature above 0, tokens are sampled at random instead of searched for with a "
         + "beam; a higher temperature gives more varied results."), ...fields.map((one) => one.element)),
     update: () => {
@@ -282,7 +283,6 @@ function comparisonCards(context) {
   const { trace } = context;
   const lines = h("div", { class: "before-after" });
   const list = h("div", { class: "card pairs", tabindex: 0, role: "region", "aria-label": "Probabilities" });
-  const nothing = h("p", { class: "quiet" }, "Nothing is changed yet.");
   /** @type {Trace | null} */
   let after = null;
   const table = tableToggle("Token by token, before and after", () => ({
@@ -293,16 +293,16 @@ function comparisonCards(context) {
 
   /** @param {Trace | null} next */
   const show = (next) => {
-    for (const one of [lines, list, attention.element, table.element]) one.hidden = !next;
-    nothing.hidden = Boolean(next);
+    for (const one of [list, attention.element, table.element]) one.hidden = !next;
+    if (!next) lines.replaceChildren(translationLine("Before", trace, () => true), nothingChanged());
     const isNew = next && next !== after;
     after = next;
     if (isNew) {
       const pairs = sideBySide(trace.outputs, next.outputs);
       const same = pairs.filter((pair) => isSame(trace, next, pair));
       const [unchangedBefore, unchangedAfter] = [0, 1].map((side) => new Set(same.map((pair) => pair[side])));
-      lines.replaceChildren(translationCard("Before", trace, (i) => unchangedBefore.has(i)),
-        translationCard("After", next, (j) => unchangedAfter.has(j)));
+      lines.replaceChildren(translationLine("Before", trace, (i) => unchangedBefore.has(i)),
+        translationLine("After", next, (j) => unchangedAfter.has(j)));
       list.replaceChildren(h("h3", {}, "Probability of each token"),
         ...pairs.map((pair) => probabilityPair(trace, next, pair)));
       table.update();
@@ -310,7 +310,7 @@ function comparisonCards(context) {
     attention.show(next);
   };
   show(null);
-  return { element: h("div", { class: "outcome" }, nothing, lines, list, table.element, attention.element), show };
+  return { lines, element: h("div", { class: "outcome" }, list, table.element, attention.element), show };
 }
 
 /** @param {Trace} before @param {Trace} after @param {readonly [number | null, number | null]} pair */
@@ -318,16 +318,20 @@ function isSame(before, after, [i, j]) {
   return i !== null && j !== null && before.outputs[i].id === after.outputs[j].id;
 }
 
+function nothingChanged() {
+  return h("div", {}, h("h3", {}, "After"), h("p", { class: "quiet" }, "Nothing is changed yet: force a word or mute a head below."));
+}
+
 /** @param {string} title @param {Trace} trace @param {(position: number) => boolean} isUnchanged */
-function translationCard(title, trace, isUnchanged) {
+function translationLine(title, trace, isUnchanged) {
   const line = h("p", { class: "line small", dir: "auto" });
   for (const { index, token, text, spaceBefore } of runningText(trace.outputs)) {
     if (spaceBefore) line.append(" ");
     line.append(h(isUnchanged(index) ? "span" : "mark", { class: `output${token.special ? " special" : ""}` }, text));
   }
   const total = trace.probabilities.reduce((sum, one) => sum + Math.log(one), 0);
-  return h("section", { class: "card" }, h("h3", {}, title), line,
-    h("p", { class: "quiet" }, `log-probability ${signed(total)}, ${trace.outputs.length} tokens`));
+  const count = trace.outputs.length;
+  return h("div", {}, h("h3", {}, `${title}: log-probability ${signed(total)}, ${count} ${count === 1 ? "token" : "tokens"}`), line);
 }
 
 /** @param {Trace} before @param {Trace} after @param {readonly [number | null, number | null]} pair */

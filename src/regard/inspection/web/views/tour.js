@@ -14,11 +14,16 @@
  *   content(context: Context): Content | Promise<Content> }} Step q: the sentence that the step is about
  * @typedef {{ layer: number, head: number }} Head
  * @typedef {{ dog: number, street: number }} NounWeights
+ * @typedef {Head & { site: Site, here: NounWeights & { ending: number }, there: NounWeights & { ending: number }
+ *   }} HeadEvidence what a head attends to at the pronoun, in this sentence and in the other
+ * @typedef {{ it: number[], dog: number[], street: number[], ending: number[] }} Words positions in the source
+ * @typedef {import("../trace.js").Site} Site
  */
 
 import { bidiText, h, tokenLabel } from "../dom.js";
 import { percent } from "../format.js";
-import { Trace, detokenize, errorMessage, groupWords } from "../trace.js";
+import { lensesOf, strongestPlace } from "../lenses.js";
+import { Trace, detokenize, errorMessage, groupWords, unpack } from "../trace.js";
 
 const TIRED = "The dog didn't cross the street because it was too tired.";
 const WIDE = "The dog didn't cross the street because it was too wide.";
@@ -41,9 +46,10 @@ const STEPS = [
   { title: "One weight by hand", view: "weight", content: weightStep },
   { title: "Attention is not the reason", view: "intervene", content: interventionStep },
   { title: "All of this was learned", view: "training", content: trainingStep },
-  { title: "What does “it” attend to?", view: "heads", q: TIRED, content: encoderPronounStep },
-  { title: "Too tired", view: "heads", q: TIRED, content: (context) => decoderPronounStep(context, WIDE) },
-  { title: "Too wide", view: "heads", q: WIDE, content: (context) => decoderPronounStep(context, TIRED) },
+  { title: "One word decides", view: "translate", q: TIRED, content: (context) => occlusionStep(context, WIDE) },
+  { title: "Too tired", view: "heads", q: TIRED, content: (context) => pronounStep(context, WIDE) },
+  { title: "Too wide", view: "heads", q: WIDE, content: (context) => pronounStep(context, TIRED) },
+  { title: "Where it is decided", view: "lenses", q: TIRED, applies: autoregressive, content: patchingStep },
 ];
 
 /** @type {View} */
@@ -51,7 +57,7 @@ export const tourView = {
   id: "tour",
   title: "Tour",
   help: "A short tour of this page, using the current sentence. It ends with a classic question about attention: in “the dog "
-    + "didn't cross the street because it was too tired”, what does “it” attend to?",
+    + "didn't cross the street because it was too tired”, how does the model know what “it” is?",
   build,
 };
 
@@ -311,65 +317,168 @@ function trainingStep() {
 // -------------------------------------------------------------------------------------------------
 // Steps about the dog and the street
 
-/** @param {Context} context @returns {Promise<Content>} */
-async function encoderPronounStep({ trace }) {
-  const { encoder } = trace;
-  await loadAll(encoder);
-  const words = findWords(trace);
-  if (!words) return wordsNotFound();
-  const best = maxBy(headsOf(encoder).map((head) => ({ ...head, ...nounWeights(encoder, head, words.it, words) })),
-    (one) => Math.max(one.dog, one.street));
-  return {
-    text: ["In the encoder, the source attends to itself. Of all its heads, ", headName(best), " gives one of the two nouns the "
-      + "most attention from ", h("i", {}, "it"), ": ", formatNouns(best), ". ",
-    preferredNoun(best) === null
-      ? "That is hardly any: if this model knows what “it” refers to, it does not show here. Continue with the decoder."
-      : `So here it attends to the ${preferredNoun(best)}.`],
-    set: headState("encoder", best),
-  };
+/**
+ * Both sentences and the position of the translation of “it” in each; null if the translations differ in any other way.
+ *
+ * @param {Context} context
+ * @param {string} otherText
+ */
+async function comparePronouns({ trace, api }, otherText) {
+  const other = api ? new Trace(await cachedTrace(otherText, api), api) : null;
+  const positions = other && pronounPositions(trace.outputs, other.outputs);
+  return other && positions ? { other, here: positions[0], there: positions[1] } : null;
+}
+
+/** @param {string} text the last word of a sentence of this tour */
+function endingOf(text) {
+  return /(\w+)\.$/.exec(text)?.[1] ?? "";
 }
 
 /**
- * What the decoder attends to when it writes the translation of “it”, in the head that differs most between the two
- * sentences.
+ * The source words without which the pronoun becomes improbable.
  *
  * @param {Context} context
  * @param {string} otherText
  * @returns {Promise<Content>}
  */
-async function decoderPronounStep({ trace, api }, otherText) {
-  const other = api ? new Trace(await cachedTrace(otherText, api), api) : null;
-  const positions = other && pronounPositions(trace.outputs, other.outputs);
-  const here = await pronounAttention(trace, positions?.[0]);
-  const there = other && await pronounAttention(other, positions?.[1]);
-  if (!here || (other && !there)) return wordsNotFound();
-  const heads = here.heads.map((head, i) => ({ ...head, other: there?.heads[i] }));
-  const best = maxBy(heads, (head) => (head.other
-    ? Math.abs(head.dog - head.street - head.other.dog + head.other.street) : Math.max(head.dog, head.street)));
-  const otherEnding = h("i", {}, /too (\w+)\.$/.exec(otherText)?.[1] ?? "");
-  const it = () => h("i", {}, "it");
-  const opening = positions
-    ? ["Here ", it(), " became ", tokenLabel(trace.outputs[here.row]), ", the first word that changes if the sentence ends in ",
-      otherEnding.cloneNode(true), ". "]
-    : ["The token that attends most to ", it(), " is ", tokenLabel(trace.outputs[here.row]), ". "];
-  const comparison = best.other && there && other
-    ? ["; with ", otherEnding, ", ", ...(positions ? [it(), " became "] : ["that token is "]),
-      tokenLabel(other.outputs[there.row]), " and the same head gave ", formatNouns(best.other), ". ", conclusion(best, best.other)]
-    : ["."];
+async function occlusionStep(context, otherText) {
+  const { trace } = context;
+  const compared = await comparePronouns(context, otherText);
+  const pronoun = compared?.here ?? (await pronounRow(trace));
+  if (pronoun === null) return wordsNotFound();
+  const both = compared ? ["The model wrote ", tokenLabel(trace.outputs[compared.here]), " for ", h("i", {}, "it"),
+    ". If the sentence ends in ", h("i", {}, endingOf(otherText)), ", it writes ", tokenLabel(compared.other.outputs[compared.there]),
+    ", and only that and the last adjective change. "]
+    : ["The token that attends most to ", h("i", {}, "it"), " is ", tokenLabel(trace.outputs[pronoun]), ". "];
+  return { text: [...both, ...occlusionText(trace, pronoun)], set: { output: String(pronoun), colour: "occlusion" } };
+}
+
+/** @param {Trace} trace @param {number} pronoun @returns {Child[]} */
+function occlusionText({ occlusion, probabilities, source, outputs }, pronoun) {
+  if (!occlusion) return ["What it depends on was not measured, because the model is too large."];
+  const drops = occlusion.words.map((word, i) => ({ word, drop: occlusion.drop(i, pronoun) }))
+    .sort((a, b) => b.drop - a.drop).filter(({ drop }, rank) => rank < 2 && drop > 0.05);
+  if (!drops.length) return ["No single word of the source decides it: without any one of them it stays about as probable."];
+  return ["Which words does it depend on? ", tokenLabel(outputs[pronoun]), ` has a probability of ${percent(probabilities[pronoun])}. `,
+    ...drops.flatMap(({ word, drop }, rank) => [rank ? ", without " : "Without ",
+      h("b", {}, detokenize(word.map((position) => source[position])).trim()), ` only ${percent(probabilities[pronoun] - drop)}`]), "."];
+}
+
+/**
+ * What the heads attend to when the translation of “it” is written: the head that turns from one noun to the other, and
+ * the one that reads the word that differs. If no head does, what the pronoun depends on instead.
+ *
+ * @param {Context} context
+ * @param {string} otherText
+ * @returns {Promise<Content>}
+ */
+async function pronounStep(context, otherText) {
+  const { trace } = context;
+  const compared = await comparePronouns(context, otherText);
+  if (!compared) return singlePronounStep(trace);
+  const { other, here, there } = compared;
+  const heads = await headEvidence(trace, here, other, there);
+  if (!heads) return wordsNotFound();
+  const turning = maxBy(heads, turn);
+  const opening = ["Here ", h("i", {}, "it"), " became ", tokenLabel(trace.outputs[here]), ". "];
+  if (turn(turning) < LITTLE_ATTENTION) {
+    return {
+      text: [...opening, "No head of this model turns from one noun to the other: ", siteName(turning), " comes closest, with ",
+        formatNouns(turning.here), " here and ", formatNouns(turning.there), " with ", h("i", {}, endingOf(otherText)),
+        ". So attention alone does not show how it decides. ", ...occlusionText(trace, here)],
+      set: { view: "translate", output: String(here), colour: "occlusion" },
+    };
+  }
+  const readers = heads.filter((one) => one.site === "cross_attention"
+    && (turning.site !== "cross_attention" || one.layer < turning.layer));
+  const reader = readers.length ? maxBy(readers, (one) => Math.min(one.here.ending, one.there.ending)) : null;
+  const reads = reader && Math.min(reader.here.ending, reader.there.ending) >= CLEAR_PATTERN;
   return {
-    text: ["The model wrote “", bidiText(trace.translation), "” ", ...opening, "At that position, cross-attention ",
-      headName(best), ", ", best.other ? "the head that changes most" : "the head with the largest weight", ", gave ",
-      formatNouns(best), ...comparison],
+    text: [...opening, ...(reads ? ["First, ", siteName(reader), " reads ", h("b", {}, endingOf(trace.text)),
+      ` (${reader.here.ending.toFixed(2)}). Then `] : ["At that position, "]), siteName(turning), " looks at the noun that fits: ",
+    formatNouns(turning.here), ". With ", h("i", {}, endingOf(otherText)), ", where the model wrote ",
+    tokenLabel(other.outputs[there]), ", the same head gives ", formatNouns(turning.there),
+    ". One word at the end of the sentence moves its attention from one noun to the other."],
+    set: headState(turning.site, turning),
+  };
+}
+
+/** @param {Trace} trace one sentence without a model to translate the other @returns {Promise<Content>} */
+async function singlePronounStep(trace) {
+  const row = await pronounRow(trace);
+  const words = findWords(trace);
+  if (row === null || !words) return wordsNotFound();
+  const attention = trace.cross_attention;
+  const best = maxBy(headsOf(attention).map((head) => ({ ...head, ...nounWeights(attention, head, [row], words) })),
+    (one) => Math.max(one.dog, one.street));
+  return {
+    text: ["The token that attends most to ", h("i", {}, "it"), " is ", tokenLabel(trace.outputs[row]),
+      ". At that position, cross-attention ", headName(best), ", the head with the largest weight, gave ", formatNouns(best), "."],
     set: headState("cross_attention", best),
   };
 }
 
-/** @param {NounWeights} here @param {NounWeights} there */
-function conclusion(here, there) {
-  const [now, then] = [preferredNoun(here), preferredNoun(there)];
-  return now && then && now !== then
-    ? "One word at the end of the sentence moved its attention from one noun to the other."
-    : "Even this head does not move from one noun to the other.";
+/**
+ * How far a head turns from one noun to the other: its smaller preference of the two, if they differ.
+ *
+ * @param {HeadEvidence} head
+ */
+function turn({ here, there }) {
+  const [now, then] = [here.dog - here.street, there.dog - there.street];
+  return now * then < 0 ? Math.min(Math.abs(now), Math.abs(then)) : -Math.abs(now + then) / 2;
+}
+
+/** @param {HeadEvidence} head */
+function siteName({ site, layer, head }) {
+  return `${site === "encoder" ? "encoder" : "cross-attention"} ${headName({ layer, head })}`;
+}
+
+/**
+ * Every head of the encoder, from “it”, and of the cross-attention, from the pronoun, in both sentences.
+ *
+ * @param {Trace} trace @param {number} row @param {Trace} other @param {number} otherRow
+ * @returns {Promise<HeadEvidence[] | null>}
+ */
+async function headEvidence(trace, row, other, otherRow) {
+  const [words, otherWords] = [findWords(trace), findWords(other)];
+  if (!words || !otherWords) return null;
+  const sites = /** @type {const} */ (["encoder", "cross_attention"]);
+  await Promise.all(sites.flatMap((site) => [loadAll(trace[site]), loadAll(other[site])]));
+  return sites.flatMap((site) => headsOf(trace[site]).map((head) => {
+    const [rows, otherRows] = site === "encoder" ? [words.it, otherWords.it] : [[row], [otherRow]];
+    return {
+      ...head, site, here: weightsOf(trace[site], head, rows, words), there: weightsOf(other[site], head, otherRows, otherWords),
+    };
+  }));
+}
+
+/** @param {LayerArray} weights @param {Head} head @param {number[]} rows @param {Words} words */
+function weightsOf(weights, head, rows, words) {
+  const ending = nounWeights(weights, head, rows, { dog: words.ending, street: words.ending }).dog;
+  return { ...nounWeights(weights, head, rows, words), ending };
+}
+
+/**
+ * Activation patching: the place of the network that makes the two sentences differ.
+ *
+ * @param {Context} context
+ * @returns {Promise<Content>}
+ */
+async function patchingStep(context) {
+  const found = await lensesOf(context).patch(WIDE);
+  if (!found) {
+    return { text: ["Which place inside the network makes the difference? ", h("code", {}, "regard serve RUN"),
+      " can tell, with activation patching."], set: {} };
+  }
+  const effects = { encoder: unpack(found.effects.encoder), decoder: unpack(found.effects.decoder) };
+  const { stack, depth, position, effect, takenOver } = strongestPlace(found, effects);
+  return {
+    text: ["Now the model reads that the street is too wide, but at one place inside it gets the vector of the other sentence. "
+      + "One such place is enough: ", h("b", {}, `${stack} layer ${depth} at `, tokenLabel(found.labels[stack][position][0])),
+    ` brings back ${percent(Math.min(1, Math.max(0, effect)))} of the difference between `, tokenLabel(found.tokens[0]), " and ",
+    tokenLabel(found.tokens[1]), takenOver === null ? "" : `, and decoder layer ${takenOver} takes it over`, ". The maps below show all places; “What makes two sentences differ?” compares any two sentences."],
+    set: { against: WIDE, output: String(found.position) },
+  };
 }
 
 /**
@@ -400,32 +509,32 @@ function cachedTrace(q, api) {
   return loading;
 }
 
-/**
- * The attention to both nouns, by all heads, at the position of the translation of “it”; if it is not known, at the
- * position that attends most to “it”.
- *
- * @param {Trace} trace
- * @param {number} [position]
- */
-async function pronounAttention(trace, position) {
+/** @param {Trace} trace the position of the token that attends most to “it”; null if the source does not have it */
+async function pronounRow(trace) {
   const { cross_attention: attention } = trace;
-  await loadAll(attention);
   const words = findWords(trace);
-  if (!words) return null;
+  if (!words || !attention.layers) return null;
+  await loadAll(attention);
   const rows = trace.outputs.flatMap((token, row) => (token.special ? [] : [row]));
-  const row = position ?? maxBy(rows, (one) => Math.max(...headsOf(attention).map(({ layer, head }) =>
+  return maxBy(rows, (one) => Math.max(...headsOf(attention).map(({ layer, head }) =>
     sumOf(attention.head(layer, head), one * attention.keys, words.it))));
-  return { row, heads: headsOf(attention).map((head) => ({ ...head, ...nounWeights(attention, head, [row], words) })) };
 }
 
-/** @param {Trace} trace the positions of “it”, “dog” and “street” in the source; null if one is missing */
-function findWords({ source }) {
+/**
+ * The positions of “it”, “dog”, “street” and the last word in the source; null if one is missing.
+ *
+ * @param {Trace} trace
+ * @returns {Words | null}
+ */
+function findWords({ source, text }) {
   const groups = groupWords(source);
   /** @param {string} word */
   const find = (word) => groups.find((group) =>
     detokenize(group.map((position) => source[position])).trim().toLowerCase() === word);
   const [it, dog, street] = ["it", "dog", "street"].map(find);
-  return it && dog && street ? { it, dog, street } : null;
+  const ending = groups.find((group) => detokenize(group.map((position) => source[position])).trim().replace(/\W+$/, "")
+    .toLowerCase() === endingOf(text));
+  return it && dog && street && ending ? { it, dog, street, ending } : null;
 }
 
 /** @returns {Content} */
@@ -447,12 +556,6 @@ function nounWeights(weights, { layer, head }, rows, { dog, street }) {
   /** @param {number[]} keys */
   const mean = (keys) => rows.reduce((total, row) => total + sumOf(matrix, row * weights.keys, keys), 0) / rows.length;
   return { dog: mean(dog), street: mean(street) };
-}
-
-/** @param {NounWeights} weights the noun with more attention; null if neither has much */
-function preferredNoun({ dog, street }) {
-  if (Math.max(dog, street) < LITTLE_ATTENTION) return null;
-  return dog > street ? "dog" : "street";
 }
 
 /** @param {NounWeights} weights */

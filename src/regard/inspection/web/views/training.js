@@ -17,7 +17,7 @@
 import { paint, scaleBar } from "../canvas.js";
 import { chart } from "../chart.js";
 import {
-  ARROWS, clampIndex, h, numberedOptions, range, scrollFade, selectField, tableToggle, tokenBar, tokenLabel,
+  ARROWS, clampIndex, foldingCard, h, numberedOptions, range, scrollFade, selectField, tableToggle, tokenBar, tokenLabel,
 } from "../dom.js";
 import { compact, grouped, percent } from "../format.js";
 import { loadHistory } from "../history.js";
@@ -37,6 +37,9 @@ export const trainingView = {
     + "come from the functions that training itself uses.",
   build,
 };
+
+/** the first card */
+const FIRST = "Alignment during training";
 
 /** @param {Context} context */
 function build(context) {
@@ -64,7 +67,7 @@ function cards(context, history) {
 
 /** @param {string} title @param {...(Node | string)} parts */
 function card(title, ...parts) {
-  return h("section", { class: "card" }, h("h3", {}, title), ...parts);
+  return foldingCard(title, { important: title === FIRST }, ...parts);
 }
 
 /** @param {...(Node | string)} text */
@@ -78,7 +81,7 @@ function description(...text) {
 /** @param {Context} context @param {HistoryJson} history */
 function alignmentCard(context, history) {
   const { trace, state, signal } = context;
-  const title = "Alignment during training";
+  const title = FIRST;
   const nothing = h("p", { class: "quiet" }, history.checkpoints.length
     ? "This page was saved without the checkpoints of the run; regard look RUN \"…\" --checkpoints includes them."
     : "This run has kept no checkpoints, only the final model.");
@@ -294,10 +297,7 @@ function lossChart({ train, valid }) {
 function scoreChart({ valid }, metric) {
   /** @type {[number, number][]} */
   const points = valid.flatMap((one) => (one.score === null ? [] : [[one.step, one.score]]));
-  const scores = points.map(([, score]) => score);
-  // Scores from 90 to 99 would be a flat line above 0: if all are far from 0, the axis begins near the minimum.
-  const zero = points.length < 2 || Math.min(...scores) < Math.max(...scores) / 2;
-  return { x: "step", lines: [{ name: metric, points }], zero, empty: "No validation yet." };
+  return { x: "step", lines: [{ name: metric, points }], empty: "No validation yet." };
 }
 
 /** @param {CurvesJson} curves */
@@ -386,7 +386,7 @@ function distanceCard({ kind, distances, mean, min, max }, signal) {
     x: "distance",
     lines: [{ name: "dot product", points: distances.map((distance, i) => [distance, mean[i]]) }],
     band: distances.map((distance, i) => [distance, min[i], max[i]]),
-    height: 290, zero: false, write: (value) => value.toFixed(2),
+    height: 290, write: (value) => value.toFixed(2),
   }, signal);
   const onlyDistance = spread < 1e-3 * Math.max(1, Math.abs(atZero));
   return card("Similarity of positions",

@@ -60,7 +60,7 @@ NEEDS: dict[str, list[str]] = {
         "model.max_length=24",
         *LONGER,
     ],
-    "model.norm=none": ["training.learning_rate=0.003"],
+    "model.norm=none": ["model.norm_order=post", "training.learning_rate=0.003"],
     "model.norm_order=post": ["training.learning_rate=0.003"],
     "training.optimizer=sgd": ["training.learning_rate=1.0"],
     "training.optimizer=momentum": ["training.learning_rate=0.3", *LONGER],

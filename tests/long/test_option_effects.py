@@ -23,6 +23,7 @@ from regard.training.run import train
 OTHER_VALUES: dict[str, Any] = {
     "data.hold_out": 0.3,
     "data.context": 1,
+    "data.bidirectional": True,
     "data.clean.max_tokens": 40,
     "data.clean.max_ratio": 5.0,
     "data.clean.keep_duplicates": True,
@@ -71,6 +72,8 @@ OTHER_VALUES: dict[str, Any] = {
     "training.augment.typos": 0.3,
     "training.augment.no_final_punctuation": 0.3,
     "training.rdrop": 1.0,
+    "training.simcut": 1.0,
+    "training.teacher_weight": 0.3,
     "training.word_dropout": 0.1,
     "training.target_word_dropout": 0.1,
     "training.label_smoothing": 0.2,
@@ -115,6 +118,7 @@ NOT_HERE = {
     "data.languages",
     "model.preset",
     "training.init_from",
+    "training.teacher",
     "training.steps",
     "tokenizer.shared",
     "tokenizer.target_kind",
@@ -306,6 +310,10 @@ def is_refused(values: dict[str, Any], option: str) -> bool:
         (
             {"model": {"norm": "none", "final_norm": True}},
             "model.final_norm: true has no effect with model.norm: none",
+        ),
+        (
+            {"model": {"norm": "none", "norm_order": "pre"}},
+            "model.norm_order: pre has no effect with model.norm: none",
         ),
         (
             {"task": "tagging", "data": {"train": {"pairs": "t.tsv"}, "clean": {"max_ratio": 3}}},

@@ -1,0 +1,228 @@
+"""The commands of ``regard experiment`` and ``regard lab``: train variants of a recipe, and check claims."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.options import FLAG, AsJson, default_group
+from regard.cli.train import INTERRUPTED
+from regard.errors import RegardError
+
+app = typer.Typer(
+    cls=default_group("run"),
+    help="Train variants of a recipe with several seeds and compare them. "
+    "`regard experiment RECIPE --vary …` is `regard experiment run RECIPE --vary …`.",
+)
+lab = typer.Typer(
+    cls=default_group("list"),
+    help="Check what is usually said about the Transformer. `regard lab` is `regard lab list`.",
+)
+
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        metavar="MINUTES",
+        min=1,
+        help="Stop after this time and save; the same command resumes (default: no limit).",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Trainings at a time (default: one per CPU core, or as many as the memory of the GPU takes).",
+    ),
+]
+
+
+@app.command("run")
+def run(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
+        ),
+    ],
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="A key of the recipe and its values, for example model.norm_order=post,pre; repeatable. Keys that "
+            "change together are joined by +: training.optimizer+training.learning_rate=adam+0.003,sgd+1.0.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for runs, results and report.")
+    ] = Path("experiment"),
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Trainings of each variant, with different seeds.")
+    ] = 3,
+    one_at_a_time: Annotated[
+        bool,
+        typer.Option(
+            "--one-at-a-time",
+            metavar=FLAG,
+            help="Change one key at a time, instead of training all combinations.",
+        ),
+    ] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe for all variants, for example training.steps=500; repeatable.",
+        ),
+    ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="SPLIT",
+            help="Data to compare scores on: valid, or test for the last comparison of all.",
+        ),
+    ] = "valid",
+    minutes: Minutes = None,
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train all combinations of values with several seeds, and write a table, verdicts, figures and a report.
+
+    To resume, or to add seeds or values, run the command again: finished trainings are kept.
+    """
+    from regard.experiments.design import make_design
+    from regard.experiments.experiment import check_failures, demo_changes, run_experiment
+
+    design = make_design(
+        recipe,
+        vary or [],
+        changes=demo_changes(recipe, changes or [], out),
+        one_at_a_time=one_at_a_time,
+        seeds=seeds,
+        split=on,
+    )
+    content = run_experiment(
+        design,
+        out,
+        minutes=minutes,
+        jobs=jobs,
+        command=shlex.join(["regard", *sys.argv[1:]]),
+        report=_progress,
+    )
+    _show(content, out, as_json)
+    check_failures(content)
+    if content["interrupted"]:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command("show")
+def show(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder that regard experiment has written.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Print the table and the verdicts of an experiment, also while it is running."""
+    from regard.experiments.results import read_results
+
+    _show(read_results(folder), folder, as_json)
+
+
+def _progress(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _show(content: dict[str, object], folder: Path, as_json: bool) -> None:
+    from regard.experiments.report import REPORT, text_report
+
+    if as_json:
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+        return
+    for line in text_report(content):
+        print(line)
+    print(f"The report is {folder / REPORT}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Claims
+
+
+@lab.command("list")
+def list_claims(as_json: AsJson = False) -> None:
+    """List the claims and the verdicts that come with Regard; claims without one have not been run yet."""
+    from regard.experiments.claims import CLAIMS
+    from regard.experiments.lab import stored_results
+
+    stored = stored_results()
+    if as_json:
+        claims = [
+            {"name": one.name, "question": one.question, "told": one.told, "source": one.source}
+            | {"evidence": stored[one.name]}
+            for one in CLAIMS.values()
+        ]
+        print(json.dumps(claims, indent=2, ensure_ascii=False))
+        return
+    width = max(map(len, CLAIMS))
+    for claim in CLAIMS.values():
+        found = [f"{one['verdict']} ({kind})" for kind, one in stored[claim.name].items()]
+        print(f"{claim.name:{width}}  {claim.question}")
+        print(f"{'':{width}}  {', '.join(found) or f'not run yet: regard lab run {claim.name}'}")
+
+
+@lab.command("run")
+def run_claims(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Claims to check; their names are in  regard lab."),
+    ] = None,
+    every: Annotated[
+        bool,
+        typer.Option("--all", metavar=FLAG, help="Check all claims that have an experiment."),
+    ] = False,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Either cpu, or cuda with larger models.")
+    ] = "cpu",
+    seeds: Annotated[int, typer.Option(metavar="N", min=2, help="Trainings of each variant.")] = 3,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for runs and results.")
+    ] = Path("runs/lab"),
+    minutes: Minutes = None,
+    jobs: Jobs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the models that check a claim, and compute the verdict from their scores.
+
+    Claims share trainings. To resume, run the same command again.
+    """
+    from regard.experiments.claims import CLAIMS
+    from regard.experiments.lab import run_lab
+
+    if bool(names) == every:
+        raise RegardError("give the names of claims, or --all")
+    chosen = names or [one.name for one in CLAIMS.values() if one.variants]
+    found = run_lab(
+        chosen,
+        out,
+        device=device,
+        seeds=seeds,
+        minutes=minutes,
+        jobs=jobs,
+        report=_progress,
+    )
+    if as_json:
+        answer = {name: evidence.to_json() for name, evidence in found.items()}
+        print(json.dumps(answer, indent=2, ensure_ascii=False))
+        return
+    for name in dict.fromkeys(chosen):
+        if name not in found:
+            print(f"{name}: not complete yet; run the same command to resume")
+            continue
+        print(f"{name}: {found[name].verdict}")
+        print(f"  {CLAIMS[name].told}")
+        for fact in found[name].facts:
+            print(f"  - {fact}")

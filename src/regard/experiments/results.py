@@ -1,0 +1,348 @@
+"""The results of an experiment: scores of all trainings, means over seeds, differences, effects and verdicts.
+
+``results.json`` has the design, the trainings and the summary, so it can be read without the run folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from regard import __version__
+from regard.errors import RegardError
+from regard.experiments.design import Design, Factor, TrainingJob, Variant, design_to_json
+from regard.experiments.statistics import (
+    Estimate,
+    contrast,
+    mean_over_seeds,
+    pooled_deviation,
+    student_t,
+)
+from regard.experiments.worker import split_pairs
+from regard.metrics import MODEL_METRICS, compare
+from regard.metrics.base import SIGNIFICANCE_LEVEL
+from regard.storage.atomic_files import write_text
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """One training, scored with the decoding options of one variant."""
+
+    variant: str
+    seed: int
+    score: float | None
+    """None: training diverged"""
+    run: str
+    """name of the run folder"""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """loss, steps, seconds, parameters, hardware, curve; or diverged, with the message"""
+
+
+@dataclass(frozen=True)
+class VariantSummary:
+    """One row of the table."""
+
+    name: str
+    seeds: int
+    diverged: int
+    mean: Estimate | None
+    difference: Estimate | None
+    """from the baseline, over seeds; None for the baseline itself"""
+    paired_p: float | None
+    """paired bootstrap test on the same sentences, the outputs of all common seeds together"""
+    verdict: str
+    loss: float | None
+    seconds: float | None
+    parameters: int | None
+
+
+@dataclass(frozen=True)
+class EffectSummary:
+    """What one value of a factor changes in a grid, on average over all values of the other factors."""
+
+    level: str
+    baseline: str
+    difference: Estimate
+    smallest: float
+    largest: float
+    """of the differences at single values of the other factors"""
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ExperimentSummary:
+    """All that is computed from the trainings."""
+
+    variants: list[VariantSummary]
+    effects: list[EffectSummary]
+    deviation: float | None
+    """standard deviation between seeds, pooled over the variants"""
+    detectable: float | None
+    """the smallest significant difference of two variants with that deviation"""
+
+
+def collect(
+    jobs: Sequence[TrainingJob], found: Mapping[str, Mapping[str, Any]]
+) -> list[TrainingResult]:
+    """The results of finished trainings. ``found`` has the contents of scores.json by the name of the job."""
+    results = []
+    for job in jobs:
+        if job.name not in found:
+            continue
+        details = dict(found[job.name])
+        scores = details.pop("scores", {})
+        for variant in job.variants:
+            own = scores.get(variant, {})
+            more = {name: value for name, value in own.items() if name != "score"}
+            result = TrainingResult(variant, job.seed, own.get("score"), job.name, details | more)
+            results.append(result)
+    return results
+
+
+def summarize_experiment(
+    design: Design, results: Sequence[TrainingResult], paired: Mapping[str, float]
+) -> ExperimentSummary:
+    """Means, differences and effects. ``paired``: p-values of the paired tests by variant."""
+    scores = {
+        variant.name: [
+            one for one in results if one.variant == variant.name and one.score is not None
+        ]
+        for variant in design.variants
+    }
+    values = [_values(some) for some in scores.values() if some]
+    rows = [_row(design, variant, results, scores, paired) for variant in design.variants]
+    deviation, freedom = pooled_deviation(values)
+    detectable = None
+    if freedom:
+        count = max(map(len, values))
+        detectable = student_t(freedom) * deviation * (2 / count) ** 0.5
+    effects = list(_effects(design, scores)) if len(design.factors) > 1 else []
+    return ExperimentSummary(rows, effects, deviation if freedom else None, detectable)
+
+
+def _values(results: Sequence[TrainingResult]) -> list[float]:
+    return [one.score for one in results if one.score is not None]
+
+
+def _difference(
+    ours: Sequence[TrainingResult], theirs: Sequence[TrainingResult], weight: float = 1.0
+) -> list[tuple[float, Sequence[float]]]:
+    """The groups of a contrast. Variants that share their trainings are compared seed by seed."""
+    by_run = {one.run: one for one in theirs}
+    shared = [(one, by_run[one.run]) for one in ours if one.run in by_run]
+    if shared:
+        return [(weight, [a - b for a, b in (_values(both) for both in shared)])]
+    return [(weight, _values(ours)), (-weight, _values(theirs))]
+
+
+def _row(
+    design: Design,
+    variant: Variant,
+    results: Sequence[TrainingResult],
+    scores: Mapping[str, list[TrainingResult]],
+    paired: Mapping[str, float],
+) -> VariantSummary:
+    own = [one for one in results if one.variant == variant.name]
+    values, base = scores[variant.name], scores[design.baseline.name]
+    diverged = sum(one.score is None for one in own)
+    difference = None
+    if variant != design.baseline and values and base:
+        difference = contrast(_difference(values, base))
+    p = paired.get(variant.name)
+    return VariantSummary(
+        name=variant.name,
+        seeds=len(own),
+        diverged=diverged,
+        mean=mean_over_seeds(_values(values)) if values else None,
+        difference=difference,
+        paired_p=p,
+        verdict=_verdict(design, variant.name, difference, p, diverged, len(own)),
+        loss=_mean_of(own, "loss"),
+        seconds=_mean_of(own, "seconds"),
+        parameters=next((one.details.get("parameters") for one in own), None),
+    )
+
+
+def _mean_of(results: Sequence[TrainingResult], key: str) -> float | None:
+    values = [one.details[key] for one in results if one.details.get(key) is not None]
+    return fmean(values) if values else None
+
+
+def _effects(design: Design, scores: Mapping[str, list[TrainingResult]]) -> Iterator[EffectSummary]:
+    """The main effects of a grid; cells that are not trained yet are left out, with their counterparts."""
+    cells = {one.levels: scores[one.name] for one in design.variants if one.levels}
+    for position, factor in enumerate(design.factors):
+        for index in range(1, len(factor.levels)):
+            found = _effect(design, cells, factor, position, index)
+            if found is not None:
+                yield found
+
+
+def _effect(
+    design: Design,
+    cells: Mapping[tuple[int, ...], list[TrainingResult]],
+    factor: Factor,
+    position: int,
+    index: int,
+) -> EffectSummary | None:
+    matched = []
+    for levels, values in cells.items():
+        other = cells.get((*levels[:position], 0, *levels[position + 1 :]), [])
+        if levels[position] == index and values and other:
+            matched.append((values, other))
+    if not matched:
+        return None
+    weight = 1 / len(matched)
+    groups: list[tuple[float, Sequence[float]]] = []
+    for values, other in matched:
+        groups += _difference(values, other, weight)
+    difference = contrast(groups)
+    each = [fmean(_values(values)) - fmean(_values(other)) for values, other in matched]
+    label, baseline = factor.levels[index].label, factor.levels[0].label
+    verdict = _verdict(design, label, difference, None, 0, 0)
+    return EffectSummary(label, baseline, difference, min(each), max(each), verdict)
+
+
+# ---------------------------------------------------------------------------------------------
+# Verdicts: words with numbers
+
+
+def _verdict(
+    design: Design,
+    name: str,
+    difference: Estimate | None,
+    paired_p: float | None,
+    diverged: int,
+    seeds: int,
+) -> str:
+    """One sentence for a variant; empty for the baseline and for variants without scores."""
+    if diverged:
+        return f"{name}: {diverged} of {seeds} trainings diverged"
+    if difference is None:
+        return ""
+    return describe_difference(
+        name, difference, design.metric.display_name, design.metric.higher_is_better, paired_p
+    )
+
+
+def describe_difference(
+    name: str,
+    difference: Estimate,
+    metric: str,
+    higher_is_better: bool = True,
+    paired_p: float | None = None,
+) -> str:
+    """A difference in words.
+
+    For example "pre +1.2 BLEU (0.4 to 2.0)", or "pre: no difference beyond 0.6 BLEU (+0.2, -0.2 to 0.6)".
+    """
+    value, bound = round(difference.value, 1) + 0.0, difference.bound  # never -0.0
+    word = "" if higher_is_better else f", {'better' if value < 0 else 'worse'}"
+    if bound is None:
+        test = "" if paired_p is None else f", paired bootstrap p = {paired_p:.3f}"
+        if paired_p is not None and paired_p >= SIGNIFICANCE_LEVEL:
+            return f"{name}: no significant difference ({value:+.1f} {metric}, one seed{test})"
+        return f"{name} {value:+.1f} {metric}{word} (one seed, so no interval{test})"
+    if difference.significant:
+        return f"{name} {value:+.1f} {metric}{word} ({difference.low:.1f} to {difference.high:.1f})"
+    interval = f"{value:+.1f}, {difference.low:.1f} to {difference.high:.1f}"
+    return f"{name}: no difference beyond {bound:.1f} {metric} ({interval})"
+
+
+# ---------------------------------------------------------------------------------------------
+# Paired tests
+
+
+def paired_tests(design: Design, results: Sequence[TrainingResult], runs: Path) -> dict[str, float]:
+    """The p-value of each variant against the baseline: paired bootstrap on the outputs of all common seeds."""
+    recipe = design.recipe(design.baseline, design.seeds[0])
+    if recipe.text_only or design.metric.name in MODEL_METRICS:
+        return {}
+    pairs = split_pairs(recipe, design.split)
+    outputs = {
+        (one.variant, one.seed): _read_outputs(runs / one.run / one.details["outputs"])
+        for one in results
+        if one.score is not None and one.details.get("outputs")
+    }
+    found = {}
+    for variant in design.variants[1:]:
+        seeds = [
+            seed
+            for seed in design.seeds
+            if {(variant.name, seed), (design.baseline.name, seed)} <= outputs.keys()
+        ]
+        if not seeds:
+            continue
+        ours = [line for seed in seeds for line in outputs[variant.name, seed]]
+        theirs = [line for seed in seeds for line in outputs[design.baseline.name, seed]]
+        targets = [pair.target for pair in pairs] * len(seeds)
+        sources = [pair.source for pair in pairs] * len(seeds)
+        tokenize = recipe.evaluation.tokenize
+        (test,) = compare([design.metric.name], ours, theirs, targets, sources, tokenize=tokenize)
+        found[variant.name] = test.p_value
+    return found
+
+
+def _read_outputs(file: Path) -> list[str]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+# ---------------------------------------------------------------------------------------------
+# results.json
+
+
+def to_json(
+    design: Design,
+    results: Sequence[TrainingResult],
+    summary: ExperimentSummary,
+    planned: int,
+    command: str,
+) -> dict[str, Any]:
+    return {
+        "regard": __version__,
+        "command": command,
+        **design_to_json(design),
+        "planned_trainings": planned,
+        "trainings": [asdict(one) for one in results],
+        "summary": asdict(summary),
+    }
+
+
+def write_results(out: Path, content: Mapping[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / RESULTS, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_results(out: Path) -> dict[str, Any]:
+    """The contents of results.json of an experiment."""
+    file = out / RESULTS
+    if not file.is_file():
+        raise RegardError(f"{out}: no experiment (no {RESULTS}); regard experiment creates one")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        missing = [
+            key
+            for key in ("variants", "planned_trainings", "trainings", "summary")
+            if key not in found
+        ]
+    except (ValueError, TypeError, RecursionError):
+        missing = ["results"]
+    if missing or not isinstance(found, dict):
+        raise RegardError(f"{file}: damaged, it has no {' and no '.join(missing)}")
+    return found
+
+
+def estimate_of(values: Mapping[str, Any] | None) -> Estimate | None:
+    """An estimate from results.json."""
+    return None if values is None else Estimate(**values)
+
+
+def number_of_trainings(content: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of finished trainings, and of all that are planned; several variants can share a training."""
+    return len({one["run"] for one in content["trainings"]}), content["planned_trainings"]

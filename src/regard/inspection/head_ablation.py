@@ -1,0 +1,418 @@
+"""What each attention head is worth, and what it does.
+
+``ablate_heads`` replaces the output of one head at a time by its mean over many sentences (mean ablation) and measures
+what is lost: BLEU, the probability of the reference, and any yes-or-no property of a translation, each with a 95%
+bootstrap interval. ``describe_heads`` names each head by what its attention was measured to do. A head may also be
+ablated at one token only (``Place``): wherever the model reads this token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from regard.data.special_tokens import BOS, EOS
+from regard.errors import RegardError
+from regard.inspection.hooks import Floats, Head, attentions, observe
+from regard.inspection.notebook import Cell, heat_table, scaled
+from regard.inspection.teacher_forcing import (
+    ForcedTranslation,
+    check_supported,
+    force,
+    token_log_probabilities,
+)
+from regard.inspection.trace import is_punctuation
+from regard.metrics.bootstrap import resample
+from regard.nn.multi_head_attention import MultiHeadAttention
+from regard.nn.transformer import Transformer
+from regard.recipe import AttentionSite
+from regard.tasks import Translator
+
+CLEAR = 0.4
+"""a head is named after what it does with at least this share of its attention"""
+Doubles = npt.NDArray[np.float64]
+Correct = Callable[[int, str], bool]
+"""whether the translation of sentence number n is correct in some respect"""
+Links = Sequence[Mapping[AttentionSite, Sequence[tuple[int, int]]]]
+"""for each sentence, query and key positions that belong together: a pronoun and what it refers to"""
+
+
+class Place(NamedTuple):
+    """The output of one head, everywhere or only where the model reads one token."""
+
+    site: AttentionSite
+    layer: int
+    """layer and head are counted from 0"""
+    head: int
+    token: int | None = None
+    """id of the token: of the source for the encoder, else of the decoder input"""
+
+
+# ---------------------------------------------------------------------------------------------
+# Mean ablation
+
+
+@torch.inference_mode()
+def mean_outputs(
+    model: Translator, places: Iterable[Place], forced: Sequence[ForcedTranslation]
+) -> dict[Place, Float[Tensor, " dv"]]:
+    """The mean output of the head at each place, over all positions of all translations."""
+    network, sites = check_supported(model), attentions(model)
+    places = list(places)
+    sums: dict[Place, Tensor] = {}
+    counts: Counter[Place] = Counter()
+    for one in forced:
+        with head_outputs(network) as outputs:
+            network(*one.batch(model))
+        for place in places:
+            found = outputs[sites[place.site][place.layer]][0, :, place.head]
+            if place.token is not None:
+                tokens = one.source if place.site == "encoder" else one.inputs
+                found = found[[i for i, token in enumerate(tokens) if token.id == place.token]]
+            sums[place] = sums.get(place, 0) + found.sum(0)
+            counts[place] += len(found)
+    if missing := [place for place in places if not counts[place]]:
+        raise RegardError(f"token {missing[0].token}: in none of the sentences")
+    return {place: sums[place] / counts[place] for place in places}
+
+
+@contextmanager
+def head_outputs(network: Transformer) -> Iterator[dict[nn.Module, Float[Tensor, "B Q h dv"]]]:
+    """The latest outputs of the heads of each attention, before the output projection."""
+    found: dict[nn.Module, Tensor] = {}
+
+    def keep(module: MultiHeadAttention) -> Callable[..., None]:
+        return lambda _, inputs: found.__setitem__(module, by_head(inputs[0], module.heads))
+
+    modules = [module for layers in network.attentions().values() for module in layers]
+    handles = [module.output.register_forward_pre_hook(keep(module)) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def by_head(joined: Float[Tensor, "B Q hdv"], heads: int) -> Float[Tensor, "B Q h dv"]:
+    """The outputs of all heads side by side, split."""
+    return joined.view(*joined.shape[:2], heads, -1)
+
+
+@contextmanager
+def mean_ablated(model: Translator, means: Mapping[Place, Float[Tensor, " dv"]]) -> Iterator[None]:
+    """Inside the with-block, the outputs of heads at these places are replaced by their means, also while decoding.
+
+    Decode with ``plain=True``: the packed network has no hooks.
+    """
+    network, sites = check_supported(model), attentions(model)
+    ids: dict[str, Tensor] = {}
+
+    def remember(stack: str) -> Callable[..., None]:
+        return lambda _, inputs, __: ids.__setitem__(stack, inputs[0])
+
+    def edit(place: Place, mean: Tensor) -> Callable[..., Tensor]:
+        stack = "encoder" if place.site == "encoder" else "decoder"
+
+        def replace(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+            heads = sites[place.site][place.layer].heads
+            output = by_head(inputs[0], heads).clone()
+            at: Bool[Tensor, "B Q"] | slice = slice(None)
+            if place.token is not None:
+                at = ids[stack].reshape(output.shape[:2]) == place.token
+            output[:, :, place.head][at] = mean.to(output.dtype)
+            return output.reshape(inputs[0].shape)
+
+        return replace
+
+    # Encoder and decoder may share one embedding; either calls it right before its own layers.
+    handles = [network.decoder.embedding.register_forward_hook(remember("decoder"))]
+    handles.append(network.encoder.embedding.register_forward_hook(remember("encoder")))
+    for place, mean in means.items():
+        module = sites[place.site][place.layer].output
+        handles.append(module.register_forward_pre_hook(edit(place, mean)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# ---------------------------------------------------------------------------------------------
+# What a head is worth
+
+
+class Change(NamedTuple):
+    """The change of a score by an ablation, with a 95% bootstrap interval over sentences."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class HeadEffect:
+    """One head: what it does, and what is lost without it."""
+
+    head: Head
+    behaviour: Behaviour
+    bleu: Change
+    log_probability: Change
+    """mean change per token of the reference"""
+    correct: Change | None
+    """percentage points of correct translations, if a test was given"""
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """The effect of every head."""
+
+    effects: list[HeadEffect]
+    bleu: float
+    """with all heads"""
+    sentences: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bleu": self.bleu,
+            "sentences": self.sentences,
+            "heads": [
+                {
+                    "head": str(one.head),
+                    "behaviour": one.behaviour._asdict(),
+                    "bleu": list(one.bleu),
+                    "log_probability": list(one.log_probability),
+                    "correct": None if one.correct is None else list(one.correct),
+                }
+                for one in self.effects
+            ],
+        }
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: one row for each head."""
+        columns = ["what it does", "BLEU", "log-probability"]
+        columns += ["correct"] if any(one.correct for one in self.effects) else []
+        changes = [
+            [one.bleu, one.log_probability, *([one.correct] if one.correct else [])]
+            for one in self.effects
+        ]
+        strengths = [
+            scaled([change.value for change in column]) for column in zip(*changes, strict=True)
+        ]
+        cells = [
+            [Cell(str(one.behaviour), 0.0)]
+            + [
+                Cell(f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f})", column[row])
+                for change, column in zip(changes[row], strengths, strict=True)
+            ]
+            for row, one in enumerate(self.effects)
+        ]
+        title = f"Without each head: {self.sentences} sentences, BLEU {self.bleu:.1f} with all"
+        return heat_table(title, [str(one.head) for one in self.effects], columns, cells)
+
+
+def ablate_heads(
+    model: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    correct: Correct | None = None,
+    links: Links | None = None,
+    heads: Sequence[Head] | None = None,
+) -> HeadTable:
+    """What each head is worth on these sentences: all heads by default, each ablated by itself.
+
+    correct: a test of each translation, such as whether its pronoun is right. links: pairs of positions that show
+    whether a head does coreference. Translations are greedy.
+    """
+    if len(sources) != len(references) or not sources:
+        raise RegardError(
+            f"{len(sources)} sources and {len(references)} references: there must be as many, and at least one"
+        )
+    forced = [force(model, *pair) for pair in zip(sources, references, strict=True)]
+    sites = attentions(model)
+    if heads is None:
+        heads = [
+            Head(site, layer, head)
+            for site, modules in sites.items()
+            for layer, module in enumerate(modules)
+            for head in range(module.heads)
+        ]
+    places = [Place(*head) for head in heads]
+    means = mean_outputs(model, places, forced)
+    behaviours = describe_heads(model, forced, links)
+    whole = _measure(model, sources, references, forced, correct)
+    effects = []
+    for head, place in zip(heads, places, strict=True):
+        with mean_ablated(model, {place: means[place]}):
+            without = _measure(model, sources, references, forced, correct)
+        effects.append(
+            HeadEffect(
+                head,
+                behaviours[head],
+                _change(without.bleu, whole.bleu, bleu_of),
+                _change(without.log_probabilities, whole.log_probabilities, _ratio),
+                None
+                if without.correct is None or whole.correct is None
+                else _change(without.correct, whole.correct, lambda sums: 100 * _ratio(sums)),
+            )
+        )
+    return HeadTable(effects, bleu_of(whole.bleu.sum(0)), len(sources))
+
+
+class Measured(NamedTuple):
+    """[sentence, count] for each score; a score is a function of the summed counts."""
+
+    bleu: Doubles
+    log_probabilities: Doubles
+    correct: Doubles | None
+
+
+@torch.inference_mode()
+def _measure(
+    model: Translator,
+    sources: Sequence[str],
+    references: Sequence[str],
+    forced: Sequence[ForcedTranslation],
+    correct: Correct | None,
+) -> Measured:
+    translations = [
+        found[0].translation.text if found else ""
+        for found in model.generate(sources, plain=True, beam=1)
+    ]
+    logs = token_log_probabilities(model, forced)
+    right = None
+    if correct is not None:
+        right = np.array([[correct(i, text), 1.0] for i, text in enumerate(translations)])
+    return Measured(
+        bleu_counts(translations, references),
+        np.array([[float(one.sum()), len(one)] for one in logs]),
+        right,
+    )
+
+
+def bleu_counts(translations: Sequence[str], references: Sequence[str]) -> Doubles:
+    """[sentence, count]: sacreBLEU's lengths, matches and totals, which add up to those of the corpus."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    scorer = BLEU(effective_order=True)
+    scores = [
+        scorer.sentence_score(*pair)
+        for pair in zip(translations, [[one] for one in references], strict=True)
+    ]
+    return np.array([[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores], float)
+
+
+def bleu_of(sums: Doubles) -> float:
+    from sacrebleu.metrics.bleu import BLEU
+
+    orders = (len(sums) - 2) // 2
+    system, reference, *counts = map(int, sums.tolist())
+    return float(BLEU.compute_bleu(counts[:orders], counts[orders:], system, reference).score)
+
+
+def _ratio(sums: Doubles) -> float:
+    return float(sums[0] / max(sums[1], 1))
+
+
+def _change(without: Doubles, whole: Doubles, statistic: Callable[[Doubles], float]) -> Change:
+    less, all_ = resample([without, whole], statistic)
+    low, high = np.percentile(less - all_, [2.5, 97.5]).tolist()
+    return Change(statistic(without.sum(0)) - statistic(whole.sum(0)), low, high)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a head does
+
+
+class Behaviour(NamedTuple):
+    """What a head's attention was measured to do."""
+
+    name: str
+    """previous token, next token, same token, first token, same position, end of sentence, punctuation, rare
+    token, coreference, or mixed"""
+    share: float
+    """the mean share of its attention that goes there"""
+    shares: dict[str, float]
+    """of every behaviour"""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.share:.0%}"
+
+
+@torch.inference_mode()
+def describe_heads(
+    model: Translator, forced: Sequence[ForcedTranslation], links: Links | None = None
+) -> dict[Head, Behaviour]:
+    """What each head attends to, averaged over all queries of all sentences.
+
+    A head is named after the behaviour with the largest share if that is at least ``CLEAR``, else it is mixed. Rare is
+    the token of the source that these sentences have least often.
+    """
+    check_supported(model)
+    frequency = Counter(token.id for one in forced for token in one.source)
+    shares: dict[tuple[AttentionSite, str], list[Floats]] = {}
+    for number, one in enumerate(forced):
+        weights = observe(model, one.request, [token.id for token in one.inputs]).weights
+        for site, array in weights.items():
+            if array.shape[3] != len(one.source if site != "decoder" else one.inputs):
+                continue  # keys that are not tokens (Linformer)
+            for name, cells in _cells(
+                site, one, frequency, None if links is None else links[number]
+            ).items():
+                rows, columns = zip(*cells, strict=True) if cells else ((), ())
+                if rows:
+                    # each query counts once, however many of its keys belong to the behaviour
+                    total = array[:, :, rows, columns].sum(-1) / len(set(rows))
+                    shares.setdefault((site, name), []).append(total)
+    found: dict[Head, Behaviour] = {}
+    for site, modules in attentions(model).items():
+        means = {name: np.mean(some, axis=0) for (one, name), some in shares.items() if one == site}
+        for layer, module in enumerate(modules):
+            for head in range(module.heads):
+                values = {name: float(mean[layer, head]) for name, mean in means.items()}
+                best = max(values, key=values.__getitem__, default="mixed")
+                share = values.get(best, 0.0)
+                name = best if share >= CLEAR else "mixed"
+                found[Head(site, layer, head)] = Behaviour(name, share, values)
+    return found
+
+
+def _cells(
+    site: AttentionSite,
+    one: ForcedTranslation,
+    frequency: Counter[int],
+    links: Mapping[AttentionSite, Sequence[tuple[int, int]]] | None,
+) -> dict[str, list[tuple[int, int]]]:
+    """The query and key positions of each behaviour."""
+    queries = one.source if site == "encoder" else one.inputs
+    keys = one.inputs if site == "decoder" else one.source
+    size, width = len(queries), len(keys)
+    end = [j for j, token in enumerate(keys) if token.id == EOS]
+    ordinary = [j for j, token in enumerate(keys) if token.id not in (BOS, EOS)]
+    marks = [j for j, token in enumerate(keys) if is_punctuation(token)]
+    cells = {"end of sentence": [(i, j) for i in range(size) for j in end]}
+    cells["punctuation"] = [(i, j) for i in range(size) for j in marks]
+    if site == "cross_attention":
+        diagonal = [(i, round(i * (width - 1) / max(1, size - 1))) for i in range(size)]
+        cells["same position"] = diagonal
+    else:
+        cells["previous token"] = [(i, i - 1) for i in range(1, size)]
+        cells["same token"] = [(i, i) for i in range(size)]
+    if site == "encoder":
+        cells["next token"] = [(i, i + 1) for i in range(size - 1)]
+    if site == "decoder":
+        cells["first token"] = [(i, 0) for i in range(1, size)]
+    elif ordinary:
+        rare = min(ordinary, key=lambda j: frequency[keys[j].id])
+        cells["rare token"] = [(i, rare) for i in range(size)]
+    if links:
+        cells["coreference"] = list(links.get(site, ()))
+    return cells

@@ -1,0 +1,404 @@
+"""The models of a server: each is loaded when it is first needed, within a limit of memory, and found by its languages.
+
+A route leads from one language to another: through one model, or through two with a pivot language between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from regard.documents.markup import Floats
+from regard.errors import RegardError
+from regard.inspection.alignment import align
+from regard.server.batching import Batcher, Metrics, SearchModel
+from regard.server.schemas import RequestRefused, Settings
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
+
+if TYPE_CHECKING:
+    from regard.recipe import Recipe
+
+log = logging.getLogger("regard.server")
+
+
+class ServedModel(SearchModel, Protocol):
+    """What the server needs of a model."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+
+class LoadedModel:
+    """A model in memory with its queue."""
+
+    def __init__(self, model: ServedModel, settings: Settings, metrics: Metrics, name: str) -> None:
+        self.model = model
+        self.batcher = Batcher(
+            model,
+            settings,
+            metrics.of_model(name),
+            is_concurrent(model),
+            model.recipe.decoding.beam,
+        )
+        self.users = 0
+        """running requests that use it"""
+        self.unused = asyncio.Event()
+        self.unused.set()
+        self.following: asyncio.Task[None] | None = None
+        """loads the weights of a running training"""
+
+    @property
+    def can_align(self) -> bool:
+        return isinstance(self.model, Translator)
+
+    def align(self, sentence: str, translation: str, to: str | None) -> Floats | None:
+        """The word alignment, to place inline tags; None if it is not possible, so that positions decide.
+
+        to: the target language of a multilingual model.
+        """
+        return (
+            align(self.model, sentence, translation, to)
+            if isinstance(self.model, Translator)
+            else None
+        )
+
+    async def close(self) -> None:
+        """Free what the model uses besides memory, once no request uses it."""
+        await self.unused.wait()
+        if self.following is not None:
+            self.following.cancel()
+        self.batcher.close()
+        if isinstance(self.model, Translator):
+            self.model.engine.stop_workers()
+
+
+def is_concurrent(model: ServedModel) -> bool:
+    """Whether several threads may use the model. Not while its run is training, because its weights may change."""
+    if not isinstance(model, Translator):
+        return False
+    finished = model.run is None or model.run.card_file.is_file()
+    return finished and model.engine.is_concurrent(model.recipe.decoding)
+
+
+@dataclass(eq=False)
+class ModelEntry:
+    """A model of the server, in memory or not."""
+
+    name: str
+    """the name of its run folder"""
+    recipe: Recipe
+    load: Callable[[], ServedModel]
+    card: Mapping[str, Any] = field(default_factory=dict)
+    size: int = 0
+    """bytes of its weights in memory; an estimate until it is loaded"""
+    run: RunDir | None = None
+    loaded: LoadedModel | None = None
+    loading: asyncio.Task[LoadedModel] | None = None
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return self.recipe.data.language_pairs
+
+    def to(self, target: str) -> str | None:
+        """The ``to`` argument of the model for a target language."""
+        return target if self.recipe.data.targets else None
+
+
+class Route(NamedTuple):
+    """How to translate from one language to another."""
+
+    languages: tuple[str, ...]
+    """source, pivot if there is one, target"""
+    entries: tuple[ModelEntry, ...]
+    """the model from each language to the next"""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(entry.name for entry in self.entries)
+
+    def stages(self, loaded: Loaded) -> list[RouteStage]:
+        return [
+            RouteStage(loaded[entry], source, entry.to(target), number == 0)
+            for number, (entry, source, target) in enumerate(
+                zip(self.entries, self.languages, self.languages[1:], strict=False)
+            )
+        ]
+
+
+class RouteStage(NamedTuple):
+    """A model of a route."""
+
+    model: LoadedModel
+    source: str
+    to: str | None
+    """the ``to`` argument of the model"""
+    is_first: bool
+
+
+Loaded = Mapping[ModelEntry, LoadedModel]
+
+
+class ModelPool:
+    """All models of a server, the least recently used ones evicted to stay within ``settings.memory``.
+
+    follow: starts a task that loads new weights of a model whose run is still training.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[ModelEntry],
+        settings: Settings,
+        metrics: Metrics,
+        follow: Callable[[LoadedModel], asyncio.Task[None] | None] = lambda _: None,
+    ) -> None:
+        assert entries, "a server has at least one model"
+        self.entries = list(entries)
+        self.settings = settings
+        self.metrics = metrics
+        self._follow = follow
+        self._recent: OrderedDict[ModelEntry, None] = OrderedDict()
+        """the models in memory, least recently used first"""
+        self._making_room = asyncio.Lock()
+        self.stopping = False
+        """the server is about to stop; set by signal handlers"""
+        self.closed = False
+        """new requests are refused"""
+        for entry in self.entries:
+            metrics.loaded.labels(entry.name).set(0)
+
+    # Languages
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """All pairs of languages that the server translates, also through a pivot; those of the first model first."""
+        direct = [pair for entry in self.entries for pair in entry.pairs]
+        pivoted = [
+            (source, target)
+            for source, middle in direct
+            for between, target in direct
+            if middle == between and middle in self.settings.pivots and source != target
+        ]
+        return list(dict.fromkeys(direct + pivoted))
+
+    def sources(self, target: str | None = None, model: str | None = None) -> list[str]:
+        """The languages that can be translated, into this target or any, with this model or any."""
+        pairs = self.pairs if model is None else self.entry(model).pairs
+        return list(dict.fromkeys(source for source, to in pairs if target in (None, to)))
+
+    def entry(self, name: str | None) -> ModelEntry:
+        """The model of this name; the first one for None."""
+        for entry in self.entries:
+            if name in (None, entry.name):
+                return entry
+        known = ", ".join(entry.name for entry in self.entries)
+        raise RequestRefused(400, f"model {str(name)[:100]!r}: this server has {known}")
+
+    def route(self, source: str, target: str, model: str | None = None) -> Route | None:
+        """The first model for a pair of languages, or the given one; else two models with a pivot between them."""
+        if model is not None:
+            entry = self.entry(model)
+            return Route((source, target), (entry,)) if (source, target) in entry.pairs else None
+        if direct := self._first(source, target):
+            return Route((source, target), (direct,))
+        for pivot in self.settings.pivots:
+            first, second = self._first(source, pivot), self._first(pivot, target)
+            if first and second and source != target:
+                return Route((source, pivot, target), (first, second))
+        return None
+
+    def _first(self, source: str, target: str) -> ModelEntry | None:
+        return next((one for one in self.entries if (source, target) in one.pairs), None)
+
+    # Loading
+
+    @asynccontextmanager
+    async def use(self, *entries: ModelEntry) -> AsyncIterator[Loaded]:
+        """The models of these entries; they stay in memory inside the block. Loads them if needed."""
+        if self.closed:
+            raise RequestRefused(503, "the server is shutting down")
+        async with AsyncExitStack() as stack:
+            yield {one: await stack.enter_async_context(self._use(one)) for one in entries}
+
+    @asynccontextmanager
+    async def _use(self, entry: ModelEntry) -> AsyncIterator[LoadedModel]:
+        loaded = entry.loaded or await self._load(entry)
+        loaded.users += 1
+        loaded.unused.clear()
+        self._recent[entry] = None
+        self._recent.move_to_end(entry)
+        try:
+            yield loaded
+        finally:
+            loaded.users -= 1
+            if not loaded.users:
+                loaded.unused.set()
+
+    async def _load(self, entry: ModelEntry) -> LoadedModel:
+        """Load a model. It is loaded once, even if several requests wait for it, or all of them are cancelled."""
+        if entry.loading is None or entry.loading.done():
+            entry.loading = asyncio.create_task(self._make_room_and_load(entry))
+        try:
+            return await asyncio.shield(entry.loading)
+        except RegardError as error:
+            log.error("%s cannot be loaded: %s", entry.name, error)
+            raise RequestRefused(
+                503, f"model {entry.name} cannot be loaded; see the server's log", retry_after=60
+            ) from None
+
+    async def _make_room_and_load(self, entry: ModelEntry) -> LoadedModel:
+        async with self._making_room:
+            await self._make_room(entry.size)
+            self.add(entry, await asyncio.to_thread(entry.load))
+        assert entry.loaded is not None
+        return entry.loaded
+
+    async def _make_room(self, size: int) -> None:
+        """Evict models until a model of this size fits, the least recently used first.
+
+        Requests that use an evicted model finish first; later ones load it again.
+        """
+        limit = self.settings.memory
+        while limit and self._recent and self.loaded_bytes + size > limit:
+            entry, _ = self._recent.popitem(last=False)
+            loaded, entry.loaded = entry.loaded, None
+            assert loaded is not None
+            await loaded.close()
+            self.metrics.loaded.labels(entry.name).set(0)
+
+    @property
+    def loaded_bytes(self) -> int:
+        return sum(entry.size for entry in self.entries if entry.loaded is not None)
+
+    def add(self, entry: ModelEntry, model: ServedModel) -> None:
+        """Use a model that is in memory."""
+        entry.loaded = LoadedModel(model, self.settings, self.metrics, entry.name)
+        entry.loaded.batcher.closed = self.closed
+        if entry.run is not None:
+            entry.size = loaded_bytes(entry.run, model)
+        self._recent[entry] = None
+        self.metrics.loaded.labels(entry.name).set(1)
+        self.metrics.loads.labels(entry.name).inc()
+        self.start_following(entry)
+
+    def start_following(self, entry: ModelEntry) -> None:
+        """Start to follow the training of a model, if an event loop is running."""
+        loaded = entry.loaded
+        if loaded is not None and loaded.following is None and _loop_is_running():
+            loaded.following = self._follow(loaded)
+
+    # Start and end
+
+    def start(self) -> None:
+        self.stopping = self.closed = False
+        for entry in self.entries:
+            if entry.loaded is not None:
+                entry.loaded.batcher.closed = False
+                self.start_following(entry)
+
+    def refuse(self) -> None:
+        """Refuse new requests from now on."""
+        self.stopping = self.closed = True
+        for entry in self.entries:
+            if entry.loaded is not None:
+                entry.loaded.batcher.closed = True
+
+    async def drain(self) -> None:
+        """Refuse new requests and translate what is in the queues."""
+        self.refuse()
+        for entry in self.entries:
+            if entry.loaded is not None:
+                await entry.loaded.batcher.drain()
+                if entry.loaded.following is not None:
+                    entry.loaded.following.cancel()
+                    entry.loaded.following = None
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------
+# Entries of run folders
+
+
+def entries_of_runs(
+    runs: Sequence[Path],
+    load: Callable[[Path], Translator],
+    languages: tuple[str, str] | None = None,
+) -> list[ModelEntry]:
+    """An entry for each run folder, not loaded yet. Recipes and cards are read here, so that errors are found early.
+
+    languages: codes of source and target of a single run, if its recipe names none or others.
+    """
+    if languages and len(runs) > 1:
+        raise RegardError(
+            f"--languages {','.join(languages)}: only for one run; here are {len(runs)}, whose recipes must name them"
+        )
+    folders = [run.resolve() for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise RegardError(f"{run}: given twice")
+    names = [folder.name for folder in folders]
+    return [
+        _entry_of_run(run, name if names.count(name) == 1 else str(run), load, languages)
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _entry_of_run(
+    path: Path,
+    name: str,
+    load: Callable[[Path], Translator],
+    languages: tuple[str, str] | None,
+) -> ModelEntry:
+    run = RunDir(path)
+    recipe = with_languages(run.recipe(), path, languages)
+    Translator.class_for(recipe, run)
+
+    def load_with_languages() -> Translator:
+        model = load(path)
+        model.recipe = with_languages(model.recipe, path, languages)
+        return model
+
+    if not run.weights_file.is_file():
+        load(path)  # raises the error
+    estimate = 2 * run.weights_file.stat().st_size
+    return ModelEntry(name, recipe, load_with_languages, run.card(), estimate, run)
+
+
+def with_languages(recipe: Recipe, path: Path, languages: tuple[str, str] | None) -> Recipe:
+    if not languages:
+        return recipe
+    if recipe.data.targets:
+        raise RegardError(
+            f"--languages {','.join(languages)}: {path} has several target languages, "
+            "which its recipe names; leave --languages out"
+        )
+    data = recipe.data.model_copy(update={"languages": languages})
+    return recipe.model_copy(update={"data": data})
+
+
+def loaded_bytes(run: RunDir, model: ServedModel) -> int:
+    """The memory of the weights of a model: as stored, for traces and alignments, and packed for translation."""
+    packed = model.engine.packed if isinstance(model, Translator) else None
+    return run.weights_file.stat().st_size + (0 if packed is None else packed.bytes)
+
+
+def check_memory(entries: Sequence[ModelEntry], memory: int | None) -> None:
+    """Refuse a limit in which a model does not fit even alone."""
+    for entry in entries:
+        if memory and entry.size > memory:
+            raise RegardError(
+                f"--memory {memory / 1e6:,.1f} MB: {entry.name} alone needs about {entry.size / 1e6:,.1f} MB"
+            )

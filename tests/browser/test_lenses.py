@@ -1,0 +1,111 @@
+"""The view Lenses, with the lenses in a file and from a server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from regard.inspection.attribution import attribute_token
+from regard.inspection.depth_lenses import logit_lens_of
+from regard.inspection.teacher_forcing import force_ids
+from regard.tasks import Translator
+from tests.browser.pages import Open, texts, wait_for_text
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+TEXT = "ein Hund dog"
+
+
+@pytest.fixture(scope="module")
+def model(finished_run: Path) -> Translator:
+    return Translator.load(finished_run, "cpu")
+
+
+def check(page: Page, model: Translator, outputs: list[int]) -> None:
+    """The tables have the values of Python."""
+    forced = force_ids(model, model.request(TEXT), outputs)
+    lens = logit_lens_of(model, forced)
+    page.locator(".depth-table").first.wait_for()
+    rows = page.locator(".depth-table").first.locator("tbody tr").all()
+    assert [row.locator("th").text_content() for row in rows] == lens.depths[::-1]
+    for row, expected in zip(rows, lens.candidates[::-1], strict=True):
+        assert texts_of(row) == [shown(one[0].token.text) for one in expected]
+    found = attribute_token(model, forced, 0)
+    wait_for_text(page, ".attribution .finding", "in logits")
+    finding = page.locator(".attribution .finding").text_content() or ""
+    assert finding.startswith(f"{found.token.text} rather than {found.foil.text} by")
+    page.locator(".attribution > .tabular button").first.click()
+    table = page.locator(".attribution > .tabular table").first
+    cells = [texts_of(row) for row in table.locator("tbody tr").all()]
+    expected_scores = found.scores["occlusion"]
+    assert [float(row[1].replace("−", "-")) for row in cells] == pytest.approx(
+        expected_scores.tolist(), abs=1e-3
+    )
+
+
+def shown(text: str) -> str:
+    """How the page writes a token: a byte as its character, if it is one by itself."""
+    byte = re.fullmatch(r"<0x(..)>", text)
+    if byte is None:
+        return text
+    return chr(int(byte[1], 16)) if int(byte[1], 16) < 0x80 else f"byte {byte[1]}"
+
+
+def texts_of(row: object) -> list[str]:
+    return row.locator("td").all_text_contents()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_lenses_in_a_file(open_file: Open, model: Translator) -> None:
+    trace = model.trace(TEXT, lenses=True)
+    page = open_file(trace, "#view=lenses&output=0")
+    check(page, model, [token.id for token in trace.outputs])
+    assert page.locator("select:visible").first.is_disabled(), "a file has one foil for each token"
+
+
+def test_a_file_without_lenses_says_so(open_file: Open, model: Translator) -> None:
+    page = open_file(model.trace(TEXT), "#view=lenses")
+    wait_for_text(page, "#view-lenses .card", "--lenses")
+
+
+def test_lenses_of_a_server(browser: Browser, address: str, model: Translator) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{address}/?text={TEXT}#view=lenses&output=0")
+        check(page, model, [token.id for token in model.trace(TEXT).outputs])
+        # Another foil.
+        options = page.locator(".lenses select").first.locator("option")
+        other = options.nth(1).get_attribute("value")
+        page.locator(".lenses select").first.select_option(value=other)
+        name = (options.first.text_content() or "").strip()
+        wait_for_text(page, ".attribution .finding", f"rather than {name}" if name else "rather")
+        assert f"foil={other}" in page.evaluate("location.hash")
+        # Two sentences that cannot be compared.
+        page.get_by_label("Another sentence").fill(f"{TEXT} {TEXT}")
+        page.get_by_role("button", name="Compare").click()
+        wait_for_text(page, ".lenses .status.wrong", "same number of tokens")
+
+
+def test_a_model_in_a_file_computes_the_same(
+    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    from regard.interop.html import export_html
+
+    run = make_run(decoding={"max_length": 8}, model={"output_bias": True})
+    export_html(run, tmp_path / "model.html")
+    model = Translator.load(run, "cpu")
+    text = "The dog was tired."
+    forced = force_ids(model, model.request(text), [t.id for t in model.trace(text).outputs])
+    lens = logit_lens_of(model, forced)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{(tmp_path / 'model.html').as_uri()}?text={text}#view=lenses")
+        page.locator(".depth-table").first.wait_for()
+        rows = page.locator(".depth-table").first.locator("tbody tr").all()
+        for row, expected in zip(rows, lens.candidates[::-1], strict=True):
+            assert texts_of(row) == [shown(one[0].token.text) for one in expected]
+        assert texts(page, ".by-depth dd")[0] == (model.translate([text], beam=1)[0] or "(empty)")

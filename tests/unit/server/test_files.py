@@ -1,0 +1,115 @@
+"""Uploaded documents: translation, limits, and the files that are kept."""
+
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from regard.recipe import Recipe
+from regard.server.app import create_app
+from regard.server.files import FileStore
+from regard.server.schemas import RequestRefused, Settings
+from regard.tasks import Translator
+from tests.unit.server.client import PAIR, english_to_german, entry, send
+
+
+def upload(app: Any, content: bytes | str, name: str = "a.srt", **fields: str) -> httpx.Response:
+    return send(
+        app, "POST", "/translate_file", files={"file": (name, content)}, data={**PAIR, **fields}
+    )
+
+
+def download(app: Any, response: httpx.Response) -> httpx.Response:
+    url = response.json()["translatedFileUrl"]
+    assert re.fullmatch(r"http://localhost/download_file/[0-9a-f]{32}\.\w+", url)
+    return send(app, "GET", url.removeprefix("http://localhost"))
+
+
+SUBTITLES = "1\n00:00:01,000 --> 00:00:02,000\nOne. <i>Two</i>\n"
+
+
+def test_a_document_is_translated(small_recipe: Callable[..., Recipe]) -> None:
+    app = create_app(english_to_german(small_recipe))
+    response = download(app, upload(app, SUBTITLES))
+    expected = SUBTITLES.replace("One", "ONE").replace("Two", "TWO")
+    assert response.text == expected
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["content-disposition"] == 'attachment; filename="translated.srt"'
+    assert download(app, upload(app, "<p>a</p>", "../../A.HTML", source="auto")).text == "<p>A</p>"
+
+
+def test_inline_tags_pass_a_pivot(finished_run: Path, small_recipe: Callable[..., Recipe]) -> None:
+    model = Translator.load(finished_run, "cpu")
+    source, target = model.recipe.data.language_pair
+    first = entry(small_recipe, source, target)
+    first.load = lambda: model
+    first.recipe = model.recipe
+    second = entry(small_recipe, target, "xx")
+    app = create_app([first, second], Settings(pivots=(target,)))
+    html = upload(app, "<p>ein <b>Hund</b></p>", "a.html", source=source, target="xx")
+    assert re.sub("[^<>/bp]", "", download(app, html).text).count("<b>") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.exe", b"x", "its name must end in one of"),
+        ("a.docx", b"x", "file: "),
+        ("a.xlf", b'<!DOCTYPE x [<!ENTITY a "b">]><xliff>&a;</xliff>', "entit"),
+    ],
+)
+def test_bad_documents_are_refused(
+    small_recipe: Callable[..., Recipe], name: str, content: bytes, reason: str
+) -> None:
+    response = upload(create_app(english_to_german(small_recipe)), content, name)
+    assert response.status_code == 400
+    assert reason in response.json()["error"]
+
+
+def test_sizes_are_limited(small_recipe: Callable[..., Recipe]) -> None:
+    model = english_to_german(small_recipe)
+    small = create_app(model, Settings(max_file_bytes=1000, max_characters=100))
+    assert upload(small, "x" * 2000, "a.txt").status_code == 413
+    assert "101 characters" in upload(small, "x" * 101, "a.txt").text
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b" " * (17 << 20))
+    response = upload(create_app(model), bomb.getvalue(), "a.docx")
+    assert response.status_code == 400
+    assert "larger than 16 MiB when decompressed" in response.text
+
+
+def test_a_form_needs_a_file_and_a_key(small_recipe: Callable[..., Recipe]) -> None:
+    app = create_app(english_to_german(small_recipe), Settings(api_keys=("key",)))
+    assert upload(app, SUBTITLES).status_code == 403
+    assert upload(app, SUBTITLES, api_key="key").status_code == 200
+    form = {name: (None, value) for name, value in {**PAIR, "api_key": "key"}.items()}
+    assert "file: Field required" in send(app, "POST", "/translate_file", files=form).text
+    assert send(app, "POST", "/translate_file", json=PAIR).status_code == 415
+    response = send(app, "POST", "/translate_file", files={"file": ("a.srt", SUBTITLES)})
+    assert "source: Field required" in response.text
+
+
+def test_only_translated_files_can_be_fetched(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    store = FileStore(folder, 10, 60)
+    first = store.add(b"12345", ".txt")
+    assert store.read(first) == b"12345"
+    for name in ("../secret.txt", "/etc/passwd", "secret.txt", first + ".partial", "0" * 32 + ".x"):
+        with pytest.raises(RequestRefused, match="no such file"):
+            store.read(name)
+    os.utime(folder / first, (1, 1_900_000_000))
+    second = store.add(b"123456", ".txt")
+    assert [path.name for path in folder.iterdir()] == [second], "there is room for one of them"
+    os.utime(folder / second, (1, 1))
+    with pytest.raises(RequestRefused):
+        store.read(second)
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,258 @@
+"""Several models: routes by language, pivots, lazy loading, eviction within a limit of memory."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from regard.errors import RegardError
+from regard.recipe import Recipe
+from regard.server.app import create_app
+from regard.server.batching import Metrics
+from regard.server.models import ModelEntry, ModelPool, check_memory, entries_of_runs
+from regard.server.schemas import RequestRefused, Settings
+from regard.tasks import Translator
+from tests.unit.server.client import (
+    ServedUppercaseModel,
+    entry,
+    events,
+    run,
+    send,
+    until,
+)
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def entries(small_recipe: Make) -> list[ModelEntry]:
+    return [
+        entry(small_recipe, "de", "en"),
+        entry(small_recipe, "en", "fr", "first"),
+        entry(small_recipe, "en", "fr", "second"),
+    ]
+
+
+def ask(app: Any, source: str, target: str, query: str = "", **more: Any) -> httpx.Response:
+    body = {"q": "One. Two", "source": source, "target": target, **more}
+    return send(app, "POST", f"/translate{query}", json=body)
+
+
+def batches(entry: ModelEntry) -> list[list[str]]:
+    """The batches of a model; none if it is not in memory."""
+    if entry.loaded is None:
+        return []
+    assert isinstance(entry.loaded.model, ServedUppercaseModel)
+    return entry.loaded.model.batches
+
+
+def test_requests_are_routed_by_language(entries: list[ModelEntry]) -> None:
+    app = create_app(entries)
+    assert ask(app, "de", "en").json() == {"translatedText": "ONE. TWO", "model": "de-en"}
+    assert ask(app, "en", "fr").json()["model"] == "first"
+    assert [len(batches(one)) for one in entries] == [1, 1, 0]
+    refused = ask(app, "de", "fr")
+    assert refused.status_code == 400
+    assert refused.json()["error"] == (
+        "de to fr is not supported: this server translates de to en, en to fr"
+    )
+
+
+def test_a_request_may_name_its_model(entries: list[ModelEntry]) -> None:
+    app = create_app(entries)
+    assert ask(app, "en", "fr", model="second").json()["model"] == "second"
+    assert ask(app, "en", "fr", "?model=second").json()["model"] == "second"
+    assert [len(batches(one)) for one in entries] == [0, 0, 2]
+    assert ask(app, "en", "fr", model="third").json()["error"] == (
+        "model 'third': this server has de-en, first, second"
+    )
+    assert "model second translates en to fr" in ask(app, "de", "en", model="second").text
+
+
+def test_a_pivot_language_combines_two_models(entries: list[ModelEntry]) -> None:
+    app = create_app(entries, Settings(pivots=("en",)))
+    languages = {one["code"]: one["targets"] for one in send(app, "GET", "/languages").json()}
+    assert languages == {"de": ["en", "fr"], "en": ["fr"], "fr": []}
+    html = ask(app, "de", "fr", q=["<p>One <b>two</b></p>"], format="html", alternatives=1)
+    assert html.json() == {
+        "translatedText": ["<p>ONE <b>TWO</b></p>"],
+        "alternatives": [["<p>ONE <b>TWO 1</b></p>"]],
+        "model": ["de-en, first"],
+    }
+    assert batches(entries[1]) == [["ONE TWO"]]
+    stream = send(
+        app, "POST", "/v1/translate/stream", json={"q": "a. b", "source": "de", "target": "fr"}
+    )
+    assert "".join(data.get("text", "") for _, data in events(stream)) == "A. B"
+    assert ask(app, "auto", "fr").status_code == 200
+
+
+def test_an_admitted_request_passes_a_full_queue_after_its_pivot(
+    entries: list[ModelEntry],
+) -> None:
+    """A request through a pivot is refused at once or not at all."""
+    app = create_app(entries, Settings(pivots=("en",), max_queued_sentences=2))
+    ask(app, "en", "fr")
+    second = entries[1].loaded
+    assert second is not None
+    second.batcher._calls = 1
+    assert (
+        ask(app, "de", "fr").status_code == 200
+    )  # two sentences; the second queue has room for the request
+    second.batcher._calls = 2
+    assert ask(app, "de", "fr").status_code == 429
+    assert batches(entries[0]) == [["One.", "Two"]]
+
+
+def test_texts_of_several_languages_go_to_their_models(small_recipe: Make) -> None:
+    pytest.importorskip("py3langid")
+    entries = [entry(small_recipe, source, "fr") for source in ("en", "de")]
+    app = create_app(entries)
+    texts = ["The dog is in the garden.", "Der Hund ist im Garten.", "The cat sleeps at night."]
+    response = ask(app, "auto", "fr", q=texts).json()
+    assert response["translatedText"] == [text.upper() for text in texts]
+    assert response["model"] == ["en-fr", "de-fr", "en-fr"]
+    assert [sum(map(len, batches(one))) for one in entries] == [2, 1]
+    batcher = entries[0].loaded.batcher if entries[0].loaded else None
+    assert batcher is not None
+    batcher.closed = True
+    assert ask(app, "auto", "fr", q=texts).status_code == 503
+
+
+def test_metrics_are_counted_for_each_model(entries: list[ModelEntry]) -> None:
+    app = create_app(entries)
+    ask(app, "de", "en")
+    lines = send(app, "GET", "/metrics").text.splitlines()
+    assert 'regard_sentences_total{model="de-en"} 2.0' in lines
+    assert 'regard_model_loaded{model="de-en"} 1.0' in lines
+    assert 'regard_model_loaded{model="first"} 0.0' in lines
+    assert 'regard_model_loads_total{model="de-en"} 1.0' in lines
+
+
+# Loading and eviction
+
+
+def test_the_least_recently_used_model_is_evicted(small_recipe: Make) -> None:
+    entries = [entry(small_recipe, one, "en", size=40) for one in ("de", "fr", "es")]
+    app = create_app(entries, Settings(memory=100))
+    for source, in_memory in (("de", "de"), ("fr", "de fr"), ("de", "de fr"), ("es", "de es")):
+        assert ask(app, source, "en").status_code == 200
+        loaded = [one.name[:2] for one in entries if one.loaded is not None]
+        assert loaded == in_memory.split()
+    assert 'regard_model_loaded{model="fr-en"} 0.0' in send(app, "GET", "/metrics").text
+
+
+def test_a_model_in_use_is_evicted_after_its_requests(small_recipe: Make) -> None:
+    entries = [entry(small_recipe, one, "en", size=40) for one in ("de", "fr")]
+    pool = ModelPool(entries, Settings(memory=50), Metrics())
+
+    async def test() -> None:
+        async with pool.use(entries[0]) as loaded:
+            first = loaded[entries[0]]
+
+            async def use_other() -> None:
+                async with pool.use(entries[1]):
+                    pass
+
+            waiting = asyncio.create_task(use_other())
+            await until(lambda: entries[0].loaded is None)
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            assert await first.batcher.call(lambda: "still here") == "still here"
+        await waiting
+        async with pool.use(entries[0]) as loaded:
+            assert loaded[entries[0]] is not first
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def test_a_model_is_loaded_once_for_all_that_wait(small_recipe: Make) -> None:
+    one = entry(small_recipe, "de", "en")
+    load, loads = one.load, []
+
+    def slow_load() -> Any:
+        loads.append(one)
+        return load()
+
+    one.load = slow_load
+    app = create_app([one])
+
+    async def test(client: httpx.AsyncClient) -> None:
+        body = {"q": "a", "source": "de", "target": "en"}
+        jobs = [asyncio.create_task(client.post("/translate", json=body)) for _ in range(8)]
+        await until(lambda: bool(loads))
+        jobs[0].cancel()
+        responses = await asyncio.gather(*jobs[1:])
+        assert {response.status_code for response in responses} == {200}
+
+    run(app, test)
+    assert len(loads) == 1
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_of_its_own(
+    entries: list[ModelEntry], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Any:
+        raise RegardError("the file is damaged: /secret/path")
+
+    entries[0].load = fail
+    app = create_app(entries)
+    response = ask(app, "de", "en")
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "60"
+    assert response.json()["error"] == "model de-en cannot be loaded; see the server's log"
+    assert "/secret/path" in caplog.text
+    assert ask(app, "en", "fr").status_code == 200
+
+
+def test_a_closed_pool_refuses_requests(entries: list[ModelEntry]) -> None:
+    app = create_app(entries)
+    app.state.service.models.refuse()
+    response = ask(app, "de", "en")
+    assert response.status_code == 503
+    assert response.headers["connection"] == "close"
+    assert send(app, "GET", "/ready").status_code == 503
+
+
+# Run folders
+
+
+def test_runs_become_entries(finished_run: Path, tmp_path: Path) -> None:
+    same_name = tmp_path / finished_run.name
+    same_name.symlink_to(finished_run)
+    (one,) = entries_of_runs([finished_run], Translator.load, ("xx", "yy"))
+    assert (one.name, one.pairs) == (finished_run.resolve().name, [("xx", "yy")])
+    pool = ModelPool([one], Settings(), Metrics())
+    estimate = one.size
+    model = one.load()
+    pool.add(one, model)
+    assert model.recipe.data.language_pair == ("xx", "yy")
+    assert 0 < one.size <= estimate
+    with pytest.raises(RegardError, match="given twice"):
+        entries_of_runs([finished_run, same_name], Translator.load)
+    with pytest.raises(RegardError, match="only for one run"):
+        entries_of_runs([finished_run, tmp_path], Translator.load, ("xx", "yy"))
+    with pytest.raises(RegardError, match=r"--memory 0\.0 MB: .* alone needs about"):
+        check_memory([one], 1000)
+
+
+def test_runs_with_the_same_name_are_called_by_their_paths(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    runs = [tmp_path / folder / "demo" for folder in ("a", "b")]
+    for one in runs:
+        shutil.copytree(finished_run, one)
+    assert [one.name for one in entries_of_runs(runs, Translator.load)] == list(map(str, runs))
+
+
+def test_an_unknown_model_is_refused(entries: list[ModelEntry]) -> None:
+    pool = ModelPool(entries, Settings(), Metrics())
+    with pytest.raises(RequestRefused, match="this server has de-en, first, second"):
+        pool.entry("x")
+    assert pool.sources() == ["de", "en"]
+    assert pool.sources("fr") == ["en"]
+    assert pool.sources("fr", "de-en") == []

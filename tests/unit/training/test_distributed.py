@@ -1,0 +1,160 @@
+"""How rows are shared by processes, gradients in one buffer, and what is said when a process fails."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch import nn
+
+from regard.data.batching import TILE, plan_packed
+from regard.errors import RegardError
+from regard.recipe import make_recipe
+from regard.training import distributed
+from regard.training.distributed import (
+    FlatGradients,
+    ProcessGroup,
+    first_sentence,
+    is_connection_lost,
+    row_owners,
+    share_size,
+)
+from regard.training.trainer import Trainer
+from tests.unit.training.test_packed_batches import dataset_of
+
+lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=80)
+CPU = torch.device("cpu")
+
+
+@given(lengths, st.integers(1, 9))
+def test_processes_share_rows_evenly(pairs: list[tuple[int, int]], ranks: int) -> None:
+    source, target = (np.array(side) for side in zip(*pairs, strict=True))
+    owners = row_owners(source, target, ranks)
+    rows = np.bincount(owners, minlength=ranks)
+    assert rows.sum() == len(pairs)
+    assert rows.max() - rows.min() <= 1
+    tokens = np.bincount(owners, source + target, minlength=ranks)
+    assert tokens.max() - tokens.min() <= (source + target).max()
+
+
+def test_a_share_of_realistic_lengths_fits_into_one_row_with_little_padding() -> None:
+    random = np.random.default_rng(1)
+    source = random.gamma(4, 6, 20_000).astype(int) + 1
+    target = np.maximum(1, (source * random.normal(1.1, 0.2, 20_000)).astype(int))
+    plan = np.array_split(random.permutation(20_000), 20_000 // 800)  # about 20,000 tokens each
+    size = share_size(plan, source, target, 8)
+    shares = [
+        batch[row_owners(source[batch], target[batch], 8) == rank]
+        for batch in plan
+        for rank in range(8)
+    ]
+    rows = [len(plan_packed(source[one], target[one], size, 1, 0)) for one in shares]
+    assert max(rows) <= 2
+    assert rows.count(2) <= 0.02 * len(rows)
+    tokens = source.sum() + target.sum() + 2 * len(source)
+    assert tokens / (sum(rows) * sum(size)) > 0.85
+    assert size.source % TILE == size.target % TILE == 0
+
+
+def test_the_longest_text_fits_into_a_share() -> None:
+    source, target = np.array([500, 1, 1, 1]), np.array([1, 1, 1, 300])
+    size = share_size([np.array([1, 2])], source, target, 2)
+    assert size.source >= 501
+    assert size.target >= 301
+
+
+def test_gradients_are_added_to_one_buffer() -> None:
+    layer = nn.Linear(3, 2)
+    gradients = FlatGradients(list(layer.parameters()), ProcessGroup(0, 2, CPU))
+    for _ in range(2):
+        layer(torch.ones(1, 3)).sum().backward()
+    assert gradients.buffer.tolist() == [2.0] * 8
+    gradients.zero()
+    assert layer.weight.grad is not None
+    assert not layer.weight.grad.any()
+    assert layer.weight.grad.data_ptr() == gradients.buffer.data_ptr()
+
+
+def test_gpu_processes_pack_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every label of a batch is in a packed row of exactly one process, and all rows have one shape."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    dataset = dataset_of([(3, 4), (7, 5), (2, 2), (6, 9), (4, 4), (8, 8), (200, 100)] * 9)
+    sections = {"data": {"train": {"pairs": "x"}}, "training": {"batching": "packed"}}
+    shapes, counts = set(), []
+    for rank in range(3):
+        trainer = SimpleNamespace(
+            group=ProcessGroup(rank, 3, CPU),
+            train_step=SimpleNamespace(gradients=object()),
+            cuda_graph_step=object(),
+            packed_size=None,
+            recipe=make_recipe(sections, "test"),
+            training=make_recipe(sections, "test").training,
+            packed_share_size=share_size(
+                [np.arange(7)], dataset.source_lengths, dataset.target_lengths, 3
+            ),
+        )
+        batches = Trainer._collate(cast(Any, trainer), dataset, np.arange(63))
+        assert len(batches) > 1, "a share that is too large for one row"
+        shapes |= {(batch.source.shape, batch.target.shape) for batch in batches}
+        counts.append(sum(batch.tokens for batch in batches))
+        few = Trainer._collate(cast(Any, trainer), dataset, np.arange(1))
+        assert len(few) == (rank == 0), "no row is left for the other processes"
+    assert len(shapes) == 1
+    assert sum(counts) == int(dataset.target_lengths.sum()) + 63
+
+
+class Failing(ProcessGroup):
+    """The first of two processes; the other one has failed."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, "x.tsv: no such file"]
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+def test_an_error_of_another_process_is_raised_in_each() -> None:
+    with pytest.raises(RegardError, match=r"x\.tsv: no such file"):
+        Failing(0, 2, CPU).in_each(lambda: None)
+    with pytest.raises(SystemExit, match="2"):  # printed by the first process of the machine
+        Failing(1, 2, CPU, local_rank=1).in_each(lambda: None)
+
+
+def test_one_process_raises_its_own_error() -> None:
+    error = RegardError("own")
+    with pytest.raises(RegardError) as raised:
+        ProcessGroup(0, 1, CPU).in_each(lambda: (_ for _ in ()).throw(error))
+    assert raised.value is error
+
+
+def test_a_file_that_appears_late_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system may show a file of another machine after a while."""
+    path = tmp_path / "file"
+
+    class Second(ProcessGroup):
+        def gather(self, value: Any) -> list[Any]:
+            return [None, value]
+
+        def broadcast(self, value: Any) -> Any:
+            return b"written", "first"
+
+    monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(b"written"))
+    Second(1, 2, CPU).check_shared_file(path)
+    monkeypatch.setattr(distributed, "SHARED_FOLDER_SECONDS", 0.0)
+    path.write_bytes(b"other")
+    with pytest.raises(RegardError, match=r"process 1 on .* as process 0 on first has written it"):
+        Second(1, 2, CPU).check_shared_file(path)
+
+
+def test_messages_of_torch_are_shortened() -> None:
+    text = (
+        "[/gloo/transport/tcp/pair.cc:538] Connection closed by peer [::1]:1. This is typical.\nx"
+    )
+    assert is_connection_lost(RuntimeError(text))
+    assert not is_connection_lost(RuntimeError("shapes differ"))
+    assert not is_connection_lost(ValueError(text))
+    assert first_sentence(RuntimeError(text)) == "Connection closed by peer [::1]:1"
