@@ -473,6 +473,9 @@ class TrainingConfig(Section):
     batching: Literal["padded", "packed"] = "padded"
     """padded: sentences of similar length in each batch; packed: sentences of all lengths end to end in one row, which
     a GPU processes without padding, compiled and as one CUDA graph"""
+    sharding: Literal["auto", "full_shard", "no_shard"] = "auto"
+    """several processes: full_shard gives each a part of the weights, gradients and optimizer state (FSDP); no_shard
+    gives each all of them, which is faster; auto shards if they take more than half of the memory"""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """number of batches per optimizer step (gradient accumulation)"""
     optimizer: Annotated[str, registered("training.optimizer")] = "adam"

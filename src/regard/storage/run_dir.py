@@ -18,6 +18,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
+import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -98,7 +101,9 @@ class RunDir:
         self.plan_file = self.checkpoints / "plan.json"
         """the keys that a time limit has changed, as the recipe had them"""
         self.lock_file = self.checkpoints / ".lock"
-        """locked while a process trains in the folder; the first file of a run"""
+        """locked while a process trains in the folder, and names this process; the first file of a run"""
+        self.owner: str | None = None
+        """the contents of the lock file while this object holds the lock"""
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -115,22 +120,47 @@ class RunDir:
         return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
 
     @contextmanager
-    def lock(self) -> Iterator[bool]:
+    def lock(self, seconds: float = 0.0) -> Iterator[bool]:
         """Try to lock the folder; whether that succeeded. The lock is released when the process ends, however it ends.
 
-        It is tried a few times, because ``is_locked`` also holds the lock for a moment.
+        It is tried a few times, because ``is_locked`` also holds the lock for a moment, and for at least ``seconds``.
         """
+        deadline = time.monotonic() + max(seconds, LOCK_ATTEMPTS * LOCK_SECONDS)
         with self.lock_file.open("a") as file:
-            for _ in range(LOCK_ATTEMPTS):
+            while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        yield False
+                        return
                     time.sleep(LOCK_SECONDS)
-            else:
-                yield False
-                return
-            yield True
+            owner = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n"
+            file.truncate(0)
+            file.write(owner)
+            file.flush()
+            os.fsync(file.fileno())
+            self.owner = owner
+            try:
+                yield True
+            finally:
+                self.owner = None
+
+    def check_owner(self) -> None:
+        """Raise if another process has locked the folder since this one did.
+
+        This happens on network file systems that give the lock of an unreachable machine to another one, or that do not
+        share locks at all. The machine that lost it must not write when it returns.
+        """
+        if self.owner is None:
+            return
+        owner = self.lock_file.read_text() if self.lock_file.is_file() else "nobody\n"
+        if owner != self.owner:
+            raise RegardError(
+                f"{self}: {owner.partition(',')[0].strip()} is training here now; this process has lost the folder and "
+                "writes nothing more"
+            )
 
     def is_locked(self) -> bool:
         """Whether a process is training in the folder."""
@@ -155,6 +185,7 @@ class RunDir:
         return load_recipe(self.recipe_file)
 
     def write_recipe(self, recipe: Recipe) -> None:
+        self.check_owner()
         text = "# Complete: every default is written out.\n" + recipe.to_yaml()
         write_text(self.recipe_file, text)
 
@@ -175,6 +206,7 @@ class RunDir:
 
     def write_card(self, card: Mapping[str, Any]) -> None:
         """Write card.json, with the hashes of all files of the bundle added."""
+        self.check_owner()
         files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
         full = {**card, "files": {path.name: sha256(path) for path in files}}
         text = json.dumps(full, indent=2, ensure_ascii=False) + "\n"
@@ -282,6 +314,7 @@ class RunDir:
         self, weights: Mapping[str, Tensor], selection: Selection | None = None
     ) -> None:
         """Write the weights; ``selection`` says how they validated, if they were validated."""
+        self.check_owner()
         # The card describes the finished weights. It must never be next to other weights, not even after a crash.
         self.card_file.unlink(missing_ok=True)
         metadata: dict[str, Any] = dict(self._dependencies())

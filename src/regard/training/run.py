@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -57,6 +59,7 @@ from regard.training.trainer import (
 
 CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),
+    "training.sharding",
     *("data.root", "data.test", "decoding.", "evaluation."),
 )
 """Keys and sections that may change when a run is resumed; any other change would give another model."""
@@ -94,7 +97,7 @@ def train(
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
             with ExitStack() as stack:
-                group.on_main(lambda: stack.enter_context(locked(run)))
+                group.on_main(lambda: stack.enter_context(locked(run, restart_seconds())))
                 _train(run, recipe, group, reporter, options)
         except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
             if group.size > 1 and is_connection_lost(error):
@@ -172,6 +175,7 @@ def _train(
     reporter.message(f"Training stopped: {reason}.")
     if stop is StopReason.TIME_LIMIT:
         reporter.message(RESUME_HINT)
+    trainer.gather_weights()  # from here on the network itself holds the weights to score
     if group.is_main:
         finish(trainer, reporter, reason, options)
         trainer.evaluation.dismiss()
@@ -296,15 +300,30 @@ def _out_of_memory(trainer: Trainer, reporter: ProgressReporter) -> RegardError:
 # The run folder
 
 
+RESTART_SECONDS = 60.0
+"""If torchrun restarts processes: how long to wait for the lock of one that has not ended yet."""
+
+
+def restart_seconds() -> float:
+    """How long to wait for the lock of a run: with ``torchrun --max-restarts``, an earlier process may still have it.
+
+    It may be on a machine that the others no longer reach. It notices this after ``SILENT_PEER_SECONDS``.
+    """
+    return RESTART_SECONDS if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) else 0.0
+
+
 @contextmanager
-def locked(run: RunDir) -> Iterator[None]:
-    """Allow one process at a time to train in a folder; the lock is released when the process ends, however it ends."""
+def locked(run: RunDir, seconds: float = 0.0) -> Iterator[None]:
+    """Allow one process at a time to train in a folder; the lock is released when the process ends, however it ends.
+
+    seconds: how long to wait for the lock.
+    """
     check_run_folder(run)
     try:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{run}: cannot create the folder: {error.strerror}") from None
-    with run.lock() as free:
+    with run.lock(seconds) as free:
         if not free:
             raise RegardError(
                 f"{run}: another process is training here; wait for it, or choose another --out"
@@ -439,6 +458,10 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
     reporter.message(
         f"Model: {recipe.model.preset}, {parameters:,} parameters, on {hardware(trainer.group.device)}"
     )
+    if trainer.sharded:
+        reporter.message(
+            f"Weights, gradients and optimizer state are sharded over {trainer.group.size} processes (FSDP)"
+        )
     if trainer.init_message:
         reporter.message(trainer.init_message)
     reasons = unpackable_choices(recipe)
@@ -461,7 +484,14 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
                 f"Until now it was trained with {state.environment}, now with {here}: the weights may differ in "
                 "rounding from those of an uninterrupted run"
             )
-    reporter.log("start", step=state.step, steps=recipe.training.steps, parameters=parameters)
+    reporter.log(
+        "start",
+        step=state.step,
+        steps=recipe.training.steps,
+        parameters=parameters,
+        processes=trainer.group.size,
+        host=socket.gethostname(),
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -473,7 +503,6 @@ def finish(
 ) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
     start, deadline = time.monotonic(), options.deadline
-    trainer.ema = None  # from here on the network itself holds the weights to score
     trainer.model.set_precision("fp32")  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session

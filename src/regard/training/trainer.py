@@ -71,6 +71,15 @@ from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import adjust_steps
 from regard.training.prepare import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
+from regard.training.sharding import (
+    gather,
+    gather_tensors,
+    gathered,
+    local_part,
+    shard,
+    shard_all,
+    shards,
+)
 from regard.training.train_step import (
     EAGER_STEPS,
     CUDAGraphStep,
@@ -139,6 +148,14 @@ class Trainer:
         if self.training.init_from and not checkpoint_files(run.checkpoints):
             self.init_message = load_initial_weights(self.network, recipe, prepared.tokenizer)
         freeze_weights(self.network, self.training.freeze)
+        special_tokens = prepared.tokenizer.source.num_special_tokens
+        self.loss_fn = task.loss(self.network, self.training, special_tokens)
+        self.sharded = shards(recipe, self.network, group)
+        """whether each process holds a part of the weights only"""
+        if group.size > 1 and (self.sharded or can_pack(recipe)):
+            group.broadcast_tensors(named_weights(self.network).values())
+        if self.sharded:
+            shard(self.loss_fn, group)
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
@@ -158,25 +175,22 @@ class Trainer:
         """a plan is not extended beyond this number of steps"""
         self.announced_steps = self.training.steps
         """the number of steps that the user was last told"""
-        special_tokens = prepared.tokenizer.source.num_special_tokens
-        self.loss_fn = task.loss(self.network, self.training, special_tokens)
         if self.training.teacher:
             assert isinstance(self.loss_fn, Seq2SeqLoss)
             self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
         self.distributed_loss_fn: nn.Module = self.loss_fn
         gradients = None
-        if group.size > 1 and can_pack(recipe):
-            group.broadcast_tensors(named_weights(self.network).values())
+        if group.size > 1 and can_pack(recipe) and not self.sharded:
             trained = [one for one in self.network.parameters() if one.requires_grad]
             gradients = FlatGradients(trained, group)
-        elif group.size > 1:
+        elif group.size > 1 and not self.sharded:
             ids = [group.device.index] if group.device.type == "cuda" else None
             self.distributed_loss_fn = DistributedDataParallel(self.loss_fn, ids)
         self.train_step = TrainStep(
             self.distributed_loss_fn, self.optimizer, self.training, group.device, gradients
         )
         self.cuda_graph_step: CUDAGraphStep | None = None
-        if group.device.type == "cuda" and can_pack(recipe):
+        if group.device.type == "cuda" and can_pack(recipe) and not self.sharded:
             graph_step = CUDAGraphStep if gradients is None else DistributedCUDAGraphStep
             self.cuda_graph_step = graph_step(self.train_step, self.network)
         self.ema: dict[str, Tensor] | None = None
@@ -417,7 +431,10 @@ class Trainer:
     def _set_ema(self, means: dict[str, Tensor]) -> None:
         """Use these tensors as the moving average of the weights."""
         self.ema, weights = means, named_weights(self.network)
-        self.train_step.ema = list(means.values()), [weights[name] for name in means]
+        self.train_step.ema = (
+            [local_part(mean) for mean in means.values()],
+            [local_part(weights[name]) for name in means],
+        )
 
     # -----------------------------------------------------------------------------------------
     # Memory
@@ -557,7 +574,14 @@ class Trainer:
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Turn dropout off and use the moving average as the weights for the duration of the with-block."""
+        """Turn dropout off and use the moving average as the weights for the duration of the with-block.
+
+        If the weights are sharded, all processes must call this.
+        """
+        if self.sharded:
+            with self._gathered_weights():
+                yield
+            return
         weights = None
         if self.ema is not None:
             weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
@@ -569,6 +593,31 @@ class Trainer:
             self.distributed_loss_fn.train()
             if weights is not None:
                 copy_weights(self.network, weights, "the weights")
+
+    @contextmanager
+    def _gathered_weights(self) -> Iterator[None]:
+        """``evaluation_mode`` of sharded weights: each process has all of them for the duration of the with-block."""
+        weights = None
+        if self.ema is not None:
+            weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
+            copy_weights(self.network, self.ema, "the moving average")
+        ema, self.ema, self.sharded = self.ema, None, False
+        try:
+            with gathered(self.loss_fn), self.evaluation_mode():
+                yield
+        finally:
+            self.ema, self.sharded = ema, True
+            if weights is not None:
+                copy_weights(self.network, weights, "the weights")
+
+    def gather_weights(self) -> None:
+        """End training: give each process all weights, and free the state of the optimizer."""
+        self.ema = None
+        if self.sharded:
+            self.train_step.ema = None
+            self.optimizer.state.clear()
+            gather(self.loss_fn)
+            self.sharded = False
 
     def validate(self) -> Validation:
         """The loss on all validation pairs, and the score of some of them, translated greedily."""
@@ -589,7 +638,12 @@ class Trainer:
         The model of a run that was finished before may be an average that is better than any single checkpoint. It is
         replaced only by better weights.
         """
-        if self.group.is_main:
+        if self.sharded:
+            if self.group.broadcast(not checkpoint_files(self.run.checkpoints)):
+                self.save()  # while the weights are sharded; a model without a checkpoint could not be resumed
+            with self.evaluation_mode():
+                self.validate_and_save_best(reporter)
+        elif self.group.is_main:
             self._validate_and_save_best(reporter)
             self.evaluation.dismiss()
         else:
@@ -691,18 +745,25 @@ class Trainer:
 
     def save(self) -> None:
         """Save a checkpoint, delete those no longer needed, and let the other processes wait for it."""
-        if self.group.is_main:
+        if self.group.is_main or self.sharded:
             self._save_checkpoint()
         self.group.barrier()
 
     def _save_checkpoint(self) -> None:
-        weights = named_weights(self.network)
+        weights, ema = named_weights(self.network), self.ema
+        optimizer = optimizer_state(self.optimizer, self.parameter_names)
+        if self.sharded:
+            main = self.group.is_main
+            weights, optimizer = gather_tensors(weights, main), gather_tensors(optimizer, main)
+            ema = None if ema is None else gather_tensors(ema, main)
+            if not main:
+                return
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise NonFiniteError
+        self.run.check_owner()
         self.state.environment = describe_environment(self.group)
         path = self.run.checkpoints / checkpoint_name(self.state.step)
-        optimizer = optimizer_state(self.optimizer, self.parameter_names)
-        save_checkpoint(path, self.state, weights, self.ema, optimizer)
+        save_checkpoint(path, self.state, weights, ema, optimizer)
         files = checkpoint_files(self.run.checkpoints)
         delete_checkpoints(files, keep=[*self.selected_checkpoints(), path])
 
@@ -730,9 +791,10 @@ class Trainer:
         self.state, tensors = load_checkpoint(files[-1])
         if self.state.micro_batches > 1:
             self.cuda_graph_step = None  # which needs the whole batch as one row
-        copy_weights(self.network, tensors["model"], str(files[-1]))
+        own = named_weights(self.network)
+        copy_weights(self.network, shard_all(tensors["model"], own), str(files[-1]))
         if self.ema is not None:
-            self._set_ema({n: t.to(self.group.device) for n, t in tensors["ema"].items()})
+            self._set_ema(shard_all(tensors["ema"], own))
         load_optimizer_state(self.optimizer, self.parameter_names, tensors["optimizer"])
         if self.group.is_main and self.run.weights_file.exists():
             _, self.selection = self.run.read_weights()

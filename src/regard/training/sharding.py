@@ -1,0 +1,137 @@
+"""Sharded training (FSDP2): each process holds a part of every weight, its gradient and its optimizer state.
+
+Before a layer runs, the processes exchange their parts of its weights (all-gather), and forget them afterwards. The
+gradients are summed and divided among them (reduce-scatter). Validation gathers all weights for its duration.
+
+Checkpoints and models are written whole, by the main process, so that a run can be resumed with another number of
+processes, sharded or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from regard.errors import RegardError
+from regard.nn.multi_head_attention import MultiHeadAttention
+from regard.recipe import Recipe
+from regard.training.distributed import ProcessGroup
+from regard.training.micro_batches import available_memory
+
+STATE_BYTES = 16
+"""Memory of one trained weight with Adam in float32: the weight, its gradient and two moments."""
+AUTO_SHARE = 0.5
+"""``auto`` shards if the states of all weights take more than this share of a process's memory; activations need the
+rest."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Whether and what to shard
+
+
+def shards(recipe: Recipe, network: nn.Module, group: ProcessGroup) -> bool:
+    """Whether the processes shard the network, by ``training.sharding``."""
+    choice = recipe.training.sharding
+    if group.size == 1 or choice == "no_shard":
+        return False
+    supported = recipe.model.architecture in ("transformer", "decoder_only")
+    if choice == "full_shard":
+        if not supported:
+            raise RegardError(
+                f"training.sharding: full_shard does not support model.architecture: {recipe.model.architecture}; "
+                "use no_shard"
+            )
+        return True
+    needed = STATE_BYTES * sum(parameter.numel() for parameter in network.parameters())
+    memory = process_memory(group)
+    return group.max(supported and memory is not None and needed > AUTO_SHARE * memory) == 1
+
+
+def process_memory(group: ProcessGroup) -> int | None:
+    """The bytes that one process of this machine may use: its GPU, or its part of the free memory; None: unknown."""
+    if group.device.type == "cuda":
+        return int(torch.cuda.get_device_properties(group.device).total_memory)
+    available = available_memory()
+    return None if available is None else available // group.local_size
+
+
+def shard(loss_fn: nn.Module, group: ProcessGroup) -> None:
+    """Shard the weights of a loss with its network; each layer is gathered on its own."""
+    mesh = init_device_mesh(group.device.type, (group.size,))
+    for layers in [part for part in loss_fn.modules() if isinstance(part, nn.ModuleList)]:
+        for layer in layers:
+            # The decoder computes the keys and values of the memory before it runs its layers.
+            cross_attention = getattr(layer, "cross_attention", None)
+            if isinstance(cross_attention, MultiHeadAttention):
+                fully_shard([cross_attention.key, cross_attention.value], mesh=mesh)
+            fully_shard(layer, mesh=mesh)
+    fully_shard(loss_fn, mesh=mesh)
+
+
+# ---------------------------------------------------------------------------------------------
+# Whole weights from shards, and back
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds: all of it, unless it is sharded. It shares the memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gather_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole tensors on the CPU, gathered from all processes, which must all call this; empty without ``keep``."""
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            whole[name] = full.cpu()
+    return whole
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor on the device of ``like``, or this process's part of it if ``like`` is sharded.
+
+    Tensors of another shape, such as a step counter of the optimizer, stay whole.
+    """
+    if isinstance(like, DTensor) and tensor.shape == like.shape:
+        # Without communication: each process has read the tensor.
+        whole = tensor.to(like.to_local().device)
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    return tensor.to(like.device)
+
+
+def shard_all(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``shard_like`` for tensors by name; names that ``like`` does not have are left as they are."""
+    return {
+        name: shard_like(tensor, like[name]) if name in like else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+@contextmanager
+def gathered(loss_fn: nn.Module) -> Iterator[None]:
+    """Give each process all weights of a sharded network for the duration of the with-block."""
+    gather(loss_fn)
+    try:
+        yield
+    finally:
+        for part in _sharded_parts(loss_fn):
+            # What the last layer and the loss need stays until the backward pass, as fully_shard sets it.
+            part.set_reshard_after_forward(part is not loss_fn, recurse=False)
+            part.reshard()
+
+
+def gather(loss_fn: nn.Module) -> None:
+    """Give each process all weights of a sharded network; all processes must call this."""
+    for part in _sharded_parts(loss_fn):
+        part.set_reshard_after_forward(False, recurse=False)
+        part.unshard()
+
+
+def _sharded_parts(loss_fn: nn.Module) -> list[FSDPModule]:
+    return [part for part in loss_fn.modules() if isinstance(part, FSDPModule)]

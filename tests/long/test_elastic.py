@@ -1,0 +1,220 @@
+"""Elastic training: machines that die, come back, or lose the network. Each is a network namespace of this machine."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import checkpoint_files, checkpoint_step
+from tests.cli.commands import environment, sequences, write, write_recipe
+
+HOSTS = 3
+PORT = 29400
+STORE = f"""
+import time
+from torch.distributed import TCPStore
+store = TCPStore("10.77.0.100", {PORT}, is_master=True, wait_for_workers=False)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+VARIABLES = {
+    "GLOO_SOCKET_IFNAME": "eth0",
+    # torchrun 2.13 gives a host that joins later no address of the main process: it reuses that of the first round.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+
+
+def ip(*arguments: object) -> None:
+    subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, encoding="utf-8")
+
+
+def no_namespaces() -> str | None:
+    """Why network namespaces cannot be made here; None if they can."""
+    if shutil.which("ip") is None or shutil.which("unshare") is None:
+        return "needs the commands ip (Debian: iproute2) and unshare"
+    try:
+        ip("netns", "add", f"probe-{os.getpid()}")
+        try:
+            ip("-n", f"probe-{os.getpid()}", "link", "add", "br0", "type", "bridge")
+        finally:
+            ip("netns", "del", f"probe-{os.getpid()}")
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces cannot be made: {error.stderr.strip()}"
+    return None
+
+
+REASON = no_namespaces()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+
+class Cluster:
+    """Three hosts and a switch. The rendezvous store of torchrun is at the switch, which does not fail."""
+
+    def __init__(self, folder: Path, stack: ExitStack, shared: bool) -> None:
+        self.folder, self.stack, self.shared = folder, stack, shared
+        self.name = f"regard-{os.getpid()}"
+        self.torchrun: dict[int, subprocess.Popen[bytes]] = {}
+        self._add(self.switch)
+        ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", self.switch, "addr", "add", "10.77.0.100/24", "dev", "br0")
+        for device in ("lo", "br0"):
+            ip("-n", self.switch, "link", "set", device, "up")
+        for host in range(HOSTS):
+            self._add(self.host(host))
+            pair = ("eth0", "netns", self.host(host), "type", "veth", "peer", f"port{host}")
+            ip("link", "add", *pair, "netns", self.switch)
+            ip("-n", self.switch, "link", "set", f"port{host}", "master", "br0", "up")
+            ip("-n", self.host(host), "addr", "add", f"10.77.0.{host + 1}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                ip("-n", self.host(host), "link", "set", device, "up")
+        store = self._start(self.switch, [sys.executable, "-c", STORE], stdout=subprocess.PIPE)
+        assert store.stdout is not None
+        with store.stdout:
+            assert store.stdout.readline() == b"ready\n"
+
+    @property
+    def switch(self) -> str:
+        return f"{self.name}-switch"
+
+    def host(self, number: int) -> str:
+        return f"{self.name}-{number}"
+
+    def _add(self, name: str) -> None:
+        ip("netns", "add", name)
+        self.stack.callback(ip, "netns", "del", name)
+
+    def _start(self, name: str, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        inside = ["ip", "netns", "exec", name, *command]
+        process = subprocess.Popen(inside, **options)
+        self.stack.callback(process.wait)
+        self.stack.callback(self.kill, name)
+        return process
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of a namespace, as if it lost its power."""
+        for _ in range(3):  # a process may just be starting another one
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=False)
+            for pid in found.stdout.split():
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.05)
+
+    def cwd(self, host: int) -> Path:
+        return self.folder if self.shared else self.folder / f"host-{host}"
+
+    def train(self, host: int) -> None:
+        """Start torchrun on a host."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{HOSTS}"]
+        command += ["--nproc-per-node", "1", "--max-restarts", "10", "--rdzv-backend", "c10d"]
+        command += ["--rdzv-endpoint", f"10.77.0.100:{PORT}", "--rdzv-id", "job"]
+        command += ["--rdzv-conf", "is_host=0,last_call_timeout=3,read_timeout=20"]
+        command += ["--local-addr", f"10.77.0.{host + 1}"]
+        command += ["-m", "regard", "train", "recipe.yaml", "--out", "run"]
+        named = ["unshare", "--uts", "sh", "-c", f'hostname h{host}; exec "$@"', "sh", *command]
+        self.torchrun[host] = self._start(
+            self.host(host),
+            named,
+            cwd=self.cwd(host),
+            env={**environment(), **VARIABLES},
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder / f"stderr-{host}.txt").open("ab"),
+        )
+
+    def partition(self, host: int) -> None:
+        """Cut the cable of a host: its packets get lost, and nobody is told."""
+        ip("-n", self.switch, "link", "set", f"port{host}", "nomaster")
+
+    def reconnect(self, host: int) -> None:
+        ip("-n", self.switch, "link", "set", f"port{host}", "master", "br0")
+
+    def stderr(self, host: int) -> str:
+        return (self.folder / f"stderr-{host}.txt").read_text()
+
+    def starts(self, host: int = 0) -> list[dict[str, Any]]:
+        """The log events of each start of the training."""
+        run = RunDir(self.cwd(host) / "run")
+        return [event for event in run.log() if event["event"] == "start"]
+
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> float:
+        """Wait until a condition holds; the seconds that this took."""
+        start = time.monotonic()
+        while not condition():
+            if time.monotonic() - start > seconds:
+                errors = "\n".join(self.stderr(host)[-3000:] for host in self.torchrun)
+                pytest.fail(f"not within {seconds} s: {what}\n{self.starts()}\n{errors}")
+            time.sleep(0.1)
+        return time.monotonic() - start
+
+
+def write_data(folder: Path) -> None:
+    texts = [" ".join(one) for one in sequences(60, "abcdefgh", range(2, 7))]
+    for name, lines in (("train", texts), ("valid", texts[:5])):
+        write(folder / f"{name}.src", lines)
+        write(folder / f"{name}.tgt", lines)
+    training = {"steps": 10**6, "tokens_per_batch": 96, "log_every": 10, "checkpoint_every": 20}
+    training |= {"validate_every": 10**6, "schedule": "constant", "learning_rate": 0.0001}
+    write_recipe(folder, training=training)
+
+
+def newest_step(run: Path) -> int:
+    files = checkpoint_files(run / "checkpoints")
+    return checkpoint_step(files[-1]) if files else 0
+
+
+def test_hosts_die_return_and_lose_the_network(tmp_path: Path) -> None:
+    write_data(tmp_path)
+    run = tmp_path / "run"
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, shared=True)
+        for host in range(HOSTS):
+            cluster.train(host)
+
+        def started(processes: int) -> bool:
+            starts = cluster.starts()
+            return bool(starts) and starts[-1]["processes"] == processes
+
+        def trains_on() -> Callable[[], bool]:
+            step = newest_step(run)
+            return lambda: newest_step(run) > step
+
+        seconds = {"start": cluster.wait("3 hosts train", lambda: started(3), 90)}
+        cluster.wait("a checkpoint", trains_on(), 60)
+
+        before = newest_step(run)
+        cluster.kill(cluster.host(2))
+        seconds["killed"] = cluster.wait("2 hosts continue", lambda: started(2), 60)
+        assert cluster.starts()[-1]["step"] >= before
+        cluster.wait("a checkpoint of 2 hosts", trains_on(), 60)
+
+        before = newest_step(run)
+        cluster.train(2)
+        seconds["returned"] = cluster.wait("the third host is taken back", lambda: started(3), 60)
+        assert cluster.starts()[-1]["step"] >= before
+        cluster.wait("a checkpoint of 3 hosts", trains_on(), 60)
+
+        main = int(re.sub(r"\D", "", cluster.starts()[-1]["host"]))
+        before = newest_step(run)
+        cluster.partition(main)
+        seconds["partitioned"] = cluster.wait("2 hosts continue", lambda: started(2), 90)
+        start = cluster.starts()[-1]
+        assert start["step"] >= before
+        assert start["host"] != f"h{main}"
+        assert "has lost the connection to another process" in cluster.stderr(main)
+        cluster.wait("a checkpoint without the main process of before", trains_on(), 60)
+        print(seconds)
+        print(cluster.starts())
+
