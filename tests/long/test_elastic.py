@@ -125,14 +125,15 @@ class Cluster:
         command += ["--local-addr", f"10.77.0.{host + 1}"]
         command += ["-m", "regard", "train", "recipe.yaml", "--out", "run"]
         named = ["unshare", "--uts", "sh", "-c", f'hostname h{host}; exec "$@"', "sh", *command]
-        self.torchrun[host] = self._start(
-            self.host(host),
-            named,
-            cwd=self.cwd(host),
-            env={**environment(), **VARIABLES},
-            stdout=subprocess.DEVNULL,
-            stderr=(self.folder / f"stderr-{host}.txt").open("ab"),
-        )
+        with (self.folder / f"stderr-{host}.txt").open("ab") as stderr:
+            self.torchrun[host] = self._start(
+                self.host(host),
+                named,
+                cwd=self.cwd(host),
+                env={**environment(), **VARIABLES},
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
 
     def partition(self, host: int) -> None:
         """Cut the cable of a host: its packets get lost, and nobody is told."""
@@ -217,4 +218,3 @@ def test_hosts_die_return_and_lose_the_network(tmp_path: Path) -> None:
         cluster.wait("a checkpoint without the main process of before", trains_on(), 60)
         print(seconds)
         print(cluster.starts())
-

@@ -87,6 +87,7 @@ def _global_options(
 
 app.command(rich_help_panel=TRAINING)(train.demo)
 app.command(rich_help_panel=TRAINING)(train.train)
+app.command(rich_help_panel=TRAINING)(train.plan)
 app.command(rich_help_panel=TRAINING)(train.recipes)
 app.command(rich_help_panel=TRAINING)(train.distill)
 app.command(rich_help_panel=TRAINING)(train.average)

@@ -1,4 +1,4 @@
-"""The commands that make models: demo, train, recipes, distill, average; and info, which describes one."""
+"""The commands that make models: demo, train, recipes, distill, average; plan; and info, which describes one."""
 
 from __future__ import annotations
 
@@ -435,6 +435,55 @@ def average(
     plural = "s" * (len(steps) > 1)
     listing = ", ".join(map(str, steps))
     print(f"{out}: the average of {len(steps)} checkpoint{plural} (step{plural} {listing})")
+
+
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, for example model.preset=huge; repeatable.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N", min=1, help="Number of GPUs; repeatable (default: 1, 8, 64, 512)."
+        ),
+    ] = None,
+    kind: Annotated[str, typer.Option(metavar="GPU", help="h200, h100 or a100.")] = "h100",
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PRICE",
+            min=0,
+            help="Price of a GPU for an hour, in any currency, to print the cost.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate speed, memory, duration and cost of a training on GPUs that you do not have.
+
+    Three corpora are estimated: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing is read
+    or trained.
+    """
+    from regard.recipe import load_recipe, parse_choice
+    from regard.training.cost_model import ACCELERATORS, describe, estimate
+
+    name = parse_choice(ACCELERATORS, kind, "--kind")
+    found = estimate(load_recipe(recipe, changes or []), name, gpus or [1, 8, 64, 512])
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for line in describe(found, price):
+        print(line)
 
 
 def info(run: RunFolder, as_json: AsJson = False) -> None:

@@ -110,12 +110,10 @@ class RunDir:
 
     def temporary_files(self) -> list[Path]:
         """Files that a killed training may leave behind."""
-        written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
         patterns = [
-            *(f".{path.name}{PARTIAL}" for path in written),
-            *(f"checkpoints/.step-*{PARTIAL}", f"checkpoints/.*.json{PARTIAL}"),
-            f"data/.*.json{PARTIAL}",
+            *(f"{folder}.*{PARTIAL}" for folder in ("", "checkpoints/", "data/")),
             "data/.*.arrow.*.unfinished",
+            "checkpoints/.seen-*",
         ]
         return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
 
@@ -173,7 +171,15 @@ class RunDir:
             return False
         return False
 
-    # Recipe, card and log
+    # Recipe, metadata, card and log
+
+    def metadata(self) -> dict[str, Any]:
+        """What describes the prepared data; empty if there is none, or it is damaged."""
+        try:
+            metadata = json.loads(self.metadata_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return metadata if isinstance(metadata, dict) else {}
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.is_file():

@@ -73,12 +73,12 @@ class ProcessGroup:
         distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: T) -> T:
-        """The value of the main process, returned in each process."""
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The value of the main process, or of another one, returned in each process."""
         if self.size == 1:
             return value
         values = [value]
-        distributed.broadcast_object_list(values, device=self.device)
+        distributed.broadcast_object_list(values, source, device=self.device)
         return values[0]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:

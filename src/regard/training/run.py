@@ -46,6 +46,7 @@ from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
+from regard.training.run_mirror import RunMirror
 from regard.training.summary import summarize, tune_length_penalty
 from regard.training.trainer import (
     NonFiniteError,
@@ -97,8 +98,13 @@ def train(
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
             with ExitStack() as stack:
-                group.on_main(lambda: stack.enter_context(locked(run, restart_seconds())))
-                _train(run, recipe, group, reporter, options)
+
+                def lock() -> None:
+                    stack.enter_context(locked(run, restart_seconds()))
+
+                group.on_main(lock)
+                mirror = RunMirror.find(run, group, lock)
+                _train(run, recipe, group, reporter, options, mirror)
         except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
             if group.size > 1 and is_connection_lost(error):
                 raise RegardError(
@@ -139,8 +145,13 @@ def _train(
     group: ProcessGroup,
     reporter: ProgressReporter,
     options: TrainOptions,
+    mirror: RunMirror | None,
 ) -> None:
     deadline = options.deadline
+    if mirror is not None:
+        reporter.message(
+            f"The machines do not share {run}: each of the {mirror.machines} keeps a copy of the run"
+        )
 
     def prepare_run() -> None:
         open_run(run, recipe)
@@ -148,8 +159,10 @@ def _train(
         score_before(run, recipe, reporter, deadline)
 
     group.on_main(prepare_run)
+    if mirror is not None:
+        mirror.update()
     group.check_shared_file(run.metadata_file)
-    trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
+    trainer = Trainer(run, recipe, open_prepared(run, recipe), group, mirror)
     trainer.load()
     stop = StopReason(group.max(finished(trainer.state, recipe.training)))
     if stop is not StopReason.NONE and run.card():
@@ -181,6 +194,8 @@ def _train(
         trainer.evaluation.dismiss()
     else:
         trainer.evaluation.assist()
+    if mirror is not None:
+        mirror.update()
 
 
 def _make_plan(
@@ -253,7 +268,7 @@ def _replace_trainer(
     )
     if trainer.group.is_main:
         trainer.run.write_recipe(recipe)
-    return Trainer(trainer.run, recipe, trainer.prepared, trainer.group)
+    return Trainer(trainer.run, recipe, trainer.prepared, trainer.group, trainer.mirror)
 
 
 def _fit(

@@ -121,9 +121,10 @@ def gathered(loss_fn: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part in _sharded_parts(loss_fn):
-            # What the last layer and the loss need stays until the backward pass, as fully_shard sets it.
-            part.set_reshard_after_forward(part is not loss_fn, recurse=False)
+            part.set_reshard_after_forward(True, recurse=False)
             part.reshard()
+            # What the outermost part gathers stays until the backward pass, as fully_shard sets it.
+            part.set_reshard_after_forward(part is not loss_fn, recurse=False)
 
 
 def gather(loss_fn: nn.Module) -> None:

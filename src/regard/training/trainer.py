@@ -71,6 +71,7 @@ from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import adjust_steps
 from regard.training.prepare import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
+from regard.training.run_mirror import RunMirror
 from regard.training.sharding import (
     gather,
     gather_tensors,
@@ -135,9 +136,16 @@ class Trainer:
     """Trains one network: holds weights, optimizer and training state, and the run folder they are saved in."""
 
     def __init__(
-        self, run: RunDir, recipe: recipes.Recipe, prepared: PreparedData, group: ProcessGroup
+        self,
+        run: RunDir,
+        recipe: recipes.Recipe,
+        prepared: PreparedData,
+        group: ProcessGroup,
+        mirror: RunMirror | None = None,
     ) -> None:
         self.run, self.recipe, self.prepared, self.group = run, recipe, prepared, group
+        self.mirror = mirror
+        """the copies of the run folder, if the machines do not share it"""
         self.training = recipe.training
         task = TASKS[recipe.task]
         torch.manual_seed(self.training.seed)
@@ -666,7 +674,9 @@ class Trainer:
             self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
             with self.evaluation_mode():
-                self.select(named_weights(self.network), Selection(1, *validation.sort_key))
+                # Copies: FSDP cannot free weights that safetensors has read as arrays of numpy.
+                weights = {name: one.clone() for name, one in named_weights(self.network).items()}
+                self.select(weights, Selection(1, *validation.sort_key))
 
     def _show_samples(self, reporter: ProgressReporter) -> None:
         """Print the present translations of two validation pairs."""
@@ -748,6 +758,8 @@ class Trainer:
         if self.group.is_main or self.sharded:
             self._save_checkpoint()
         self.group.barrier()
+        if self.mirror is not None:
+            self.mirror.update()
 
     def _save_checkpoint(self) -> None:
         weights, ema = named_weights(self.network), self.ema

@@ -74,6 +74,7 @@ def test_defaults_are_the_papers_base_model() -> None:
         ("small", 6, 256, 1024, 4, 0.3),
         ("base", 6, 512, 2048, 8, 0.1),
         ("big", 6, 1024, 4096, 16, 0.3),
+        ("huge", 24, 1024, 8192, 16, 0.1),
     ],
 )
 def test_presets(
@@ -86,8 +87,8 @@ def test_presets(
     assert model.dropout == model.attention_dropout == model.activation_dropout == dropout
 
 
-def test_there_are_five_presets() -> None:
-    assert list(PRESETS) == ["tiny", "small", "fast", "base", "big"]
+def test_there_are_six_presets() -> None:
+    assert list(PRESETS) == ["tiny", "small", "fast", "base", "big", "huge"]
 
 
 def test_what_is_given_wins_over_the_preset() -> None:
