@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,8 @@ class Cluster:
         for _ in range(3):  # a process may just be starting another one
             found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, check=False)
             for pid in found.stdout.split():
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             time.sleep(0.05)
 
     def cwd(self, host: int) -> Path:
@@ -139,9 +137,6 @@ class Cluster:
         """Cut the cable of a host: its packets get lost, and nobody is told."""
         ip("-n", self.switch, "link", "set", f"port{host}", "nomaster")
 
-    def reconnect(self, host: int) -> None:
-        ip("-n", self.switch, "link", "set", f"port{host}", "master", "br0")
-
     def stderr(self, host: int) -> str:
         return (self.folder / f"stderr-{host}.txt").read_text()
 
@@ -149,6 +144,23 @@ class Cluster:
         """The log events of each start of the training."""
         run = RunDir(self.cwd(host) / "run")
         return [event for event in run.log() if event["event"] == "start"]
+
+    def processes(self, host: int = 0) -> int:
+        """The number of processes that train, by the log; 0 before the first start."""
+        starts = self.starts(host)
+        return int(starts[-1]["processes"]) if starts else 0
+
+    def wait_for_processes(self, count: int) -> float:
+        """Wait until this many hosts train and have saved a checkpoint; the seconds until they started."""
+        number = len(self.starts())
+        seconds = self.wait(
+            f"{count} hosts train",
+            lambda: len(self.starts()) > number and self.processes() == count,
+            90,
+        )
+        step = newest_step(self.cwd(0) / "run")
+        self.wait("a checkpoint", lambda: newest_step(self.cwd(0) / "run") > step, 60)
+        return seconds
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> float:
         """Wait until a condition holds; the seconds that this took."""
@@ -162,6 +174,7 @@ class Cluster:
 
 
 def write_data(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     texts = [" ".join(one) for one in sequences(60, "abcdefgh", range(2, 7))]
     for name, lines in (("train", texts), ("valid", texts[:5])):
         write(folder / f"{name}.src", lines)
@@ -183,38 +196,45 @@ def test_hosts_die_return_and_lose_the_network(tmp_path: Path) -> None:
         cluster = Cluster(tmp_path, stack, shared=True)
         for host in range(HOSTS):
             cluster.train(host)
-
-        def started(processes: int) -> bool:
-            starts = cluster.starts()
-            return bool(starts) and starts[-1]["processes"] == processes
-
-        def trains_on() -> Callable[[], bool]:
-            step = newest_step(run)
-            return lambda: newest_step(run) > step
-
-        seconds = {"start": cluster.wait("3 hosts train", lambda: started(3), 90)}
-        cluster.wait("a checkpoint", trains_on(), 60)
+        seconds = {"started": cluster.wait_for_processes(3)}
 
         before = newest_step(run)
         cluster.kill(cluster.host(2))
-        seconds["killed"] = cluster.wait("2 hosts continue", lambda: started(2), 60)
+        seconds["killed"] = cluster.wait_for_processes(2)
         assert cluster.starts()[-1]["step"] >= before
-        cluster.wait("a checkpoint of 2 hosts", trains_on(), 60)
 
         before = newest_step(run)
         cluster.train(2)
-        seconds["returned"] = cluster.wait("the third host is taken back", lambda: started(3), 60)
+        seconds["returned"] = cluster.wait_for_processes(3)
         assert cluster.starts()[-1]["step"] >= before
-        cluster.wait("a checkpoint of 3 hosts", trains_on(), 60)
 
         main = int(re.sub(r"\D", "", cluster.starts()[-1]["host"]))
         before = newest_step(run)
         cluster.partition(main)
-        seconds["partitioned"] = cluster.wait("2 hosts continue", lambda: started(2), 90)
+        seconds["partitioned"] = cluster.wait_for_processes(2)
         start = cluster.starts()[-1]
         assert start["step"] >= before
         assert start["host"] != f"h{main}"
+        assert f" on {start['host']}," in RunDir(run).lock_file.read_text()
         assert "has lost the connection to another process" in cluster.stderr(main)
-        cluster.wait("a checkpoint without the main process of before", trains_on(), 60)
         print(seconds)
-        print(cluster.starts())
+
+
+def test_the_main_host_dies_and_no_folder_is_shared(tmp_path: Path) -> None:
+    for host in range(2):
+        write_data(tmp_path / f"host-{host}")
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, shared=False)
+        for host in range(2):
+            cluster.train(host)
+        cluster.wait("2 hosts train", lambda: cluster.processes(0) == 2, 90)
+        main = int(re.sub(r"\D", "", cluster.starts(0)[-1]["host"]))
+        other = 1 - main
+        run = cluster.cwd(other) / "run"
+        cluster.wait("a copy of a checkpoint", lambda: newest_step(run) > 0, 60)
+        cluster.kill(cluster.host(main))
+        before = newest_step(run)
+        cluster.wait("the other host continues", lambda: cluster.processes(other) == 1, 90)
+        assert cluster.starts(other)[-1]["step"] >= before > 0
+        assert cluster.starts(other)[-1]["host"] == f"h{other}"
+        cluster.wait("a checkpoint", lambda: newest_step(run) > before, 60)

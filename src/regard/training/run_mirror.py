@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -51,7 +52,7 @@ class RunMirror:
 
     @classmethod
     def find(cls, run: RunDir, group: ProcessGroup, lock: Callable[[], object]) -> RunMirror | None:
-        """The copies of the run folder, with the newest state of the run in each; None if all machines share one folder.
+        """The copies of the run folder, each with the newest state of the run; None if all machines share one folder.
 
         lock: locks the folder of this process, which is done already in the main process.
         """
@@ -101,9 +102,7 @@ class RunMirror:
         for path in sorted({path for paths in group.gather(missing) for path in paths}, key=_order):
             size, modified = manifest[path]
             receives = path in missing
-            group.in_each(
-                lambda path=path: self._prepare(folder / path) if receives else None  # type: ignore[misc]
-            )
+            group.in_each(partial(self._prepare, folder / path) if receives else _nothing)
             if group.rank == source:
                 with (folder / path).open("rb") as file:
                     self._stream(size, source, file, None)
@@ -171,6 +170,10 @@ def read_manifest(run: RunDir) -> Manifest:
             status = path.stat()
             found["/".join(parts)] = status.st_size, status.st_mtime_ns
     return found
+
+
+def _nothing() -> None:
+    """What a process does that keeps no copy of a file."""
 
 
 def _order(path: str) -> tuple[int, str]:
