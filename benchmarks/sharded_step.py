@@ -63,7 +63,9 @@ def main() -> None:
         held = {
             "rank": group.rank,
             "weights": sum(local_part(one).nbytes for one in parameters),
-            "optimizer": sum(local_part(one).nbytes for one in state if isinstance(one, torch.Tensor)),
+            "optimizer": sum(
+                local_part(one).nbytes for one in state if isinstance(one, torch.Tensor)
+            ),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         found = {

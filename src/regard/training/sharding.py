@@ -120,11 +120,12 @@ def gathered(loss_fn: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for part in _sharded_parts(loss_fn):
+        parts = _sharded_parts(loss_fn)
+        for part in parts:
             part.set_reshard_after_forward(True, recurse=False)
             part.reshard()
-            # What the outermost part gathers stays until the backward pass, as fully_shard sets it.
-            part.set_reshard_after_forward(part is not loss_fn, recurse=False)
+        # What the outermost part gathers stays until the backward pass, as fully_shard sets it.
+        parts[0].set_reshard_after_forward(False, recurse=False)
 
 
 def gather(loss_fn: nn.Module) -> None:
@@ -135,4 +136,5 @@ def gather(loss_fn: nn.Module) -> None:
 
 
 def _sharded_parts(loss_fn: nn.Module) -> list[FSDPModule]:
+    """The outermost part first."""
     return [part for part in loss_fn.modules() if isinstance(part, FSDPModule)]

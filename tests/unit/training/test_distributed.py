@@ -1,5 +1,6 @@
 """How rows are shared by processes, gradients in one buffer, and what is said when a process fails."""
 
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,13 @@ from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.training import distributed
 from regard.training.distributed import (
+    SILENT_PEER_SECONDS,
     FlatGradients,
     ProcessGroup,
+    close_silent_connections,
     first_sentence,
     is_connection_lost,
+    open_files,
     row_owners,
     share_size,
 )
@@ -158,3 +162,24 @@ def test_messages_of_torch_are_shortened() -> None:
     assert not is_connection_lost(RuntimeError("shapes differ"))
     assert not is_connection_lost(ValueError(text))
     assert first_sentence(RuntimeError(text)) == "Connection closed by peer [::1]:1"
+
+
+def test_connections_to_silent_machines_are_closed() -> None:
+    """The kernel closes them: keep-alive probes while nothing is sent, a time limit for what is sent."""
+    with socket.create_server(("localhost", 0)) as server:
+        before = open_files()
+        with (
+            socket.create_connection(server.getsockname()) as client,
+            server.accept()[0],
+            Path(__file__).open(),
+        ):
+            close_silent_connections(open_files() - before)
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            timeout = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert timeout == 1000 * SILENT_PEER_SECONDS
+            idle, interval, probes = (
+                client.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * probes == SILENT_PEER_SECONDS
+            assert server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
