@@ -143,7 +143,7 @@ def test_a_file_that_appears_late_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
         def gather(self, value: Any) -> list[Any]:
             return [None, value]
 
-        def broadcast(self, value: Any) -> Any:
+        def broadcast(self, value: Any, source: int = 0) -> Any:
             return b"written", "first"
 
     monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(b"written"))
