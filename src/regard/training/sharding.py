@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from regard.errors import RegardError
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Recipe
 from regard.training.distributed import ProcessGroup
 from regard.training.micro_batches import available_memory
+
+if TYPE_CHECKING:  # FSDP takes a third of the time to import torch, and is imported when it is used
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 STATE_BYTES = 16
 """Memory of one trained weight with Adam in float32: the weight, its gradient and two moments."""
@@ -63,6 +65,9 @@ def process_memory(group: ProcessGroup) -> int | None:
 
 def shard(loss_fn: nn.Module, group: ProcessGroup) -> None:
     """Shard the weights of a loss with its network; each layer is gathered on its own."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(group.device.type, (group.size,))
     for layers in [part for part in loss_fn.modules() if isinstance(part, nn.ModuleList)]:
         for layer in layers:
@@ -78,16 +83,21 @@ def shard(loss_fn: nn.Module, group: ProcessGroup) -> None:
 # Whole weights from shards, and back
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is divided among the processes."""
+    return hasattr(tensor, "full_tensor")
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds: all of it, unless it is sharded. It shares the memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """Whole tensors on the CPU, gathered from all processes, which must all call this; empty without ``keep``."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = tensor.full_tensor() if is_sharded(tensor) else tensor
         if keep:
             whole[name] = full.cpu()
     return whole
@@ -98,7 +108,9 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
     Tensors of another shape, such as a step counter of the optimizer, stay whole.
     """
-    if isinstance(like, DTensor) and tensor.shape == like.shape:
+    if is_sharded(like) and tensor.shape == like.shape:
+        from torch.distributed.tensor import distribute_tensor
+
         # Without communication: each process has read the tensor.
         whole = tensor.to(like.to_local().device)
         return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
@@ -137,4 +149,6 @@ def gather(loss_fn: nn.Module) -> None:
 
 def _sharded_parts(loss_fn: nn.Module) -> list[FSDPModule]:
     """The outermost part first."""
+    from torch.distributed.fsdp import FSDPModule
+
     return [part for part in loss_fn.modules() if isinstance(part, FSDPModule)]

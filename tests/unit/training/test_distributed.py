@@ -117,7 +117,7 @@ class Failing(ProcessGroup):
     def gather(self, value: Any) -> list[Any]:
         return [value, "x.tsv: no such file"]
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, source: int = 0) -> Any:
         return value
 
 
