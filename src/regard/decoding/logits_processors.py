@@ -221,6 +221,32 @@ class NoRepeatNgram(OptionalProcessor):
         return torch.where(nothing_left, log_probabilities, allowed)
 
 
+@enabled_by("repetition_penalty")
+class RepetitionPenalty(OptionalProcessor):
+    """Makes tokens that a hypothesis already contains less probable (Keskar et al. 2019).
+
+    Their log-probabilities are multiplied by ``penalty``, however often they occurred. As in the beam search of Hugging
+    Face, the result is not normalized again, so scores contain the penalty.
+    """
+
+    def __init__(self, penalty: float) -> None:
+        assert penalty > 0
+        self.penalty = penalty
+
+    @classmethod
+    def from_options(
+        cls, decoding: DecodingConfig, context: DecodingContext
+    ) -> "RepetitionPenalty":
+        return cls(decoding.repetition_penalty)
+
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    ) -> Float[Tensor, "sentences beams V"]:
+        tokens = active.tokens[:, :, 1:]  # without BOS
+        penalized = self.penalty * log_probabilities.gather(2, tokens)
+        return log_probabilities.scatter(2, tokens, penalized)
+
+
 @enabled_by("coverage_penalty")
 class CoveragePenalty(OptionalProcessor):
     """Ranks hypotheses that attended to every source token higher (Wu et al. 2016, equation 14).

@@ -227,12 +227,9 @@ def test_unknown_key_in_any_depth(text: str, key: str, near: str) -> None:
 
 def test_unknown_key_like_no_other_lists_all() -> None:
     message = refusal(DATA + "decoding: {zzz: 1}\n")
-    assert (
-        message == "mine.yaml: line 2: unknown key decoding.zzz; allowed: beam, length_penalty, "
-        "length_normalization, extra_length, max_length, iterations, length_beam, no_repeat_ngram, "
-        "coverage_penalty, beam_groups, diversity_penalty, temperature, top_k, top_p, seed, mbr, "
-        "protect, constrained_beam"
-    )
+    allowed = ", ".join(DecodingConfig.model_fields)
+    assert message == f"mine.yaml: line 2: unknown key decoding.zzz; allowed: {allowed}"
+    assert "beam, length_penalty" in allowed
 
 
 def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
