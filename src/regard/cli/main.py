@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -107,6 +108,19 @@ app.command(rich_help_panel=ANALYSIS)(selftest.selftest)
 app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.serve)
 app.command("import", rich_help_panel=DEPLOYMENT)(serve_and_convert.import_)
 app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.export)
+
+
+def _join_lines(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of the docstrings, so that the help is wrapped to the width of the terminal."""
+    for command in commands.registered_commands:
+        text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
+        command.help = "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            _join_lines(group.typer_instance)
+
+
+_join_lines(app)
 
 
 def main() -> None:

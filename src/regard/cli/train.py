@@ -406,7 +406,8 @@ def average(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN…", help="Run folder of a trained model, or several that started as one."
+            metavar="RUN…",
+            help="Run folder of a trained model, or several runs that started from the same weights.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],

@@ -122,7 +122,7 @@ def translate(
             metavar="SCORE",
             min=0.0,
             max=1.0,
-            help="Lowest score of the fuzzy matches to report; 1 reports none (default: 0.75).",
+            help="Minimum score of the fuzzy matches to report; 1 reports none (default: 0.75).",
             rich_help_panel=DECODING,
         ),
     ] = None,

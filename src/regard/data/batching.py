@@ -1,7 +1,8 @@
 """Batching: which rows of a dataset go into a batch, and how they become tensors.
 
-A padded batch costs its number of rows times its longest row, so rows of similar length go together. The plan of an
-epoch depends only on the seed and the epoch: a run that is resumed, or uses more processes, gets the same batches.
+A padded batch costs its number of rows times its longest row, so rows of similar length go together
+(bucketing by length). The plan of an epoch depends only on the seed and the epoch: a run that is resumed, or uses more
+processes, gets the same batches.
 """
 
 from __future__ import annotations

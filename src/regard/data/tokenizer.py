@@ -138,7 +138,7 @@ class Vocabulary:
         return [*(self.tags[tag] for tag in tags), *ids]
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
+        """Detokenize: the text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
         rows = [[i for i in map(int, row) if i not in SKIPPED_TOKENS] for row in ids]
         return [_unescape(text) for text in self._processor.decode(rows)] if rows else []
 

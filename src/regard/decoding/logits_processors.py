@@ -189,7 +189,7 @@ class LogitsProcessorList(LogitsProcessor):
 
 @enabled_by("no_repeat_ngram")
 class NoRepeatNgram(OptionalProcessor):
-    """No n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
+    """N-gram blocking: no n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
     If this forbids every allowed token, it has no effect in that step: a forced prefix or a required phrase may repeat
     an n-gram.

@@ -229,7 +229,10 @@ def _attentions_named(name: str, layers: Iterable[nn.Module]) -> list[MultiHeadA
 
 
 class EncoderDecoder(Network):
-    """An encoder, a decoder, embeddings and the output projection. Subclasses select the kind of layer."""
+    """An encoder, a decoder, embeddings and the output projection, which may be one matrix (weight tying, section 3.4).
+
+    Subclasses select the kind of layer.
+    """
 
     encoder_class: ClassVar[type[Encoder]]
     decoder_class: ClassVar[type[Decoder]]

@@ -347,8 +347,10 @@ def _schedule(recipe: Recipe) -> Iterator[str]:
     training = recipe.training
     reads_warmup = find_registry("training.schedule").choices[training.schedule].options
     if "training.warmup" in reads_warmup and training.warmup > training.steps:
-        default = type(training).model_fields["warmup"].default
-        if training.warmup != default:
+        fields, given = type(training).model_fields, training.model_fields_set
+        # The recipe of a run has every key, so there the default is not known from a given value.
+        explicit = "warmup" in given and given != fields.keys()
+        if explicit or training.warmup != fields["warmup"].default:
             yield (
                 f"training.warmup: {training.warmup:,} is longer than training.steps: {training.steps:,}, so the "
                 "learning rate would never reach its peak; set a smaller training.warmup, for example "
