@@ -296,7 +296,7 @@ def _is_data(name: str) -> bool:
     if is_file and path.suffix not in (".yaml", ".yml"):
         raise RegardError(
             f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
-            "of two parallel text files, give both"
+            "for two parallel text files, give both"
         )
     return False
 

@@ -507,7 +507,8 @@ class Job:
             if (tokens := self._count_tokens(line)) > limit:
                 advice = "shorten it" if self._needs_whole_lines else "--sentences splits it"
                 raise RegardError(
-                    f"line {number} has {tokens:,} tokens, and at most {limit:,} are translated as one text; {advice}"
+                    f"line {number} has {tokens:,} tokens, but at most {limit:,} can be translated as one text; "
+                    f"{advice}"
                 )
 
     def _count_tokens(self, line: str) -> int:

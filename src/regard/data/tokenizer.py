@@ -224,7 +224,7 @@ class Tokenizer:
         """
         if config.kind not in TRAINABLE:
             raise RegardError(
-                f"tokenizer.kind {config.kind}: belongs to imported models and cannot be trained; "
+                f"tokenizer.kind {config.kind}: is only for imported models and cannot be trained; "
                 f"use one of {', '.join(TRAINABLE)}"
             )
         if labels:

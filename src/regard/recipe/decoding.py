@@ -105,7 +105,7 @@ class DecodingConfig(Section):
     def _check(self) -> Self:
         if self.temperature and self.temperature < MIN_TEMPERATURE:
             raise ValueError(
-                f"temperature {self.temperature:g} must be 0, which searches instead of sampling, or at least "
+                f"temperature {self.temperature:g} must be 0 (search instead of sampling) or at least "
                 f"{MIN_TEMPERATURE}"
             )
         if self.beam % self.beam_groups:

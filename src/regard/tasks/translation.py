@@ -498,7 +498,7 @@ class Translator(SequenceGenerator):
             raise RegardError(f"{len(context)} contexts for {count} texts: give one for each")
         sentences = self.recipe.data.context
         if not sentences and any(context):
-            raise RegardError("context: this model was trained without (data.context: 0)")
+            raise RegardError("context: this model was trained without context (data.context: 0)")
         return [list(some)[-sentences:] for some in context]
 
     def requests(

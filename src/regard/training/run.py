@@ -391,10 +391,10 @@ def resumable_recipe(
         recipe.data.train != files
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
-        raise RegardError(f"{run}: contains a run on other data; choose another --out")
+        raise RegardError(f"{run}: contains a run with different data; choose another --out")
     if languages is not None and languages != recipe.data.languages:
         raise RegardError(
-            f"{run}: contains a run of other languages than {','.join(languages)}; choose another --out"
+            f"{run}: contains a run with languages other than {','.join(languages)}; choose another --out"
         )
     if not any(change.startswith("training.steps=") for change in changes):
         # The run has a plan, which may have changed what the user has set.

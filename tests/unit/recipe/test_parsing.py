@@ -391,6 +391,16 @@ def test_changes_are_read_as_yaml() -> None:
     assert recipe.decoding.length_penalty == 1.0
 
 
+@pytest.mark.parametrize("warmup", [200, 4000])
+def test_a_warmup_longer_than_training_is_refused_if_it_is_given(warmup: int) -> None:
+    """4,000 is the default, so only the recipe of a run, which has every key, may have it."""
+    message = refusal(DATA + f"training: {{steps: 100, warmup: {warmup}}}\n")
+    assert f"training.warmup: {warmup:,} is longer than training.steps: 100" in message
+    recipe = parse(DATA + "training: {steps: 100}\n")
+    assert recipe.training.warmup == 4000
+    assert parse(recipe.to_yaml()) == recipe
+
+
 def test_the_last_change_wins() -> None:
     assert parse(DATA, "decoding.beam=2", "decoding.beam=3").decoding.beam == 3
 
