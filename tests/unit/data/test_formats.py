@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings, strategies as st
 from openpyxl import Workbook
 
+from regard.data import bilingual_formats
 from regard.data.corpus import CorpusPreview, fingerprint, read_pairs
 from regard.data.formats import (
     INPUT_FORMATS,
@@ -374,6 +375,72 @@ def test_po_of_gettext(tmp_path: Path) -> None:
     assert skipped.counts == {"messages untranslated, fuzzy or obsolete": 3}
     assert read_file(path, languages=("de", "en"))[0] == Pair(*DOG[::-1])
     assert refusal(path, languages=("en", "fr")) == ": the language is de, not fr"
+
+
+PO_LATIN_1 = GETTEXT.replace("charset=UTF-8", "charset=ISO-8859-1").encode("latin-1")
+PO_OTHER_ORDER = """\ufeffmsgid "a"
+
+msgstr "charset=nothing"
+# a comment
+msgctxt ""
+"menu"
+msgid ""
+"c"
+msgstr ""
+"d"
+#~ msgctxt "x"
+#~ msgid "e"
+#~ msgstr "f"
+#~| msgid "g"
+#~ msgid "h"
+#~ msgstr "i"
+msgid "j"
+msgstr "charset=nothing"
+""".encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [GETTEXT.encode(), GETTEXT.replace("\n", "\r\n").encode(), PO_LATIN_1, PO_OTHER_ORDER],
+    ids=["gettext", "crlf", "latin-1", "without blank lines"],
+)
+def test_po_is_parsed_in_parts_as_if_it_were_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    pytest.importorskip("translate")
+    path = tmp_path / "m.po"
+    path.write_bytes(content)
+    results = []
+    for size in (1 << 20, 1):
+        monkeypatch.setattr(bilingual_formats, "PO_PART", size)
+        parts = [part for _, part in bilingual_formats._po_parts(path)]
+        assert b"".join(parts).strip() == content.replace(b"\r", b"").strip()
+        skipped = Skipped()
+        results.append((read_file(path, skipped=skipped), skipped.counts))
+    assert results[0] == results[1]
+    assert len(parts) == content.count(b"msgstr ") + content.count(b"msgstr[0]")
+    assert len(results[0][0]) == 3
+
+
+def test_a_damaged_message_of_a_po_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("translate")
+    more = "".join(f'\nmsgid "m{number}"\nmsgstr "n"\n' for number in range(3))
+    text = f'{GETTEXT}{more}\nmsgid "x"\nmsgstr y"\n{more}'
+    line = text.split("\n").index('msgstr y"') + 1
+    for size in (1 << 20, 1):
+        monkeypatch.setattr(bilingual_formats, "PO_PART", size)
+        assert f":{line}: not a PO file" in refusal(written(tmp_path / "m.po", text))
+    path = tmp_path / "m.po"
+    path.write_bytes(text.encode().replace(b'msgid "x"', b'msgid "\xff"'))
+    assert refusal(path) == f":{line - 1}: not utf-8: byte 0xFF"
+    unknown = written(path, GETTEXT.replace("UTF-8", "klingon"))
+    assert refusal(unknown) == ": the charset klingon is not known"
+    monkeypatch.setattr(bilingual_formats, "MAX_SIZE", 1000)
+    long = 'msgstr ""\n' + '"word word word"\n' * 100
+    problem = refusal(written(tmp_path / "m.po", f'{GETTEXT}\nmsgid "x"\n{long}'))
+    assert problem.endswith(": a message with more than 1,000 bytes")
 
 
 @pytest.mark.parametrize("kind", ["tmx", "xliff", "po"])
@@ -802,6 +869,33 @@ def large_tmx(path: Path, units: int) -> Path:
             )
         file.write(end)
     return path
+
+
+def large_po(path: Path, messages: int) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(GETTEXT)
+        for number in range(messages):
+            file.write(
+                f'\n#: file.c:{number}\nmsgid "message {number} {"long " * 99}"\n'
+                f'msgstr "Meldung {number} {"lang " * 99}"\n'
+            )
+    return path
+
+
+def test_a_large_po_is_read_in_constant_memory(tmp_path: Path) -> None:
+    pytest.importorskip("translate")
+
+    def peak(messages: int) -> tuple[int, int]:
+        path = large_po(tmp_path / f"{messages}.po", messages)
+        tracemalloc.start()
+        count = sum(1 for _ in pair_format(path).read(path))
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return count, found
+
+    small, large = peak(1_200), peak(5_000)
+    assert (small[0], large[0]) == (1_203, 5_003)
+    assert large[1] < 1.5 * small[1] < 30_000_000
 
 
 def test_a_large_tmx_is_read_in_constant_memory(tmp_path: Path) -> None:
