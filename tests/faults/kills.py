@@ -62,7 +62,9 @@ def write_data(folder: Path) -> None:
     write(folder / "in.txt", (source[number % len(source)] for number in range(LINES)))
     words = sequences(PAIRS, "abcdefgh", range(4, 20), seed=2)
     pairs = [(" ".join(one), " ".join(sorted(one))) for one in words]
-    write(folder / "pairs.tsv", map("\t".join, [*pairs, *pairs[::7], *(("a", "") for _ in range(9))]))
+    write(
+        folder / "pairs.tsv", map("\t".join, [*pairs, *pairs[::7], *(("a", "") for _ in range(9))])
+    )
     process = start(["train", "recipe.yaml", "--out", "model"], folder)
     assert process.wait() == 0, process.text
 

@@ -26,7 +26,7 @@ from regard.data.formats import (
     pair_suffixes,
     read_conllu,
 )
-from regard.data.input_format import ReadOptions
+from regard.data.input_format import HOW_TO_SKIP, ReadOptions
 from regard.data.pairs import Pair
 from regard.data.table_formats import choose_columns
 from regard.data.text_files import DataFile, read_lines
@@ -102,6 +102,26 @@ def test_unequal_line_counts_are_refused(tmp_path: Path, source: str, target: st
 def test_tsv_uses_the_first_two_fields(tmp_path: Path, name: str) -> None:
     data = pair_data(tmp_path, name, "a b\tc\r\nd\te\tCC-BY 2.0\t7\n\t\n")
     assert pairs_of(data) == [Pair("a b", "c"), Pair("d", "e"), Pair("", "")]
+
+
+def test_a_tab_inside_a_text_of_tsv_does_not_cut_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.tsv", "a\tb\nc\td\te\nf\tg\n")
+    assert refusal(path) == f":2: 3 columns, but the first line has 2 ({HOW_TO_SKIP})"
+    skipped = Skipped()
+    kept = read_file(path, on_bad_line="skip", skipped=skipped)
+    assert kept == [Pair("a", "b"), Pair("f", "g")]
+    assert skipped.counts == {"bad lines skipped": 1}
+
+
+def test_json_keys_at_any_depth(tmp_path: Path) -> None:
+    record = {"id": 1, "data": {"translation": {"en": "a", "de": "b"}, "other": {}}, "more": [1]}
+    path = written(tmp_path / "n.jsonl", json.dumps(record))
+    assert read_file(path) == [Pair("a", "b")]
+    columns = ("data.translation.de", "data.translation.en")
+    assert read_file(path, columns=columns) == [Pair("b", "a")]
+    record["data"] = {"translation": {"en": "a", "de": None}}
+    written(path, json.dumps(record))
+    assert refusal(path).startswith(':1: "data.translation.de" must be a string, found null (')
 
 
 def test_tsv_without_a_tab_is_refused(tmp_path: Path) -> None:
@@ -589,7 +609,7 @@ def test_csv_as_spreadsheets_write_it(tmp_path: Path, text: str) -> None:
 
 def test_csv_with_an_unquoted_comma_is_refused_or_skipped(tmp_path: Path) -> None:
     path = written(tmp_path / "p.csv", "en,de\na,b\nc, d,e\nf,g\n")
-    assert refusal(path) == ":3: 3 fields, but the first line has 2"
+    assert refusal(path) == f":3: 3 fields, but the first line has 2 ({HOW_TO_SKIP})"
     skipped = Skipped()
     pairs = read_file(path, on_bad_line="skip", skipped=skipped)
     assert pairs == [Pair("a", "b"), Pair("f", "g")]
@@ -644,7 +664,7 @@ def test_keys_that_are_not_certain_are_refused_with_the_candidates(tmp_path: Pat
 def test_an_empty_cell_of_parquet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"en": ["a", None, "c"], "de": ["b", "x", "d"]}), path)
-    assert refusal(path) == ", row 2: en must be a string, found None"
+    assert refusal(path) == f", row 2: en must be a string, found nothing ({HOW_TO_SKIP})"
     assert read_file(path, on_bad_line="skip") == [Pair("a", "b"), Pair("c", "d")]
 
 
@@ -655,7 +675,8 @@ def test_an_empty_cell_of_parquet_is_named(tmp_path: Path) -> None:
 def test_bad_lines_are_named_or_counted_and_skipped(tmp_path: Path) -> None:
     path, skipped = tmp_path / "p.tsv", Skipped()
     path.write_bytes(b"a\tb\nlatin \xe4\tc\nno tab\nd\te\n")
-    assert refusal(path) == ":2: not UTF-8: byte 0xE4 after 6 valid bytes of the line"
+    problem = "not UTF-8: byte 0xE4 after 6 valid bytes of the line"
+    assert refusal(path) == f":2: {problem} ({HOW_TO_SKIP})"
     pairs = read_file(path, on_bad_line="skip", skipped=skipped)
     assert pairs == [Pair("a", "b"), Pair("d", "e")]
     assert skipped.counts == {"bad lines skipped": 2}
@@ -743,7 +764,7 @@ def test_entities_are_refused(tmp_path: Path) -> None:
         ("m.po", "", ": the file is empty"),
         ("m.po", "hello", ": not a PO file"),
         ("m.csv", "", ": the file is empty"),
-        ("m.csv", "one\ntwo\n", "1 columns in 'one'; at least 2 are needed"),
+        ("m.csv", "one\ntwo\n", "1 column in 'one'; at least 2 are needed"),
         ("m.zip", "PK", ": damaged zip archive"),
         ("m.parquet", "PAR1", ": damaged, or not Parquet"),
     ],
