@@ -349,6 +349,29 @@ def test_the_languages_of_an_xliff_segment_precede_those_of_its_file(tmp_path: P
         assert "no translated segments" in refusal(path, languages=("en", "de"))
 
 
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ('<x id="1" ctype="lb"/>', "a b"),
+        ('<x id="1" ctype="x-lb"/>', "a b"),
+        ('<ph id="1" type="fmt" subType="xlf:lb"/>', "a b"),
+        ('<ph id="1" type="lb"/>', "a b"),
+        ("<ph>&lt;BR/&gt;</ph>", "a b"),
+        ('<x id="1" ctype="bold"/>', "ab"),
+        ('<ph id="1" type="fmt" subType="xlf:b"/>', "ab"),
+        ("<ph>&lt;b&gt;</ph>", "ab"),
+    ],
+)
+def test_a_code_is_left_out_and_a_line_break_becomes_a_space(
+    tmp_path: Path, code: str, text: str
+) -> None:
+    segment = f"<source>a{code}b</source><target>c</target>"
+    unit = f'<unit id="1"><segment>{segment}</segment></unit>'
+    path = tmp_path / "m.xlf"
+    written(path, f'<xliff version="2.0" srcLang="en" trgLang="de"><file>{unit}</file></xliff>')
+    assert read_file(path) == [Pair(text, "c")]
+
+
 GETTEXT = r"""# German translations for hello.
 # Copyright (C) 2024
 msgid ""
@@ -395,6 +418,9 @@ def test_po_of_gettext(tmp_path: Path) -> None:
     assert skipped.counts == {"messages untranslated, fuzzy or obsolete": 3}
     assert read_file(path, languages=("de", "en"))[0] == Pair(*DOG[::-1])
     assert refusal(path, languages=("en", "fr")) == ": the language is de, not fr"
+    assert pair_format(path).layout(path).languages is None  # the source language is not stated
+    written(path, GETTEXT.replace("Language: de", r'X-Source-Language: en\n"' + '\n"Language: de'))
+    assert pair_format(path).layout(path).languages == ("en", "de")
 
 
 PO_LATIN_1 = GETTEXT.replace("charset=UTF-8", "charset=ISO-8859-1").encode("latin-1")
