@@ -146,6 +146,9 @@ def test_an_unpaired_tag_ends_its_sentence() -> None:
     assert split_html("a <b>dog. A</b> cat").sentences == ["a", "dog.", "A", "cat"]
     assert split_html("<b>A dog. A cat.</b>", "en").sentences == ["A dog.", "A cat."]
     assert split_html("a <b><i>dog</b></i> cat").sentences == ["a", "dog", "cat"]
+    # Without a space between sentences, a closing tag belongs to the sentence before it.
+    assert split_html("犬が<b>走る。</b>猫が寝る。", "ja").sentences == ["犬が走る。", "猫が寝る。"]
+    assert split_html("犬が走る。<b>猫</b>が寝る。", "ja").sentences == ["犬が走る。", "猫が寝る。"]
     many = "a " + "<b>dog</b> " * 65
     assert len(split_html(many).sentences) == 66
 
