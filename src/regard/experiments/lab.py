@@ -231,7 +231,7 @@ def score_figures(
     curves: Mapping[str, Sequence[tuple[float, float]]],
 ) -> dict[str, str]:
     """For each measure the seeds of each variant with mean and interval, and the loss during training."""
-    figures = {}
+    figures: dict[str, str] = {}
     for measure, some in groups.items():
         rows = [
             IntervalRow(label, mean_over_seeds(values), values) for label, values in some.items()

@@ -70,12 +70,13 @@ def test_captum_finds_the_same_gradients(exported: Exported) -> None:
     marian = transformers.MarianMTModel.from_pretrained(exported.folder).eval()
     ours, (source, inputs) = differences(exported), exported.ids
     token = exported.forced.outputs[POSITION].id
-    embed = marian.get_input_embeddings()
-    own = getattr(embed, "embed_scale", None)  # some versions scale inside of the embedding
-    scale = 1.0 if own is not None else marian.config.d_model**0.5
-    vectors = tuple(embed(ids).detach() * scale for ids in (source, inputs))
-    for vector, expected in zip(vectors, ours.embeddings, strict=True):
-        assert torch.allclose(vector[:, 1:], expected[:, 1:], atol=1e-5)
+    embed, scale = marian.get_input_embeddings(), marian.config.d_model**0.5
+    # MarianMT scales the embeddings of its decoder, but not those of its encoder. It has the sines of positions before
+    # the cosines, so the export reorders all features.
+    vectors = embed(source).detach() * scale, embed(inputs).detach()
+    width = vectors[0].shape[-1]
+    order = [*range(0, width, 2), *range(1, width, 2)]
+    neutral = ours.neutral[0][..., order], ours.neutral[1][..., order] / scale
 
     def difference(source_vectors: Tensor, input_vectors: Tensor) -> Tensor:
         logits = marian(
@@ -83,15 +84,23 @@ def test_captum_finds_the_same_gradients(exported: Exported) -> None:
         ).logits[:, POSITION]
         return logits[:, token] - logits[:, FOIL]  # type: ignore[no-any-return]
 
+    assert float(difference(*vectors).detach()) == pytest.approx(ours.value, abs=TOLERANCE)
     found = captum.InputXGradient(difference).attribute(vectors)
     shares = torch.cat([one.sum(-1)[0] for one in found]).detach().numpy()
     assert np.allclose(shares, ours.gradient_x_input(), atol=TOLERANCE)
-    neutral = tuple(one if one.dim() == 3 else one[None] for one in ours.neutral)
     integrated = captum.IntegratedGradients(difference, multiply_by_inputs=True).attribute(
         vectors, baselines=neutral, n_steps=64, method="gausslegendre"
     )
     shares = torch.cat([one.sum(-1)[0] for one in integrated]).detach().numpy()
     assert np.allclose(shares, ours._integrate(64), atol=TOLERANCE)
+
+
+def load_inseq(exported: Exported, method: str) -> Any:
+    """The exported model in inseq. MarianMT scales the embeddings that its decoder gets; inseq expects it not to."""
+    inseq = pytest.importorskip("inseq", reason="inseq is not installed")
+    model = inseq.load_model(str(exported.folder), method, device="cpu")
+    model.model.get_decoder().embed_scale = 1.0
+    return model
 
 
 def test_inseq_finds_the_same_attention_and_gradients(exported: Exported) -> None:
@@ -103,12 +112,12 @@ def test_inseq_finds_the_same_attention_and_gradients(exported: Exported) -> Non
         return logits[:, token] - logits[:, FOIL]  # type: ignore[no-any-return]
 
     inseq.register_step_function(logit_difference, "logit_difference", overwrite=True)
-    attention = inseq.load_model(str(exported.folder), "attention", device="cpu")
+    attention = load_inseq(exported, "attention")
     found = attention.attribute(TEXT, TRANSLATION, show_progress=False).sequence_attributions[0]
     weights = found.source_attributions.numpy()  # [source, target, layer, head]
     expected = exported.observed.weights["cross_attention"].transpose(3, 2, 0, 1)
     assert np.allclose(weights, expected[:, : weights.shape[1]], atol=TOLERANCE)
-    gradients = inseq.load_model(str(exported.folder), "input_x_gradient", device="cpu")
+    gradients = load_inseq(exported, "input_x_gradient")
     found = gradients.attribute(
         TEXT,
         TRANSLATION,
@@ -119,8 +128,8 @@ def test_inseq_finds_the_same_attention_and_gradients(exported: Exported) -> Non
     ours = differences(exported).gradient_x_input()
     source = found.source_attributions[:, POSITION].sum(-1).numpy()
     assert np.allclose(source, ours[: len(source)], atol=TOLERANCE)
-    target = found.target_attributions[:POSITION, POSITION].sum(-1).numpy()
-    assert np.allclose(target, ours[len(source) + 1 :][:POSITION], atol=TOLERANCE)
+    target = found.target_attributions[: POSITION + 1, POSITION].sum(-1).numpy()
+    assert np.allclose(target, ours[len(source) :][: POSITION + 1], atol=TOLERANCE)
 
 
 def test_transformer_lens_finds_the_same_attention(exported: Exported) -> None:
