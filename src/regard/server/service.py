@@ -22,10 +22,10 @@ from regard.server.schemas import (
     RequestRefused,
     StreamRequest,
     TextRequest,
+    TimeLimit,
     TranslateRequest,
     TranslateResponse,
     server_sent_event,
-    TimeLimit,
 )
 
 if TYPE_CHECKING:
