@@ -78,7 +78,8 @@ class Service:
             for code in codes
         ]
 
-    async def detect(self, text: str, languages: Sequence[str]) -> list[DetectedLanguage]:
+    @staticmethod
+    async def detect(text: str, languages: Sequence[str]) -> list[DetectedLanguage]:
         """The probability of each language, in percent, most probable first.
 
         Equal for all without py3langid, for languages that it does not know, and for a text without letters.
