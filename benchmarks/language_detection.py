@@ -29,9 +29,11 @@ SHORT = 20
 
 
 def read_lines(path: Path) -> list[str]:
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(
-        encoding="utf-8"
-    ) as file:
+    with (
+        gzip.open(path, "rt", encoding="utf-8")
+        if path.suffix == ".gz"
+        else path.open(encoding="utf-8") as file
+    ):
         return [line.strip() for line in file]
 
 

@@ -7,8 +7,8 @@ LibreTranslate gets the run as an Argos package: the weights in CTranslate2's fo
 is, on its own web server, with three changes that make it faster. Its sentence splitter is a neural network that is
 downloaded at the first request; it is replaced by a function that returns the text unchanged. It logs nothing; by
 default it writes several lines for each request. And CTranslate2 translates one request on each core; by default all
-threads share each request, which takes 500 ms of CPU time on two busy cores. Each request has one sentence. Both servers
-run on all cores, one after the other, several times in turn.
+threads share each request, and on two busy cores a sentence then takes 500 ms of CPU time. Each request has one
+sentence. Both servers run on all cores, one after the other, several times in turn.
 """
 
 import argparse
