@@ -168,6 +168,8 @@ def test_an_unpaired_tag_ends_its_sentence() -> None:
             "<div translate='no'>a<br>b<div>c</div>d</div>E",
         ),
         ("<img translate=no>a<code/>b", "<img translate=no>A<code/>B"),
+        ('<b class="x notranslate">a</b>b', '<b class="x notranslate">a</b>B'),
+        ('<b class="notranslated">a</b> b', '<b class="notranslated">A</b> B'),
         ("<!-- a -->b<!-->c<!DOCTYPE html>d", "<!-- a -->B<!-->C<!DOCTYPE html>D"),
         ("a < b <3 c", "A &lt; B &lt;3 C"),
         ("a <b unclosed", "A <b unclosed"),
