@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
-from regard.data.batching import TILE, Lengths, PackedSize
+from regard.data.batching import TILE, Lengths, PackedSize, row_owners
 from regard.data.dataset import RowIndices
 from regard.errors import RegardError
 from regard.inference.precision import choose_device
@@ -216,18 +216,6 @@ class FlatGradients:
 
 # ---------------------------------------------------------------------------------------------
 # Rows
-
-
-def row_owners(source_lengths: Lengths, target_lengths: Lengths, ranks: int) -> RowIndices:
-    """The process of each row of a batch, given the lengths of the rows.
-
-    The rows are sorted by length and dealt in the order 0 1 2 2 1 0 0 1 …, so that all get about the same tokens.
-    """
-    order = np.argsort(-(source_lengths.astype(np.int64) + target_lengths), kind="stable")
-    number = np.arange(len(order)) % (2 * ranks)
-    owners = np.empty(len(order), dtype=np.int64)
-    owners[order] = np.minimum(number, 2 * ranks - 1 - number)
-    return owners
 
 
 def share_size(
