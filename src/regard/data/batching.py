@@ -273,6 +273,14 @@ def pack(dataset: TokenDataset, rows: RowIndices, size: PackedSize) -> Batch:
     return Batch(*as_tensors(source[None], target[None], labels[None]), packing)
 
 
+def pack_equal(ids: Int[Tensor, "texts length"]) -> Batch:
+    """A packed row of pairs of equal length, whose source, target and labels are all ``ids``: to measure a step."""
+    texts, length = ids.shape
+    lengths = np.full(texts, length, dtype=np.int32)
+    row = ids.reshape(1, -1)
+    return Batch(row, row, row, _text_bounds(lengths, lengths, row.numel()) * 4)
+
+
 def pack_evenly(dataset: TokenDataset, rows: RowIndices, row_tokens: int) -> list[Batch]:
     """Some rows in as few packed rows of up to about ``row_tokens`` tokens as possible, all of similar size.
 

@@ -55,8 +55,7 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "amx": ("kernels.cpp", "-DREGARD_AMX", *_FMA, *_AVX512, "-mamx-tile", "-mamx-int8"),
     "training": ("training.cpp",),
     "training_avx2": ("training.cpp", "-DREGARD_SET=avx2", "-Wno-psabi", *_FMA),
-    "training_avx512": ("training.cpp", "-DREGARD_SET=avx512", "-Wno-psabi", *_FMA, *_AVX512)
-    + ("-mprefer-vector-width=512",),
+    "training_avx512": ("training.cpp", "-DREGARD_SET=avx512", "-Wno-psabi", *_FMA, *_AVX512),
 }
 """The object files: a source and its options. Kernels are compiled once for each instruction set."""
 LINK_OPTIONS = ("-shared", "-pthread")
@@ -200,8 +199,9 @@ def _load(path: Path) -> ctypes.CDLL:
         "regard_attention_backward": (None, [pointer, int32]),
         "regard_cross_entropy": (
             None,
-            [pointer, int32, int64, int64, pointer, int64, c_float, c_float, int32, int32]
-            + [pointer, int32],
+            [pointer, int32, int64, int64, pointer, int64]
+            + 2 * [c_float]
+            + [int32, int32, pointer, int32],
         ),
     }
     for name, (result, arguments) in signatures.items():

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
 
-
 DropoutKernel = Callable[[Tensor, float], Tensor]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -21,10 +21,21 @@ from regard.inference.native_library import native_library
 from regard.nn.attention import Attention, Spans, repeat_kv
 from regard.nn.dropout import Dropout
 from regard.nn.loss import TrainingLoss, chunk_loss
+from regard.nn.torch_internals import has_avx512_bf16, has_onednn_bf16
 
 CPU_ROW_TOKENS = 4_096
 """The largest packed row; larger batches are several rows, whose gradients are summed."""
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def has_cpu_kernels() -> bool:
+    """Whether this machine can train with the native kernels."""
+    return native_library().functions is not None
+
+
+def fastest_cpu_precision() -> Literal["bf16", "fp32"]:
+    """The precision in which this CPU trains fastest: bf16 if it has instructions for it (AVX-512 BF16, AMX)."""
+    return "bf16" if has_avx512_bf16() and has_onednn_bf16() else "fp32"
 
 
 def attach_cpu_kernels(loss_fn: TrainingLoss) -> None:
@@ -196,7 +207,7 @@ def _attention_spec(
 
 def native_chunk_loss(
     logits: Float[Tensor, "m V"],
-    labels: Int[Tensor, "n"],
+    labels: Int[Tensor, n],
     epsilon: float,
     rdrop: float,
     simcut: float,

@@ -89,7 +89,10 @@ def estimate_micro_batches(train_step: TrainStep, few: Batch, largest: Batch, te
         train_step.accumulate(few, 0.0, last=False)
     release_memory(train_step)
     positions = [one.source.numel() + one.target.numel() for one in (largest, few)]
-    needed, available = SAFETY * sum(saved.values()) * positions[0] / positions[1], available_memory()
+    needed, available = (
+        SAFETY * sum(saved.values()) * positions[0] / positions[1],
+        available_memory(),
+    )
     micro_batches = 1
     while available is not None and micro_batches < texts and needed / micro_batches > available:
         micro_batches *= 2

@@ -37,7 +37,6 @@ from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.errors import RegardError
-from regard.inference.native_library import native_library
 from regard.metrics import MetricResult
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import copy_weights, named_weights
@@ -58,7 +57,7 @@ from regard.training.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
-from regard.training.cpu_kernels import CPU_ROW_TOKENS, attach_cpu_kernels
+from regard.training.cpu_kernels import CPU_ROW_TOKENS, attach_cpu_kernels, has_cpu_kernels
 from regard.training.distillation import read_teacher
 from regard.training.distributed import FlatGradients, ProcessGroup, share_size
 from regard.training.distributed_evaluation import DistributedEvaluation
@@ -781,7 +780,7 @@ def can_pack(recipe: recipes.Recipe) -> bool:
 
 def packs_on_cpu(recipe: recipes.Recipe, device: torch.device) -> bool:
     """Whether batches are packed for the native kernels of a CPU."""
-    return device.type == "cpu" and can_pack(recipe) and native_library().functions is not None
+    return device.type == "cpu" and can_pack(recipe) and has_cpu_kernels()
 
 
 def reset_optimizer(
