@@ -128,7 +128,9 @@ def measure(
     if setting.device.type == "cuda":
         setting = replace(setting, precision="bf16")
         return [_measure_turns([(build, setting)], steps, repeats, peak)[0] for build in builders]
-    precisions = ("bf16", "fp32") if fastest_cpu_precision() == "bf16" else ("fp32",)
+    precisions: list[Literal["fp32", "bf16"]] = ["fp32"]
+    if fastest_cpu_precision() == "bf16":
+        precisions.insert(0, "bf16")
     settings = [replace(setting, precision=one) for one in precisions]
     return _measure_turns(
         [(build, one) for build in builders for one in settings], steps, repeats, peak

@@ -535,8 +535,8 @@ class TrainingConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 1
     device: Device = "auto"
     precision: TrainingPrecision = "auto"
-    """mixed precision: auto is bf16 on a GPU that supports it, else fp32; bf16 is also faster on a CPU with AVX-512 BF16
-    or AMX"""
+    """mixed precision: auto is bf16 on a GPU that supports it, else fp32; bf16 is also faster on a CPU with AVX-512
+    BF16 or AMX"""
 
     @property
     def copies(self) -> int:

@@ -100,8 +100,8 @@ def _tiny_step(
     sentences: int, length: int, batching: str, precision: str, vocab_size: int = 6_000
 ) -> Callable[[], object]:
     """A training step of the preset tiny on random tokens."""
-    values = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
-    recipe = make_recipe(values | {"training": {"precision": precision}}, "speed")
+    values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
+    recipe = make_recipe({**values, "training": {"precision": precision}}, "speed")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)

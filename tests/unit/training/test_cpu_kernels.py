@@ -185,6 +185,7 @@ def test_a_packed_step_equals_a_padded_step_without_kernels(settings: dict[str, 
     exact(batch.source, batch.target, batch.labels).backward()
     pairs = zip(native.network.parameters(), exact.network.parameters(), strict=True)
     for one, other in pairs:
+        assert one.grad is not None
         torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-3, atol=1e-4)
 
 
