@@ -287,10 +287,9 @@ def pack_evenly(dataset: TokenDataset, rows: RowIndices, row_tokens: int) -> lis
     On a CPU: a long packed row does not fit into the cache, and a kernel is made for each size of row.
     """
     sides = dataset.source_lengths[rows] + 1, dataset.target_lengths[rows] + 1
-    parts = max(1, -(-max(int(side.sum()) for side in sides) // row_tokens))
-    owners = row_owners(*sides, min(parts, len(rows)))
-    batches = []
-    for part in range(int(owners.max(initial=-1)) + 1):
+    parts = min(len(rows), -(-max(int(side.sum()) for side in sides) // max(1, row_tokens)))
+    owners, batches = row_owners(*sides, parts), []
+    for part in range(parts):
         own = owners == part
         tokens = [-(-int(side[own].sum()) // CPU_TILE) * CPU_TILE for side in sides]
         batches.append(pack(dataset, rows[own], PackedSize(*tokens)))
@@ -303,7 +302,7 @@ def row_owners(source_lengths: Lengths, target_lengths: Lengths, ranks: int) -> 
     The rows are sorted by length and dealt in the order 0 1 2 2 1 0 0 1 …, so that all get about the same tokens.
     """
     order = np.argsort(-(source_lengths.astype(np.int64) + target_lengths), kind="stable")
-    number = np.arange(len(order)) % (2 * ranks)
+    number = np.arange(len(order)) % max(1, 2 * ranks)
     owners = np.empty(len(order), dtype=np.int64)
     owners[order] = np.minimum(number, 2 * ranks - 1 - number)
     return owners

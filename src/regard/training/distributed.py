@@ -189,7 +189,7 @@ def run_processes(arguments: Sequence[str], count: int) -> int:
     """Run ``regard`` with these arguments in several processes that train together; returns the exit status.
 
     Each gets an equal share of the cores as threads, unless OMP_NUM_THREADS is set. Process 0 prints messages; what
-    another one writes to standard error is shown if it is the first to fail. A signal goes to all of them.
+    another one writes to standard error is shown if it fails first and in another way. A signal goes to all of them.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = max(1, (cores or 1) // count)
@@ -212,7 +212,8 @@ def run_processes(arguments: Sequence[str], count: int) -> int:
             previous = signal.signal(number, lambda *_: _interrupt(processes))
             stack.callback(signal.signal, number, previous)
         failed = _wait(processes)
-        if failed:
+        # All processes make the same mistake of the user, which process 0 has printed.
+        if failed and processes[failed].returncode != processes[0].returncode:
             errors[failed - 1].seek(0)
             sys.stderr.write(errors[failed - 1].read().decode(errors="replace"))
     return processes[failed or 0].returncode
@@ -226,7 +227,9 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
         if ended and failed is None:
             failed, deadline = ended[0], time.monotonic() + GRACE_SECONDS
         time.sleep(0.05)
-    return next((rank for rank, one in enumerate(processes) if one.returncode), failed)
+    if failed is None:
+        failed = next((rank for rank, one in enumerate(processes) if one.returncode), None)
+    return failed
 
 
 def _interrupt(processes: Sequence[subprocess.Popen[bytes]]) -> None:

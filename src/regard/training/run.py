@@ -443,7 +443,8 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
     if trainer.init_message:
         reporter.message(trainer.init_message)
     reasons = unpackable_choices(recipe)
-    if recipe.training.batching == "packed" and not trainer.packs:
+    packed, on_cpu = recipe.training.batching == "packed", trainer.group.device.type == "cpu"
+    if packed and (reasons or (on_cpu and not trainer.packs_on_cpu)):
         no_library = f"there is no native library ({native_library().reason})"
         cause = f"packing does not support {', '.join(reasons)}" if reasons else no_library
         reporter.message(f"Batches are padded, which is slower: {cause}")

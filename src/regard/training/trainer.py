@@ -348,11 +348,6 @@ class Trainer:
                 reset_optimizer(self.optimizer, known)
 
     @property
-    def packs(self) -> bool:
-        """Whether batches are packed rows, without padding between texts."""
-        return self.packs_on_cpu or self.cuda_graph_step is not None
-
-    @property
     def warmup_steps(self) -> int:
         """Steps that are slower than others: a GPU compiles and captures the step first."""
         return EAGER_STEPS + 2 if self.cuda_graph_step is not None else 1
