@@ -211,6 +211,10 @@ def relu(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
 # Attention
 
 
+PackedKernel = Callable[[Tensor, Tensor, Tensor, Spans, float, float], Tensor]
+"""query, key, value, spans, scale and dropout to output"""
+
+
 class Attention(nn.Module):
     """Attention(Q, K, V) = weighting(score(Q, K)) V; the paper's is scaled dot-product attention with softmax."""
 
@@ -223,6 +227,8 @@ class Attention(nn.Module):
         fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
         self.uses_sdpa = fused and not position.in_scores
         """whether torch has one kernel for the whole formula"""
+        self.packed_kernel: PackedKernel | None = None
+        """on a CPU: attention in packed rows without a mask matrix; set for training"""
 
     def forward(
         self,
@@ -275,7 +281,10 @@ class Attention(nn.Module):
         value: Float[Tensor, "B g K dv"],
         spans: Spans,
     ) -> Float[Tensor, "B h Q dv"]:
-        """The fast path on a GPU where each query attends to one span of keys."""
+        """The fast path where each query attends to one span of keys: on a GPU, or with ``packed_kernel``."""
+        if self.packed_kernel is not None:
+            dropout = self.dropout if self.training else 0.0
+            return self.packed_kernel(query, key, value, spans, self.score.scale, dropout)
         # Imported here because Triton comes only with torch for CUDA.
         from regard.nn.kernels import packed_attention_kernel
 

@@ -66,7 +66,7 @@ class Choice(Generic[T]):
     sites: tuple[str, ...] = ()
     """attention patterns only: encoder, decoder, cross_attention"""
     packed_batches: bool = False
-    """works with ``training.batching: packed`` on a GPU"""
+    """works with ``training.batching: packed``"""
     fast_inference: bool = False
     """works with the packed weights of the inference engine (fp32, bf16 and int8)"""
     formats: tuple[str, ...] = ()
