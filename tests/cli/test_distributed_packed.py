@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from regard.data.batching import pack, packed_size, plan_packed
+from regard.data.batching import pack, packed_size, plan_packed, row_owners
 from regard.storage.run_dir import RunDir
 from regard.training import distributed, run_mirror
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
-from regard.training.distributed import FlatGradients, process_group, row_owners, share_size
+from regard.training.distributed import FlatGradients, process_group, share_size
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, environment, inside, sequences, write, write_recipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -110,11 +111,24 @@ app.command("import", rich_help_panel=DEPLOYMENT)(serve_and_convert.import_)
 app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.export)
 
 
+def _join_lines(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of the docstrings, so that the help is wrapped to the width of the terminal."""
+    for command in commands.registered_commands:
+        text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
+        command.help = "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            _join_lines(group.typer_instance)
+
+
+_join_lines(app)
+
+
 def main() -> None:
     """Run a command. Errors of the user and of the system are one line on standard error, with exit status 2."""
     # OpenMP threads that wait asleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    limit_onednn_cache()
+    limit_onednn_cache(sys.argv[1:2])
     limit_library_threads()
     try:
         with note_interrupts() as interrupted:
@@ -229,15 +243,20 @@ def _flush() -> None:
         raise RegardError(f"standard output: cannot be written: {error.strerror}") from None
 
 
-def limit_onednn_cache() -> None:
+CACHED_KERNELS, CACHED_TRAINING_KERNELS = "64", "256"
+
+
+def limit_onednn_cache(command: Sequence[str] = ()) -> None:
     """Limit the number of kernels that oneDNN caches, unless the user has set it.
 
     oneDNN compiles a kernel for each shape and caches about a thousand of them, twice: 0.8 GB, however small the model.
-    Sentences that end one by one give a new shape in every step; shapes that recur do so soon. The variables are read
-    when the first kernel is made.
+    Sentences that end one by one give a new shape in every step; shapes that recur do so soon. A training step has
+    about a hundred products, and packed rows have a few sizes. The variables are read when the first kernel is made.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+    training = any(one in ("train", "demo", "bench") for one in command)
+    kernels = CACHED_TRAINING_KERNELS if training else CACHED_KERNELS
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", kernels)
+    os.environ.setdefault("LRU_CACHE_CAPACITY", kernels)
 
 
 def limit_library_threads() -> None:

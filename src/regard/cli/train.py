@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -86,6 +88,15 @@ def train(
             "--from, a time chosen for the data and the device).",
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Train in N processes on this machine, which share each batch: on a machine with many cores, one for "
+            "each core or group of cores; with GPUs, one for each GPU (default: one process).",
+        ),
+    ] = None,
     columns: Columns = None,
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
@@ -129,6 +140,17 @@ def train(
 
     Without a recipe, Regard chooses one from the data. To resume, run the same command again.
     """
+    started = os.environ.get(
+        "WORLD_SIZE"
+    )  # set by torchrun, or for the processes that are started here
+    if processes is not None and started is None and processes > 1:
+        from regard.training.distributed import run_processes
+
+        raise typer.Exit(run_processes(sys.argv[1:], processes))
+    if processes is not None and (started or "1") != str(processes):
+        raise RegardError(
+            f"--processes {processes}: WORLD_SIZE is {started}; leave one of them out"
+        )
     from regard.training.run import Interrupted, train as run_training
 
     start = time.monotonic()
@@ -296,7 +318,7 @@ def _is_data(name: str) -> bool:
     if is_file and path.suffix not in (".yaml", ".yml"):
         raise RegardError(
             f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
-            "of two parallel text files, give both"
+            "for two parallel text files, give both"
         )
     return False
 
@@ -406,7 +428,8 @@ def average(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN…", help="Run folder of a trained model, or several that started as one."
+            metavar="RUN…",
+            help="Run folder of a trained model, or several runs that started from the same weights.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],

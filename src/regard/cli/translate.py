@@ -122,7 +122,7 @@ def translate(
             metavar="SCORE",
             min=0.0,
             max=1.0,
-            help="Lowest score of the fuzzy matches to report; 1 reports none (default: 0.75).",
+            help="Minimum score of the fuzzy matches to report; 1 reports none (default: 0.75).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -507,7 +507,8 @@ class Job:
             if (tokens := self._count_tokens(line)) > limit:
                 advice = "shorten it" if self._needs_whole_lines else "--sentences splits it"
                 raise RegardError(
-                    f"line {number} has {tokens:,} tokens, and at most {limit:,} are translated as one text; {advice}"
+                    f"line {number} has {tokens:,} tokens, but at most {limit:,} can be translated as one text; "
+                    f"{advice}"
                 )
 
     def _count_tokens(self, line: str) -> int:

@@ -49,7 +49,7 @@ NUM_BYTES = 256
 NUM_THREADS = 4
 """fixed, because the order of floating-point sums, and so the model, depends on the number of threads"""
 FEW_TEXTS = 64
-"""fewer texts are encoded one by one: for a list, SentencePiece starts threads, which takes 20 times as long"""
+"""fewer texts are encoded and decoded one by one: for a list, SentencePiece starts threads, which takes longer"""
 
 # The symbols that SentencePiece treats specially are escaped: U+FDD0 and a digit. U+FDD0 is a noncharacter, to which
 # Unicode will never assign a meaning; if a text has it nevertheless, it is escaped as well.
@@ -138,9 +138,11 @@ class Vocabulary:
         return [*(self.tags[tag] for tag in tags), *ids]
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
+        """Detokenize: the text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
         rows = [[i for i in map(int, row) if i not in SKIPPED_TOKENS] for row in ids]
-        return [_unescape(text) for text in self._processor.decode(rows)] if rows else []
+        if len(rows) < FEW_TEXTS:
+            return [_unescape(self._processor.decode(row)) for row in rows]
+        return [_unescape(text) for text in self._processor.decode(rows)]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The printable form of each id: ``▁`` is a space, ``<0xC3>`` a byte."""
@@ -224,7 +226,7 @@ class Tokenizer:
         """
         if config.kind not in TRAINABLE:
             raise RegardError(
-                f"tokenizer.kind {config.kind}: belongs to imported models and cannot be trained; "
+                f"tokenizer.kind {config.kind}: is only for imported models and cannot be trained; "
                 f"use one of {', '.join(TRAINABLE)}"
             )
         if labels:

@@ -1,4 +1,4 @@
-"""Lexical constraints: phrases that the output is guaranteed to contain.
+"""Lexically constrained decoding: phrases that the output is guaranteed to contain.
 
 Beam search with banks (Post and Vilar 2018, vectorized as in Hu et al. 2019). The *bank* of a hypothesis is its
 progress: the number of phrase tokens it has generated. The beam is divided among the banks, so that a hypothesis that
@@ -102,8 +102,10 @@ class SpellingTable:
         device = boundaries.begins_word.device
         P = max(sum(len(phrase.spellings) for phrase in phrases) for phrases in batch)
         C = max(len(phrases) for phrases in batch)
-        every = [one for phrases in batch for phrase in phrases for one in phrase.spellings]
-        L = max((len(one.tokens) for one in every), default=0)
+        spellings = [
+            spelling for phrases in batch for phrase in phrases for spelling in phrase.spellings
+        ]
+        L = max((len(spelling.tokens) for spelling in spellings), default=0)
         size = len(batch), P
         tokens = torch.full((*size, L + 1), NO_TOKEN)
         fallback = torch.zeros(*size, L + 1, dtype=torch.long)
@@ -111,22 +113,22 @@ class SpellingTable:
         before, after, free = torch.zeros(3, *size, dtype=torch.bool)
         membership = torch.zeros(*size, C)
         times, steps = torch.zeros(2, len(batch), C, dtype=torch.long)
-        ends_word = boundaries.ends_word.tolist() if every else []
+        ends_word = boundaries.ends_word.tolist() if spellings else []
         for row, phrases in enumerate(batch):
             column = 0
             for number, phrase in enumerate(phrases):
-                assert not all(one.boundary_before for one in phrase.spellings), (
+                assert not all(spelling.boundary_before for spelling in phrase.spellings), (
                     "one spelling must need no boundary before it"
                 )
                 times[row, number], steps[row, number] = phrase.times, phrase.steps
-                for one in phrase.spellings:
-                    n = len(one.tokens)
+                for spelling in phrase.spellings:
+                    n = len(spelling.tokens)
                     assert n > 0, "a phrase has at least one token"
-                    tokens[row, column, :n] = torch.tensor(one.tokens)
-                    fallback[row, column, : n + 1] = torch.tensor(_fallback(one, ends_word))
+                    tokens[row, column, :n] = torch.tensor(spelling.tokens)
+                    fallback[row, column, : n + 1] = torch.tensor(_fallback(spelling, ends_word))
                     length[row, column] = n
-                    before[row, column] = one.boundary_before
-                    after[row, column] = one.boundary_after
+                    before[row, column] = spelling.boundary_before
+                    after[row, column] = spelling.boundary_after
                     free[row, column] = phrase.free
                     membership[row, column, number] = 1.0
                     column += 1

@@ -23,7 +23,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +53,9 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "avx2": ("kernels.cpp", "-DREGARD_AVX2", *_FMA),
     "avx512": ("kernels.cpp", "-DREGARD_AVX512", *_FMA, *_AVX512),
     "amx": ("kernels.cpp", "-DREGARD_AMX", *_FMA, *_AVX512, "-mamx-tile", "-mamx-int8"),
+    "training": ("training.cpp",),
+    "training_avx2": ("training.cpp", "-DREGARD_SET=avx2", "-Wno-psabi", *_FMA),
+    "training_avx512": ("training.cpp", "-DREGARD_SET=avx512", "-Wno-psabi", *_FMA, *_AVX512),
 }
 """The object files: a source and its options. Kernels are compiled once for each instruction set."""
 LINK_OPTIONS = ("-shared", "-pthread")
@@ -122,7 +135,7 @@ def build_library(folder: Path) -> Path:
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler to build it with")
     folder.mkdir(parents=True, exist_ok=True)
-    log.warning("Building the native decoder with %s, once; this takes some seconds.", compiler)
+    log.warning("Building the native library with %s, once; this takes some seconds.", compiler)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as temporary:
         objects = [str(Path(temporary, f"{name}.o")) for name in OBJECTS]
         _run_all(
@@ -159,6 +172,7 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 def _load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     floats, integers = POINTER(c_float), POINTER(c_int32)
+    pointer, int32, int64 = c_void_p, c_int32, c_int64
     signatures: dict[str, tuple[object, list[object]]] = {
         "regard_initialize": (c_char_p, [c_int32]),
         "regard_levels": (c_int32, []),
@@ -176,6 +190,18 @@ def _load(path: Path) -> ctypes.CDLL:
         "regard_job_results": (
             None,
             [c_void_p, integers, POINTER(c_uint8), POINTER(c_double), integers, floats],
+        ),
+        "regard_dropout": (
+            None,
+            [pointer, pointer, int64, int32, c_uint32, c_float, int32],
+        ),
+        "regard_attention": (None, [pointer, int32]),
+        "regard_attention_backward": (None, [pointer, int32]),
+        "regard_cross_entropy": (
+            None,
+            [pointer, int32, int64, int64, pointer, int64]
+            + 2 * [c_float]
+            + [int32, int32, pointer, int32],
         ),
     }
     for name, (result, arguments) in signatures.items():

@@ -1,5 +1,11 @@
 """Recipes: the schema, presets, registries of components, validation, and reading from YAML."""
 
+from regard.recipe.decoding import (
+    MBR_TEMPERATURE as MBR_TEMPERATURE,
+    MIN_TEMPERATURE as MIN_TEMPERATURE,
+    DecodingConfig as DecodingConfig,
+    DecodingOptions as DecodingOptions,
+)
 from regard.recipe.parsing import (
     abbreviate as abbreviate,
     bundled_recipes as bundled_recipes,
@@ -11,23 +17,20 @@ from regard.recipe.parsing import (
     parse_recipe as parse_recipe,
     suggest as suggest,
 )
-from regard.recipe.presets import PRESETS as PRESETS, Preset as Preset
 from regard.recipe.registry import FORMATS as FORMATS, Choice as Choice, Registry as Registry
 from regard.recipe.schema import (
     ALL_BUT as ALL_BUT,
     FREEZE_GROUPS as FREEZE_GROUPS,
-    MBR_TEMPERATURE as MBR_TEMPERATURE,
-    MIN_TEMPERATURE as MIN_TEMPERATURE,
+    PRESETS as PRESETS,
     AttentionSite as AttentionSite,
     AugmentConfig as AugmentConfig,
     CleaningConfig as CleaningConfig,
     DataConfig as DataConfig,
     DataFiles as DataFiles,
-    DecodingConfig as DecodingConfig,
-    DecodingOptions as DecodingOptions,
     Device as Device,
     ModelConfig as ModelConfig,
     Precision as Precision,
+    Preset as Preset,
     Recipe as Recipe,
     TokenizerConfig as TokenizerConfig,
     TrainingConfig as TrainingConfig,

@@ -196,7 +196,7 @@ class RunDir:
         write_text(self.recipe_file, text)
 
     def card(self) -> dict[str, Any]:
-        """The contents of card.json; empty if there is none yet."""
+        """The model card: the contents of card.json; empty if there is none yet."""
         if not self.card_file.is_file():
             return {}
         try:

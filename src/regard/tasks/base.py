@@ -284,8 +284,8 @@ class Model(ABC):
         for number, ids in enumerate(texts, 1):
             if len(ids) > self.max_text_tokens:
                 raise RegardError(
-                    f"text {number} has {len(ids):,} tokens, and at most {self.max_text_tokens:,} are read as one; "
-                    "split it"
+                    f"text {number} has {len(ids):,} tokens, but at most {self.max_text_tokens:,} can be read as one "
+                    "text; split it"
                 )
 
     @abstractmethod

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from regard.inspection.trace import Trace
 
 
-NON_AUTOREGRESSIVE = {"iterations", "length_beam", "extra_length", "max_length"}
-"""options that non-autoregressive models support; the others support all but the first two"""
 QUICK: DecodingOptions = {
     "beam": 1,
     "beam_groups": 1,
@@ -396,10 +394,11 @@ class Translator(SequenceGenerator):
     def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> DecodingConfig:
         """The recipe's decoding section with the options of a call."""
         given = {name: value for name, value in options.items() if value is not None}
-        allowed = {*DecodingConfig.model_fields} - {"iterations", "length_beam"}
+        allowed = DecodingConfig.options_read_by("search", "sampling")
         kind = "an autoregressive model"
         if self.non_autoregressive:
-            allowed, kind = NON_AUTOREGRESSIVE, "a non-autoregressive model"
+            allowed = DecodingConfig.options_read_by("mask_predict")
+            kind = "a non-autoregressive model"
         wrong = {name: value for name, value in given.items() if name not in allowed}
         known = {
             name: value for name, value in wrong.items() if name in DecodingConfig.model_fields
@@ -415,9 +414,12 @@ class Translator(SequenceGenerator):
             )
         if not sampled:
             defaults = DecodingConfig()
+            sampling_only = DecodingConfig.options_read_by(
+                "sampling"
+            ) - DecodingConfig.options_read_by("search")
             unused = {
                 name: given[name]
-                for name in ("top_k", "top_p", "seed")
+                for name in sorted(sampling_only)
                 if name in given and given[name] != getattr(defaults, name)
             }
             _refuse("no effect without temperature or mbr", **unused)
@@ -496,7 +498,7 @@ class Translator(SequenceGenerator):
             raise RegardError(f"{len(context)} contexts for {count} texts: give one for each")
         sentences = self.recipe.data.context
         if not sentences and any(context):
-            raise RegardError("context: this model was trained without (data.context: 0)")
+            raise RegardError("context: this model was trained without context (data.context: 0)")
         return [list(some)[-sentences:] for some in context]
 
     def requests(

@@ -23,6 +23,7 @@ from torch import nn
 from regard import __version__
 from regard.data.corpus import fingerprint, read_pairs
 from regard.errors import RegardError
+from regard.inference.native_library import native_library
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
 from regard.recipe import DataFiles, Recipe, make_recipe
@@ -425,10 +426,10 @@ def resumable_recipe(
         recipe.data.train != files
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
-        raise RegardError(f"{run}: contains a run on other data; choose another --out")
+        raise RegardError(f"{run}: contains a run with different data; choose another --out")
     if languages is not None and languages != recipe.data.languages:
         raise RegardError(
-            f"{run}: contains a run of other languages than {','.join(languages)}; choose another --out"
+            f"{run}: contains a run with languages other than {','.join(languages)}; choose another --out"
         )
     if not any(change.startswith("training.steps=") for change in changes):
         # The run has a plan, which may have changed what the user has set.
@@ -479,12 +480,12 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
         )
     if trainer.init_message:
         reporter.message(trainer.init_message)
-    reasons = unpackable_choices(recipe)
-    packed = recipe.training.batching == "packed"
-    if packed and reasons and trainer.group.device.type == "cuda":
-        reporter.message(
-            f"Batches are padded, which is slower: packing does not support {', '.join(reasons)}"
-        )
+    reasons = unpackable_choices(recipe) + ["sharded weights"] * trainer.sharded
+    packed, on_cpu = recipe.training.batching == "packed", trainer.group.device.type == "cpu"
+    if packed and (reasons or (on_cpu and not trainer.packs_on_cpu)):
+        no_library = f"there is no native library ({native_library().reason})"
+        cause = f"packing does not support {', '.join(reasons)}" if reasons else no_library
+        reporter.message(f"Batches are padded, which is slower: {cause}")
     steps, warmup = recipe.training.steps, recipe.training.warmup
     if warmup > steps:  # the default; the recipe's own value is checked when it is read
         reporter.message(
@@ -493,7 +494,7 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
         )
     if state.step:
         reporter.message(f"Resuming from step {state.step:,} of {recipe.training.steps:,}")
-        here = describe_environment(trainer.group)
+        here = describe_environment(trainer)
         if state.environment != here:
             reporter.message(
                 f"Until now it was trained with {state.environment}, now with {here}: the weights may differ in "

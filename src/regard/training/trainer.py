@@ -26,10 +26,12 @@ from regard.data.batching import (
     PackedSize,
     mix_rows,
     pack,
+    pack_evenly,
     packed_size,
     plan_batches,
     plan_packed,
     plan_sorted,
+    row_owners,
 )
 from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
@@ -55,8 +57,9 @@ from regard.training.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
+from regard.training.cpu_kernels import CPU_ROW_TOKENS, attach_cpu_kernels, has_cpu_kernels
 from regard.training.distillation import read_teacher
-from regard.training.distributed import FlatGradients, ProcessGroup, row_owners, share_size
+from regard.training.distributed import FlatGradients, ProcessGroup, share_size
 from regard.training.distributed_evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.micro_batches import (
@@ -186,6 +189,10 @@ class Trainer:
         if self.training.teacher:
             assert isinstance(self.loss_fn, Seq2SeqLoss)
             self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
+        self.packs_on_cpu = packs_on_cpu(recipe, group.device) and not self.sharded
+        """whether batches are packed rows for the native kernels"""
+        if self.packs_on_cpu:
+            attach_cpu_kernels(self.loss_fn)
         self.distributed_loss_fn: nn.Module = self.loss_fn
         gradients = None
         if group.size > 1 and can_pack(recipe) and not self.sharded:
@@ -460,7 +467,10 @@ class Trainer:
 
         if self._collate(dataset, rows):  # a process may have no row of the batch
             if self.group.device.type == "cpu":
-                state.micro_batches = estimate_micro_batches(self.train_step, largest())
+                some = rows[: max(1, len(rows) // 16)] if self.packs_on_cpu else rows
+                state.micro_batches = estimate_micro_batches(
+                    self.train_step, self._collate(dataset, some)[0], largest(), len(rows)
+                )
             while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(
                 rows
             ):
@@ -570,6 +580,8 @@ class Trainer:
                 plan = plan_packed(*lengths, size, self.training.seed, 0)
                 chunks = [rows[chunk] for chunk in plan]
             return [pack(dataset, part, size).map(torch.Tensor.pin_memory) for part in chunks]
+        if self.packs_on_cpu:
+            return pack_evenly(dataset, rows, CPU_ROW_TOKENS // self.state.micro_batches)
         if self.training.batching == "packed":
             parts = recipes.PACKED_CHUNKS * self.state.micro_batches
             chunks = [rows[chunk] for chunk in plan_sorted(*lengths, -(-chunk_tokens // parts))]
@@ -773,7 +785,7 @@ class Trainer:
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise NonFiniteError
         self.run.check_owner()
-        self.state.environment = describe_environment(self.group)
+        self.state.environment = describe_environment(self)
         path = self.run.checkpoints / checkpoint_name(self.state.step)
         save_checkpoint(path, self.state, weights, ema, optimizer)
         files = checkpoint_files(self.run.checkpoints)
@@ -835,6 +847,11 @@ def can_pack(recipe: recipes.Recipe) -> bool:
     return recipe.training.batching == "packed" and not unpackable_choices(recipe)
 
 
+def packs_on_cpu(recipe: recipes.Recipe, device: torch.device) -> bool:
+    """Whether batches are packed for the native kernels of a CPU."""
+    return device.type == "cpu" and can_pack(recipe) and has_cpu_kernels()
+
+
 def reset_optimizer(
     optimizer: torch.optim.Optimizer, known: Mapping[Tensor, Mapping[str, object]]
 ) -> None:
@@ -862,15 +879,17 @@ def _seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(state >> 1))
 
 
-def describe_environment(group: ProcessGroup) -> str:
+def describe_environment(trainer: Trainer) -> str:
     """What the rounding of the weights depends on. A resumed run is exact in the same environment."""
+    group = trainer.group
     if group.device.type == "cuda":
         device = torch.cuda.get_device_name(group.device)
     else:
         threads = torch.get_num_threads()
         device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
+    kernels = ", native kernels" if trainer.packs_on_cpu else ""
     plural = "es" * (group.size > 1)
-    return f"torch {torch.__version__}, {device}, {group.size} process{plural}"
+    return f"torch {torch.__version__}, {device}{kernels}, {group.size} process{plural}"
 
 
 def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:

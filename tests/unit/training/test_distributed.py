@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from regard.data.batching import TILE, plan_packed
+from regard.data.batching import TILE, plan_packed, row_owners
 from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.training import distributed
@@ -24,7 +24,6 @@ from regard.training.distributed import (
     first_sentence,
     is_connection_lost,
     open_files,
-    row_owners,
     share_size,
 )
 from regard.training.trainer import Trainer
