@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
+from regard.inference import precision
 from regard.inference.native_library import native_library
 from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
@@ -32,6 +33,15 @@ settings.register_profile("regard", deadline=None)
 settings.load_profile("regard")
 
 native_library()  # built now if it is missing, so that no test waits for it or prints that it is built
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compute_on_the_cpu() -> Iterator[None]:
+    """Let ``device: auto`` be the CPU, because results are compared exactly; tests of a GPU name it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "default_device", lambda: torch.device("cpu"))
+        yield
+
 
 SMALL_MODEL = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "heads": 2, "d_ff": 32}
 

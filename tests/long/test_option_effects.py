@@ -214,7 +214,7 @@ def recorded_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
     def get(self: Section, name: str) -> Any:
         kind = type(self)
-        if name in kind.__pydantic_fields__:
+        if name in kind.model_fields:
             section = kind.__name__.removesuffix("Config")
             read.add(f"{prefixes.get(section, section.lower())}.{name}")
         return object.__getattribute__(self, name)

@@ -418,7 +418,7 @@ def native_decoder(device: torch.device) -> str:
     )
     assert found is not None
     scores = [torch.tensor([one[0].score for one in side]) for side in (found, expected)]
-    return f"{native.kernels}; " + require_close(scores[:1], scores[1:], 2e-2)
+    return f"{native.kernels}; " + require_close(scores[:1], scores[1:], 5e-2)
 
 
 @check("translation speed")
