@@ -199,9 +199,10 @@ def _load(path: Path) -> ctypes.CDLL:
         "regard_attention_backward": (None, [pointer, int32]),
         "regard_cross_entropy": (
             None,
-            [pointer, int32, int64, int64, pointer, int64]
-            + 2 * [c_float]
-            + [int32, int32, pointer, int32],
+            [
+                *(pointer, int32, int64, int64, pointer, int64),
+                *(c_float, c_float, int32, int32, pointer, int32),
+            ],
         ),
     }
     for name, (result, arguments) in signatures.items():
