@@ -13,6 +13,7 @@ from regard.cli.options import (
     FINE_TUNING,
     FLAG,
     INPUT_OUTPUT,
+    INTERRUPTED,
     AsJson,
     BadLines,
     Columns,
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from regard.recipe import DataFiles, Recipe
     from regard.training.autoconfig import AutomaticRecipe
     from regard.training.fine_tuning import FineTuning
-
-INTERRUPTED = 130
-"""exit status, as of a process that SIGINT ended"""
 
 
 def demo(

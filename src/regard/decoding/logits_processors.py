@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.errors import RegardError
-from regard.recipe import DecodingConfig
+from regard.recipe import PROCESSOR_OPTIONS, DecodingConfig
 
 
 class BeamSelection(NamedTuple):
@@ -125,6 +125,8 @@ OPTIONAL_PROCESSORS: dict[str, type[OptionalProcessor]] = {}
 def enabled_by(option: str) -> Callable[[P], P]:
     """A decorator: the processor is used if this decoding option differs from its default."""
 
+    assert option in PROCESSOR_OPTIONS, f"{option}: add it to PROCESSOR_OPTIONS"
+
     def register(processor: P) -> P:
         OPTIONAL_PROCESSORS[option] = processor
         return processor
@@ -134,12 +136,8 @@ def enabled_by(option: str) -> Callable[[P], P]:
 
 def enabled_processors(decoding: DecodingConfig) -> list[type[OptionalProcessor]]:
     """The processors that the decoding options turn on."""
-    fields = DecodingConfig.model_fields
-    return [
-        processor
-        for option, processor in OPTIONAL_PROCESSORS.items()
-        if getattr(decoding, option) != fields[option].default
-    ]
+    enabled = decoding.logits_processors
+    return [processor for option, processor in OPTIONAL_PROCESSORS.items() if option in enabled]
 
 
 class LogitsProcessorList(LogitsProcessor):

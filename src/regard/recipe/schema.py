@@ -566,6 +566,10 @@ MBR_TEMPERATURE = 0.7
 """The temperature of minimum Bayes risk samples if none is given."""
 
 
+PROCESSOR_OPTIONS = ("no_repeat_ngram", "coverage_penalty", "beam_groups")
+"""the decoding options that turn on a logits processor when they differ from their defaults"""
+
+
 class DecodingConfig(Section):
     """How translations are generated. Every key can be overridden for one call, see ``DecodingOptions``."""
 
@@ -607,6 +611,12 @@ class DecodingConfig(Section):
     """spans that are guaranteed to be copied unchanged: placeholders ({name}, %s, <b>, URLs), numbers"""
     constrained_beam: Annotated[int, Field(ge=1, le=1000)] = 10
     """smallest beam for texts with protected spans, glossary terms or other constraints"""
+
+    @property
+    def logits_processors(self) -> list[str]:
+        """The options that turn on logits processors (``decoding/logits_processors.py``)."""
+        fields = DecodingConfig.model_fields
+        return [name for name in PROCESSOR_OPTIONS if getattr(self, name) != fields[name].default]
 
     @property
     def is_sampling(self) -> bool:

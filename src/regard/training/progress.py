@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
-from regard.storage.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from regard.storage.run_dir import RunDir
 
 SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
@@ -49,15 +51,28 @@ class ProgressLine:
     ) -> None:
         """what: begins the line. total: None if it is unknown. done: items of an earlier process."""
         self.what, self.total, self.first = what, total, done
-        console = Console(stderr=True, highlight=False)
-        self.in_place = console.is_terminal and print_line is None
+        self.may_rewrite = print_line is None
         self.print_line = print_line or self._print
-        self.console, self.shown = console, False
+        self.shown = False
         self.start = self.last = time.monotonic()
+
+    @cached_property
+    def console(self) -> Console:
+        """Made when something is shown: importing rich takes longer than a short command."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether one line is rewritten."""
+        return self.may_rewrite and self.console.is_terminal
 
     def advance(self, done: int) -> None:
         """Show that this many items are done, those of an earlier process included."""
         now = time.monotonic()
+        if now - self.last < REWRITE_SECONDS:
+            return
         if now - self.last >= (REWRITE_SECONDS if self.in_place else SECONDS_BETWEEN_LINES):
             self.last, self.shown = now, True
             self.print_line(self.what + self.describe(done, now))
@@ -83,13 +98,21 @@ class ProgressLine:
             self.console.file.write(f"{ERASE_LINE}{text}\r")
             self.console.file.flush()
         else:
-            self.console.print(escape(text), soft_wrap=True)
+            _print_line(self.console, text)
+
+
+def _print_line(console: Console, text: str) -> None:
+    from rich.markup import escape
+
+    console.print(escape(text), soft_wrap=True)
 
 
 class ProgressReporter:
     """Reports the progress of one training run. Only the main process has it enabled."""
 
     def __init__(self, run: RunDir, enabled: bool = True, console: Console | None = None) -> None:
+        from rich.console import Console
+
         self.run = run
         self.enabled = enabled
         self.console = console or Console(stderr=True, highlight=False)
@@ -106,7 +129,7 @@ class ProgressReporter:
     def message(self, text: str) -> None:
         """Print one line to the terminal."""
         if self.enabled:
-            self.console.print(escape(text), soft_wrap=True)
+            _print_line(self.console, text)
 
     def log(self, event: str, **values: Any) -> None:
         """Append one line to log.jsonl; the floats of a step also go to TensorBoard."""
@@ -127,6 +150,8 @@ class ProgressReporter:
         self.steps, self.end_announced, self.skips_slow_steps = steps, False, True
         if not (self.enabled and self.console.is_terminal):
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
