@@ -233,7 +233,7 @@ def translate(
     files = [path for path in (output, alignment) if path]
     # What is read from a device or pipe is gone, and a device may have no end.
     key = job.resume_key(input, parses) if input and output and input.is_file() else None
-    with _resumable_output(files, key, overwrite) if files else nullcontext() as resumable:
+    with _open_output(files, key, overwrite) if files else nullcontext() as resumable:
         done = resumable.done if resumable else 0
         if resumable and done:
             typer.echo(f"{output}: resuming after line {done:,}", err=True)
@@ -293,9 +293,7 @@ def _read_glossary(path: Path) -> Glossary:
     return Glossary.read(path)
 
 
-def _resumable_output(
-    files: Sequence[Path], key: dict[str, Any] | None, overwrite: bool
-) -> ResumableOutput:
+def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
     from regard.storage.resumable_output import ResumableOutput
 
     return ResumableOutput(files, key, overwrite)

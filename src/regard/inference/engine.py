@@ -13,7 +13,6 @@ needs them. This module must therefore not import torch.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from regard.nn.network import Network
     from regard.nn.positions import Tree
     from regard.recipe import DecodingConfig, Precision
-
-log = logging.getLogger(__name__)
 
 Observer = Callable[[Any], None]
 """Called with a ``BeamStep`` after each step of beam search, or an ``Iteration`` of mask-predict."""
@@ -426,6 +423,9 @@ class Engine:
             try:
                 return pool.map(batches)
             except WorkerDied as error:
+                import logging
+
+                log = logging.getLogger(__name__)
                 log.warning("%s; using threads from now on", error)
                 if in_background():
                     self.background_pool = None

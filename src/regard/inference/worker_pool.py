@@ -16,12 +16,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -310,6 +308,8 @@ def _kill_all(workers: dict[Connection, int], owner: int) -> None:
 
 
 def _send(worker: Connection, item: Any) -> None:
+    import pickle
+
     # Pickled here, because Connection.send would pass tensors through shared memory.
     data = pickle.dumps(item)
     try:
@@ -319,6 +319,8 @@ def _send(worker: Connection, item: Any) -> None:
 
 
 def _receive(worker: Connection) -> Outcome:
+    import pickle
+
     try:
         data = worker.recv_bytes()
     except (EOFError, OSError) as error:
@@ -389,6 +391,8 @@ def release_free_memory() -> None:
 
 def _handle(data: bytes, function: Callable[[Item], Result]) -> bytes:
     """The outcome of one item; both are pickled."""
+    import pickle
+
     item = pickle.loads(data)
     start = time.process_time()
     try:
@@ -401,6 +405,9 @@ def _handle(data: bytes, function: Callable[[Item], Result]) -> bytes:
 
 def _portable(error: BaseException) -> BaseException:
     """An error that can be pickled, with the worker's traceback as a note unless it is meant for the user."""
+    import pickle
+    import traceback
+
     if not isinstance(error, RegardError):
         error.add_note("In a worker process:\n" + traceback.format_exc())
     try:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -168,6 +167,8 @@ def write_prepared(
     run: RunDir, state: State, recipe: Recipe, network: Transformer, packed: PackedTransformer
 ) -> None:
     """Store a model that was loaded from a run when it had this state. An error is not reported."""
+    import tempfile
+
     from regard.inference.native_packing import quantized_weights
     from regard.storage.atomic_files import write_tensors
 

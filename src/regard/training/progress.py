@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from rich.console import Console
     from rich.progress import Progress
 
@@ -84,6 +84,8 @@ class ProgressLine:
             return f"{done:,}, {rate:,.0f} per second"
         text = f"{done:,} of {self.total:,}, {rate:,.3g} per second"
         if rate:
+            from datetime import timedelta
+
             text += f", {timedelta(seconds=round((self.total - done) / rate))} left"
         return text
 
@@ -206,6 +208,8 @@ class ProgressReporter:
         seconds = (now - self.start_time) / max(1, step - self.first_step) * (steps - step)
         if self.deadline is not None:
             seconds = min(seconds, max(0.0, self.deadline - now))
+        from datetime import timedelta
+
         return timedelta(seconds=round(seconds))
 
     def _can_announce_end(self, step: int, now: float) -> bool:
@@ -215,6 +219,8 @@ class ProgressReporter:
     def expected_end(self, step: int) -> str:
         """For example “About 3:40:00 left for 6,700 steps, ending at about 21:14”."""
         left = self.time_left(step, self.steps)
+        from datetime import datetime
+
         until = datetime.now() + left
         day = "" if until.date() == datetime.now().date() else f" on {until:%A}"
         return (
@@ -254,6 +260,8 @@ class EventFile:
     """
 
     def __init__(self, folder: Path) -> None:
+        import socket
+
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
