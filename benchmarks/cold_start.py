@@ -4,7 +4,8 @@
     python benchmarks/cold_start.py runs/demo /tmp/demo.ct2 --out benchmarks/cold_start.json
 
 Each command is a process of its own; the commands take turns. The first start of regard, which prepares the model, is
-measured separately, with an empty cache. CTranslate2 has one thread, which is its fastest for a sentence. Times are medians, in seconds: CPU time of the process, and wall-clock time.
+measured separately, with an empty cache. CTranslate2 has one thread, which is its fastest for one sentence. Times are
+medians, in seconds: CPU time of the process, and wall-clock time.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from regard.recipe.presets import BATCH_TOKENS, PRESETS, Preset
-from regard.recipe.registry import allowed_names, find_registry
+from regard.recipe.registry import CHECKED_NAMES, allowed_names, find_registry
 from regard.recipe.validation import find_problems
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -66,6 +66,8 @@ def registered(key: str) -> AfterValidator:
     """A validator that accepts the names registered for a recipe key."""
 
     def check(name: str) -> str:
+        if (key, name) in CHECKED_NAMES:
+            return name
         allowed = allowed_names(key)
         if name not in allowed:
             *most, last = [f"'{one}'" for one in allowed]

@@ -18,18 +18,15 @@ if TYPE_CHECKING:
     from regard.tasks.tagging import Tagged as Tagged, Tagger as Tagger
     from regard.tasks.translation import Translation as Translation, Translator as Translator
 
-MODULES = ("classification", "language_model", "masked_lm", "tagging", "translation")
-"""each registers its task in ``TASKS``"""
+MODULES = ("translation", "tagging", "classification", "masked_lm", "language_model")
+"""Each registers its task in ``TASKS``. The first one may be imported alone."""
 
 
 def __getattr__(name: str) -> Any:
     """Import names when they are first used. A task is imported without the others; ``TASKS`` has all of them."""
     from importlib import import_module
 
-    if name in ("Translation", "Translator"):
-        modules: tuple[str, ...] = ("translation",)
-    else:
-        modules = (*MODULES, "base")
+    modules = MODULES[:1] if name in ("Translation", "Translator") else (*MODULES, "base")
     for one in (import_module(f"regard.tasks.{module}") for module in modules):
         if hasattr(one, name):
             globals()[name] = getattr(one, name)

@@ -21,7 +21,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from regard.inference.native_decoder import (
     stored_weights,
 )
 from regard.inference.native_library import cache_dir, library_name, native_library
+from regard.recipe.registry import CHECKED_NAMES
 from regard.storage.atomic_files import map_tensors
 from regard.storage.run_dir import RunDir, sha256
 
@@ -114,7 +115,11 @@ def read_prepared(
             return None
         stored = {name: StoredTensor(*tensor) for name, tensor in tensors.items()}
         weights = stored_weights(stored, metadata["weights"], longer_positions, owner)
-        return _stored_section(metadata["recipe"], cache(run.recipe)), weights
+        recipe: Any = StoredSection(metadata["recipe"], cache(run.recipe))
+        # Other decoding options are checked together with this one, whose registry imports torch.
+        name = "length_normalization"
+        CHECKED_NAMES.add((f"decoding.{name}", getattr(recipe.decoding, name)))
+        return recipe, weights
     except (OSError, ValueError, KeyError, TypeError):  # none, or damaged
         return None
 
@@ -122,14 +127,24 @@ def read_prepared(
 class StoredSection:
     """A section of a recipe from a prepared model: its values and properties. For all else the recipe is loaded."""
 
-    def __init__(self, values: Mapping[str, Any], load: Callable[[], Any]) -> None:
-        self.__dict__.update(values)
-        self.__dict__["_load"] = load
+    def __init__(self, stored: Mapping[str, Any], load: Callable[[], Any]) -> None:
+        """stored: a result of ``section_values``. load: returns the section of the recipe."""
+        sections = {
+            name: StoredSection(values, partial(_attribute, load, name))
+            for name, values in stored["sections"].items()
+        }
+        values = {name: _tuples(value) for name, value in stored["values"].items()}
+        properties = {name: _tuples(value) for name, value in stored["properties"].items()}
+        self.__dict__.update({**properties, **values, **sections})
+        self.__dict__.update({"_load": load, "_values": values, "_complete": stored["complete"]})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._load(), name)
+
+    def model_dump(self) -> dict[str, Any]:
+        return dict(self._values) if self._complete else self._load().model_dump()
 
     def __eq__(self, other: object) -> bool:
         same = other._load() if isinstance(other, StoredSection) else other
@@ -142,16 +157,8 @@ class StoredSection:
         return repr(self._load())
 
 
-def _stored_section(values: Mapping[str, Any], load: Callable[[], Any]) -> Any:
-    return StoredSection(
-        {
-            name: _stored_section(value, lambda name=name: getattr(load(), name))  # type: ignore[misc]
-            if isinstance(value, dict)
-            else _tuples(value)
-            for name, value in values.items()
-        },
-        load,
-    )
+def _attribute(load: Callable[[], Any], name: str) -> Any:
+    return getattr(load(), name)
 
 
 def _tuples(value: Any) -> Any:
@@ -189,12 +196,18 @@ def section_values(section: Any) -> dict[str, Any]:
 
     kind = type(section)
     fields = {name: getattr(section, name) for name in kind.model_fields}
-    properties = [name for name, one in vars(kind).items() if isinstance(one, property)]
-    plain = fields | {name: getattr(section, name) for name in properties}
-    return {name: value for name, value in plain.items() if _is_plain(value)} | {
-        name: section_values(value)
-        for name, value in fields.items()
-        if isinstance(value, BaseModel)
+    names = [name for name, one in vars(kind).items() if isinstance(one, property)]
+    properties = {name: getattr(section, name) for name in names}
+    values = {name: value for name, value in fields.items() if _is_plain(value)}
+    return {
+        "values": values,
+        "complete": len(values) == len(fields),
+        "sections": {
+            name: section_values(value)
+            for name, value in fields.items()
+            if isinstance(value, BaseModel)
+        },
+        "properties": {name: value for name, value in properties.items() if _is_plain(value)},
     }
 
 

@@ -250,7 +250,7 @@ def test_the_second_command_needs_no_torch(run: RunDir, tmp_path: Path) -> None:
     assert not modules & {*heavy, "numpy", "pydantic", "yaml", "rich"}
     assert output.splitlines() == [best.text for best, *_ in expected]
     (tmp_path / "texts").write_text("\n".join(TEXTS) + "\n")
-    options = ("--input", tmp_path / "texts", "--json", "--threads", 1)
+    options = ("--input", tmp_path / "texts", "--json", "--threads", 1, "--beam", 3)
     modules, output = modules_and_output("translate", run, *options)
     assert not modules & heavy
     found = [json.loads(line)["translations"] for line in output.splitlines()]
