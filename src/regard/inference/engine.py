@@ -165,6 +165,7 @@ class Engine:
             network = self.network
             with on_one_core():
                 self.packed = self._pack(network)
+            self._unsupported_by_native_code()  # a native decoder that shares the packed weights
         return self._packed
 
     @packed.setter
