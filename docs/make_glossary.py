@@ -116,7 +116,7 @@ ENTRIES = [
     Entry("hallucination", "tasks/hallucinations.py", "", "Fluent output that has little to do with its source: repetition, a copy, another language."),
     Entry("hold-out", "data/corpus.py", "is_held_out", "Training pairs set aside for validation, selected by a hash of their source text."),
     Entry("hook", "inspection/hooks.py"),
-    Entry("hypothesis", "decoding/hypotheses.py", "Hypothesis"),
+    Entry("hypothesis", "decoding/outputs.py", "Hypothesis"),
     Entry("IBM Model 1", "data/lexicon.py"),
     Entry("input format", "data/formats.py"),
     Entry("KV cache", "inference/kv_cache.py"),

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -32,6 +33,9 @@ from regard.training.checkpoint import TrainingState, checkpoint_name, save_chec
 settings.register_profile("regard", deadline=None)
 settings.load_profile("regard")
 
+# Prepared models of the tests, of this process and those it starts, are not put into the user's cache.
+PREPARED_MODELS = TemporaryDirectory(prefix="regard-prepared-")
+os.environ["REGARD_PREPARED"] = PREPARED_MODELS.name
 native_library()  # built now if it is missing, so that no test waits for it or prints that it is built
 
 

@@ -33,18 +33,20 @@ def check_input(texts: list[str] | None, input: Path | None) -> None:
 
 def input_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
     """The lines to process: the texts of the command line, or those of a file or of standard input."""
-    from regard.data.text_files import read_lines
-
     if texts:
         return iter(texts)
+    from regard.data.text_files import read_lines
+
     return read_lines(input, may_be_empty=True) if input else _standard_input()
 
 
 def count_lines(input: Path | None) -> int | None:
     """The number of lines of a text file; None if it cannot be read twice, is compressed or very large."""
+    if input is None:
+        return None
     from regard.data.text_files import uncompressed_name
 
-    if input is None or not input.is_file() or uncompressed_name(input.name) != input.name:
+    if not input.is_file() or uncompressed_name(input.name) != input.name:
         return None
     if input.stat().st_size > MAX_COUNTED_BYTES:
         return None
@@ -58,9 +60,9 @@ def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
     streamed: a chunk has the items that are available, at least one, so that a line typed at a terminal is answered
     at once.
     """
-    from regard.storage.prefetch import available_items
-
     if streamed:
+        from regard.storage.prefetch import available_items
+
         return available_items(items, CHUNK_LINES)
     rest = iter(items)
     return iter(lambda: list(islice(rest, CHUNK_LINES)), [])

@@ -15,6 +15,7 @@ from regard.cli.options import (
     FINE_TUNING,
     FLAG,
     INPUT_OUTPUT,
+    INTERRUPTED,
     AsJson,
     BadLines,
     Columns,
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from regard.recipe import DataFiles, Recipe
     from regard.training.autoconfig import AutomaticRecipe
     from regard.training.fine_tuning import FineTuning
-
-INTERRUPTED = 130
-"""exit status, as of a process that SIGINT ended"""
 
 
 def demo(

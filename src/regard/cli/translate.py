@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from regard.data.glossary import Glossary
     from regard.data.protected_spans import ProtectedSpans
     from regard.documents.translation_memory import Match, TranslationMemory
+    from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translation, Translator
     from regard.tasks.hallucinations import OutputChecker, Problem
 
@@ -167,9 +168,7 @@ def translate(
         refuse_document_as_lines,
         translate_documents,
     )
-    from regard.data.glossary import Glossary
     from regard.storage.atomic_files import check_distinct_files
-    from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translator
     from regard.training.progress import ProgressLine
 
@@ -203,7 +202,7 @@ def translate(
         raise RegardError(f"--nbest {nbest}: cannot be combined with --alignment")
     inputs = {"--input": input, "--parses": parses, "--glossary": glossary, "--memory": memory}
     check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
-    terms = Glossary.read(glossary) if glossary else None
+    terms = _read_glossary(glossary) if glossary else None
     model = Translator.load(run_folders(run), precision=parse_precision(precision), threads=threads)
     if alignment and len(model.runs) > 1:
         raise RegardError(
@@ -234,7 +233,7 @@ def translate(
     files = [path for path in (output, alignment) if path]
     # What is read from a device or pipe is gone, and a device may have no end.
     key = job.resume_key(input, parses) if input and output and input.is_file() else None
-    with ResumableOutput(files, key, overwrite) if files else nullcontext() as resumable:
+    with _open_output(files, key, overwrite) if files else nullcontext() as resumable:
         done = resumable.done if resumable else 0
         if resumable and done:
             typer.echo(f"{output}: resuming after line {done:,}", err=True)
@@ -275,10 +274,10 @@ def refuse_options(what: str, options: Mapping[str, object]) -> None:
 
 def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
     """Each line with its dependency tree. ``where`` names the lines in error messages."""
-    from regard.data.formats import read_parses
-
     if parses is None:
         return ((line, None) for line in lines)
+    from regard.data.formats import read_parses
+
     texts, copies = tee(lines)
     trees = read_parses(copies, parses, where)
     # The trees come first in zip: their reader must run to its end to report superfluous trees.
@@ -288,11 +287,23 @@ def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Itera
 DEFAULT_FUZZY = 0.75
 
 
-def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
-    from regard.documents.translation_memory import TranslationMemory
+def _read_glossary(path: Path) -> Glossary:
+    from regard.data.glossary import Glossary
 
+    return Glossary.read(path)
+
+
+def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
+    from regard.storage.resumable_output import ResumableOutput
+
+    return ResumableOutput(files, key, overwrite)
+
+
+def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
     if path is None:
         return None
+    from regard.documents.translation_memory import TranslationMemory
+
     return TranslationMemory.read(path, languages_of(model))
 
 

@@ -16,16 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sentencepiece
 
-from regard import recipe
 from regard.data.pairs import Pair
 from regard.data.segmentation import is_word_character
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS, UNK
 from regard.errors import RegardError
-from regard.recipe import Registry
+from regard.recipe.registry import Registry
+
+if TYPE_CHECKING:
+    from regard import recipe
 
 UNK_SYMBOL = "⁇"
 SKIPPED_TOKENS = {PAD, BOS, EOS, MASK}
@@ -266,13 +268,13 @@ class Tokenizer:
     def load(cls, folder: Path, config: recipe.TokenizerConfig, labels: bool = False) -> Tokenizer:
         normalizations: list[str] = [config.normalize] * 2
         if labels:
-            normalizations[1] = LABELS.normalize
+            normalizations[1] = str(LABELS["normalize"])
         files = [folder / f"{stem}.model" for stem in file_stems(config.shared)]
         vocabularies = list(map(_load_vocabulary, files, normalizations))
         return cls(vocabularies[0], vocabularies[-1])
 
 
-Loader = Callable[[Path, recipe.TokenizerConfig, bool], Tokenizer]
+Loader: TypeAlias = "Callable[[Path, recipe.TokenizerConfig, bool], Tokenizer]"
 """Loads the tokenizer of a run folder; the flag says that the targets are labels."""
 TOKENIZERS: Registry[Loader] = Registry("tokenizer.kind")
 
@@ -537,12 +539,15 @@ def _unescape(escaped: str) -> str:
 # ---------------------------------------------------------------------------------------------
 # Training
 
-LABELS = recipe.TokenizerConfig(kind="word", vocab_size=100_000, shared=False, normalize="none")
+LABELS = {"kind": "word", "vocab_size": 100_000, "shared": False, "normalize": "none"}
+"""the tokenizer section for labels"""
 
 
 def train_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
     """The vocabulary of all labels in the targets."""
-    return _train_vocabulary(LABELS, pairs, ("target",))
+    from regard.recipe import TokenizerConfig
+
+    return _train_vocabulary(TokenizerConfig.model_validate(LABELS), pairs, ("target",))
 
 
 def _train_vocabulary(

@@ -22,7 +22,6 @@ from regard.decoding.hypotheses import (
     ActiveHypotheses,
     BeamCandidates,
     BeamStep,
-    Hypothesis,
     S,
     SequenceRules,
     StepFunction,
@@ -34,6 +33,7 @@ from regard.decoding.length_penalty_and_stopping import (
     Penalty,
 )
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 
 

@@ -23,41 +23,13 @@ from torch import Tensor
 
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor
+from regard.decoding.outputs import Phrase, Spelling
 
 NO_TOKEN = -1
 """padding in tensors of tokens"""
 
 # ---------------------------------------------------------------------------------------------
-# Phrases
-
-
-class Spelling(NamedTuple):
-    """One way to tokenize a phrase."""
-
-    tokens: tuple[int, ...]
-    boundary_before: bool = False
-    """may only follow BOS or a token that ends a word"""
-    boundary_after: bool = False
-    """may only be followed by EOS or a token that begins a word"""
-
-    @property
-    def steps(self) -> int:
-        """Largest number of tokens until it counts as generated."""
-        return len(self.tokens) + self.boundary_after
-
-
-class Phrase(NamedTuple):
-    """A phrase to generate ``times`` times, in any of its spellings. One spelling must need no boundary before it."""
-
-    spellings: tuple[Spelling, ...]
-    times: int = 1
-    free: bool = False
-    """Its tokens cost no more than the most probable token. For text that no model finds probable, such as
-    placeholders. Scores reflect this; log-probabilities are the model's."""
-
-    @property
-    def steps(self) -> int:
-        return max(spelling.steps for spelling in self.spellings)
+# Word boundaries
 
 
 class WordBoundaries(NamedTuple):
@@ -65,11 +37,6 @@ class WordBoundaries(NamedTuple):
 
     begins_word: Bool[Tensor, "V"]
     ends_word: Bool[Tensor, "V"]
-
-
-def tokens_needed(phrases: Sequence[Phrase]) -> int:
-    """Number of tokens that suffice to generate all phrases."""
-    return sum(phrase.steps * phrase.times for phrase in phrases)
 
 
 # ---------------------------------------------------------------------------------------------

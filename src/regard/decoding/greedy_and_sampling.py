@@ -11,13 +11,13 @@ from regard.decoding.hypotheses import (
     NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
-    Hypothesis,
     S,
     SequenceRules,
     StepFunction,
 )
 from regard.decoding.length_penalty_and_stopping import GNMT, LengthNormalization
 from regard.decoding.logits_processors import LogitsProcessor, LogitsProcessorList
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.recipe import MIN_TEMPERATURE
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.errors import RegardError
 from regard.recipe import DecodingConfig
+from regard.recipe.decoding import LOGITS_PROCESSOR
 
 
 class BeamSelection(NamedTuple):
@@ -124,6 +125,10 @@ OPTIONAL_PROCESSORS: dict[str, type[OptionalProcessor]] = {}
 
 def enabled_by(option: str) -> Callable[[P], P]:
     """A decorator: the processor is used if this decoding option differs from its default."""
+    marks = DecodingConfig.model_fields[option].metadata
+    assert LOGITS_PROCESSOR in marks, (
+        f"{option}: mark it with LOGITS_PROCESSOR in recipe/decoding.py"
+    )
 
     def register(processor: P) -> P:
         OPTIONAL_PROCESSORS[option] = processor
@@ -134,12 +139,8 @@ def enabled_by(option: str) -> Callable[[P], P]:
 
 def enabled_processors(decoding: DecodingConfig) -> list[type[OptionalProcessor]]:
     """The processors that the decoding options turn on."""
-    fields = DecodingConfig.model_fields
-    return [
-        processor
-        for option, processor in OPTIONAL_PROCESSORS.items()
-        if getattr(decoding, option) != fields[option].default
-    ]
+    enabled = decoding.logits_processors
+    return [processor for option, processor in OPTIONAL_PROCESSORS.items() if option in enabled]
 
 
 class LogitsProcessorList(LogitsProcessor):

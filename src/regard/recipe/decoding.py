@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
 
-from regard.recipe.registry import Section, registered
+from regard.recipe.section import Section, registered
 
 DecodingMethod = Literal["search", "sampling", "mask_predict"]
 """search: beam search and greedy search; mask_predict: the search of non-autoregressive models"""
@@ -31,6 +31,14 @@ SEARCH = ReadBy(("search",))
 SAMPLING = ReadBy(("sampling",))
 MASK_PREDICT = ReadBy(("mask_predict",))
 ALL_METHODS = ReadBy(("search", "sampling", "mask_predict"))
+
+
+@dataclass(frozen=True)
+class EnablesProcessor:
+    """Marks an option that turns on a logits processor when it differs from its default."""
+
+
+LOGITS_PROCESSOR = EnablesProcessor()
 
 MIN_TEMPERATURE = 0.01
 """Lower temperatures are practically greedy search, and they overflow."""
@@ -57,14 +65,14 @@ class DecodingConfig(Section):
     """non_autoregressive: mask-predict iterations; 1 predicts all tokens once"""
     length_beam: Annotated[int, Field(ge=1, le=1000), MASK_PREDICT] = 5
     """non_autoregressive: number of candidate lengths decoded in parallel"""
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10), LOGITS_PROCESSOR] = 1.0
     """factor on the log-probability of tokens that the translation already contains (Keskar et al. 2019): values above
     1 make repetitions less probable; 1 is off"""
-    no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
+    no_repeat_ngram: Annotated[int, Field(ge=0), LOGITS_PROCESSOR] = 0
     """no n-gram of this size occurs twice in a translation; 0 is off"""
-    coverage_penalty: Annotated[float, Field(ge=0), SEARCH] = 0.0
+    coverage_penalty: Annotated[float, Field(ge=0), SEARCH, LOGITS_PROCESSOR] = 0.0
     """weight of the coverage penalty (Wu et al. 2016) on source tokens that got little attention; 0 is off"""
-    beam_groups: Annotated[int, Field(ge=1), SEARCH] = 1
+    beam_groups: Annotated[int, Field(ge=1), SEARCH, LOGITS_PROCESSOR] = 1
     """diverse beam search: number of groups, with beam / beam_groups hypotheses each"""
     diversity_penalty: Annotated[float, Field(ge=0), SEARCH] = 0.5
     """beam_groups: penalty for a token that an earlier group selected in the same step"""
@@ -84,6 +92,15 @@ class DecodingConfig(Section):
     """spans that are guaranteed to be copied unchanged: placeholders ({name}, %s, <b>, URLs), numbers"""
     constrained_beam: Annotated[int, Field(ge=1, le=1000), SEARCH] = 10
     """smallest beam for texts with protected spans, glossary terms or other constraints"""
+
+    @property
+    def logits_processors(self) -> list[str]:
+        """The options that turn on logits processors (``decoding/logits_processors.py``)."""
+        fields = type(self).model_fields.items()
+        enabling = [
+            (name, field.default) for name, field in fields if LOGITS_PROCESSOR in field.metadata
+        ]
+        return [name for name, default in enabling if getattr(self, name) != default]
 
     @property
     def is_sampling(self) -> bool:

@@ -16,13 +16,14 @@ from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
 from regard.recipe.decoding import DecodingConfig
-from regard.recipe.registry import Section, find_registry
+from regard.recipe.registry import find_registry
 from regard.recipe.schema import (
     DERIVED_KEYS,
     ModelConfig,
     Recipe,
     TokenizerConfig,
 )
+from regard.recipe.section import Section
 from regard.recipe.validation import as_written
 
 Name = TypeVar("Name", bound=str)

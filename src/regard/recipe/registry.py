@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
-from pydantic_core import PydanticCustomError
-
 T = TypeVar("T")
 V = TypeVar("V")
 
@@ -126,32 +123,12 @@ def find_registry(key: str) -> Registry[Any]:
     return registry
 
 
+CHECKED_NAMES: set[tuple[str, str]] = set()
+"""keys and names that an earlier process has looked up, see ``tasks/prepared_model.py``"""
+
+
 def allowed_names(key: str) -> list[str]:
     """The names that a recipe key may have."""
     choices = find_registry(key).choices.values()
     site = key.rpartition(".")[2]
     return [choice.name for choice in choices if not choice.sites or site in choice.sites]
-
-
-def registered(key: str) -> AfterValidator:
-    """A validator that accepts the names registered for a recipe key."""
-
-    def check(name: str) -> str:
-        allowed = allowed_names(key)
-        if name not in allowed:
-            *most, last = [f"'{one}'" for one in allowed]
-            expected = f"{', '.join(most)} or {last}" if most else last
-            raise PydanticCustomError(
-                "choice", "Input should be {expected}", {"expected": expected}
-            )
-        return name
-
-    return AfterValidator(check)
-
-
-class Section(BaseModel):
-    """A section of a recipe. Unknown keys are refused; the docstring of a field is its description."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )

@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
-from regard.metrics.base import MetricResult
-from regard.recipe import Recipe, load_recipe
 from regard.storage.atomic_files import PARTIAL, NoChecksum, read_tensors, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from regard.recipe import Recipe
 
 
 def sha256(path: Path) -> str:
@@ -188,6 +188,8 @@ class RunDir:
             raise RegardError(
                 f"{self}: {problem} (a run folder contains recipe.yaml; regard train creates one)"
             )
+        from regard.recipe import load_recipe
+
         return load_recipe(self.recipe_file)
 
     def write_recipe(self, recipe: Recipe) -> None:
@@ -251,6 +253,8 @@ class RunDir:
             raise RegardError(f"{self.card_file}: incomplete card{missing}") from None
 
     def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
+        from regard.metrics.base import MetricResult
+
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
         return [
             f"parameters   {card['parameters']:,}",
