@@ -7,12 +7,14 @@ processes on one machine share the pages.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ from regard.recipe import CleaningConfig
 
 IntArray = npt.NDArray[np.int32]
 RowIndices = npt.NDArray[np.int64]
+Integers = TypeVar("Integers", IntArray, RowIndices)
 
 ROWS_PER_RECORD_BATCH = 65_536
 TREE_COLUMNS = ("words", "heads")
@@ -116,8 +119,87 @@ class _Column:
 # Reading
 
 
+class ListLayout(NamedTuple):
+    """Where the record batches of a file store the lists of one column."""
+
+    rows: RowIndices
+    """the number of rows before each record batch, and of all rows"""
+    offsets: RowIndices
+    """the index in ``ids`` of the first offset of each record batch"""
+    values: RowIndices
+    """the index in ``ids`` that the offsets of each record batch count from"""
+    total: int
+    """the number of values of all lists"""
+    longest: int
+    """the number of values of the longest list"""
+
+
+class ListColumn(ABC, Generic[Integers]):
+    """One integer for each row of a dataset, about the row's list in one column of the file.
+
+    The integers are computed from the offsets in the memory-mapped file when rows are selected, by an array of row
+    indices, a slice or one index. So an open dataset takes no memory that grows with its rows.
+    """
+
+    def __init__(self, ids: IntArray, layout: ListLayout) -> None:
+        self.ids, self.layout = ids, layout
+
+    def __len__(self) -> int:
+        return int(self.layout.rows[-1])
+
+    @overload
+    def __getitem__(self, rows: RowIndices | slice) -> Integers: ...
+
+    @overload
+    def __getitem__(self, rows: int) -> int: ...
+
+    def __getitem__(self, rows: RowIndices | slice | int) -> Integers | int:
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
+        chosen = np.asarray(rows, np.int64)
+        if chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self):
+            raise IndexError(f"row {chosen.min()} or {chosen.max()} of {len(self)} rows")
+        batch = np.searchsorted(self.layout.rows, chosen, side="right") - 1
+        offset = self.layout.offsets[batch] + (chosen - self.layout.rows[batch])
+        found = self._values(batch, offset)
+        return int(found) if isinstance(rows, int) else found
+
+    @abstractmethod
+    def _values(self, batch: RowIndices, offset: RowIndices) -> Integers:
+        """The integers of some rows, given their record batches and the indices of their offsets in ``ids``."""
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self), ROWS_PER_RECORD_BATCH):
+            yield from self[start : start + ROWS_PER_RECORD_BATCH].tolist()
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Integers:
+        return cast(Integers, np.asarray(self[:], dtype))
+
+
+class ListStarts(ListColumn[RowIndices]):
+    """Where the list of each row starts in ``ids``."""
+
+    def _values(self, batch: RowIndices, offset: RowIndices) -> RowIndices:
+        return np.asarray(self.layout.values[batch] + self.ids[offset])
+
+
+class ListLengths(ListColumn[IntArray]):
+    """The length of the list of each row."""
+
+    def _values(self, batch: RowIndices, offset: RowIndices) -> IntArray:
+        return np.asarray(self.ids[offset + 1] - self.ids[offset])
+
+    def sum(self) -> int:
+        """The sum of all lengths."""
+        return self.layout.total
+
+    def max(self) -> int:
+        """The largest length."""
+        return self.layout.longest
+
+
 class TokenDataset:
-    """A dataset on disk. Opening it reads the lengths; the ids stay on disk until they are used.
+    """A dataset on disk. Opening it checks the offsets; lengths and ids stay on disk until they are used.
 
     ``ids`` is the whole file as an int32 array. The source of row n is the ``source_lengths[n]`` values from
     ``source_starts[n]`` on: one index into one array, wherever Arrow put its record batches.
@@ -154,16 +236,27 @@ class TokenDataset:
     def __len__(self) -> int:
         return len(self.source_lengths)
 
-    def _column(self, batches: list[pa.RecordBatch], name: str) -> tuple[RowIndices, IntArray]:
-        """The index in ``ids`` where each list of a column starts, and the length of each list."""
-        starts, lengths = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+    def _column(self, batches: list[pa.RecordBatch], name: str) -> tuple[ListStarts, ListLengths]:
+        """Where each list of a column starts in ``ids``, and the length of each list."""
+        rows, starts, total, longest = [0], [], 0, 0
         for batch in batches:
             column = batch.column(name)
             offsets = column.offsets.to_numpy()
-            address: int = column.values.buffers()[1].address
-            start = (address - self._buffer.address) // self.ids.itemsize
-            starts.append(start + offsets[:-1].astype(np.int64))
-            lengths.append(np.diff(offsets))
-            if offsets[0] < 0 or lengths[-1].min() < 0 or offsets[-1] > len(column.values):
+            lengths = np.diff(offsets)
+            if offsets[0] < 0 or lengths.min() < 0 or offsets[-1] > len(column.values):
                 raise ValueError("the offsets are not increasing")
-        return np.concatenate(starts), np.concatenate(lengths)
+            rows.append(rows[-1] + len(batch))
+            starts.append([self._index(column.offsets), self._index(column.values)])
+            total += int(offsets[-1]) - int(offsets[0])
+            longest = max(longest, int(lengths.max()))
+        offsets, values = np.array(starts, np.int64).reshape(-1, 2).T
+        layout = ListLayout(np.array(rows, np.int64), offsets, values, total, longest)
+        return ListStarts(self.ids, layout), ListLengths(self.ids, layout)
+
+    def _index(self, values: pa.Array) -> int:
+        """The index in ``ids`` of the first of these int32 values."""
+        address: int = values.buffers()[1].address + values.offset * self.ids.itemsize
+        if address % self.ids.itemsize:
+            raise ValueError("the values are not aligned")
+        start: int = self._buffer.address
+        return (address - start) // self.ids.itemsize

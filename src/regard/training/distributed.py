@@ -223,7 +223,8 @@ def row_owners(source_lengths: Lengths, target_lengths: Lengths, ranks: int) -> 
 
     The rows are sorted by length and dealt in the order 0 1 2 2 1 0 0 1 …, so that all get about the same tokens.
     """
-    order = np.argsort(-(source_lengths.astype(np.int64) + target_lengths), kind="stable")
+    tokens = np.asarray(source_lengths, np.int64) + np.asarray(target_lengths)
+    order = np.argsort(-tokens, kind="stable")
     number = np.arange(len(order)) % (2 * ranks)
     owners = np.empty(len(order), dtype=np.int64)
     owners[order] = np.minimum(number, 2 * ranks - 1 - number)

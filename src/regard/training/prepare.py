@@ -334,7 +334,8 @@ def _check_valid_lengths(recipe: Recipe, valid: TokenDataset) -> None:
         return
     longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
     if recipe.model.architecture == "decoder_only":
-        longest = int((valid.source_lengths + valid.target_lengths).max()) + 2
+        both = valid.source_lengths[:] + valid.target_lengths[:]
+        longest = int(both.max()) + 2
     if longest > limit:
         raise RegardError(
             f"data.valid has a text of {longest} tokens, special tokens included, but the model can "

@@ -630,7 +630,7 @@ def _calibrate(
         return {}
     valid = trainer.prepared.valid
     pairs = trainer.validation_pairs(MAX_SENTENCES)
-    lengths = zip(valid.source_lengths.tolist(), valid.target_lengths.tolist(), strict=True)
+    lengths = zip(valid.source_lengths[:].tolist(), valid.target_lengths[:].tolist(), strict=True)
     card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
     if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
         return card
