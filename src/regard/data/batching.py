@@ -231,9 +231,8 @@ def common_packed_size(
     datasets: Sequence[tuple[Lengths, Lengths]], tokens_per_batch: int
 ) -> PackedSize:
     """The size of packed rows for several datasets, given the lengths of each."""
-    totals = sum(
-        np.array([side.sum() for side in lengths]) + len(lengths[0]) for lengths in datasets
-    )
+    tokens_of = [[side.sum() + len(side) for side in lengths] for lengths in datasets]
+    totals = np.array(tokens_of).sum(axis=0)
     # 1%: two standard deviations of the difference between a batch of a few hundred texts and the mean.
     fractions = np.minimum(1.0, 1.01 * totals / totals.max())
     longest = [max(side.max() for side in sides) + 1 for sides in zip(*datasets, strict=True)]

@@ -20,7 +20,13 @@ import torch
 from torch import nn
 
 from regard.data.batching import Batch, as_tensors, collate
-from regard.data.cleaning import AugmentFunction, EncodedPair, clean_and_encode, encode_pairs
+from regard.data.cleaning import (
+    AugmentFunction,
+    EncodedPair,
+    SeenPairs,
+    clean_and_encode,
+    encode_pairs,
+)
 from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.dependency_trees import TokenTree, token_tree
 from regard.data.formats import abbreviate
@@ -62,6 +68,8 @@ class PairEncoder:
         """where sources are truncated"""
         self.trees = recipe.model.position == "tree"
         self.augment = augment
+        self.seen: SeenPairs | None = None
+        """recognizes duplicates among the training pairs; None: those of one call of ``rows``"""
 
     def rows(
         self,
@@ -71,7 +79,9 @@ class PairEncoder:
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, self.augment)
+        return clean_and_encode(
+            pairs, tokenizer, clean, counts, self.encode, self.augment, self.seen
+        )
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):
