@@ -324,6 +324,16 @@ def share_of_old_rows(new: int, old: int, share: float) -> list[RowRange]:
     return [RowRange(0, new), RowRange(new, old, round(new * share / (1 - share)))]
 
 
+def rows_by_share(rows: Sequence[int], shares: Sequence[float]) -> list[RowRange]:
+    """The rows of an epoch of several corpora, one after the other in the dataset, with these shares of the epoch."""
+    starts = np.cumsum([0, *rows[:-1]]).tolist()
+    total = sum(rows)
+    return [
+        RowRange(start, count, max(1, round(share * total)))
+        for start, count, share in zip(starts, rows, shares, strict=True)
+    ]
+
+
 def _by_length(
     source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDArray[np.integer]
 ) -> RowIndices:

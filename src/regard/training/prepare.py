@@ -70,6 +70,8 @@ class PreparedData:
     order"""
     new_rows: int | None = None
     """with ``training.mix``: the number of rows at the beginning that are new; the others are from the old run"""
+    file_rows: Sequence[int] | None = None
+    """with ``data.train.weights`` or ``temperature``: the number of rows of each training file"""
 
     def dataset_for_epoch(self, epoch: int) -> TokenDataset:
         return self.copies[epoch % len(self.copies)] if self.copies else self.train
@@ -156,7 +158,8 @@ def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
     copies = [TokenDataset(path) for path in sampled_files(run, recipe)]
     metadata = _read_metadata(run)
     new_rows = metadata["new_rows"] if recipe.training.mix else None
-    return PreparedData(run.tokenizer(recipe), train, valid, metadata, copies, new_rows)
+    file_rows = metadata["file_rows"] if recipe.data.train.mixed else None
+    return PreparedData(run.tokenizer(recipe), train, valid, metadata, copies, new_rows, file_rows)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,6 +187,9 @@ def _write_train(
                 f"training.mix: {recipe.training.init_from} has no training pairs that pass data.clean; set it to 0"
             )
         counts |= {"old": asdict(old), "new_rows": train.kept}
+    if recipe.data.train.mixed:
+        counts["file_rows"] = list(merged.rows.values())
+        reporter.message(f"Mixing: {_describe_mixing(recipe, counts['file_rows'])}")
     if copies := recipe.training.copies:
         write_sampled_copies(run, recipe, train.read)
         contents = {
@@ -196,6 +202,16 @@ def _write_train(
     for line in overlap.messages():
         reporter.message(line)
     return counts
+
+
+def _describe_mixing(recipe: Recipe, rows: list[int]) -> str:
+    """The share of each training file in an epoch, and how often its pairs are used."""
+    files = recipe.data.train
+    names, shares = files.source or files.pairs or (), files.sampling_shares(rows)
+    return ", ".join(
+        f"{name} {share:.1%} ({share * sum(rows) / max(1, count):.2g} times per epoch)"
+        for name, share, count in zip(names, shares, rows, strict=True)
+    )
 
 
 def _write_texts(
@@ -404,6 +420,8 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
         settings.append(f"context {data.context}")
     if data.bidirectional:
         settings.append("bidirectional")
+    if data.train.mixed:
+        settings.append("mixed")
     if data.valid is None:
         settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:

@@ -185,13 +185,15 @@ class TrainingCorpus:
 def training_corpora(recipe: Recipe) -> list[TrainingCorpus]:
     """The corpora in the order of their rows in the dataset."""
     data = recipe.data
+    files = data.train.single_files if data.train.mixed else [data.train]
     corpora = [
         TrainingCorpus(
+            f"{TRAIN}.{number}",
             TRAIN,
-            TRAIN,
-            partial(read_pairs, data.train, data, "data.train"),
-            lambda pairs: select_train_pairs(pairs, data),
+            partial(read_pairs, some, data, "data.train"),
+            partial(select_train_pairs, data=data),
         )
+        for number, some in enumerate(files)
     ]
     if recipe.training.mix:
         corpora.append(TrainingCorpus(OLD, OLD, lambda _: old_train_pairs(recipe)))

@@ -33,6 +33,7 @@ from regard.data.batching import (
     plan_batches,
     plan_packed,
     plan_sorted,
+    rows_by_share,
     share_of_old_rows,
 )
 from regard.data.corpus import read_pairs, valid_pairs
@@ -357,9 +358,9 @@ class Trainer:
 
     def count_labels(self, dataset: TokenDataset) -> int:
         """The labels of a whole dataset, counted as those of a step: target tokens, tags, or masked tokens."""
-        rows = np.arange(len(dataset))
-        chunks = np.array_split(rows, 1 + len(rows) // 10_000)
-        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks if len(chunk))
+        count, size = len(dataset), 10_000
+        chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks)
 
     def limit_examples(self, seconds: float, minimum: int) -> None:
         """Translate fewer validation pairs if they would take longer than this; none, if fewer than ``minimum``."""
@@ -502,6 +503,9 @@ class Trainer:
         if new is not None:
             ranges = share_of_old_rows(new, len(dataset) - new, training.mix)
             rows = EpochRows(ranges, training.seed, epoch)
+        elif (file_rows := self.prepared.file_rows) is not None:
+            shares = self.recipe.data.train.sampling_shares(file_rows)
+            rows = EpochRows(rows_by_share(file_rows, shares), training.seed, epoch)
         lengths = dataset.source_lengths, dataset.target_lengths
         return EpochPlan(*lengths, self._plan_pool, training.seed, epoch, rows)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard.data.batching import EpochRows, rows_by_share
 from regard.data.corpus import train_pairs
 from regard.data.dataset import write_dataset
 from regard.errors import RegardError
@@ -52,12 +53,9 @@ def recipe_for(folder: Path, training: dict[str, Any] | None = None, **data: Any
 
 
 def prepared(folder: Path, recipe: Recipe, name: str, *shards: Shard) -> RunDir:
-    run = RunDir(folder / name)
-    run.folder.mkdir()
-    run.write_recipe(recipe)
     for shard in shards or [WHOLE]:
-        prepare(run, recipe, ProgressReporter(run, enabled=False), shard, workers=1)
-    return run
+        prepare_data(recipe, folder / name, shard, workers=1)
+    return RunDir(folder / name)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +121,7 @@ def test_parts_of_other_data_or_settings_are_discarded(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     recipe = recipe_for(tmp_path)
     run = prepared(tmp_path, recipe, "run", Shard(1, 2))
-    assert list((run.data / "parts").glob("train-*.npz"))
+    assert list((run.data / "parts").glob("train*.npz"))
     short = recipe_for(tmp_path, clean={"max_tokens": 6})
     run.write_recipe(short)
     prepare(run, short, ProgressReporter(run, enabled=False))
@@ -145,6 +143,55 @@ def test_copies_leave_the_same_duplicates_out(tmp_path: Path) -> None:
     recipe = recipe_for(tmp_path, {"augment": {"upper": 0.5}, "subword_copies": 2})
     opened = open_prepared(prepared(tmp_path, recipe, "run"), recipe)
     assert [len(copy) for copy in opened.copies] == [len(opened.train)] * 2
+
+
+def test_files_are_mixed_by_weights_and_temperature(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_corpus(tmp_path)
+    lines = (tmp_path / "train.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "small.tsv").write_text("".join(f"z {line}" for line in lines[:60]))
+    files = ["train.tsv", "small.tsv"]
+    plain = prepared(tmp_path, recipe_for(tmp_path, train={"pairs": files}), "plain")
+    recipe = recipe_for(tmp_path, train={"pairs": files, "weights": [1, 3]})
+    run = RunDir(tmp_path / "mixed")
+    prepare_data(recipe, run.folder)
+    assert "small.tsv 75.0% (" in capsys.readouterr().out
+    assert (run.data / "train.arrow").read_bytes() == (plain.data / "train.arrow").read_bytes()
+    opened = open_prepared(run, recipe)
+    assert opened.file_rows is not None
+    large, small = opened.file_rows
+    assert large + small == len(opened.train)
+    assert 30 < small < 60
+    shares = recipe.data.train.sampling_shares([large, small])
+    assert shares == [0.25, 0.75]
+    rows = EpochRows(rows_by_share([large, small], shares), seed=1, epoch=0)
+    drawn = rows[np.arange(len(rows))]
+    assert len(drawn) == len(opened.train)
+    assert (drawn >= large).mean() == pytest.approx(0.75, abs=0.01)
+    uses = np.bincount(drawn[drawn >= large] - large)
+    assert uses.max() - uses.min() <= 1
+    warm = recipe_for(tmp_path, train={"pairs": files, "temperature": 2})
+    assert warm.data.train.sampling_shares([900, 100]) == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"pairs": ["a", "b"], "weights": [1, 2, 3]}, "weights has 3 values for 2 file"),
+        ({"pairs": ["a", "b"], "weights": [1, 0]}, "greater than 0"),
+        ({"pairs": ["a", "b"], "weights": [1, 2], "temperature": 5}, "either weights or temp"),
+        ({"pairs": "a", "temperature": 5}, "temperature needs several files"),
+    ],
+)
+def test_mixing_that_makes_no_sense_is_refused(
+    tmp_path: Path, train: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RegardError, match=message):
+        recipe_for(tmp_path, train=train)
+    mixed = {"pairs": ["a", "b"], "weights": [1, 2]}
+    with pytest.raises(RegardError, match=r"only for data\.train"):
+        recipe_for(tmp_path, valid=mixed)
 
 
 @pytest.mark.parametrize("text", ["", "3", "0/3", "4/3", "1/0", "a/b", "1/3/5", "-1/3"])
