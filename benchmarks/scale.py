@@ -31,7 +31,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 WORDS = [f"{first}{second}{last}" for first in "bdfgkl" for second in "aeiou" for last in "mnrst"]
 BATCH_TOKENS = 25_000
 DOMAINS = 100
-COMPARED_ROWS = 4 * batching.POOL_ROWS
+COMPARED_ROWS = 2 * batching.POOL_ROWS
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
             results["prepare"] = measure_prepare(Path(folder), options.pairs, options.workers)
         else:
             results["plan"] = measure_plan(Path(folder), options.rows)
-    results["load"] = round(os.getloadavg()[0], 1)
+    results[options.command]["load"] = round(os.getloadavg()[0], 1)
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(RESULTS.read_text(encoding="utf-8"))
 

@@ -200,8 +200,8 @@ def training_corpora(recipe: Recipe) -> list[TrainingCorpus]:
     return corpora
 
 
-def write_parts(run: RunDir, recipe: Recipe, shard: Shard = WHOLE) -> None:
-    """Write the missing parts of a shard."""
+def write_parts(run: RunDir, recipe: Recipe, shard: Shard, part_pairs: int) -> None:
+    """Write the missing parts of a shard; each part has ``part_pairs`` pairs of the files."""
     parts, tokenizer = PartFiles(run), run.tokenizer(recipe)
     for corpus in training_corpora(recipe):
         if not parts.missing(corpus.name, shard):
@@ -209,7 +209,7 @@ def write_parts(run: RunDir, recipe: Recipe, shard: Shard = WHOLE) -> None:
         skipped, number = Skipped(), 0
         pairs = corpus.read(skipped)
         while first := list(islice(pairs, 1)):
-            some = chain(first, islice(pairs, PART_PAIRS - 1))
+            some = chain(first, islice(pairs, part_pairs - 1))
             if shard.has(number) and not parts.part_file(corpus.name, number).exists():
                 sources, encoder = array("Q"), TASKS[recipe.task].encoder(recipe)
                 recorded = encoder.seen = RecordedPairs()
@@ -243,15 +243,15 @@ import os, sys, threading
 # First of all, since imports take long: end when the process at the other end of standard input ends.
 threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
 from regard.training.prepare_parts import write_parts_of
-write_parts_of(sys.argv[1], sys.argv[2])
+write_parts_of(*sys.argv[1:])
 """
-"""The program of a process that writes parts; its arguments are the run folder and the shard."""
+"""The program of a process that writes parts; its arguments are the run folder, the shard and the size of a part."""
 
 
-def write_parts_of(run: str, shard: str) -> None:
+def write_parts_of(run: str, shard: str, part_pairs: str) -> None:
     """Write the missing parts of a shard, in a process of its own."""
     folder = RunDir(run)
-    write_parts(folder, folder.recipe(), Shard.parse(shard))
+    write_parts(folder, folder.recipe(), Shard.parse(shard), int(part_pairs))
 
 
 def write_parts_in_processes(
@@ -263,8 +263,8 @@ def write_parts_in_processes(
     own, *others = shard.split(workers or default_workers(recipe))
     run_processes(
         PART_PROCESS,
-        [[str(run), str(other)] for other in others],
-        lambda: write_parts(run, recipe, own),
+        [[str(run), str(other), str(PART_PAIRS)] for other in others],
+        lambda: write_parts(run, recipe, own, PART_PAIRS),
         f"{run.data}: preparing a part of the data failed",
     )
 

@@ -128,9 +128,8 @@ def test_parts_of_other_data_or_settings_are_discarded(tmp_path: Path) -> None:
     assert open_prepared(run, short).train.source_lengths.max() <= 6
 
 
-def test_processes_share_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_PAIRS", 2**16)  # that of the other process
-    write_corpus(tmp_path, 66_000)
+def test_processes_share_the_parts(tmp_path: Path) -> None:
+    write_corpus(tmp_path)
     recipe = recipe_for(tmp_path)
     whole = prepared(tmp_path, recipe, "whole")
     run = RunDir(tmp_path / "two")
@@ -156,7 +155,7 @@ def test_files_are_mixed_by_weights_and_temperature(
     recipe = recipe_for(tmp_path, train={"pairs": files, "weights": [1, 3]})
     run = RunDir(tmp_path / "mixed")
     prepare_data(recipe, run.folder)
-    assert "small.tsv 75.0% (" in capsys.readouterr().out
+    assert "small.tsv 75.0% (" in capsys.readouterr().err
     assert (run.data / "train.arrow").read_bytes() == (plain.data / "train.arrow").read_bytes()
     opened = open_prepared(run, recipe)
     assert opened.file_rows is not None
