@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,10 +137,16 @@ def anonymous_bytes(pid: int | str) -> int:
 
 def measure_plan(folder: Path, rows: int) -> dict[str, Any]:
     """Time and memory to start an epoch, and what pools cost in padding and randomness."""
-    source, target = (
-        synthetic_lengths(folder / name, rows, seed) for seed, name in enumerate("st")
-    )
-    memory = anonymous_bytes("self")
+    source, target = (synthetic_lengths(folder / name, rows, name) for name in ("source", "target"))
+    memory, peaks = anonymous_bytes("self"), [0]
+    finished = threading.Event()
+
+    def watch() -> None:
+        while not finished.wait(0.01):
+            peaks.append(anonymous_bytes("self") - memory)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     start = time.perf_counter()
     plan = EpochPlan(source, target, planner, seed=1, epoch=0)
     next(plan.batches())
@@ -147,13 +154,14 @@ def measure_plan(folder: Path, rows: int) -> dict[str, Any]:
     start = time.perf_counter()
     next(plan.batches(plan.pools // 2 * batching.POOL_ROWS + 17))
     resumed = time.perf_counter() - start
-    grown = anonymous_bytes("self") - memory
+    finished.set()
+    watcher.join()
     return {
         "rows": rows,
         "pools": plan.pools,
         "seconds_to_first_batch": round(first_batch, 2),
         "seconds_to_resume_in_the_middle": round(resumed, 2),
-        "anonymous_megabytes": round(grown / 1e6),
+        "peak_anonymous_megabytes": round(max(peaks) / 1e6),
         "compared_rows": COMPARED_ROWS,
         "full_sort": compare(source, target, COMPARED_ROWS),
         "pools_of_2**20": compare(source, target, batching.POOL_ROWS),
@@ -164,14 +172,20 @@ def planner(source: Lengths, target: Lengths, seed: int, epoch: int) -> list[Row
     return plan_batches(source, target, BATCH_TOKENS, seed, epoch)
 
 
-def synthetic_lengths(path: Path, rows: int, seed: int) -> ListLengths:
-    """Lengths of about 13 tokens with a long tail, as the offsets of record batches in a mapped file."""
-    rng = np.random.default_rng(seed)
+def synthetic_lengths(path: Path, rows: int, side: str) -> ListLengths:
+    """Lengths of about 13 tokens with a long tail, as the offsets of record batches in a mapped file.
+
+    Targets are as long as sources, give or take a fifth.
+    """
+    rng, noise = np.random.default_rng(0), np.random.default_rng(1)
     starts, total, longest = [], 0, 0
     with path.open("wb") as file:
         for start in range(0, rows, ROWS_PER_RECORD_BATCH):
             count = min(ROWS_PER_RECORD_BATCH, rows - start)
-            lengths = np.clip(rng.lognormal(np.log(13), 0.5, count), 1, 250).astype(np.int32)
+            values = rng.lognormal(np.log(13), 0.5, count)
+            if side == "target":
+                values *= noise.normal(1.05, 0.18, count)
+            lengths = np.clip(values, 1, 250).astype(np.int32)
             starts.append(start + len(starts))
             np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)]).tofile(file)
             total, longest = total + int(lengths.sum()), max(longest, int(lengths.max()))

@@ -109,7 +109,7 @@ class SeenPairs:
         self.keys.add(key)
         return False
 
-    def add_outcome(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: CleaningOutcome) -> None:
         """Called for each pair that is neither blank nor a duplicate, in order."""
 
 
@@ -126,7 +126,7 @@ class RecordedPairs(SeenPairs):
         self.hashes.append(pair_key(pair, tokenizer))
         return False
 
-    def add_outcome(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: CleaningOutcome) -> None:
         self.outcomes.append(outcome)
 
 
@@ -148,7 +148,7 @@ def pair_key(pair: Pair, tokenizer: Tokenizer) -> int:
     return int.from_bytes(digest, "big")
 
 
-class Outcome(IntEnum):
+class CleaningOutcome(IntEnum):
     """What becomes of a pair after tokenization; the names are those of ``CleaningCounts``."""
 
     kept = 0
@@ -180,10 +180,10 @@ def clean_and_encode(
         if clean is not None:
             chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, seen, counts)]
         for ids, sampled in _encode_twice(chunk, tokenizer, encode, augment):
-            outcome = Outcome.kept if clean is None else _length_outcome(ids, clean)
+            outcome = CleaningOutcome.kept if clean is None else _length_outcome(ids, clean)
             seen.add_outcome(outcome)
             counts[outcome.name] += 1
-            if outcome is Outcome.kept:
+            if outcome is CleaningOutcome.kept:
                 too_long = clean is not None and max(map(len, sampled[:2])) > clean.max_tokens
                 yield ids if too_long else sampled
 
@@ -216,12 +216,12 @@ def _passes_text_rules(
     return False
 
 
-def _length_outcome(ids: EncodedPair, clean: CleaningConfig) -> Outcome:
+def _length_outcome(ids: EncodedPair, clean: CleaningConfig) -> CleaningOutcome:
     """The rules that need the number of tokens: maximum length and length ratio."""
     if exceeds_length(len(ids.source), len(ids.target), clean.max_tokens):
-        return Outcome.too_long
+        return CleaningOutcome.too_long
     context = len(ids.source) - ids.source[::-1].index(EOS) if EOS in ids.source else 0
     lengths = len(ids.source) - context, len(ids.target)
     if clean.max_ratio is not None and exceeds_ratio(*lengths, clean.max_ratio):
-        return Outcome.ratio
-    return Outcome.kept
+        return CleaningOutcome.ratio
+    return CleaningOutcome.kept

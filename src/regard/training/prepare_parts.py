@@ -26,7 +26,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.data.cleaning import CleaningCounts, KnownDuplicates, Outcome, RecordedPairs, SeenPairs
+from regard.data.cleaning import (
+    CleaningCounts,
+    KnownDuplicates,
+    CleaningOutcome,
+    RecordedPairs,
+    SeenPairs,
+)
 from regard.data.corpus import data_paths, read_pairs, select_train_pairs
 from regard.data.dataset import (
     RowIndices,
@@ -381,9 +387,9 @@ class _Merger:
             tally.update(
                 read=int(part.read), empty=int(part.empty), duplicates=int(duplicate.sum())
             )
-            for outcome in Outcome:
+            for outcome in CleaningOutcome:
                 tally[outcome.name] += int(((part.outcomes == outcome) & ~duplicate).sum())
-            rows = np.flatnonzero(~duplicate[part.outcomes == Outcome.kept])
+            rows = np.flatnonzero(~duplicate[part.outcomes == CleaningOutcome.kept])
             self.kept[corpus.name] += len(rows)
             if len(rows):
                 yield TokenDataset(self.parts.rows_file(corpus.name, number)), rows
