@@ -1,11 +1,14 @@
 """Large corpora: memory and time of `regard data prepare` and of planning an epoch.
 
     python benchmarks/scale.py prepare --pairs 1000000 10000000    # minutes; adds to benchmarks/scale.json
+    python benchmarks/scale.py rate                                # seconds
     python benchmarks/scale.py plan --rows 100000000               # under a minute, 1 GB of disk
 
 ``prepare`` writes synthetic pairs and runs the command on them in one process. Its memory is the peak of RssAnon, the
-anonymous memory of the process; pages of mapped files are shared and can be dropped. ``plan`` plans an epoch of a
-synthetic dataset of offsets without token ids, and compares padding and randomness with those of a full sort.
+anonymous memory of the process; pages of mapped files are shared and can be dropped. ``rate`` is the CPU time to
+tokenize, deduplicate and write sentences of the built-in grammar, without the training of the tokenizer. ``plan`` plans
+an epoch of a synthetic dataset of offsets without token ids, and compares padding and randomness with those of a full
+sort.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,20 @@ import yaml
 
 from regard.data import batching
 from regard.data.batching import EpochPlan, Lengths, plan_batches
+from regard.data.corpus import train_pairs
 from regard.data.dataset import ROWS_PER_RECORD_BATCH, IntArray, ListLayout, ListLengths, RowIndices
+from regard.data.tokenizer import Tokenizer
+from regard.demo.grammar import generate
+from regard.recipe import make_recipe
+from regard.storage.resumable_output import WHOLE
+from regard.storage.run_dir import RunDir
+from regard.training.overlap import SourceOverlap
+from regard.training.prepare_parts import PART_PAIRS, PartFiles, merge_parts, write_parts
 
 RESULTS = Path(__file__).with_suffix(".json")
 WORDS = [f"{first}{second}{last}" for first in "bdfgkl" for second in "aeiou" for last in "mnrst"]
 BATCH_TOKENS = 25_000
+RATE_PAIRS = 100_000
 DOMAINS = 100
 COMPARED_ROWS = 2 * batching.POOL_ROWS
 
@@ -41,6 +54,7 @@ def main() -> None:
     preparing = commands.add_parser("prepare")
     preparing.add_argument("--pairs", type=int, nargs="+", default=[1_000_000, 10_000_000])
     preparing.add_argument("--workers", type=int, default=1)
+    commands.add_parser("rate")
     planning = commands.add_parser("plan")
     planning.add_argument("--rows", type=int, default=100_000_000)
     options = parser.parse_args()
@@ -48,6 +62,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if options.command == "prepare":
             results["prepare"] = measure_prepare(Path(folder), options.pairs, options.workers)
+        elif options.command == "rate":
+            results["rate"] = measure_rate(Path(folder))
         else:
             results["plan"] = measure_plan(Path(folder), options.rows)
     results[options.command]["load"] = round(os.getloadavg()[0], 1)
@@ -87,6 +103,33 @@ def measure_prepare(folder: Path, counts: list[int], workers: int) -> dict[str, 
         1, many - few
     )
     return {"workers": workers, "pairs": measured, "bytes_per_pair": round(slope, 3)}
+
+
+def measure_rate(folder: Path) -> dict[str, Any]:
+    """Pairs per CPU second of writing and merging parts."""
+    data = {"train": {"pairs": "train.tsv"}, "valid": {"pairs": "valid.tsv"}}
+    (folder / "valid.tsv").write_text("a b\tb a\n")
+    sentences = list(generate("train", 20_000))
+    with (folder / "train.tsv").open("w", encoding="utf-8") as file:
+        for number in range(RATE_PAIRS):
+            source, target = sentences[number % len(sentences)]
+            file.write(f"{number}: {source}\t{number}: {target}\n")
+    recipe = make_recipe({"data": {"root": str(folder), **data}}, "the benchmark")
+    run = RunDir(folder / "run")
+    PartFiles(run).begin({})
+    trained = Tokenizer.train(recipe.tokenizer, lambda: islice(train_pairs(recipe.data), 10_000))
+    trained.save(run.folder)
+    times = [time.process_time()]
+    write_parts(run, recipe, WHOLE, PART_PAIRS)
+    times.append(time.process_time())
+    merge_parts(run, recipe, SourceOverlap(recipe))
+    times.append(time.process_time())
+    return {
+        "pairs": RATE_PAIRS,
+        "pairs_per_cpu_second_tokenizing": round(RATE_PAIRS / (times[1] - times[0])),
+        "pairs_per_cpu_second_merging": round(RATE_PAIRS / (times[2] - times[1])),
+        "pairs_per_cpu_second": round(RATE_PAIRS / (times[2] - times[0])),
+    }
 
 
 def synthetic_pairs(count: int) -> Iterator[str]:

@@ -28,8 +28,8 @@ import numpy as np
 
 from regard.data.cleaning import (
     CleaningCounts,
-    KnownDuplicates,
     CleaningOutcome,
+    KnownDuplicates,
     RecordedPairs,
     SeenPairs,
 )
