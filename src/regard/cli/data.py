@@ -1,4 +1,4 @@
-"""The commands of ``regard data``: check, clean, score and convert files of pairs."""
+"""The commands of ``regard data``: check, clean, score, convert and prepare pairs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from regard.cli.options import (
     BadLines,
     Columns,
     LanguagePair,
+    ShardOption,
     parse_bad_lines,
     parse_two,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Check, clean, score and convert files of pairs.",
+    help="Check, clean, score, convert and prepare pairs.",
 )
 
 Files = Annotated[
@@ -274,6 +275,52 @@ def score(
 
     write_atomic(output, write)
     print(f"{output}: {len(pairs):,} pairs, best first")
+
+
+@app.command()
+def prepare(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, for example data.root=corpora; repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
+    ] = None,
+    shard: ShardOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of processes (default: one per core, few for small data).",
+        ),
+    ] = None,
+) -> None:
+    """Tokenize the data of a recipe without training;  regard train  with the same recipe and --out uses them.
+
+    What is done already is skipped. With --shard, several machines that share the run folder do a part each; then the
+    command without --shard completes the data. They are the same as those of one process.
+    """
+    from regard.recipe import load_recipe
+    from regard.storage.resumable_output import WHOLE, Shard
+    from regard.training.run import prepare_data
+
+    folder = out or Path("runs") / (Path(recipe).resolve().name.split(".")[0] or "data")
+    chosen = Shard.parse(shard) if shard else WHOLE
+    run = prepare_data(load_recipe(recipe, changes or []), folder, chosen, workers)
+    if chosen == WHOLE:
+        print(f"{run}: the data are prepared")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -108,6 +108,15 @@ Overwrite = Annotated[
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Do only the I-th of N shares of the work, for example 3/8; other processes or machines do the others.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
 Parses = Annotated[
     Path | None,
     typer.Option(

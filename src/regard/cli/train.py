@@ -22,6 +22,7 @@ from regard.cli.options import (
     LanguagePair,
     Overwrite,
     RunFolder,
+    ShardOption,
     TargetLanguage,
     parse_bad_lines,
     parse_two,
@@ -395,6 +396,7 @@ def distill(
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = False,
+    shard: ShardOption = None,
     overwrite: Overwrite = False,
     *,
     decoding: dict[str, Any],
@@ -405,9 +407,11 @@ def distill(
     """
     from functools import partial
 
+    from regard.storage.resumable_output import WHOLE, Shard
     from regard.tasks import Translator
     from regard.training.distillation import distill as write_pairs
 
+    share = Shard.parse(shard) if shard else WHOLE
     model = Translator.load(run_folders(run))
     model.start_workers()
     count = write_pairs(
@@ -417,9 +421,11 @@ def distill(
         partial(typer.echo, err=True),
         back_translation,
         overwrite,
+        share,
         **decoding,
     )
-    print(f"{output}: {count:,} pairs; train a student on them with  regard train {output}")
+    written = share.path(output)
+    print(f"{written}: {count:,} pairs; train a student on them with  regard train {written}")
 
 
 def average(

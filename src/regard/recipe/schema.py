@@ -86,6 +86,12 @@ class DataFiles(Section):
     tag: Annotated[tuple[Tag | None, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
     """another token to prepend to every source, for all files or for each: <bt> for ``bt``, none for null"""
 
+    weights: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=2)] | None = None
+    """train: how often to sample from each file, for example [3, 1]; an epoch has as many pairs as all files have"""
+    temperature: Annotated[float, Field(ge=1)] | None = None
+    """train: sample from each file in proportion to its number of pairs to the power of 1/temperature, so that small
+    files are seen more often; 5 is usual for many languages, 1 is in proportion to their size"""
+
     columns: tuple[str, str] | None = None
     """pairs: names or numbers (from 1) of the columns of source and target, or their keys or languages, such as
     [en, de]; found from headers, keys and language codes by default"""
@@ -99,6 +105,34 @@ class DataFiles(Section):
         languages = [language_tag(code) for code in self.to or ()]
         each = [_for_each(languages, count), _for_each(self.tag or (), count)]
         return [tuple(tag for tag in some if tag) for some in zip(*each, strict=True)]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the files are mixed by weights or a temperature."""
+        return self.weights is not None or self.temperature is not None
+
+    @property
+    def single_files(self) -> list[Self]:
+        """The same files, each as a split of its own."""
+        keys = ("source", "target", "pairs", "parses", "to", "tag")
+        given = {key: getattr(self, key) for key in keys if getattr(self, key)}
+        alone = {"weights": None, "temperature": None}
+        return [
+            self.model_copy(
+                update={key: (values[number % len(values)],) for key, values in given.items()}
+                | alone
+            )
+            for number in range(len(self.source or self.pairs or ()))
+        ]
+
+    def sampling_shares(self, pairs: Sequence[int]) -> list[float]:
+        """The share of each file in an epoch, given their numbers of pairs."""
+        powers = [count ** (1 / (self.temperature or 1)) for count in pairs]
+        weights = [
+            weight * (count > 0)
+            for weight, count in zip(self.weights or powers, pairs, strict=True)
+        ]
+        return [weight / sum(weights) for weight in weights]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -122,6 +156,14 @@ class DataFiles(Section):
                 f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): "
                 "give one for each source file"
             )
+        if self.weights and self.temperature:
+            raise ValueError("give either weights or temperature")
+        if self.weights and len(self.weights) != len(sources):
+            raise ValueError(
+                f"weights has {len(self.weights)} values for {len(sources)} file(s): give one for each file"
+            )
+        if self.temperature and len(sources) < 2:
+            raise ValueError("temperature needs several files of source and target, or of pairs")
         for name, given in (("to", self.to), ("tag", self.tag)):
             if given and not sources:
                 raise ValueError(f"{name} needs source and target, or pairs")

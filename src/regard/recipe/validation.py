@@ -27,6 +27,7 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_task(recipe),
         *_files(recipe),
         *_tags(recipe),
+        *_mixing(recipe),
         *_bidirectional(recipe),
         *_tokenizer(recipe),
         *_regularization(recipe),
@@ -230,6 +231,16 @@ def _tags(recipe: Recipe) -> Iterator[str]:
         if unknown:
             known = ", ".join(f"<{tag}>" for tag in data.tags) or "none"
             yield f"data.{name}: <{unknown[0]}> does not occur in data.train; tags that do: {known}"
+
+
+def _mixing(recipe: Recipe) -> Iterator[str]:
+    """Only training files are mixed, and only by one rule."""
+    for name, files in recipe.data.splits.items():
+        key = "weights" if files.weights else "temperature"
+        if name != "train" and files.mixed:
+            yield f"data.{name}.{key}: only for data.train; all pairs of data.{name} are used once"
+        elif files.mixed and recipe.training.mix:
+            yield f"data.train.{key} cannot be combined with training.mix, which mixes new and old pairs"
 
 
 def _bidirectional(recipe: Recipe) -> Iterator[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.data.batching import Batch
-    from regard.data.cleaning import AugmentFunction, EncodedPair
+    from regard.data.cleaning import AugmentFunction, EncodedPair, SeenPairs
     from regard.data.dataset import RowIndices, TokenDataset
     from regard.data.dependency_trees import TokenTree
     from regard.data.tokenizer import Tokenizer, Vocabulary
@@ -62,6 +62,8 @@ class PairEncoder:
         """where sources are truncated"""
         self.trees = recipe.model.position == "tree"
         self.augment = augment
+        self.seen: SeenPairs | None = None
+        """recognizes duplicates among the training pairs; None: those of one call of ``rows``"""
 
     def rows(
         self,
@@ -73,7 +75,9 @@ class PairEncoder:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
         from regard.data.cleaning import clean_and_encode
 
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, self.augment)
+        return clean_and_encode(
+            pairs, tokenizer, clean, counts, self.encode, self.augment, self.seen
+        )
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         from regard.data.cleaning import EncodedPair, encode_pairs

@@ -28,6 +28,7 @@ from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
 from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.atomic_files import write_text
+from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model, Translator
 from regard.tasks.confidence import MAX_SENTENCES
@@ -121,6 +122,28 @@ def train(
         finally:
             reporter.close()
     return Model.load(out, recipe.training.device)
+
+
+def prepare_data(
+    recipe: Recipe, out: str | Path, shard: Shard = WHOLE, workers: int | None = None
+) -> RunDir:
+    """Prepare the data of a run without training, all of it or one shard; ``train`` then uses what is there."""
+    run = RunDir(out)
+    recipe = _check_recipe(run, recipe)
+    reporter = ProgressReporter(run)
+    try:
+        with ExitStack() as stack:
+            if shard == WHOLE:
+                stack.enter_context(locked(run))
+            else:
+                check_run_folder(run)  # shards work at the same time
+                run.checkpoints.mkdir(parents=True, exist_ok=True)
+                run.lock_file.touch()
+            open_run(run, recipe)
+            prepare(run, recipe, reporter, shard, workers)
+    finally:
+        reporter.close()
+    return run
 
 
 def _check_recipe(run: RunDir, recipe: Recipe) -> Recipe:
@@ -675,7 +698,7 @@ def _calibrate(
         return {}
     valid = trainer.prepared.valid
     pairs = trainer.validation_pairs(MAX_SENTENCES)
-    lengths = zip(valid.source_lengths.tolist(), valid.target_lengths.tolist(), strict=True)
+    lengths = zip(valid.source_lengths[:].tolist(), valid.target_lengths[:].tolist(), strict=True)
     card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
     if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
         return card

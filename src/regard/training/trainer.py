@@ -23,8 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from regard import recipe as recipes
 from regard.data.batching import (
     Batch,
+    EpochPlan,
+    EpochRows,
+    Lengths,
     PackedSize,
-    mix_rows,
+    common_packed_size,
     pack,
     pack_evenly,
     packed_size,
@@ -32,6 +35,8 @@ from regard.data.batching import (
     plan_packed,
     plan_sorted,
     row_owners,
+    rows_by_share,
+    share_of_old_rows,
 )
 from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
@@ -102,10 +107,11 @@ class NonFiniteError(Exception):
 
 
 class DataCursor(NamedTuple):
-    """A position in the training data: this many batches of this epoch are done."""
+    """A position in the training data."""
 
     epoch: int
     batch: int
+    """position after the last batch, see ``EpochPlan``"""
 
 
 class TrainingBatch(NamedTuple):
@@ -381,9 +387,9 @@ class Trainer:
 
     def count_labels(self, dataset: TokenDataset) -> int:
         """The labels of a whole dataset, counted as those of a step: target tokens, tags, or masked tokens."""
-        rows = np.arange(len(dataset))
-        chunks = np.array_split(rows, 1 + len(rows) // 10_000)
-        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks if len(chunk))
+        count, size = len(dataset), 10_000
+        chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks)
 
     def limit_examples(self, seconds: float, minimum: int) -> None:
         """Translate fewer validation pairs if they would take longer than this; none, if fewer than ``minimum``."""
@@ -455,11 +461,11 @@ class Trainer:
     # Memory
 
     def choose_micro_batches(self, reporter: ProgressReporter) -> None:
-        """Split batches into as few parts as fit into memory, judged by the largest batch of the first epoch."""
+        """Split batches into as few parts as fit into memory, judged by the largest batch of the first pool of rows."""
         if self.cuda_graph_step is not None:
             return  # its memory is that of compiled layers; if it runs out, batches are split then
         dataset, state = self.prepared.dataset_for_epoch(0), self.state
-        plan = self._plan_epoch(dataset, 0)
+        plan = self._plan_epoch(dataset, 0).pool(0)
         rows = largest_batch(plan, dataset.source_lengths, dataset.target_lengths)
 
         def largest() -> Batch:
@@ -490,7 +496,7 @@ class Trainer:
         if self.train_step.updating and not checkpoint_files(self.run.checkpoints):
             return False
         dataset = self.prepared.dataset_for_epoch(self.state.epoch)
-        plan = self._plan_epoch(dataset, self.state.epoch)
+        plan = self._plan_epoch(dataset, self.state.epoch).pool(0)
         return self.state.micro_batches < max(map(len, plan))
 
     def _split_batches(self, reporter: ProgressReporter) -> None:
@@ -520,40 +526,44 @@ class Trainer:
         epoch, first = self.state.epoch, self.state.batch
         while True:
             dataset = self.prepared.dataset_for_epoch(epoch)
-            plan = self._plan_epoch(dataset, epoch)
-            for number in range(first, len(plan)):
-                rows = plan[number]
+            for position, rows in self._plan_epoch(dataset, epoch).batches(first):
                 tokens = self.encoder.count_labels(dataset, rows)
                 micro_batches = self._collate(dataset, rows)
-                yield TrainingBatch(micro_batches, tokens, DataCursor(epoch, number + 1))
+                yield TrainingBatch(micro_batches, tokens, DataCursor(epoch, position))
             epoch, first = epoch + 1, 0
 
-    def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> list[RowIndices]:
-        """The rows of each batch of an epoch."""
-        training, new = self.training, self.prepared.new_rows
-        source, target = dataset.source_lengths, dataset.target_lengths
+    def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> EpochPlan:
+        """The batches of an epoch."""
+        training, new, rows = self.training, self.prepared.new_rows, None
         if new is not None:
-            rows = mix_rows(new, len(dataset) - new, training.mix, training.seed, epoch)
-            source, target = source[rows], target[rows]
-        if training.batching == "packed":
-            plan = plan_packed(source, target, self.packed_size, training.seed, epoch)
-        else:
-            plan = plan_batches(source, target, self.recipe.batch_tokens, training.seed, epoch)
-        return plan if new is None else [rows[batch] for batch in plan]
+            ranges = share_of_old_rows(new, len(dataset) - new, training.mix)
+            rows = EpochRows(ranges, training.seed, epoch)
+        elif (file_rows := self.prepared.file_rows) is not None:
+            shares = self.recipe.data.train.sampling_shares(file_rows)
+            rows = EpochRows(rows_by_share(file_rows, shares), training.seed, epoch)
+        lengths = dataset.source_lengths, dataset.target_lengths
+        return EpochPlan(*lengths, self._plan_pool, training.seed, epoch, rows)
+
+    def _plan_pool(
+        self, source_lengths: Lengths, target_lengths: Lengths, seed: int, epoch: int
+    ) -> list[RowIndices]:
+        """The batches of some rows of an epoch."""
+        if self.training.batching == "packed":
+            return plan_packed(source_lengths, target_lengths, self.packed_size, seed, epoch)
+        return plan_batches(source_lengths, target_lengths, self.recipe.batch_tokens, seed, epoch)
 
     @cached_property
     def packed_size(self) -> PackedSize:
         """The size of packed rows, the same for all copies of the training data."""
         datasets = self.prepared.copies or [self.prepared.train]
-        source = np.concatenate([dataset.source_lengths for dataset in datasets])
-        target = np.concatenate([dataset.target_lengths for dataset in datasets])
-        return packed_size(source, target, self.recipe.batch_tokens)
+        lengths = [(dataset.source_lengths, dataset.target_lengths) for dataset in datasets]
+        return common_packed_size(lengths, self.recipe.batch_tokens)
 
     @cached_property
     def packed_share_size(self) -> PackedSize:
         """The size of the packed rows of one of several processes; in a few batches a process needs two."""
         dataset = self.prepared.dataset_for_epoch(0)
-        plan, processes = self._plan_epoch(dataset, 0), self.group.size
+        plan, processes = self._plan_epoch(dataset, 0).pool(0), self.group.size
         size = share_size(plan, dataset.source_lengths, dataset.target_lengths, processes)
         for copy in self.prepared.copies:  # the longest text of each must fit
             size = PackedSize(
