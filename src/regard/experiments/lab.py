@@ -321,14 +321,16 @@ def run_lab(
     if not (folder / CORPUS / "test.de").exists():
         write_lab_corpus(folder / CORPUS, SIZES[device])
     design = lab_design(claims, folder, device, seeds)
-    command = f"regard lab run {' '.join(names)} --device {device} --seeds {seeds}"
+    every = {*names} == {one.name for one in CLAIMS.values() if one.variants}
+    chosen = "--all" if every else " ".join(dict.fromkeys(names))
+    command = f"regard lab run {chosen} --device {device} --seeds {seeds}"
     content = run_experiment(
         design, folder, minutes=minutes, jobs=jobs, command=command, report=report
     )
     known = {one.name for one in design.variants}
     found = {}
     for claim in claims:
-        evidence = judge_experiment(claim, content, device, seeds, known)
+        evidence = judge_experiment(claim, content, device, seeds, known, command)
         if evidence is not None:
             found[claim.name] = evidence
             write_claim(folder / "results", claim.name, {"experiment": evidence.to_json()})
@@ -347,11 +349,17 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
 
 
 def judge_experiment(
-    claim: Claim, content: Mapping[str, Any], device: str, seeds: int, known: Collection[str]
+    claim: Claim,
+    content: Mapping[str, Any],
+    device: str,
+    seeds: int,
+    known: Collection[str],
+    command: str = "",
 ) -> Evidence | None:
     """The evidence of a claim from the results of the lab's experiment; None if trainings are missing.
 
     known: the names of the variants of the design; a variant of the claim that is not there equals the recipe.
+    command: what was run.
     """
     groups: dict[Measure, dict[str, list[float]]] = {"loss": {}, "BLEU": {}}
     curves = {}
@@ -374,7 +382,7 @@ def judge_experiment(
     return score_evidence(
         claim.question,
         f"{SIZES[device].description}; {seeds} seeds; {where}",
-        f"regard lab run {claim.name} --device {device}",
+        command or f"regard lab run {claim.name} --device {device}",
         groups,
         claim.expectations,
         {label: points for label, points in curves.items() if len(points) > 1},
