@@ -7,6 +7,7 @@ benchmark of the repository, whose committed numbers are judged by the same rule
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,8 +15,8 @@ from typing import Literal
 Relation = Literal["better than", "worse than", "equal to", "no worse than"]
 Measure = Literal["loss", "BLEU"]
 """validation loss (mean negative log-likelihood per token, without label smoothing), or BLEU on the validation data"""
-MARGINS: dict[Measure, float] = {"loss": 0.05, "BLEU": 1.0}
-"""differences up to this size count as equal; 0.05 nats are 5% of perplexity"""
+MARGINS: dict[Measure, float] = {"loss": math.log(1.1), "BLEU": 1.0}
+"""differences up to this size count as equal; those of losses are differences of their logarithms: 10%"""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from html import escape
 
 from regard.experiments.statistics import Estimate
 
-WIDTH, ROW, LEFT_PER_LETTER = 760, 30, 6.6
+WIDTH, ROW, LEFT_PER_LETTER = 760, 30, 7.4
 TOP, BOTTOM, RIGHT = 34, 46, 24
 MAX_LABEL = 46
 COLOURS = ("#3b6fd4", "#c2571a", "#2f8f5b", "#8a4fc0", "#b3261e", "#6b7280", "#0e8fa3", "#a38500")

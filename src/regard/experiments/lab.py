@@ -1,7 +1,9 @@
 """``regard lab``: runs the experiments of claims, and computes their verdicts from the numbers.
 
 All claims share the trainings of one folder: the recipe of the lab itself is trained once per seed for all of them.
-Trainings with the same seed see the same batches in the same order, so variants are compared seed by seed. A verdict is
+Trainings with the same seed see the same batches in the same order, so variants are compared seed by seed. The noise is
+estimated from all trainings of the lab together (``statistics.block_deviation``), in the logarithm of the loss, because
+seeds change a loss by a factor. A verdict is
 *confirmed* if the 95% interval of the difference lies on the side that the claim says, *contradicted* if it lies on the
 other side, and *not at this size* if it does not tell.
 """
@@ -27,7 +29,13 @@ from regard.experiments.experiment import CORPUS, check_failures, run_experiment
 from regard.experiments.figures import Curve, IntervalRow, curve_plot, interval_plot
 from regard.experiments.report import mean_curve
 from regard.experiments.results import describe_difference
-from regard.experiments.statistics import Estimate, contrast, mean_over_seeds
+from regard.experiments.statistics import (
+    Estimate,
+    block_deviation,
+    block_difference,
+    contrast,
+    mean_over_seeds,
+)
 from regard.recipe import suggest
 from regard.storage.atomic_files import write_text
 
@@ -183,20 +191,27 @@ def score_evidence(
     groups: Mapping[Measure, Mapping[str, Sequence[float]]],
     expectations: Sequence[Expectation],
     curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    noise: tuple[float, int] | None = None,
     paired: bool = True,
 ) -> Evidence:
-    """Evidence from several seeds. ``paired``: the values of all variants are of the same seeds in the same order."""
+    """Evidence from several seeds.
+
+    noise: the deviation of the logarithm of the loss, and its degrees of freedom. paired: BLEU of all variants is of
+    the same seeds in the same order.
+    """
     checked = []
     for one in expectations:
         ours, theirs = groups[one.measure][one.system], groups[one.measure][one.baseline]
-        pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]
-        if paired:
-            pairs = [(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])]
-        difference = contrast(pairs)
-        unit, decimals = UNITS[one.measure]
-        text = describe_difference(
-            one.system, difference, unit, one.measure != "loss", decimals=decimals
-        )
+        if one.measure == "loss":
+            logs = [[math.log(value) for value in values] for values in (ours, theirs)]
+            difference = block_difference(*logs, *(noise or block_deviation(logs)))
+            text = describe_ratio(one.system, difference)
+        else:
+            pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]
+            if paired:
+                pairs = [(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])]
+            difference = contrast(pairs)
+            text = describe_difference(one.system, difference, "BLEU")
         expected = f"{one.system} {one.relation} {one.baseline} in {one.measure}"
         verdict = judge(one, difference)
         checked.append(
@@ -220,8 +235,18 @@ def score_evidence(
     )
 
 
-UNITS: dict[Measure, tuple[str, int]] = {"loss": ("nats per token", 3), "BLEU": ("BLEU", 1)}
-"""of the differences of each measure, and their decimals"""
+def describe_ratio(name: str, difference: Estimate) -> str:
+    """A difference of logarithms of losses in words, for example "1 head: loss × 1.60, worse (1.35 to 1.90)"."""
+    ratio = f"{math.exp(difference.value):.2f}"
+    if difference.low is None or difference.high is None:
+        return f"{name}: loss × {ratio} (one seed, so no interval)"
+    interval = f"{math.exp(difference.low):.2f} to {math.exp(difference.high):.2f}"
+    if difference.significant:
+        word = "worse" if difference.value > 0 else "better"
+        return f"{name}: loss × {ratio}, {word} ({interval})"
+    return f"{name}: no clear difference, loss × {ratio} ({interval})"
+
+
 AXES: dict[Measure, str] = {"loss": "validation loss, nats per token", "BLEU": "validation BLEU"}
 
 
@@ -230,15 +255,18 @@ def score_figures(
     groups: Mapping[Measure, Mapping[str, Sequence[float]]],
     curves: Mapping[str, Sequence[tuple[float, float]]],
 ) -> dict[str, str]:
-    """For each measure the seeds of each variant with mean and interval, and the loss during training."""
+    """For each measure the seeds of each variant with their mean, and the loss during training.
+
+    BLEU has intervals. Those of a loss would be misleading, because seeds are compared with each other.
+    """
     figures: dict[str, str] = {}
     for measure, some in groups.items():
-        rows = [
-            IntervalRow(label, mean_over_seeds(values), values) for label, values in some.items()
-        ]
-        figures[measure] = interval_plot(
-            f"{title} Seeds, mean and 95% interval", AXES[measure], rows, zero=True
-        )
+        estimates = {label: mean_over_seeds(values) for label, values in some.items()}
+        if measure == "loss":
+            estimates = {label: Estimate(one.value) for label, one in estimates.items()}
+        what = "Seeds and mean" if measure == "loss" else "Seeds, mean and 95% interval"
+        rows = [IntervalRow(label, one, some[label]) for label, one in estimates.items()]
+        figures[measure] = interval_plot(f"{title} {what}", AXES[measure], rows, zero=True)
     if curves and "loss" in groups:
         lines = [Curve(label, points) for label, points in curves.items()]
         figures["curves"] = curve_plot(
@@ -293,14 +321,16 @@ def run_lab(
     if not (folder / CORPUS / "test.de").exists():
         write_lab_corpus(folder / CORPUS, SIZES[device])
     design = lab_design(claims, folder, device, seeds)
-    command = f"regard lab run {' '.join(names)} --device {device} --seeds {seeds}"
+    every = {*names} == {one.name for one in CLAIMS.values() if one.variants}
+    chosen = "--all" if every else " ".join(dict.fromkeys(names))
+    command = f"regard lab run {chosen} --device {device} --seeds {seeds}"
     content = run_experiment(
         design, folder, minutes=minutes, jobs=jobs, command=command, report=report
     )
     known = {one.name for one in design.variants}
     found = {}
     for claim in claims:
-        evidence = judge_experiment(claim, content, device, seeds, known)
+        evidence = judge_experiment(claim, content, device, seeds, known, command)
         if evidence is not None:
             found[claim.name] = evidence
             write_claim(folder / "results", claim.name, {"experiment": evidence.to_json()})
@@ -319,11 +349,17 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
 
 
 def judge_experiment(
-    claim: Claim, content: Mapping[str, Any], device: str, seeds: int, known: Collection[str]
+    claim: Claim,
+    content: Mapping[str, Any],
+    device: str,
+    seeds: int,
+    known: Collection[str],
+    command: str = "",
 ) -> Evidence | None:
     """The evidence of a claim from the results of the lab's experiment; None if trainings are missing.
 
     known: the names of the variants of the design; a variant of the claim that is not there equals the recipe.
+    command: what was run.
     """
     groups: dict[Measure, dict[str, list[float]]] = {"loss": {}, "BLEU": {}}
     curves = {}
@@ -346,11 +382,24 @@ def judge_experiment(
     return score_evidence(
         claim.question,
         f"{SIZES[device].description}; {seeds} seeds; {where}",
-        f"regard lab run {claim.name} --device {device}",
+        command or f"regard lab run {claim.name} --device {device}",
         groups,
         claim.expectations,
         {label: points for label, points in curves.items() if len(points) > 1},
+        seed_noise(content, seeds),
     )
+
+
+def seed_noise(content: Mapping[str, Any], seeds: int) -> tuple[float, int]:
+    """The deviation of the logarithm of the loss over all variants of the lab, and its degrees of freedom."""
+    logs: dict[str, dict[int, float]] = {}
+    for one in content["trainings"]:
+        loss = _or_diverged(one["details"].get("loss"), "loss")
+        logs.setdefault(one["variant"], {})[int(one["seed"])] = math.log(loss)
+    complete = {
+        tuple(some[seed] for seed in sorted(some)) for some in logs.values() if len(some) >= seeds
+    }  # a set, because variants that share a training count once
+    return block_deviation([*complete])
 
 
 def _or_diverged(value: float | None, measure: Measure) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
@@ -57,7 +58,7 @@ def test_a_verdict_follows_from_the_interval(
     difference = Estimate((low + high) / 2, low, high)
     assert judge(Expectation("a", relation, "b", "BLEU"), difference) == verdict
     # A low loss is better; its margin is smaller.
-    loss = Estimate(-difference.value / 20, -high / 20, -low / 20)
+    loss = Estimate(*(one * -math.log(1.1) for one in (difference.value, high, low)))
     assert judge(Expectation("a", relation, "b", "loss"), loss) == verdict
 
 
@@ -145,10 +146,8 @@ def test_an_experiment_is_judged_when_all_seeds_are_there() -> None:
     assert evidence is not None
     assert evidence.groups["loss"] == {"scaled": [0.3, 0.35, 0.4], "not scaled": [0.5, 0.56, 0.6]}
     assert evidence.verdict == CONFIRMED
-    # Seed by seed, the differences are 0.20, 0.21 and 0.20; the seeds themselves differ by more.
-    assert evidence.facts == [
-        "not scaled +0.203 nats per token, worse (0.189 to 0.218), against scaled"
-    ]
+    # Two variants: the paired t-test of the logarithms.
+    assert evidence.facts == ["not scaled: loss × 1.59, worse (1.39 to 1.81), against scaled"]
     assert {*evidence.figures} == {"loss", "curves"}
     assert evidence.curves["scaled"] == [(1, 5.0), (2, pytest.approx(0.35))]
 
@@ -165,6 +164,24 @@ def test_a_training_that_diverged_knows_nothing() -> None:
     assert evidence.groups["loss"]["not scaled"] == [DIVERGED["loss"]] * 3
     assert evidence.groups["BLEU"]["not scaled"] == [0.0] * 3
     assert evidence.verdict == CONFIRMED
+
+
+def test_more_variants_tell_more_about_the_noise() -> None:
+    claim = CLAIMS["scale-by-sqrt-dk"]
+    worse = "model.attention.score=dot_product"
+    trainings = [
+        *trained("the recipe", [0.30, 0.35, 0.40], "base"),
+        *trained(worse, [0.5, 0.56, 0.6], "other"),
+    ]
+    few, many = (
+        judge_experiment(claim, {"trainings": some}, "cpu", 3, {"the recipe", worse})
+        for some in (trainings, [*trainings, *trained("third", [0.31, 0.36, 0.39], "third")])
+    )
+    assert few is not None
+    assert many is not None
+    assert few.checked[0].difference.value == many.checked[0].difference.value
+    low, lower = (one.checked[0].difference.low or 0.0 for one in (many, few))
+    assert low > lower > 0
 
 
 def test_a_claim_can_be_about_loss_and_bleu() -> None:
