@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that copies the sentences of all files, and with the files."""
     folder = tmp_path_factory.mktemp("copy")
     sentences: list[str] = []
-    for name, content in {**TEXT_FILES, **OFFICE_FILES}.items():
-        raw = content.encode() if isinstance(content, str) else content
+    texts = {name: text.encode() for name, text in TEXT_FILES.items()}
+    for name, raw in {**texts, **OFFICE_FILES}.items():
         (folder / name).write_bytes(raw)
         sentences += parse(name, raw).sentences
     lines = sorted({" ".join(sentence.split()) for sentence in sentences})

@@ -204,7 +204,8 @@ def score_evidence(
         ours, theirs = groups[one.measure][one.system], groups[one.measure][one.baseline]
         if one.measure == "loss":
             logs = [[math.log(value) for value in values] for values in (ours, theirs)]
-            difference = block_difference(*logs, *(noise or block_deviation(logs)))
+            deviation, freedom = noise or block_deviation(logs)
+            difference = block_difference(logs[0], logs[1], deviation, freedom)
             text = describe_ratio(one.system, difference)
         else:
             pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]

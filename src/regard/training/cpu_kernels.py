@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -147,7 +147,8 @@ class _PackedAttention(torch.autograd.Function):
         output = query.new_zeros(rows, queries, heads, value.shape[3])  # zero at padding
         tensors = query, key, value, key_start, key_end, log_sums
         for row in range(rows):
-            spec = _attention_spec(*(one[row] for one in tensors), scale, dropout_p, seed, row)
+            inputs = AttentionInputs(*(one[row] for one in tensors))
+            spec = _attention_spec(inputs, scale, dropout_p, seed, row)
             spec.output = output[row].data_ptr()
             _functions().regard_attention(ctypes.byref(spec), torch.get_num_threads())
         context.save_for_backward(*tensors)
@@ -157,12 +158,14 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         tensors = context.saved_tensors
+        scale, dropout_p, seed = context.options
         grad_output = grad_outputs[0].transpose(1, 2).contiguous()
         grads = [
             torch.zeros(one.transpose(1, 2).shape, dtype=one.dtype) for one in tensors[:3]
         ]  # zero at padding
         for row in range(len(grad_output)):
-            spec = _attention_spec(*(one[row] for one in tensors), *context.options, row)
+            inputs = AttentionInputs(*(one[row] for one in tensors))
+            spec = _attention_spec(inputs, scale, dropout_p, seed, row)
             spec.grad_output = grad_output[row].data_ptr()
             spec.grad_query, spec.grad_key, spec.grad_value = (one[row].data_ptr() for one in grads)
             _functions().regard_attention_backward(ctypes.byref(spec), torch.get_num_threads())
@@ -174,19 +177,22 @@ def _features_last(x: Float[Tensor, "B h T d"]) -> Float[Tensor, "B h T d"]:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
+class AttentionInputs(NamedTuple):
+    """The tensors of one packed row."""
+
+    query: Float[Tensor, "h Q dk"]
+    key: Float[Tensor, "h K dk"]
+    value: Float[Tensor, "h K dv"]
+    key_start: Int[Tensor, " Q"]
+    key_end: Int[Tensor, " Q"]
+    log_sums: Float[Tensor, "h Q"]
+
+
 def _attention_spec(
-    query: Float[Tensor, "h Q dk"],
-    key: Float[Tensor, "h K dk"],
-    value: Float[Tensor, "h K dv"],
-    key_start: Int[Tensor, " Q"],
-    key_end: Int[Tensor, " Q"],
-    log_sums: Float[Tensor, "h Q"],
-    scale: float,
-    dropout_p: float,
-    seed: int,
-    row: int,
+    inputs: AttentionInputs, scale: float, dropout_p: float, seed: int, row: int
 ) -> AttentionSpec:
     """The arguments for one packed row; the dropout masks of rows differ."""
+    query, key, value, key_start, key_end, log_sums = inputs
     spec = AttentionSpec()
     for name, one in (("query", query), ("key", key), ("value", value)):
         setattr(spec, name, one.data_ptr())
