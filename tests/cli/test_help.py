@@ -13,6 +13,7 @@ from regard.cli import main as cli
 from tests.cli.commands import PYTHON, SOURCES, environment, inside
 
 COMMANDS = {
+    "plan",
     *("demo", "train", "recipes", "distill", "average"),
     *("data check", "data clean", "data convert", "data score", "data prepare"),
     *("translate", "tag", "classify", "fill", "generate"),

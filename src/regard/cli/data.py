@@ -58,14 +58,14 @@ Valid = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Validation data to compare with: a file of pairs, or twice for two parallel text files.",
+        help="Validation data to compare with: a file of pairs, or two parallel text files (give the option twice).",
     ),
 ]
 Test = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Test data to compare with: a file of pairs, or twice for two parallel text files.",
+        help="Test data to compare with: a file of pairs, or two parallel text files (give the option twice).",
     ),
 ]
 
@@ -131,7 +131,7 @@ def clean(
         typer.Option(
             metavar="FILE",
             help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
-            "with .gz, .zst, .xz), or twice for two parallel text files.",
+            "with .gz, .zst, .xz), or two parallel text files (give the option twice).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
@@ -153,7 +153,7 @@ def clean(
 ) -> None:
     """Write the pairs that pass the rules of  regard data check, and the others with the reason.
 
-    The same files and thresholds give the same result. The output appears when it is complete.
+    The same files and thresholds give the same result. Output files appear only when they are complete.
     """
     from regard.storage.atomic_files import check_distinct_files
 
@@ -207,7 +207,7 @@ def convert(
         typer.Option(
             metavar="FILE",
             help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
-            "with .gz, .zst, .xz), or twice for two parallel text files.",
+            "with .gz, .zst, .xz), or two parallel text files (give the option twice).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
@@ -215,7 +215,7 @@ def convert(
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
 ) -> None:
-    """Write pairs in another format; the names of the files choose the formats."""
+    """Convert pairs to another format; the suffixes of the file names determine the formats."""
     from regard.storage.atomic_files import check_distinct_files
 
     corpus = Corpus(files, columns, languages, on_bad_line)
@@ -254,7 +254,7 @@ def score(
 ) -> None:
     """Rank pairs by dual conditional cross-entropy, with two small models that are trained on the pairs themselves.
 
-    A score near 1 is a pair that both models expect; near 0, one of them finds it surprising.
+    A pair that both models expect has a score near 1, a pair that surprises one of them a score near 0.
     """
     from regard.storage.atomic_files import check_distinct_files, check_writable, write_atomic
     from regard.training.pair_scoring import score_pairs

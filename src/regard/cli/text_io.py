@@ -41,12 +41,12 @@ def input_lines(
 
     column: the column of a Parquet file.
     """
-    from regard.data.text_files import read_lines
-
     if texts:
         return iter(texts)
     if input and is_parquet(input):
         return _parquet_texts(input, column)
+    from regard.data.text_files import read_lines
+
     return read_lines(input, may_be_empty=True) if input else _standard_input()
 
 
@@ -98,9 +98,11 @@ def total_lines(input: Path, column: str | None = None) -> int:
 
 def count_lines(input: Path | None) -> int | None:
     """The number of lines of a text file; None if it cannot be read twice, is compressed or very large."""
+    if input is None:
+        return None
     from regard.data.text_files import uncompressed_name
 
-    if input is None or not input.is_file() or uncompressed_name(input.name) != input.name:
+    if not input.is_file() or uncompressed_name(input.name) != input.name:
         return None
     if is_parquet(input):
         return None
@@ -116,9 +118,9 @@ def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
     streamed: a chunk has the items that are available, at least one, so that a line typed at a terminal is answered
     at once.
     """
-    from regard.storage.prefetch import available_items
-
     if streamed:
+        from regard.storage.prefetch import available_items
+
         return available_items(items, CHUNK_LINES)
     rest = iter(items)
     return iter(lambda: list(islice(rest, CHUNK_LINES)), [])

@@ -134,7 +134,7 @@ def translate(
             metavar="SCORE",
             min=0.0,
             max=1.0,
-            help="Lowest score of the fuzzy matches to report; 1 reports none (default: 0.75).",
+            help="Minimum score of the fuzzy matches to report; 1 reports none (default: 0.75).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -181,7 +181,6 @@ def translate(
         refuse_document_as_lines,
         translate_documents,
     )
-    from regard.data.glossary import Glossary
     from regard.storage.atomic_files import check_distinct_files
     from regard.storage.resumable_output import WHOLE, Shard
     from regard.tasks import Translator
@@ -226,7 +225,7 @@ def translate(
     if is_parquet(output):
         refuse_options("--output with Parquet", {**whole_lines, "json": as_json})
         as_json = True
-    terms = Glossary.read(glossary) if glossary else None
+    terms = _read_glossary(glossary) if glossary else None
     model = Translator.load(run_folders(run), precision=parse_precision(precision), threads=threads)
     if alignment and len(model.runs) > 1:
         raise RegardError(
@@ -335,10 +334,10 @@ def refuse_options(what: str, options: Mapping[str, object]) -> None:
 
 def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
     """Each line with its dependency tree. ``where`` names the lines in error messages."""
-    from regard.data.formats import read_parses
-
     if parses is None:
         return ((line, None) for line in lines)
+    from regard.data.formats import read_parses
+
     texts, copies = tee(lines)
     trees = read_parses(copies, parses, where)
     # The trees come first in zip: their reader must run to its end to report superfluous trees.
@@ -348,11 +347,23 @@ def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Itera
 DEFAULT_FUZZY = 0.75
 
 
-def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
-    from regard.documents.translation_memory import TranslationMemory
+def _read_glossary(path: Path) -> Glossary:
+    from regard.data.glossary import Glossary
 
+    return Glossary.read(path)
+
+
+def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
+    from regard.storage.resumable_output import ResumableOutput
+
+    return ResumableOutput(files, key, overwrite)
+
+
+def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
     if path is None:
         return None
+    from regard.documents.translation_memory import TranslationMemory
+
     return TranslationMemory.read(path, languages_of(model))
 
 
@@ -567,7 +578,8 @@ class Job:
             if (tokens := self._count_tokens(line)) > limit:
                 advice = "shorten it" if self._needs_whole_lines else "--sentences splits it"
                 raise RegardError(
-                    f"line {number} has {tokens:,} tokens, and at most {limit:,} are translated as one text; {advice}"
+                    f"line {number} has {tokens:,} tokens, but at most {limit:,} can be translated as one text; "
+                    f"{advice}"
                 )
 
     def _count_tokens(self, line: str) -> int:

@@ -1,7 +1,8 @@
 """Batching: which rows of a dataset go into a batch, and how they become tensors.
 
-A padded batch costs its number of rows times its longest row, so rows of similar length go together. The plan of an
-epoch depends only on the seed and the epoch: a run that is resumed, or uses more processes, gets the same batches.
+A padded batch costs its number of rows times its longest row, so rows of similar length go together
+(bucketing by length). The plan of an epoch depends only on the seed and the epoch: a run that is resumed, or uses more
+processes, gets the same batches.
 
 A corpus of up to ``POOL_ROWS`` rows is shuffled and sorted as a whole. A larger one is planned in pools of that size,
 so that memory does not grow with the corpus: blocks of neighbouring rows are distributed over the pools by a keyed
@@ -31,6 +32,8 @@ Lengths: TypeAlias = npt.NDArray[np.integer] | ListLengths
 """the length of each row, in memory or on disk"""
 TILE = 128
 """packed rows are a multiple of this: the tile size of GPU matrix products"""
+CPU_TILE = 64
+"""the same on a CPU, so that there are few sizes: oneDNN makes a kernel for each"""
 TreeTensors = tuple[Int[Tensor, "B S"], Int[Tensor, "B S S"]]
 """depth and distance of the source tokens in their dependency trees"""
 PackingTensors = tuple[Int[Tensor, "_ _"], ...]
@@ -442,6 +445,42 @@ def pack(dataset: TokenDataset, rows: RowIndices, size: PackedSize) -> Batch:
         *_text_bounds(target_lengths, source_lengths, size.source),
     )
     return Batch(*as_tensors(source[None], target[None], labels[None]), packing)
+
+
+def pack_equal(ids: Int[Tensor, "texts length"]) -> Batch:
+    """A packed row of pairs of equal length, whose source, target and labels are all ``ids``: to measure a step."""
+    texts, length = ids.shape
+    lengths = np.full(texts, length, dtype=np.int32)
+    row = ids.reshape(1, -1)
+    return Batch(row, row, row, _text_bounds(lengths, lengths, row.numel()) * 4)
+
+
+def pack_evenly(dataset: TokenDataset, rows: RowIndices, row_tokens: int) -> list[Batch]:
+    """Some rows in as few packed rows of up to about ``row_tokens`` tokens as possible, all of similar size.
+
+    On a CPU: a long packed row does not fit into the cache, and a kernel is made for each size of row.
+    """
+    sides = dataset.source_lengths[rows] + 1, dataset.target_lengths[rows] + 1
+    parts = min(len(rows), -(-max(int(side.sum()) for side in sides) // max(1, row_tokens)))
+    owners, batches = row_owners(*sides, parts), []
+    for part in range(parts):
+        own = owners == part
+        tokens = [-(-int(side[own].sum()) // CPU_TILE) * CPU_TILE for side in sides]
+        batches.append(pack(dataset, rows[own], PackedSize(*tokens)))
+    return batches
+
+
+def row_owners(source_lengths: Lengths, target_lengths: Lengths, ranks: int) -> RowIndices:
+    """The part of each row of a batch, or the process that gets it, given the lengths of the rows.
+
+    The rows are sorted by length and dealt in the order 0 1 2 2 1 0 0 1 …, so that all get about the same tokens.
+    """
+    tokens = np.asarray(source_lengths, np.int64) + np.asarray(target_lengths)
+    order = np.argsort(-tokens, kind="stable")
+    number = np.arange(len(order)) % max(1, 2 * ranks)
+    owners = np.empty(len(order), dtype=np.int64)
+    owners[order] = np.minimum(number, 2 * ranks - 1 - number)
+    return owners
 
 
 def _concatenate(ids: IntArray, starts: RowIndices, lengths: IntArray, size: int) -> RowIndices:

@@ -161,7 +161,7 @@ class ResumableOutput:
             changed = [name for name in {**key, **ours} if key.get(name) != ours.get(name)]
             raise RegardError(
                 f"{self.files[0]}: started with different {' and '.join(changed)} ({done:,} {self.items} are "
-                "done); use the same again to resume, or --overwrite to start again"
+                "done); use the same ones to resume, or --overwrite to start again"
             )
         return entry if key == self.resume_key else None
 

@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the translations of a teacher, or from its probabilities of every token.
+"""Knowledge distillation: a student learns from the translations of a teacher, or from its token probabilities.
 
 Sequence-level (``distill``): a model translates sources, and the pairs become training data. Back-translation is the
 same in the opposite direction. Token-level (``read_teacher``): the teacher runs next to the student in training, and
