@@ -32,8 +32,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that copies the sentences of all files, and with the files."""
     folder = tmp_path_factory.mktemp("copy")
     sentences: list[str] = []
-    texts = {name: text.encode() for name, text in TEXT_FILES.items()}
-    for name, raw in {**texts, **OFFICE_FILES}.items():
+    files: dict[str, str | bytes] = {**TEXT_FILES, **OFFICE_FILES}
+    for name, content in files.items():
+        raw = content.encode() if isinstance(content, str) else content
         (folder / name).write_bytes(raw)
         sentences += parse(name, raw).sentences
     lines = sorted({" ".join(sentence.split()) for sentence in sentences})
