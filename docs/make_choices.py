@@ -32,7 +32,7 @@ This page is generated from the code by `python docs/make_choices.py`. [Componen
 measurements. The columns:
 
 - **reads**: recipe keys that have an effect only with this choice. Without it, they are refused.
-- **packed training**: works with `training.batching: packed` on a GPU. Otherwise batches are padded.
+- **packed training**: works with `training.batching: packed`. Otherwise batches are padded.
 - **packed inference**: works with packed weights, which int8 needs. Otherwise the plain network is used.
 - **export**: the formats that can represent it.
 """

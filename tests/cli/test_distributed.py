@@ -9,7 +9,16 @@ from regard.data.batching import plan_batches
 from regard.data.dataset import TokenDataset
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
-from tests.cli.commands import PYTHON, Done, regard, sequences, succeeds_inside, write, write_recipe
+from tests.cli.commands import (
+    PYTHON,
+    REGARD,
+    Done,
+    regard,
+    sequences,
+    succeeds_inside,
+    write,
+    write_recipe,
+)
 
 # Without -W error: torchrun itself warns.
 TORCHRUN = [PYTHON[0], "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -46,14 +55,28 @@ def arguments(out: str, accumulate: str) -> list[str]:
     return ["train", "recipe.yaml", "--out", out, "--set", f"training.accumulate={accumulate}"]
 
 
-@pytest.mark.parametrize("accumulate", ["1", "2"])
-def test_two_processes_give_the_same_weights_as_one(accumulate: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "start", "option"),
+    [("1", TORCHRUN, ()), ("2", REGARD, ("--processes", "2"))],
+    ids=["torchrun", "--processes"],
+)
+def test_two_processes_give_the_same_weights_as_one(
+    accumulate: str, start: list[str], option: tuple[str, ...], folder: Path
+) -> None:
     one, two = folder / f"one-{accumulate}", folder / f"two-{accumulate}"
-    done = regard(*arguments(two.name, accumulate), cwd=folder, start=TORCHRUN)
+    done = regard(*arguments(two.name, accumulate), *option, cwd=folder, start=start)
     assert done.returncode == 0, done.stderr
     assert_odd_batches(one)
     assert_close_weights(one, two)
     assert_only_main_process_reports(two, done)
+
+
+def test_processes_report_a_mistake_once(folder: Path) -> None:
+    done = regard(
+        "train", "recipe.yaml", "--set", "training.steps=x", "--processes", "2", cwd=folder
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("training.steps") == done.stderr.count("\n") == 1
 
 
 def test_batch_norm_uses_the_statistics_of_all_processes(tmp_path: Path) -> None:

@@ -116,6 +116,17 @@ def test_two_halves_equal_one_uninterrupted_run(ema: str, folder: Path) -> None:
     assert_same_run(folder / f"halves-{ema}", folder / f"uninterrupted-{ema}")
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_halves_of_packed_training_equal_one_run(precision: str, folder: Path) -> None:
+    """With native kernels, if this machine has them: the dropout masks follow from the step."""
+    sets = ["--set", "training.batching=packed", "--set", f"training.precision={precision}"]
+    whole, halves = f"packed-{precision}", f"packed-halves-{precision}"
+    for out, steps in ((whole, 40), (halves, 20), (halves, 40)):
+        done = inside(*arguments(out, steps=steps), *sets, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    assert_same_run(folder / halves, folder / whole)
+
+
 def test_a_killed_training_resumes_exactly(folder: Path) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails

@@ -1,7 +1,8 @@
 """Training speed: one training step, compared with the same step of other libraries in the same run.
 
-A step is loss, gradient and Adam, on random tokens. On a GPU, Regard is measured with ``batching: packed`` (compiled,
-in a CUDA graph) and with padded batches in eager mode; on a CPU only with the latter. Speeds do not count padding.
+A step is loss, gradient and Adam, on random tokens. Regard is measured with ``batching: packed`` (on a GPU compiled, in
+a CUDA graph; on a CPU with native kernels) and with padded batches in eager mode. Speeds do not count padding. A CPU
+with instructions for bf16 is measured in fp32 and in bf16, where the other libraries use torch's autocast.
 """
 
 from __future__ import annotations
@@ -10,26 +11,41 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.data.batching import Batch, collate, pack, packed_size, plan_batches, plan_packed
+from regard.data.batching import (
+    Batch,
+    Lengths,
+    collate,
+    pack,
+    pack_evenly,
+    packed_size,
+    plan_batches,
+    plan_packed,
+)
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import IntArray, TokenDataset, write_dataset
+from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
+from regard.inference.precision import autocast
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import ModelConfig, Preset, Recipe, make_recipe
+from regard.training.cpu_kernels import (
+    CPU_ROW_TOKENS,
+    attach_cpu_kernels,
+    fastest_cpu_precision,
+    has_cpu_kernels,
+)
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.planner import matmul_speed
 from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
@@ -49,19 +65,19 @@ class TrainSetting:
     dataset: TokenDataset
     tokens_per_batch: int
     device: torch.device
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
-    def lengths(self) -> tuple[IntArray, IntArray]:
+    def lengths(self) -> tuple[Lengths, Lengths]:
         return self.dataset.source_lengths, self.dataset.target_lengths
 
     @property
     def recipe(self) -> Recipe:
-        precision = "bf16" if self.device.type == "cuda" else "fp32"
         return make_recipe(
             {
                 "data": {"train": {"pairs": "random"}},
                 "model": {"preset": self.preset},
-                "training": {"batching": "packed", "precision": precision},
+                "training": {"batching": "packed", "precision": self.precision},
             },
             "bench",
         )
@@ -72,9 +88,12 @@ class TrainRow:
     """The figures of one library."""
 
     name: str
+    precision: str
     milliseconds: float
     tokens_per_second: float
     """target tokens, without padding"""
+    tokens_per_cpu_second: float
+    """the same per second of CPU time of this process: hardly changed by other processes on the machine"""
     non_pad_fraction: float
     """fraction of the computed positions that are not padding"""
     peak_fraction: float
@@ -100,27 +119,57 @@ class StepBenchmark:
 def measure(
     setting: TrainSetting, peers: Sequence[str], steps: int, repeats: int
 ) -> list[TrainRow]:
-    """Each library in turn; the median of the repeats counts."""
+    """A row for each library and precision; the median of the repeats counts.
+
+    On a CPU the libraries take turns, so that another process on the machine slows down all of them. On a GPU they
+    are measured one after the other, because of their memory.
+    """
     peak = matmul_speed(setting.device)
-    rows = []
-    for build in (*regard_steps(setting), *(PEERS[name] for name in peers)):
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+    builders = (*regard_steps(setting), *(PEERS[name] for name in peers))
+    if setting.device.type == "cuda":
+        setting = replace(setting, precision="bf16")
+        return [_measure_turns([(build, setting)], steps, repeats, peak)[0] for build in builders]
+    precisions: list[Literal["fp32", "bf16"]] = ["fp32"]
+    if fastest_cpu_precision() == "bf16":
+        precisions.insert(0, "bf16")
+    settings = [replace(setting, precision=one) for one in precisions]
+    return _measure_turns(
+        [(build, one) for build in builders for one in settings], steps, repeats, peak
+    )
+
+
+def _measure_turns(
+    benchmarks: Sequence[tuple[Callable[[TrainSetting], StepBenchmark], TrainSetting]],
+    steps: int,
+    repeats: int,
+    peak: float,
+) -> list[TrainRow]:
+    """The rows of some benchmarks, which take turns."""
+    gpu = benchmarks[0][1].device.type == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    built = []
+    for build, setting in benchmarks:
         torch.manual_seed(0)
-        one = build(setting)
+        built.append(build(setting))
         for _ in range(EAGER_STEPS + 2):
-            one.step()
-        seconds = statistics.median(
-            time_step(one.step, steps, setting.device) for _ in range(repeats)
+            built[-1].step()
+    turns = [[time_step(one.step, steps, setting.device) for one in built] for _ in range(repeats)]
+    memory = torch.cuda.max_memory_allocated() / 1e9 if gpu else 0.0
+    rows = []
+    for number, (one, (_, setting)) in enumerate(zip(built, benchmarks, strict=True)):
+        seconds, cpu_seconds = (
+            statistics.median(turn[number][clock] for turn in turns) for clock in (0, 1)
         )
-        memory = torch.cuda.max_memory_allocated() / 1e9 if setting.device.type == "cuda" else 0.0
         operations = 3 * forward_operations(setting, one.source, one.target)
         rows.append(
             TrainRow(
                 one.name,
+                setting.precision,
                 1000 * seconds,
                 one.target / seconds,
+                one.target / cpu_seconds,
                 (one.source + one.target) / one.positions,
                 operations / seconds / peak,
                 memory,
@@ -129,14 +178,14 @@ def measure(
     return rows
 
 
-def time_step(step: Step, steps: int, device: torch.device) -> float:
-    """Seconds per step."""
+def time_step(step: Step, steps: int, device: torch.device) -> tuple[float, float]:
+    """Seconds per step, and seconds of CPU time."""
     synchronize(device)
-    start = time.perf_counter()
+    start = time.perf_counter(), time.process_time()
     for _ in range(steps):
         step()
     synchronize(device)
-    return (time.perf_counter() - start) / steps
+    return (time.perf_counter() - start[0]) / steps, (time.process_time() - start[1]) / steps
 
 
 def synchronize(device: torch.device) -> None:
@@ -153,7 +202,7 @@ def forward_operations(setting: TrainSetting, source: float, target: float) -> f
     decoder = model.decoder_layers * (6 * d * d + feed_forward) + d * setting.vocab_size
     cross_kv = model.decoder_layers * 2 * d * d  # keys and values of cross-attention
     # Scores and weighted sums: 2 d per query and key; with the causal mask, a token attends to half its text.
-    S, T = (float(lengths.mean()) + 1 for lengths in setting.lengths)
+    S, T = (lengths.sum() / len(lengths) + 1 for lengths in setting.lengths)
     attention = model.encoder_layers * S * source + model.decoder_layers * (T / 2 + S) * target
     return 2 * (source * (encoder + cross_kv) + target * decoder) + 4 * d * attention
 
@@ -163,7 +212,9 @@ def forward_operations(setting: TrainSetting, source: float, target: float) -> f
 
 
 def regard_steps(setting: TrainSetting) -> list[Callable[[TrainSetting], StepBenchmark]]:
-    return [cuda_graph, plain] if setting.device.type == "cuda" else [plain]
+    if setting.device.type == "cuda":
+        return [cuda_graph, plain]
+    return [native, plain] if has_cpu_kernels() else [plain]
 
 
 def cuda_graph(setting: TrainSetting) -> StepBenchmark:
@@ -174,12 +225,25 @@ def cuda_graph(setting: TrainSetting) -> StepBenchmark:
     batches = [pack(setting.dataset, rows, size) for rows in (plan[:-1] or plan)[:BATCHES]]
     step = _train_step(setting)
     recorded = CUDAGraphStep(step, cast(Seq2SeqLoss, step.loss_fn).network)
-    return _benchmark("regard", recorded, [batch.map(Tensor.pin_memory) for batch in batches])
+    pinned = [[batch.map(Tensor.pin_memory)] for batch in batches]
+    return _benchmark("regard", recorded, pinned)
+
+
+def native(setting: TrainSetting) -> StepBenchmark:
+    """Packed batches and native kernels, as in training on a CPU with ``batching: packed``."""
+    size = packed_size(*setting.lengths, setting.tokens_per_batch)
+    plan = plan_packed(*setting.lengths, size, 1, 0)
+    step = _train_step(setting)
+    attach_cpu_kernels(cast(Seq2SeqLoss, step.loss_fn))
+    rows = (plan[:-1] or plan)[:BATCHES]
+    batches = [pack_evenly(setting.dataset, one, CPU_ROW_TOKENS) for one in rows]
+    return _benchmark("regard", step, batches)
 
 
 def plain(setting: TrainSetting) -> StepBenchmark:
     """Padded batches, one text per row, in eager mode."""
-    return _benchmark("regard, plain", _train_step(setting), _padded(setting))
+    batches = [[batch] for batch in _padded(setting)]
+    return _benchmark("regard, plain", _train_step(setting), batches)
 
 
 def _train_step(setting: TrainSetting) -> TrainStep:
@@ -191,23 +255,25 @@ def _train_step(setting: TrainSetting) -> TrainStep:
 
 
 def _benchmark(
-    name: str, train_step: Callable[..., Tensor], batches: Sequence[Batch]
+    name: str, train_step: Callable[..., Tensor], batches: Sequence[Sequence[Batch]]
 ) -> StepBenchmark:
-    tokens = [batch.tokens for batch in batches]
+    """A step on each batch in turn. A batch is a list of micro-batches."""
+    tokens = [sum(part.tokens for part in parts) for parts in batches]
     endless = cycle(zip(batches, tokens, strict=True))
 
     def step() -> None:
-        batch, count = next(endless)
-        train_step([batch], StepScalars(1 / count, 1e-4))
+        parts, count = next(endless)
+        train_step(parts, StepScalars(1 / count, 1e-4))
 
     return StepBenchmark(name, step, *_counts(batches))
 
 
-def _counts(batches: Sequence[Batch]) -> tuple[float, float, float]:
+def _counts(batches: Sequence[Sequence[Batch]]) -> tuple[float, float, float]:
     """Mean source tokens, target tokens and positions per batch."""
-    source = sum(int((batch.source != PAD).sum()) for batch in batches)
-    target = sum(batch.tokens for batch in batches)
-    positions = sum(batch.source.numel() + batch.target.numel() for batch in batches)
+    parts = [part for batch in batches for part in batch]
+    source = sum(int((part.source != PAD).sum()) for part in parts)
+    target = sum(part.tokens for part in parts)
+    positions = sum(part.source.numel() + part.target.numel() for part in parts)
     return source / len(batches), target / len(batches), positions / len(batches)
 
 
@@ -286,11 +352,10 @@ def _peer(
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
     batches = [batch.to(setting.device) for batch in _padded(setting)]
     endless = cycle(batches)
-    gpu = setting.device.type == "cuda"
 
     def step() -> None:
         batch = next(endless)
-        with torch.autocast("cuda", torch.bfloat16) if gpu else nullcontext():
+        with autocast(setting.precision, setting.device):
             predicted = logits(batch.source, batch.target, batch.source != PAD)
             loss = F.cross_entropy(
                 predicted.flatten(0, 1).float(),
@@ -302,7 +367,7 @@ def _peer(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return StepBenchmark(name, step, *_counts(batches))
+    return StepBenchmark(name, step, *_counts([[batch] for batch in batches]))
 
 
 PEERS: dict[str, Callable[[TrainSetting], StepBenchmark]] = {
@@ -314,13 +379,17 @@ PEERS: dict[str, Callable[[TrainSetting], StepBenchmark]] = {
 def table(rows: Sequence[TrainRow]) -> Iterator[str]:
     """The rows as lines of text; ratio: the speed of the first row over that of this row."""
     first = rows[0]
-    yield f"{'':24}{'ms/step':>10}{'tokens/s':>12}{'ratio':>7}{'non-pad':>9}{'of peak':>9}{'GB':>6}"
+    yield (
+        f"{'':24}{'':6}{'ms/step':>10}{'tokens/s':>12}{'ratio':>7}{'/CPU s':>9}{'ratio':>7}"
+        f"{'non-pad':>9}{'of peak':>9}{'GB':>6}"
+    )
     for row in rows:
         ratio = first.tokens_per_second / row.tokens_per_second
+        cpu_ratio = first.tokens_per_cpu_second / row.tokens_per_cpu_second
         memory = f"{row.memory_gb:6.1f}" if row.memory_gb else f"{'':>6}"
         yield (
-            f"{row.name:24}{row.milliseconds:>10.2f}{row.tokens_per_second:>12,.0f}{ratio:>6.2f}x"
-            f"{row.non_pad_fraction:>9.1%}{row.peak_fraction:>9.1%}{memory}"
+            f"{row.name:24}{row.precision:6}{row.milliseconds:>10.2f}{row.tokens_per_second:>12,.0f}"
+            f"{ratio:>6.2f}x{row.tokens_per_cpu_second:>9,.0f}{cpu_ratio:>6.2f}x{row.non_pad_fraction:>9.1%}{row.peak_fraction:>9.1%}{memory}"
         )
 
 

@@ -15,20 +15,23 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
 import os
-import platform
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint8, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "native"
 VARIABLE = "REGARD_NATIVE"
@@ -43,6 +46,9 @@ OBJECTS: dict[str, tuple[str, ...]] = {
     "avx2": ("kernels.cpp", "-DREGARD_AVX2", *_FMA),
     "avx512": ("kernels.cpp", "-DREGARD_AVX512", *_FMA, *_AVX512),
     "amx": ("kernels.cpp", "-DREGARD_AMX", *_FMA, *_AVX512, "-mamx-tile", "-mamx-int8"),
+    "training": ("training.cpp",),
+    "training_avx2": ("training.cpp", "-DREGARD_SET=avx2", "-Wno-psabi", *_FMA),
+    "training_avx512": ("training.cpp", "-DREGARD_SET=avx512", "-Wno-psabi", *_FMA, *_AVX512),
 }
 """The object files: a source and its options. Kernels are compiled once for each instruction set."""
 LINK_OPTIONS = ("-shared", "-pthread")
@@ -70,7 +76,7 @@ def native_library() -> NativeLibrary:
     try:
         path = _find_or_build()
         functions = _load(path)
-    except (OSError, subprocess.SubprocessError, NoLibraryError) as error:
+    except (OSError, NoLibraryError) as error:
         return NativeLibrary(None, str(error))
     limit = os.environ.get(LIMIT_VARIABLE) or "amx"
     if limit not in INSTRUCTION_SETS:
@@ -93,7 +99,9 @@ def _find_or_build() -> Path:
         raise NoLibraryError(f"{VARIABLE}=off")
     if variable:
         return Path(variable)
-    if platform.machine().lower() not in ("x86_64", "amd64") or os.name != "posix":
+    if os.name != "posix" or os.uname().machine.lower() not in ("x86_64", "amd64"):
+        import platform
+
         raise NoLibraryError(f"no native code for {platform.system()} on {platform.machine()}")
     name = library_name()
     for folder in (SOURCES, cache_dir()):
@@ -118,11 +126,16 @@ def cache_dir() -> Path:
 
 def build_library(folder: Path) -> Path:
     """Compile the library into a folder, and return its path."""
+    import logging
+    import shutil
+    import tempfile
+
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CXX") or "c++", "g++"])), None)
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler to build it with")
     folder.mkdir(parents=True, exist_ok=True)
-    log.warning("Building the native decoder with %s, once; this takes some seconds.", compiler)
+    log = logging.getLogger(__name__)
+    log.warning("Building the native library with %s, once; this takes some seconds.", compiler)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as temporary:
         objects = [str(Path(temporary, f"{name}.o")) for name in OBJECTS]
         _run_all(
@@ -138,6 +151,8 @@ def build_library(folder: Path) -> Path:
 
 def _run_all(commands: Iterable[list[str]]) -> None:
     """Run some commands at the same time."""
+    import subprocess
+
     processes = [
         subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
@@ -146,6 +161,8 @@ def _run_all(commands: Iterable[list[str]]) -> None:
     ]
     try:
         messages = [process.communicate(timeout=COMPILE_SECONDS)[1] for process in processes]
+    except subprocess.TimeoutExpired as error:
+        raise NoLibraryError(f"it could not be built: {error}") from None
     finally:
         for process in processes:
             with process:  # waits for it, and closes its pipe
@@ -159,6 +176,7 @@ def _run_all(commands: Iterable[list[str]]) -> None:
 def _load(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     floats, integers = POINTER(c_float), POINTER(c_int32)
+    pointer, int32, int64 = c_void_p, c_int32, c_int64
     signatures: dict[str, tuple[object, list[object]]] = {
         "regard_initialize": (c_char_p, [c_int32]),
         "regard_levels": (c_int32, []),
@@ -176,6 +194,19 @@ def _load(path: Path) -> ctypes.CDLL:
         "regard_job_results": (
             None,
             [c_void_p, integers, POINTER(c_uint8), POINTER(c_double), integers, floats],
+        ),
+        "regard_dropout": (
+            None,
+            [pointer, pointer, int64, int32, c_uint32, c_float, int32],
+        ),
+        "regard_attention": (None, [pointer, int32]),
+        "regard_attention_backward": (None, [pointer, int32]),
+        "regard_cross_entropy": (
+            None,
+            [
+                *(pointer, int32, int64, int64, pointer, int64),
+                *(c_float, c_float, int32, int32, pointer, int32),
+            ],
         ),
     }
     for name, (result, arguments) in signatures.items():

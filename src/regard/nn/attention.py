@@ -48,7 +48,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """The attention mask: which keys each query may attend to.
+    """The attention mask: which keys each query may attend to; the padding mask and the causal mask together.
 
     True means *may attend*, as in torch's scaled_dot_product_attention.
     """
@@ -211,8 +211,12 @@ def relu(masked: Float[Tensor, "B h Q K"]) -> Float[Tensor, "B h Q K"]:
 # Attention
 
 
+PackedKernel = Callable[[Tensor, Tensor, Tensor, Spans, float, float], Tensor]
+"""query, key, value, spans, scale and dropout to output"""
+
+
 class Attention(nn.Module):
-    """Attention(Q, K, V) = weighting(score(Q, K)) V."""
+    """Attention(Q, K, V) = weighting(score(Q, K)) V; the paper's is scaled dot-product attention with softmax."""
 
     def __init__(self, config: recipe.ModelConfig, position: AttentionPosition) -> None:
         super().__init__()
@@ -223,6 +227,8 @@ class Attention(nn.Module):
         fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
         self.uses_sdpa = fused and not position.in_scores
         """whether torch has one kernel for the whole formula"""
+        self.packed_kernel: PackedKernel | None = None
+        """on a CPU: attention in packed rows without a mask matrix; set for training"""
 
     def forward(
         self,
@@ -233,7 +239,10 @@ class Attention(nn.Module):
         distance: Int[Tensor, "#B Q K"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "B h Q dv"]:
-        """The fast path. With ``causal``, the mask is a square lower triangle and the kernel skips the rest."""
+        """The fast path: torch's fused kernel (flash attention) if there is one.
+
+        With ``causal``, the mask is a square lower triangle and the kernel skips the rest.
+        """
         if not self.uses_sdpa:
             assert not causal
             return self.attention_with_weights(query, key, value, allowed, distance).output
@@ -272,7 +281,10 @@ class Attention(nn.Module):
         value: Float[Tensor, "B g K dv"],
         spans: Spans,
     ) -> Float[Tensor, "B h Q dv"]:
-        """The fast path on a GPU where each query attends to one span of keys."""
+        """The fast path where each query attends to one span of keys: on a GPU, or with ``packed_kernel``."""
+        if self.packed_kernel is not None:
+            dropout = self.dropout if self.training else 0.0
+            return self.packed_kernel(query, key, value, spans, self.score.scale, dropout)
         # Imported here because Triton comes only with torch for CUDA.
         from regard.nn.kernels import packed_attention_kernel
 

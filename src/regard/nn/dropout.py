@@ -3,13 +3,15 @@
 Dropout of whole tokens (word dropout) and the token masks of masked language models are here too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.data.special_tokens import MASK, PAD, SPECIAL_TOKENS
+
+DropoutKernel = Callable[[Tensor, float], Tensor]
 
 
 class Dropout(nn.Dropout):
@@ -21,9 +23,15 @@ class Dropout(nn.Dropout):
 
     seed: Int[Tensor, "1"] | None = None
     """set by ``attach_dropout_seeds``; its owner draws a new value before each step"""
+    kernel: DropoutKernel | None = None
+    """a faster implementation: values and p in, values out; set on an instance for training on a CPU"""
 
     def forward(self, input: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        if self.seed is None or not self.training or self.p == 0:
+        if not self.training or self.p == 0:
+            return input
+        if self.kernel is not None:
+            return self.kernel(input, self.p)
+        if self.seed is None:
             return super().forward(input)
         return torch.where(keep_mask(input.shape, self.p, self.seed), input / (1 - self.p), 0.0)
 

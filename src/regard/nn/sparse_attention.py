@@ -70,7 +70,7 @@ class FullAttention(nn.Module):
         mask: AttentionMask,
     ) -> Float[Tensor, "B h Q dv"]:
         """The fast path."""
-        if mask.spans is not None and query.is_cuda:
+        if mask.spans is not None and (query.is_cuda or attention.packed_kernel is not None):
             return attention.span_attention(query, *kv, mask.spans)
         sizes = query.shape[2], kv.key.shape[2]
         # For a causal square without padding, a flag lets the kernel skip everything above the diagonal.

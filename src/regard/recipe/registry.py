@@ -63,7 +63,7 @@ class Choice(Generic[T]):
     sites: tuple[str, ...] = ()
     """attention patterns only: encoder, decoder, cross_attention"""
     packed_batches: bool = False
-    """works with ``training.batching: packed`` on a GPU"""
+    """works with ``training.batching: packed``"""
     fast_inference: bool = False
     """works with the packed weights of the inference engine (fp32, bf16 and int8)"""
     formats: tuple[str, ...] = ()
@@ -121,6 +121,10 @@ def find_registry(key: str) -> Registry[Any]:
     module, name = LOCATIONS[key].split(":")
     registry: Registry[Any] = getattr(import_module(module), name)
     return registry
+
+
+CHECKED_NAMES: set[tuple[str, str]] = set()
+"""keys and names that an earlier process has looked up, see ``tasks/prepared_model.py``"""
 
 
 def allowed_names(key: str) -> list[str]:

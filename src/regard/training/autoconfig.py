@@ -408,7 +408,8 @@ def _training(
     return {
         "steps": steps,
         "tokens_per_batch": batch,
-        "batching": "packed" if choice.device == "cuda" else "padded",
+        "batching": choice.speed.batching,
+        "precision": choice.speed.precision,
         "schedule": "cosine",
         # The factor of the schedule noam is not a learning rate.
         **({} if _setting(overrides, "training.schedule") == "noam" else rate),

@@ -1,4 +1,4 @@
-"""Data-parallel training in several processes, started by ``torchrun --nproc-per-node N -m regard train …``.
+"""Data-parallel training in several processes: ``regard train … --processes N``, or with torchrun on several machines.
 
 Every process has all weights. It computes the gradients of its share of each batch, and the processes average them.
 Padded batches use DistributedDataParallel, which exchanges gradients during the backward pass. Packed batches use
@@ -7,11 +7,16 @@ Padded batches use DistributedDataParallel, which exchanges gradients during the
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +27,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
-from regard.data.batching import TILE, Lengths, PackedSize
+from regard.data.batching import TILE, Lengths, PackedSize, row_owners
 from regard.data.dataset import RowIndices
 from regard.errors import RegardError
 from regard.inference.precision import choose_device
@@ -32,9 +37,11 @@ T = TypeVar("T")
 
 CONNECTION_LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recv/send error"),
-    *("NCCL communicator was aborted", "remote process exited"),
+    *("NCCL communicator was aborted", "remote process exited", "Connection timed out"),
 )
 """Parts of the messages of torch's errors when another process has ended."""
+SILENT_PEER_SECONDS = 20
+"""After how long a connection to a machine that no longer answers is closed."""
 SHARED_FOLDER_SECONDS = 3.0
 """How long to wait for a file of another machine; a network file system may show it later."""
 MEASURED_BATCHES, FITTING_BATCHES = 1000, 0.99
@@ -50,6 +57,8 @@ class ProcessGroup:
     device: torch.device
     local_rank: int = 0
     """the number of the process on its machine"""
+    local_size: int = 1
+    """the number of processes on its machine"""
 
     @property
     def is_main(self) -> bool:
@@ -69,12 +78,12 @@ class ProcessGroup:
         distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: T) -> T:
-        """The value of the main process, returned in each process."""
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The value of the main process, or of another one, returned in each process."""
         if self.size == 1:
             return value
         values = [value]
-        distributed.broadcast_object_list(values, device=self.device)
+        distributed.broadcast_object_list(values, source, device=self.device)
         return values[0]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
@@ -159,6 +168,7 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
         torch.cuda.set_device(torch_device)
     # The other processes wait while the main one prepares data or validates, which can take long.
     backend = "nccl" if torch_device.type == "cuda" else "gloo"
+    earlier = open_files()
     try:
         distributed.init_process_group(backend, timeout=timedelta(hours=3))
     except RuntimeError as error:
@@ -167,10 +177,123 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
             f"MASTER_PORT can be reached from each machine, and set {backend.upper()}_SOCKET_IFNAME to the network "
             "interface between them"
         ) from None
+    close_silent_connections(open_files() - earlier)
     try:
-        yield ProcessGroup(distributed.get_rank(), size, torch_device, local_rank)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        yield ProcessGroup(distributed.get_rank(), size, torch_device, local_rank, local_size)
     finally:
         distributed.destroy_process_group()
+
+
+def open_files() -> set[int]:
+    """The numbers of the open file descriptors of this process; on Linux only."""
+    folder = Path("/proc/self/fd")
+    numbers = [int(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    found = set()
+    for number in numbers:
+        with suppress(OSError):  # that of the folder itself is closed by now
+            os.fstat(number)
+            found.add(number)
+    return found
+
+
+def close_silent_connections(descriptors: Iterable[int]) -> None:
+    """Let the kernel close each TCP connection whose peer does not answer for ``SILENT_PEER_SECONDS``.
+
+    A process that is killed closes its connections. A machine without power or network does not, and the others would
+    wait for it for hours: gloo sets none of these options.
+    """
+    probes = 4
+    for descriptor in descriptors:
+        try:
+            connection = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # not a socket, or closed by now
+            continue
+        with connection:
+            if connection.type != socket.SOCK_STREAM or connection.family == socket.AF_UNIX:
+                continue
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                (socket.TCP_KEEPIDLE, SILENT_PEER_SECONDS // probes),
+                (socket.TCP_KEEPINTVL, SILENT_PEER_SECONDS // probes),
+                (socket.TCP_KEEPCNT, probes - 1),
+                (socket.TCP_USER_TIMEOUT, 1000 * SILENT_PEER_SECONDS),
+            ):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+# ---------------------------------------------------------------------------------------------
+# Starting processes on this machine
+
+GRACE_SECONDS = 20.0
+"""When one process has ended with an error, the others get this time to notice it."""
+
+
+def run_processes(arguments: Sequence[str], count: int) -> int:
+    """Run ``regard`` with these arguments in several processes that train together; returns the exit status.
+
+    Each gets an equal share of the cores as threads, unless OMP_NUM_THREADS is set. Process 0 prints messages; what
+    another one writes to standard error is shown if it fails first and in another way. A signal goes to all of them.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = max(1, (cores or 1) // count)
+    environment = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
+    environment |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+    environment["MASTER_PORT"] = str(_free_port())
+    with ExitStack() as stack:
+        errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(1, count)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "regard", *arguments],
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.DEVNULL if error else None,
+                stderr=error,
+            )
+            for rank, error in enumerate([None, *errors])
+        ]
+        stack.callback(_end, processes)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous = signal.signal(number, lambda *_: _interrupt(processes))
+            stack.callback(signal.signal, number, previous)
+        failed = _wait(processes)
+        # All processes make the same mistake of the user, which process 0 has printed.
+        if failed and processes[failed].returncode != processes[0].returncode:
+            errors[failed - 1].seek(0)
+            sys.stderr.write(errors[failed - 1].read().decode(errors="replace"))
+    return processes[failed or 0].returncode
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait until all processes have ended; returns the rank of the first to fail. The rest is ended after a while."""
+    failed, deadline = None, math.inf
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        ended = [rank for rank, process in enumerate(processes) if process.returncode]
+        if ended and failed is None:
+            failed, deadline = ended[0], time.monotonic() + GRACE_SECONDS
+        time.sleep(0.05)
+    if failed is None:
+        failed = next((rank for rank, one in enumerate(processes) if one.returncode), None)
+    return failed
+
+
+def _interrupt(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def is_connection_lost(error: BaseException) -> bool:
@@ -216,18 +339,6 @@ class FlatGradients:
 
 # ---------------------------------------------------------------------------------------------
 # Rows
-
-
-def row_owners(source_lengths: Lengths, target_lengths: Lengths, ranks: int) -> RowIndices:
-    """The process of each row of a batch, given the lengths of the rows.
-
-    The rows are sorted by length and dealt in the order 0 1 2 2 1 0 0 1 …, so that all get about the same tokens.
-    """
-    order = np.argsort(-(source_lengths.astype(np.int64) + target_lengths), kind="stable")
-    number = np.arange(len(order)) % (2 * ranks)
-    owners = np.empty(len(order), dtype=np.int64)
-    owners[order] = np.minimum(number, 2 * ranks - 1 - number)
-    return owners
 
 
 def share_size(

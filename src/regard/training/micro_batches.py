@@ -76,20 +76,25 @@ def release_memory(train_step: TrainStep) -> None:
         torch.cuda.empty_cache()
 
 
-def estimate_micro_batches(train_step: TrainStep, batch: Batch) -> int:
-    """The number of micro-batches that a batch needs on a CPU: a power of two.
+def estimate_micro_batches(train_step: TrainStep, few: Batch, largest: Batch, texts: int) -> int:
+    """The number of micro-batches that the ``largest`` batch, of this many texts, needs on a CPU: a power of two.
 
-    A few rows go through the network, and the memory of their activations is extrapolated to all rows. A batch that is
-    too large cannot be tried: Linux would kill the process, or another one.
+    A few rows go through the network, and the memory of their activations is extrapolated to all rows: the first rows
+    of a padded batch, or a smaller packed batch (``few``). A batch that is too large cannot be tried: Linux would kill
+    the process, or another one.
     """
-    rows = batch.source.shape[0]
-    few = max(1, rows // 16)
+    some = max(1, len(few.source) // 16)
+    few = few.map(lambda tensor: tensor[:some])
     with count_saved_bytes() as saved:
-        train_step.accumulate(batch.map(lambda tensor: tensor[:few]), 0.0, last=False)
+        train_step.accumulate(few, 0.0, last=False)
     release_memory(train_step)
-    needed, available = SAFETY * sum(saved.values()) * rows / few, available_memory()
+    positions = [one.source.numel() + one.target.numel() for one in (largest, few)]
+    needed, available = (
+        SAFETY * sum(saved.values()) * positions[0] / positions[1],
+        available_memory(),
+    )
     micro_batches = 1
-    while available is not None and micro_batches < rows and needed / micro_batches > available:
+    while available is not None and micro_batches < texts and needed / micro_batches > available:
         micro_batches *= 2
     return micro_batches
 

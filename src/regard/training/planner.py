@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from regard.data.batching import Batch, pack_equal
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import Recipe, make_recipe
+from regard.training.cpu_kernels import (
+    attach_cpu_kernels,
+    fastest_cpu_precision,
+    has_cpu_kernels,
+)
 from regard.training.optimizers import OPTIMIZERS, SCHEDULES
+from regard.training.train_step import StepScalars, TrainStep
 
 if TYPE_CHECKING:
     from regard.training.trainer import Trainer
@@ -50,6 +58,9 @@ class DeviceSpeed:
     """models of lower cost are not faster, since a GPU cannot use all of its units"""
     name: str = ""
     """for example “2 CPU cores” or “NVIDIA H200”"""
+    batching: Literal["padded", "packed"] = "padded"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """how it trains fastest"""
 
     def tokens_per_second(self, cost: float) -> float:
         """Target tokens per second for a model of this cost relative to tiny."""
@@ -70,32 +81,42 @@ def measure_device(device: torch.device) -> DeviceSpeed:
     """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product."""
     if device.type == "cuda":
         speed = H200_TINY * matmul_speed(device) / H200_MATMUL
-        return DeviceSpeed("cuda", speed, GPU_MIN_COST, torch.cuda.get_device_name(device))
+        name = torch.cuda.get_device_name(device)
+        return DeviceSpeed("cuda", speed, GPU_MIN_COST, name, "packed")
     tokens, seconds = 1_000, math.inf
-    step = _tiny_step(sentences=tokens // 25, length=25)
+    batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
+    precision = fastest_cpu_precision()
+    step = _tiny_step(tokens // 25, 25, batching, precision)
     for _ in range(4):
         start = time.perf_counter()
         step()
         seconds = min(seconds, time.perf_counter() - start)
     cores = torch.get_num_threads()
-    return DeviceSpeed("cpu", tokens / seconds, name=f"{cores} CPU core{'s' * (cores > 1)}")
+    name = f"{cores} CPU core{'s' * (cores > 1)}"
+    return DeviceSpeed("cpu", tokens / seconds, 0.0, name, batching, precision)
 
 
-def _tiny_step(sentences: int, length: int, vocab_size: int = 6_000) -> Any:
+def _tiny_step(
+    sentences: int, length: int, batching: str, precision: str, vocab_size: int = 6_000
+) -> Callable[[], object]:
     """A training step of the preset tiny on random tokens."""
-    recipe = make_recipe({"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}, "speed")
+    values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
+    recipe = make_recipe({**values, "training": {"precision": precision}}, "speed")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
         ids = torch.randint(10, vocab_size, (sentences, length))
     loss_fn = Seq2SeqLoss(network, recipe.training)
+    batch = Batch(ids, ids, ids)
+    if batching == "packed":
+        attach_cpu_kernels(loss_fn)
+        batch = pack_equal(ids)
     optimizer = OPTIMIZERS["adam"](network.parameters(), recipe.training)
+    train_step = TrainStep(loss_fn, optimizer, recipe.training, torch.device("cpu"))
 
     def step() -> None:
         with torch.random.fork_rng(devices=[]):
-            loss_fn(ids, ids, ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            train_step([batch], StepScalars(1 / ids.numel(), 1e-4))
 
     return step
 

@@ -18,7 +18,7 @@ from regard.training.planner import DeviceSpeed
 TEXTS = DataFiles(pairs=("pairs.tsv",))
 
 
-CPU, GPU = DeviceSpeed("cpu", 3_900.0), DeviceSpeed("cuda", 1.2e7, 6.0)
+CPU, GPU = DeviceSpeed("cpu", 3_900.0), DeviceSpeed("cuda", 1.2e7, 6.0, batching="packed")
 
 
 def configure(
@@ -197,7 +197,7 @@ def test_a_model_that_is_too_slow_is_recognized_during_training(
 
 def test_on_a_slow_gpu_batches_are_not_small(corpus_of: Callable[[int, float], str]) -> None:
     root = corpus_of(165_000, 8 * 4.7)
-    slow = DeviceSpeed("cuda", 1.0e6, 6.0)
+    slow = DeviceSpeed("cuda", 1.0e6, 6.0, batching="packed")
     recipe, _ = configure(root, minutes=2, speed=slow)
     assert (recipe.model.preset, recipe.batch_tokens) == ("small", 4_096)
 
