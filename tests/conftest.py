@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
 from regard.demo.grammar import generate
+from regard.inference import precision
 from regard.inference.native_library import native_library
 from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
@@ -31,7 +33,19 @@ from regard.training.checkpoint import TrainingState, checkpoint_name, save_chec
 settings.register_profile("regard", deadline=None)
 settings.load_profile("regard")
 
+# Prepared models of the tests, of this process and those it starts, are not put into the user's cache.
+PREPARED_MODELS = TemporaryDirectory(prefix="regard-prepared-")
+os.environ["REGARD_PREPARED"] = PREPARED_MODELS.name
 native_library()  # built now if it is missing, so that no test waits for it or prints that it is built
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compute_on_the_cpu() -> Iterator[None]:
+    """Let ``device: auto`` be the CPU, because results are compared exactly; tests of a GPU name it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "default_device", lambda: torch.device("cpu"))
+        yield
+
 
 SMALL_MODEL = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "heads": 2, "d_ff": 32}
 

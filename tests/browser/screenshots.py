@@ -22,6 +22,7 @@ IMAGES = ROOT / "docs" / "images"
 TEXT = "The dog didn't cross the street because it was too tired."
 VIEWS = {
     "translate": "#output=8",
+    "architecture": "#view=architecture&stage=decoder.1.cross_attention&output=8",
     "heads": "#view=heads&site=cross_attention&layer=1&head=0",
     "beam": "#view=beam",
     "intervene": "#view=intervene&mute=cross_attention.1.2,cross_attention.1.0",

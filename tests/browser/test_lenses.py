@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from regard.inspection.activations import activations_of, embeddings
 from regard.inspection.attribution import attribute_token
 from regard.inspection.depth_lenses import logit_lens_of
 from regard.inspection.teacher_forcing import force_ids
@@ -90,6 +91,49 @@ def test_lenses_of_a_server(browser: Browser, address: str, model: Translator) -
         wait_for_text(page, ".lenses .status.wrong", "same number of tokens")
 
 
+def check_architecture(page: Page, model: Translator, text: str) -> None:
+    """The picture has the shapes and the numbers of Python, and opens other views."""
+    forced = force_ids(model, model.request(text), [t.id for t in model.trace(text).outputs])
+    expected = activations_of(model, forced)
+    wait_for_text(page, ".part h3", "Embedding")
+    boxes = page.locator(".stage")
+    assert boxes.count() == len(expected.encoder.stages) + len(expected.decoder.stages) + 1
+    near = embeddings(model).neighbours(forced.source[1].id)
+    assert [one.strip() for one in texts(page, ".part .share .token")] == [
+        shown(one.token.text) for one in near
+    ]
+    page.locator(".stage.feed_forward").first.click()
+    wait_for_text(page, ".part h3", "Encoder layer 1: feed-forward")
+    neurons = expected.encoder.hidden[0, 1]
+    wait_for_text(page, ".part", f"{(neurons > 0).sum()} of {len(neurons)} neurons")
+    strongest = abs(neurons).argsort()[::-1][0] + 1
+    assert texts(page, ".part .share .token")[0] == f"neuron {strongest}"
+    moved = expected.changes("encoder")[1, 1]
+    percent = re.search(r"\((\d+(?:\.\d)?)%\)", page.locator(".part .change").text_content() or "")
+    assert percent
+    assert float(percent[1]) == pytest.approx(100 * moved, abs=0.6)
+    page.locator(".stage.cross_attention").first.click()
+    wait_for_text(page, ".part h3", "Decoder layer 1: cross-attention")
+    page.locator(".links button").first.click()
+    assert page.locator("#tab-heads").get_attribute("aria-selected") == "true"
+
+
+def test_the_architecture_in_a_file(open_file: Open, model: Translator) -> None:
+    check_architecture(open_file(model.trace(TEXT, lenses=True), "#view=architecture"), model, TEXT)
+
+
+def test_a_file_without_activations_says_so(open_file: Open, model: Translator) -> None:
+    page = open_file(model.trace(TEXT), "#view=architecture")
+    wait_for_text(page, "#view-architecture .card", "--lenses")
+
+
+def test_the_architecture_from_a_server(browser: Browser, address: str, model: Translator) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{address}/?text={TEXT}#view=architecture")
+        check_architecture(page, model, TEXT)
+
+
 def test_a_model_in_a_file_computes_the_same(
     browser: Browser, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -109,3 +153,5 @@ def test_a_model_in_a_file_computes_the_same(
         for row, expected in zip(rows, lens.candidates[::-1], strict=True):
             assert texts_of(row) == [shown(one[0].token.text) for one in expected]
         assert texts(page, ".by-depth dd")[0] == (model.translate([text], beam=1)[0] or "(empty)")
+        page.locator("#tab-architecture").click()
+        check_architecture(page, model, text)

@@ -24,10 +24,11 @@ TIMEOUT = 120
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without the corpora, and with one thread, because the models are small."""
+    """This process's environment without the corpora and GPUs, and with one thread, because the models are small."""
     inherited = {name: value for name, value in os.environ.items() if name != "REGARD_DATA"}
     path = os.pathsep.join(filter(None, [str(SOURCES), inherited.get("PYTHONPATH")]))
-    return {"OMP_NUM_THREADS": "1", **inherited, "PYTHONPATH": path, "COLUMNS": "120"}
+    ours = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "COLUMNS": "120"}
+    return {"OMP_NUM_THREADS": "1", **inherited, **ours}
 
 
 def regard(*arguments: object, cwd: Path, stdin: str = "", start: list[str] = REGARD) -> Done:

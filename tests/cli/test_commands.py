@@ -420,7 +420,7 @@ def test_a_planned_training_is_finished_when_it_is_run_again(chosen: dict[str, T
     assert "is already trained: all 2 steps are done" in again.stderr
     other = regard("train", "tabs.tsv", "--out", "runs/two", cwd=runs.parent)
     assert other.returncode == 2
-    assert "contains a run on other data; choose another --out" in other.stderr
+    assert "contains a run with different data; choose another --out" in other.stderr
 
 
 # From Python

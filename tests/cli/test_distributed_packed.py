@@ -6,6 +6,7 @@ They start without torchrun, which takes seconds: its variables are set here, in
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -21,7 +22,7 @@ import torch
 
 from regard.data.batching import pack, packed_size, plan_packed, row_owners
 from regard.storage.run_dir import RunDir
-from regard.training import distributed
+from regard.training import distributed, run_mirror
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from regard.training.distributed import FlatGradients, process_group, share_size
 from regard.training.optimizers import OPTIMIZERS
@@ -203,12 +204,13 @@ def test_sigterm_saves_and_any_number_of_processes_resumes(
 
 
 # ---------------------------------------------------------------------------------------------
-# Mistakes
+# Machines that share no folder, and mistakes
 
 
-def train_on_machine(rank: int, folder: Path, local_rank: str) -> Done:
+def train_on_machine(rank: int, folder: Path, local_rank: str, steps: int = STEPS) -> Done:
     os.environ["LOCAL_RANK"] = local_rank
-    return train(rank, "run", folder / f"machine-{rank}")
+    run_mirror.SHARED_FOLDER_SECONDS = 0.3
+    return train(rank, "run", folder / f"machine-{rank}", steps)
 
 
 def copy_to_machines(folder: Path, machines: Path) -> None:
@@ -219,20 +221,77 @@ def copy_to_machines(folder: Path, machines: Path) -> None:
             (machine / path.name).write_bytes(path.read_bytes())
 
 
-@pytest.mark.parametrize("local_rank", ["0", "1"])
-def test_machines_without_a_shared_folder_end_with_one_line(
-    pool: ProcessPoolExecutor, folder: Path, tmp_path: Path, local_rank: str
+def test_processes_of_one_machine_that_do_not_see_the_folder_end_with_one_line(
+    pool: ProcessPoolExecutor, folder: Path, tmp_path: Path
 ) -> None:
     copy_to_machines(folder, tmp_path)
-    job = partial(train_on_machine, folder=tmp_path, local_rank=local_rank)
+    job = partial(train_on_machine, folder=tmp_path, local_rank="1")
     done = in_processes(pool, 2, job)
     assert [one.returncode for one in done] == [2, 2], done
-    line = done[0].stderr.splitlines()[-1] if local_rank == "0" else ""
-    assert "Traceback" not in done[0].stderr
-    assert done[1].stderr.strip() == line
-    if local_rank == "0":
-        assert line.startswith("regard: run/data/metadata.json: process 1 on ")
-        assert "choose an --out on a file system that the machines share" in line
+    assert "Traceback" not in done[0].stderr + done[1].stderr
+
+
+def test_machines_without_a_shared_folder_keep_a_copy_each(
+    pool: ProcessPoolExecutor, folder: Path, tmp_path: Path
+) -> None:
+    """A machine that has lost everything gets the run from the other one."""
+    copy_to_machines(folder, tmp_path)
+    runs = [tmp_path / f"machine-{rank}" / "run" for rank in range(2)]
+    job = partial(train_on_machine, folder=tmp_path, local_rank="0")
+    done = in_processes(pool, 2, job)
+    assert [one.returncode for one in done] == [0, 0], done
+    assert "The machines do not share run: each of the 2 keeps a copy of the run" in done[0].stderr
+    assert not done[1].stderr
+    assert_same_files(*runs)
+    shutil.rmtree(runs[0])
+    done = in_processes(pool, 2, partial(job, steps=STEPS + 3))
+    assert [one.returncode for one in done] == [0, 0], done
+    assert f"Resuming from step {STEPS}" in done[0].stderr
+    assert_same_files(*runs)
+    whole = partial(train, out="whole-run", cwd=folder)
+    for steps in (STEPS, STEPS + 3):
+        (one,) = in_processes(pool, 1, partial(whole, steps=steps))
+        assert one.returncode == 0, one.stderr
+    assert_same_training(folder / "whole-run", runs[1])
+
+
+def test_copies_of_different_data_are_refused(
+    pool: ProcessPoolExecutor, folder: Path, tmp_path: Path
+) -> None:
+    copy_to_machines(folder, tmp_path)
+    for rank, steps in ((0, 5), (1, 6)):
+        machine = tmp_path / f"machine-{rank}"
+        write(
+            machine / "valid.tgt",
+            [*(machine / "valid.src").read_text().splitlines()[:-1], str(rank)],
+        )
+        (one,) = in_processes(pool, 1, partial(train, out="run", cwd=machine, steps=steps))
+        assert one.returncode == 0, one.stderr
+    before = [(tmp_path / f"machine-{rank}" / "run/card.json").read_text() for rank in range(2)]
+    done = in_processes(
+        pool, 2, partial(train_on_machine, folder=tmp_path, local_rank="0", steps=9)
+    )
+    assert [one.returncode for one in done] == [2, 2], done
+    assert "regard: run: contains a run on other data on " in done[0].stderr
+    assert before == [
+        (tmp_path / f"machine-{rank}" / "run/card.json").read_text() for rank in range(2)
+    ]
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    """Two run folders have the same files; TensorBoard's are the main process's."""
+    contents = [
+        {
+            str(path.relative_to(run)): path.read_bytes()
+            for path in run.rglob("*")
+            if path.is_file() and path.name != ".lock" and "events" not in path.parts
+        }
+        for run in (one, other)
+    ]
+    assert contents[0].keys() == contents[1].keys()
+    assert [name for name in contents[0] if contents[0][name] != contents[1][name]] == []
+    assert "model.safetensors" in contents[0]
+    assert "card.json" in contents[0]
 
 
 def test_an_error_of_one_process_ends_all(

@@ -13,8 +13,9 @@ from regard.cli import main as cli
 from tests.cli.commands import PYTHON, SOURCES, environment, inside
 
 COMMANDS = {
+    "plan",
     *("demo", "train", "recipes", "distill", "average"),
-    *("data check", "data clean", "data convert", "data score"),
+    *("data check", "data clean", "data convert", "data score", "data prepare"),
     *("translate", "tag", "classify", "fill", "generate"),
     *("evaluate", "look", "info", "bench translate", "bench train", "selftest"),
     *("runs list", "runs compare", "runs prune"),

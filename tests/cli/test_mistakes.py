@@ -419,14 +419,14 @@ def test_an_endless_line_is_refused_while_it_is_read(folder: Path) -> None:
 def test_a_line_that_takes_too_long_to_translate_is_refused_by_number(folder: Path) -> None:
     write(folder / "long.txt", ["ein Hund", " ".join(["ein Hund"] * 50_000)])
     start = time.monotonic()
-    message = "line 2 has 100,000 tokens, and at most 4,096 are translated as one text; "
+    message = "line 2 has 100,000 tokens, but at most 4,096 can be translated as one text; "
     for options, advice in {(): "--sentences splits it", ("--nbest", 2): "shorten it"}.items():
         done = inside("translate", "run", "--input", "long.txt", *options, cwd=folder)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1] == f"regard: {message}{advice}"
     assert time.monotonic() - start < 30
     model = Translator.load(folder / "run", "cpu")
-    with pytest.raises(RegardError, match="text 2 has 4,097 tokens, and at most 4,096 are read"):
+    with pytest.raises(RegardError, match="text 2 has 4,097 tokens, but at most 4,096 can be read"):
         model.translate(["ein", " ".join(["ein"] * 4097)])
 
 

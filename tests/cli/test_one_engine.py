@@ -29,6 +29,7 @@ beams = st.fixed_dictionaries(
         "extra_length": st.sampled_from([3, 8]),
         "max_length": st.sampled_from([4, 12]),
         "no_repeat_ngram": st.sampled_from([1, 2, 3]),
+        "repetition_penalty": st.sampled_from([0.5, 1.5]),
         "coverage_penalty": st.just(0.3),
         "protect": st.sampled_from([["placeholders"], ["numbers"], ["placeholders", "numbers"]]),
     },
@@ -44,6 +45,7 @@ samples = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.3, 0.9]),
         "seed": st.sampled_from([2, 7]),
         "no_repeat_ngram": st.sampled_from([1, 2]),
+        "repetition_penalty": st.sampled_from([0.5, 1.5]),
         "max_length": st.sampled_from([4, 12]),
     },
 )

@@ -67,6 +67,11 @@ def test_docker_accepts_the_file() -> None:
     subprocess.run(command, check=True, timeout=300)
 
 
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_the_linter_accepts_the_file() -> None:
+    subprocess.run(["hadolint", str(DEPLOY / "Dockerfile")], check=True, timeout=60)
+
+
 def test_every_option_of_the_server_exists() -> None:
     container = kubernetes()[0]["spec"]["template"]["spec"]["containers"][0]
     documented = re.findall(r"regard serve ([^`\n]+)", (ROOT / "docs/deploy.md").read_text())

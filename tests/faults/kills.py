@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cli.commands import write, write_recipe, write_task
+from tests.cli.commands import sequences, write, write_recipe, write_task
 from tests.faults.processes import Process, start, start_program
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STEPS = 16
 LINES = 96
+PAIRS = 4000
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "regard"]
 UNFINISHED = (".partial", ".journal", ".unfinished")
@@ -36,7 +37,7 @@ class Command:
     arguments: Callable[[Path], list[str]]
     """its arguments, from the folder with the data"""
     outputs: tuple[str, ...]
-    """files that must be equal, byte for byte, to those of an unbroken run"""
+    """files that must be equal, byte for byte, to those of an unbroken run; may contain ``*``"""
     share: float
     """share of all kills"""
     stopped: tuple[int, ...]
@@ -59,6 +60,11 @@ def write_data(folder: Path) -> None:
     )
     source = (folder / "train.src").read_text().splitlines()
     write(folder / "in.txt", (source[number % len(source)] for number in range(LINES)))
+    words = sequences(PAIRS, "abcdefgh", range(4, 20), seed=2)
+    pairs = [(" ".join(one), " ".join(sorted(one))) for one in words]
+    write(
+        folder / "pairs.tsv", map("\t".join, [*pairs, *pairs[::7], *(("a", "") for _ in range(9))])
+    )
     process = start(["train", "recipe.yaml", "--out", "model"], folder)
     assert process.wait() == 0, process.text
 
@@ -143,6 +149,12 @@ def ask(address: str) -> str:
     return answer
 
 
+def experiment(folder: Path) -> list[str]:
+    """Four trainings, two at a time."""
+    options = ["--vary", "training.label_smoothing=0.0,0.1", "--seeds", "2", "--jobs", "2"]
+    return ["experiment", "recipe.yaml", *options, "--out", "experiment"]
+
+
 RUN_FILES = ("run/model.safetensors", "run/tokenizer.model", "run/recipe.yaml")
 COMMANDS = [
     Command(
@@ -188,14 +200,30 @@ COMMANDS = [
             ]
         ),
         ("out.txt", "out.align"),
-        0.27,
+        0.25,
+        (130, -signal.SIGTERM),
+    ),
+    Command(
+        "data clean",
+        lambda folder: (
+            ["data", "clean", "pairs.tsv", "--output", "clean.tsv", "--report", "rejected.tsv"]
+        ),
+        ("clean.tsv", "rejected.tsv"),
+        0.09,
+        (130, -signal.SIGTERM),
+    ),
+    Command(
+        "experiment",
+        experiment,
+        ("experiment/runs/*/model.safetensors", "experiment/runs/*/outputs-*.jsonl"),
+        0.04,
         (130, -signal.SIGTERM),
     ),
     Command(
         "distill",
         lambda folder: ["distill", "model", "--input", "in.txt", "--output", "out.tsv"],
         ("out.tsv",),
-        0.33,
+        0.22,
         (130, -signal.SIGTERM),
     ),
     Command(
@@ -265,7 +293,14 @@ def unbroken(command: Command, data: Path, work: Path) -> tuple[dict[str, bytes]
     else:
         assert process.wait() == 0, process.text
         seconds = time.monotonic() - begin
-    return {name: (folder / name).read_bytes() for name in command.outputs}, seconds
+    return outputs(command, folder), seconds
+
+
+def outputs(command: Command, folder: Path) -> dict[str, bytes]:
+    """The contents of all output files of a command, by their paths in the folder."""
+    paths = [path for pattern in command.outputs for path in sorted(folder.glob(pattern))]
+    assert len(paths) >= len(command.outputs), f"output files are missing: {paths}"
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def fresh_copy(data: Path, folder: Path) -> Path:
@@ -316,8 +351,10 @@ def assert_completes(command: Command, folder: Path, expected: dict[str, bytes])
     status = process.wait()
     assert status == 0, f"the repeated command has status {status}: {process.text}"
     process.assert_nothing_left()
+    found = outputs(command, folder)
+    assert found.keys() == expected.keys(), f"{[*found]}, but {[*expected]} without a kill"
     for name, content in expected.items():
-        assert (folder / name).read_bytes() == content, f"{name} differs from the unbroken run's"
+        assert found[name] == content, f"{name} differs from the unbroken run's"
     left = [path.name for path in _files(folder) if any(part in path.name for part in UNFINISHED)]
     assert not left, f"temporary files are left: {left}"
     command.check(folder)

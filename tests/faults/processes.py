@@ -85,7 +85,7 @@ class Process:
         return status
 
     def send(self, number: signal.Signals) -> None:
-        """SIGKILL goes to all processes of the command, as when memory runs out or the machine is switched off."""
+        """SIGKILL goes to all processes of its session, as when memory runs out or the machine is switched off."""
         if number == signal.SIGKILL:
             self.kill_all()
         elif self.poll() is None:
@@ -96,24 +96,30 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
-    def members(self) -> list[int]:
-        """The living processes of its session."""
-        found = []
+    def members(self, other_sessions: bool = False) -> list[int]:
+        """The living processes of its session, or also those of other sessions that work in its folder."""
+        found, folder = [], str(self.output.parent.resolve())
         for entry in filter(str.isdigit, (path.name for path in Path("/proc").iterdir())):
             try:
                 state, _, _, session = _stat(int(entry))[:4]
-            except (FileNotFoundError, ProcessLookupError):
+                ours = session == str(self.id)
+                if other_sessions and not ours:
+                    ours = str(Path(f"/proc/{entry}/cwd").readlink()) == folder
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
-            if session == str(self.id) and state not in "ZX":
+            if ours and state not in "ZX":
                 found.append(int(entry))
         return found
 
-    def assert_nothing_left(self, seconds: float = 10.0) -> None:
+    def assert_nothing_left(self, seconds: float = 30.0) -> None:
         """None of its processes outlives it."""
         end = time.monotonic() + seconds
-        while left := self.members():
+        while left := self.members(other_sessions=True):
             if time.monotonic() > end:
                 self.kill_all()
+                for process in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
                 raise AssertionError(f"{len(left)} processes outlive the command")
             time.sleep(0.01)
 

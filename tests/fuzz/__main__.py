@@ -27,7 +27,7 @@ def main() -> None:
     options = [
         f"-max_total_time={arguments.seconds}",
         "-max_len=4096",
-        "-timeout=30",
+        "-timeout=120",
         "-rss_limit_mb=4096",
     ]
     folders = [found, str(SEEDS / arguments.target)]

@@ -16,7 +16,7 @@ from regard.data.dependency_trees import ParsedSentence
 from regard.errors import RegardError
 from regard.recipe import Recipe, make_recipe
 from regard.recipe.registry import LOCATIONS, allowed_names
-from regard.recipe.schema import Section
+from regard.recipe.section import Section
 from regard.tasks import Translator
 from regard.training.run import train
 
@@ -215,7 +215,7 @@ def recorded_keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
     def get(self: Section, name: str) -> Any:
         kind = type(self)
-        if name in kind.__pydantic_fields__:
+        if name in kind.model_fields:
             section = kind.__name__.removesuffix("Config")
             read.add(f"{prefixes.get(section, section.lower())}.{name}")
         return object.__getattribute__(self, name)

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from regard.data.batching import (
     Batch,
+    Lengths,
     collate,
     pack,
     pack_evenly,
@@ -31,7 +32,7 @@ from regard.data.batching import (
     plan_packed,
 )
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import IntArray, TokenDataset, write_dataset
+from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
@@ -67,7 +68,7 @@ class TrainSetting:
     precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
-    def lengths(self) -> tuple[IntArray, IntArray]:
+    def lengths(self) -> tuple[Lengths, Lengths]:
         return self.dataset.source_lengths, self.dataset.target_lengths
 
     @property
@@ -201,7 +202,7 @@ def forward_operations(setting: TrainSetting, source: float, target: float) -> f
     decoder = model.decoder_layers * (6 * d * d + feed_forward) + d * setting.vocab_size
     cross_kv = model.decoder_layers * 2 * d * d  # keys and values of cross-attention
     # Scores and weighted sums: 2 d per query and key; with the causal mask, a token attends to half its text.
-    S, T = (float(lengths.mean()) + 1 for lengths in setting.lengths)
+    S, T = (lengths.sum() / len(lengths) + 1 for lengths in setting.lengths)
     attention = model.encoder_layers * S * source + model.decoder_layers * (T / 2 + S) * target
     return 2 * (source * (encoder + cross_kv) + target * decoder) + 4 * d * attention
 

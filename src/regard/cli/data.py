@@ -1,4 +1,4 @@
-"""The commands of ``regard data``: check, clean, score and convert files of pairs."""
+"""The commands of ``regard data``: check, clean, score, convert and prepare pairs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from regard.cli.options import (
     BadLines,
     Columns,
     LanguagePair,
+    ShardOption,
     parse_bad_lines,
     parse_two,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Check, clean, score and convert files of pairs.",
+    help="Check, clean, score, convert and prepare pairs.",
 )
 
 Files = Annotated[
@@ -57,14 +58,14 @@ Valid = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Validation data to compare with: a file of pairs, or twice for two parallel text files.",
+        help="Validation data to compare with: a file of pairs, or two parallel text files (give the option twice).",
     ),
 ]
 Test = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Test data to compare with: a file of pairs, or twice for two parallel text files.",
+        help="Test data to compare with: a file of pairs, or two parallel text files (give the option twice).",
     ),
 ]
 
@@ -130,7 +131,7 @@ def clean(
         typer.Option(
             metavar="FILE",
             help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
-            "with .gz, .zst, .xz), or twice for two parallel text files.",
+            "with .gz, .zst, .xz), or two parallel text files (give the option twice).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
@@ -152,7 +153,7 @@ def clean(
 ) -> None:
     """Write the pairs that pass the rules of  regard data check, and the others with the reason.
 
-    The same files and thresholds give the same result. The output appears when it is complete.
+    The same files and thresholds give the same result. Output files appear only when they are complete.
     """
     from regard.storage.atomic_files import check_distinct_files
 
@@ -206,7 +207,7 @@ def convert(
         typer.Option(
             metavar="FILE",
             help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
-            "with .gz, .zst, .xz), or twice for two parallel text files.",
+            "with .gz, .zst, .xz), or two parallel text files (give the option twice).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
@@ -214,7 +215,7 @@ def convert(
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
 ) -> None:
-    """Write pairs in another format; the names of the files choose the formats."""
+    """Convert pairs to another format; the suffixes of the file names determine the formats."""
     from regard.storage.atomic_files import check_distinct_files
 
     corpus = Corpus(files, columns, languages, on_bad_line)
@@ -253,7 +254,7 @@ def score(
 ) -> None:
     """Rank pairs by dual conditional cross-entropy, with two small models that are trained on the pairs themselves.
 
-    A score near 1 is a pair that both models expect; near 0, one of them finds it surprising.
+    A pair that both models expect has a score near 1, a pair that surprises one of them a score near 0.
     """
     from regard.storage.atomic_files import check_distinct_files, check_writable, write_atomic
     from regard.training.pair_scoring import score_pairs
@@ -274,6 +275,52 @@ def score(
 
     write_atomic(output, write)
     print(f"{output}: {len(pairs):,} pairs, best first")
+
+
+@app.command()
+def prepare(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, for example data.root=corpora; repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
+    ] = None,
+    shard: ShardOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of processes (default: one per core, few for small data).",
+        ),
+    ] = None,
+) -> None:
+    """Tokenize the data of a recipe without training;  regard train  with the same recipe and --out uses them.
+
+    What is done already is skipped. With --shard, several machines that share the run folder do a part each; then the
+    command without --shard completes the data. They are the same as those of one process.
+    """
+    from regard.recipe import load_recipe
+    from regard.storage.resumable_output import WHOLE, Shard
+    from regard.training.run import prepare_data
+
+    folder = out or Path("runs") / (Path(recipe).resolve().name.split(".")[0] or "data")
+    chosen = Shard.parse(shard) if shard else WHOLE
+    run = prepare_data(load_recipe(recipe, changes or []), folder, chosen, workers)
+    if chosen == WHOLE:
+        print(f"{run}: the data are prepared")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -34,9 +35,12 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
 
     A document has the suffix of a known format and no surrounding spaces; a pattern such as ``*.md`` is expanded.
     """
+    candidates = [text for text in texts if re.search(r"\.\w+$", text) and text == text.strip()]
+    if not candidates:
+        return []
     from regard.documents import format_of_name
 
-    named = [text for text in texts if format_of_name(text) and text == text.strip()]
+    named = list(filter(format_of_name, candidates))
     documents: list[Path] = []
     for text in named:
         if Path(text).is_file():

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import FLAG, AsJson, default_group
-from regard.cli.train import INTERRUPTED
+from regard.cli.options import FLAG, INTERRUPTED, AsJson, default_group
 from regard.errors import RegardError
 
 app = typer.Typer(

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from regard import __version__
-from regard.cli import (
-    bench,
-    data,
-    evaluate,
-    experiment,
-    runs,
-    selftest,
-    serve_and_convert,
-    tasks,
-    train,
-    translate,
-)
-from regard.cli.options import FLAG
+from regard.cli.options import FLAG, INTERRUPTED
 from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    app: typer.Typer
 
 TRAINING = "Train"
 INFERENCE = "Use a model"
@@ -54,14 +48,6 @@ RENAMED_OPTIONS: dict[str, dict[str, str]] = {
 }
 """Options of earlier versions and their present names, by command."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train, evaluate, inspect and serve Transformer models for translation and other text tasks.",
-    epilog="New here? Try  regard demo  or, with your own files,  regard train SOURCE TARGET",
-)
-
 
 def _print_version(requested: bool) -> None:
     if requested:
@@ -69,7 +55,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _global_options(
     version: Annotated[
         bool,
@@ -85,28 +70,71 @@ def _global_options(
     """Options that come before a command; the help of the program is given to ``typer.Typer``."""
 
 
-app.command(rich_help_panel=TRAINING)(train.demo)
-app.command(rich_help_panel=TRAINING)(train.train)
-app.command(rich_help_panel=TRAINING)(train.recipes)
-app.command(rich_help_panel=TRAINING)(train.distill)
-app.command(rich_help_panel=TRAINING)(train.average)
-app.add_typer(data.app, name="data", rich_help_panel=TRAINING)
-app.command(rich_help_panel=INFERENCE)(translate.translate)
-app.command(rich_help_panel=INFERENCE)(tasks.tag)
-app.command(rich_help_panel=INFERENCE)(tasks.classify)
-app.command(rich_help_panel=INFERENCE)(tasks.fill)
-app.command(rich_help_panel=INFERENCE)(tasks.generate)
-app.command(rich_help_panel=ANALYSIS)(evaluate.evaluate)
-app.command(rich_help_panel=ANALYSIS)(evaluate.look)
-app.command(rich_help_panel=ANALYSIS)(train.info)
-app.add_typer(runs.app, name="runs", rich_help_panel=ANALYSIS)
-app.add_typer(experiment.app, name="experiment", rich_help_panel=ANALYSIS)
-app.add_typer(experiment.lab, name="lab", rich_help_panel=ANALYSIS)
-app.add_typer(bench.app, name="bench", rich_help_panel=ANALYSIS)
-app.command(rich_help_panel=ANALYSIS)(selftest.selftest)
-app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.serve)
-app.command("import", rich_help_panel=DEPLOYMENT)(serve_and_convert.import_)
-app.command(rich_help_panel=DEPLOYMENT)(serve_and_convert.export)
+COMMANDS = {
+    "demo": ("train:demo", TRAINING),
+    "train": ("train:train", TRAINING),
+    "plan": ("train:plan", TRAINING),
+    "recipes": ("train:recipes", TRAINING),
+    "distill": ("train:distill", TRAINING),
+    "average": ("train:average", TRAINING),
+    "data": ("data:app", TRAINING),
+    "translate": ("translate:translate", INFERENCE),
+    "tag": ("tasks:tag", INFERENCE),
+    "classify": ("tasks:classify", INFERENCE),
+    "fill": ("tasks:fill", INFERENCE),
+    "generate": ("tasks:generate", INFERENCE),
+    "evaluate": ("evaluate:evaluate", ANALYSIS),
+    "look": ("evaluate:look", ANALYSIS),
+    "info": ("train:info", ANALYSIS),
+    "runs": ("runs:app", ANALYSIS),
+    "experiment": ("experiment:app", ANALYSIS),
+    "lab": ("experiment:lab", ANALYSIS),
+    "bench": ("bench:app", ANALYSIS),
+    "selftest": ("selftest:selftest", ANALYSIS),
+    "serve": ("serve_and_convert:serve", DEPLOYMENT),
+    "import": ("serve_and_convert:import_", DEPLOYMENT),
+    "export": ("serve_and_convert:export", DEPLOYMENT),
+}
+"""Each command or group of commands: where it is, in this package, and its panel of the help."""
+
+
+def make_app(command: str = "") -> typer.Typer:
+    """The program with all commands, or with one, whose module alone is imported."""
+    made = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Train, evaluate, inspect and serve Transformer models for translation and other text tasks.",
+        epilog="New here? Try  regard demo  or, with your own files,  regard train SOURCE TARGET",
+    )
+    made.callback()(_global_options)
+    for name, (location, panel) in COMMANDS.items():
+        if command in ("", name):
+            module, attribute = location.split(":")
+            found = getattr(import_module(f"regard.cli.{module}"), attribute)
+            if isinstance(found, typer.Typer):
+                made.add_typer(found, name=name, rich_help_panel=panel)
+            else:
+                made.command(name, rich_help_panel=panel)(found)
+    _join_lines(made)
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """The program with all commands is made when it is first used."""
+    if name != "app":
+        raise AttributeError(f"module 'regard.cli.main' has no attribute {name!r}")
+    return globals().setdefault("app", make_app())
+
+
+def _join_lines(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of the docstrings, so that the help is wrapped to the width of the terminal."""
+    for command in commands.registered_commands:
+        text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
+        command.help = "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            _join_lines(group.typer_instance)
 
 
 def main() -> None:
@@ -119,7 +147,7 @@ def main() -> None:
         with note_interrupts() as interrupted:
             try:
                 _check_renamed(sys.argv[1:])
-                status = app(prog_name="regard", standalone_mode=False)
+                status = _run(sys.argv[1:])
             except Exception:
                 if (
                     interrupted.is_set()
@@ -134,7 +162,7 @@ def main() -> None:
         message = str(error.strerror or error)
         message = f"{error.filename}: {message}" if error.filename else message
     except KeyboardInterrupt:  # before typer handles it, or after
-        sys.exit(train.INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except typer.Abort:
         sys.exit(1)
     except Exception as error:
@@ -147,6 +175,23 @@ def main() -> None:
     if message:
         print(f"regard: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _run(arguments: Sequence[str]) -> object:
+    """Run the command that the arguments name. Returns its exit status, or None.
+
+    ``translate RUN TEXT …`` without options is called directly: typer validates options with pydantic, whose import
+    takes as long as the whole translation.
+    """
+    command = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    if command != "translate" or len(arguments) < 3 or any(one[:1] == "-" for one in arguments):
+        return make_app(command)(prog_name="regard", standalone_mode=False)
+    from regard.cli.options import call_with_defaults
+    from regard.cli.translate import translate
+
+    run, *texts = arguments[1:]
+    call_with_defaults(translate, run=Path(run), texts=texts)
+    return None
 
 
 @contextmanager

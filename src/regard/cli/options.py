@@ -24,6 +24,9 @@ NON_AUTOREGRESSIVE = "Decoding of non-autoregressive models"
 PERFORMANCE = "Performance"
 """panels of the help"""
 
+INTERRUPTED = 130
+"""exit status, as of a process that SIGINT ended"""
+
 FLAG: Any = ""
 """metavar of an option without a value; otherwise the help would show <bool>"""
 
@@ -102,6 +105,15 @@ Overwrite = Annotated[
         "--overwrite",
         metavar=FLAG,
         help="Start from the beginning and discard the unfinished output of an interrupted command.",
+        rich_help_panel=INPUT_OUTPUT,
+    ),
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Do only the I-th of N shares of the work, for example 3/8; other processes or machines do the others.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -187,6 +199,8 @@ def parse_bad_lines(value: str) -> str:
 
 def parse_precision(name: str) -> Precision:
     """Check the value of ``--precision``."""
+    if name == "auto":
+        return "auto"
     from regard.recipe import Precision, parse_choice
 
     precision: Precision = parse_choice(get_args(Precision), name, "--precision")
@@ -340,6 +354,12 @@ def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
     decorated.__signature__ = inspect.Signature(parameters)
     decorated.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def call_with_defaults(command: Callable[..., None], **arguments: Any) -> None:
+    """Call a command as the command line does without further options."""
+    parameters = inspect.signature(command).parameters
+    command(**{name: one.default for name, one in parameters.items()} | arguments)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -22,7 +22,7 @@ DEFAULT_FOLDER = Path("runs")
 app = typer.Typer(
     cls=default_group("list"),
     help="List runs, compare them, or delete files that are no longer needed. "
-    "`regard runs FOLDER` is `regard runs list FOLDER`.",
+    "`regard runs FOLDER` is short for `regard runs list FOLDER`.",
 )
 
 

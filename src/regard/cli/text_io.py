@@ -7,11 +7,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
 from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Item = TypeVar("Item")
 
@@ -31,20 +34,77 @@ def check_input(texts: list[str] | None, input: Path | None) -> None:
         raise RegardError(f"--input {input}: a folder, not a file")
 
 
-def input_lines(texts: list[str] | None, input: Path | None) -> Iterator[str]:
-    """The lines to process: the texts of the command line, or those of a file or of standard input."""
-    from regard.data.text_files import read_lines
+def input_lines(
+    texts: list[str] | None, input: Path | None, column: str | None = None
+) -> Iterator[str]:
+    """The lines to process: the texts of the command line, or those of a file or of standard input.
 
+    column: the column of a Parquet file.
+    """
     if texts:
         return iter(texts)
+    if input and is_parquet(input):
+        return _parquet_texts(input, column)
+    from regard.data.text_files import read_lines
+
     return read_lines(input, may_be_empty=True) if input else _standard_input()
+
+
+def is_parquet(path: Path | None) -> bool:
+    return path is not None and path.suffix == ".parquet"
+
+
+def _parquet_texts(path: Path, column: str | None) -> Iterator[str]:
+    """The texts of a column of a Parquet file; line breaks become spaces, and missing texts are empty."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as table:
+            name = _text_column(path, table.schema_arrow, column)
+            for batch in table.iter_batches(CHUNK_LINES, columns=[name]):
+                for text in batch.column(0).to_pylist():
+                    yield " ".join((text or "").splitlines())
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).split("\n")[0]
+        raise RegardError(f"{path}: damaged, or not Parquet: {reason}") from None
+
+
+def _text_column(path: Path, schema: pa.Schema, column: str | None) -> str:
+    """The column with the texts: the given one, or ``source`` or ``text``, or the only column of strings."""
+    import pyarrow as pa
+
+    is_text = (pa.types.is_string, pa.types.is_large_string)
+    names = [field.name for field in schema if any(test(field.type) for test in is_text)]
+    known = [name for name in ("source", "text") if name in names]
+    chosen = column or (known[0] if known else names[0] if len(names) == 1 else None)
+    if chosen in names:
+        return str(chosen)
+    found = ", ".join(names) or "none"
+    problem = f"--columns {column}: no such column of texts in" if column else "--input"
+    raise RegardError(f"{problem} {path}; choose one with --columns; columns of texts: {found}")
+
+
+def total_lines(input: Path, column: str | None = None) -> int:
+    """The number of lines of a file, which is read to its end if necessary."""
+    if is_parquet(input):
+        from pyarrow.parquet import read_metadata
+
+        next(_parquet_texts(input, column), None)  # raises if it cannot be read
+        return int(read_metadata(input).num_rows)
+    known = count_lines(input)
+    return sum(1 for _ in input_lines(None, input)) if known is None else known
 
 
 def count_lines(input: Path | None) -> int | None:
     """The number of lines of a text file; None if it cannot be read twice, is compressed or very large."""
+    if input is None:
+        return None
     from regard.data.text_files import uncompressed_name
 
-    if input is None or not input.is_file() or uncompressed_name(input.name) != input.name:
+    if not input.is_file() or uncompressed_name(input.name) != input.name:
+        return None
+    if is_parquet(input):
         return None
     if input.stat().st_size > MAX_COUNTED_BYTES:
         return None
@@ -58,9 +118,9 @@ def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
     streamed: a chunk has the items that are available, at least one, so that a line typed at a terminal is answered
     at once.
     """
-    from regard.storage.prefetch import available_items
-
     if streamed:
+        from regard.storage.prefetch import available_items
+
         return available_items(items, CHUNK_LINES)
     rest = iter(items)
     return iter(lambda: list(islice(rest, CHUNK_LINES)), [])

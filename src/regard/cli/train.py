@@ -1,4 +1,4 @@
-"""The commands that make models: demo, train, recipes, distill, average; and info, which describes one."""
+"""The commands that make models: demo, train, recipes, distill, average; plan; and info, which describes one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from regard.cli.options import (
     FINE_TUNING,
     FLAG,
     INPUT_OUTPUT,
+    INTERRUPTED,
     AsJson,
     BadLines,
     Columns,
     LanguagePair,
     Overwrite,
     RunFolder,
+    ShardOption,
     TargetLanguage,
     parse_bad_lines,
     parse_two,
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
     from regard.recipe import DataFiles, Recipe
     from regard.training.autoconfig import AutomaticRecipe
     from regard.training.fine_tuning import FineTuning
-
-INTERRUPTED = 130
-"""exit status, as of a process that SIGINT ended"""
 
 
 def demo(
@@ -318,7 +317,7 @@ def _is_data(name: str) -> bool:
     if is_file and path.suffix not in (".yaml", ".yml"):
         raise RegardError(
             f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
-            "of two parallel text files, give both"
+            "for two parallel text files, give both"
         )
     return False
 
@@ -397,6 +396,7 @@ def distill(
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = False,
+    shard: ShardOption = None,
     overwrite: Overwrite = False,
     *,
     decoding: dict[str, Any],
@@ -407,9 +407,11 @@ def distill(
     """
     from functools import partial
 
+    from regard.storage.resumable_output import WHOLE, Shard
     from regard.tasks import Translator
     from regard.training.distillation import distill as write_pairs
 
+    share = Shard.parse(shard) if shard else WHOLE
     model = Translator.load(run_folders(run))
     model.start_workers()
     count = write_pairs(
@@ -419,16 +421,19 @@ def distill(
         partial(typer.echo, err=True),
         back_translation,
         overwrite,
+        share,
         **decoding,
     )
-    print(f"{output}: {count:,} pairs; train a student on them with  regard train {output}")
+    written = share.path(output)
+    print(f"{written}: {count:,} pairs; train a student on them with  regard train {written}")
 
 
 def average(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN…", help="Run folder of a trained model, or several that started as one."
+            metavar="RUN…",
+            help="Run folder of a trained model, or several runs that started from the same weights.",
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Run folder to write.")],
@@ -457,6 +462,55 @@ def average(
     plural = "s" * (len(steps) > 1)
     listing = ", ".join(map(str, steps))
     print(f"{out}: the average of {len(steps)} checkpoint{plural} (step{plural} {listing})")
+
+
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value of the recipe, for example model.preset=huge; repeatable.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N", min=1, help="Number of GPUs; repeatable (default: 1, 8, 64, 512)."
+        ),
+    ] = None,
+    kind: Annotated[str, typer.Option(metavar="GPU", help="h200, h100 or a100.")] = "h100",
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PRICE",
+            min=0,
+            help="Price of a GPU for an hour, in any currency, to print the cost.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate speed, memory, duration and cost of a training on GPUs that you do not have.
+
+    Three corpora are estimated: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing is read
+    or trained.
+    """
+    from regard.recipe import load_recipe, parse_choice
+    from regard.training.cost_model import ACCELERATORS, describe, estimate
+
+    name = parse_choice(ACCELERATORS, kind, "--kind")
+    found = estimate(load_recipe(recipe, changes or []), name, gpus or [1, 8, 64, 512])
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for line in describe(found, price):
+        print(line)
 
 
 def info(run: RunFolder, as_json: AsJson = False) -> None:

@@ -27,6 +27,7 @@ from regard.cli.options import (
     Parses,
     PrecisionName,
     RunFolders,
+    ShardOption,
     TargetLanguage,
     TextsOrDocuments,
     Threads,
@@ -34,7 +35,15 @@ from regard.cli.options import (
     run_folders,
     with_decoding_options,
 )
-from regard.cli.text_io import check_input, chunks, count_lines, input_lines
+from regard.cli.text_io import (
+    CHUNK_LINES,
+    check_input,
+    chunks,
+    count_lines,
+    input_lines,
+    is_parquet,
+    total_lines,
+)
 from regard.data.segmentation import count_sentences, split_text
 from regard.errors import RegardError
 
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     from regard.data.glossary import Glossary
     from regard.data.protected_spans import ProtectedSpans
     from regard.documents.translation_memory import Match, TranslationMemory
+    from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translation, Translator
     from regard.tasks.hallucinations import OutputChecker, Problem
 
@@ -101,11 +111,13 @@ def translate(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Columns of a CSV or TSV document to translate, by name or number, for example title,text.",
+            help="Columns of a CSV or TSV document to translate, by name or number, for example title,text; or "
+            "the column of a Parquet file given as --input.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
     as_json: AsJson = False,
+    shard: ShardOption = None,
     overwrite: Overwrite = False,
     memory: Annotated[
         Path | None,
@@ -122,7 +134,7 @@ def translate(
             metavar="SCORE",
             min=0.0,
             max=1.0,
-            help="Lowest score of the fuzzy matches to report; 1 reports none (default: 0.75).",
+            help="Minimum score of the fuzzy matches to report; 1 reports none (default: 0.75).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -158,6 +170,8 @@ def translate(
 ) -> None:
     """Translate texts, documents, or lines of a file or of standard input (one line in, one line out, in order).
 
+    With --shard I/N, several machines translate a share of --input each into OUTPUT-0000I-of-0000N; these files one
+    after the other are the output of one process. A Parquet file is translated row by row, and written as one.
     Documents (DOCX, PPTX, ODT, Markdown, HTML, SRT, VTT, PO, XLIFF, TMX, JSON, YAML, properties, CSV, text) keep
     their structure and formatting. To resume an interrupted translation with --output, run the same command again.
     """
@@ -167,9 +181,8 @@ def translate(
         refuse_document_as_lines,
         translate_documents,
     )
-    from regard.data.glossary import Glossary
     from regard.storage.atomic_files import check_distinct_files
-    from regard.storage.resumable_output import ResumableOutput
+    from regard.storage.resumable_output import WHOLE, Shard
     from regard.tasks import Translator
     from regard.training.progress import ProgressLine
 
@@ -187,9 +200,9 @@ def translate(
         refused = {**whole_lines, "sentences": sentences, "confidence": confidence}
         refuse_options("documents", refused)
         destination = Destination.of(documents, output, as_json)
-    elif columns:
-        raise RegardError(f"--columns {columns}: only for CSV and TSV documents")
-    elif input:
+    elif columns and not is_parquet(input):
+        raise RegardError(f"--columns {columns}: only for CSV and TSV documents, and for Parquet")
+    elif input and not is_parquet(input):
         refuse_document_as_lines(run, input)
     if memory is None and fuzzy is not None:
         raise RegardError(f"--fuzzy {fuzzy:g}: no effect without --memory")
@@ -203,7 +216,16 @@ def translate(
         raise RegardError(f"--nbest {nbest}: cannot be combined with --alignment")
     inputs = {"--input": input, "--parses": parses, "--glossary": glossary, "--memory": memory}
     check_distinct_files({**inputs, "--output": output, "--alignment": alignment})
-    terms = Glossary.read(glossary) if glossary else None
+    share = WHOLE
+    if shard is not None:
+        share = Shard.parse(shard)
+        if not (input and input.is_file() and output):
+            raise RegardError(f"--shard {shard}: needs --input with a file, and --output")
+        output, alignment = share.path(output), alignment and share.path(alignment)
+    if is_parquet(output):
+        refuse_options("--output with Parquet", {**whole_lines, "json": as_json})
+        as_json = True
+    terms = _read_glossary(glossary) if glossary else None
     model = Translator.load(run_folders(run), precision=parse_precision(precision), threads=threads)
     if alignment and len(model.runs) > 1:
         raise RegardError(
@@ -234,7 +256,13 @@ def translate(
     files = [path for path in (output, alignment) if path]
     # What is read from a device or pipe is gone, and a device may have no end.
     key = job.resume_key(input, parses) if input and output and input.is_file() else None
-    with ResumableOutput(files, key, overwrite) if files else nullcontext() as resumable:
+    first, last = 0, count_lines(input)
+    if key is not None and input and share != WHOLE:
+        first, last = share.bounds(total_lines(input, columns), CHUNK_LINES)
+        key["shard"] = str(share)
+    if key is not None and columns:
+        key["columns"] = columns
+    with _open_output(files, key, overwrite) if files else nullcontext() as resumable:
         done = resumable.done if resumable else 0
         if resumable and done:
             typer.echo(f"{output}: resuming after line {done:,}", err=True)
@@ -243,15 +271,18 @@ def translate(
         typer.echo(f"Computing in {model.engine.summary}.", err=True)
         if confidence or as_json:
             typer.echo(job.describe_confidence(), err=True)
-        lines = _with_parses(input_lines(texts, input), parses, str(input or "the texts"))
+        where = str(input or "the texts")
+        lines = _with_parses(input_lines(texts, input, columns), parses, where)
         # The lines that are done are skipped, but the last of them may be context.
-        skipped = deque(islice(lines, done), maxlen=model.recipe.data.context)
+        skipped = deque(islice(lines, first + done), maxlen=model.recipe.data.context)
         job.previous = [line for line, _ in skipped]
         # Where translations go to the terminal, they are the progress.
         hidden = output is None and sys.stdout.isatty()
-        progress = ProgressLine("Lines: ", count_lines(input), done)
+        progress = ProgressLine("Lines: ", None if last is None else last - first, done)
+        if share != WHOLE and last is not None:
+            lines = islice(lines, last - first - done)
         for chunk in chunks(lines, streamed=not texts and not input):
-            translated, aligned = job.translate(chunk, done)
+            translated, aligned = job.translate(chunk, first + done)
             done += len(chunk)
             if not hidden:
                 progress.advance(done)
@@ -262,6 +293,34 @@ def translate(
                 resumable.add(len(chunk), written)
         progress.close()
         job.report_flagged_lines()
+
+
+def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
+    """The output files: lines of text, or one Parquet file that is written from them at the end."""
+    from regard.storage.resumable_output import ResumableOutput, ResumableRecords
+
+    if not is_parquet(files[0]):
+        return ResumableOutput(files, key, overwrite)
+    if key is None:
+        raise RegardError(f"--output {files[0]}: Parquet needs --input with a file")
+    return ResumableRecords(files[0], key, _to_parquet, overwrite)
+
+
+def _to_parquet(lines: list[str]) -> bytes:
+    """A Parquet file with one row for each line of JSON output."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    found = [json.loads(line) for line in lines]
+    best = [one["translations"][0] for one in found]
+    columns = {
+        "source": pa.array([one["source"] for one in found], pa.string()),
+        "translation": pa.array([one["text"] for one in best], pa.string()),
+        "confidence": pa.array([one["confidence"] for one in best], pa.float64()),
+    }
+    sink = pa.BufferOutputStream()
+    write_table(pa.table(columns), sink)
+    return bytes(sink.getvalue())
 
 
 def refuse_options(what: str, options: Mapping[str, object]) -> None:
@@ -275,10 +334,10 @@ def refuse_options(what: str, options: Mapping[str, object]) -> None:
 
 def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Iterator[Line]:
     """Each line with its dependency tree. ``where`` names the lines in error messages."""
-    from regard.data.formats import read_parses
-
     if parses is None:
         return ((line, None) for line in lines)
+    from regard.data.formats import read_parses
+
     texts, copies = tee(lines)
     trees = read_parses(copies, parses, where)
     # The trees come first in zip: their reader must run to its end to report superfluous trees.
@@ -288,11 +347,23 @@ def _with_parses(lines: Iterator[str], parses: Path | None, where: str) -> Itera
 DEFAULT_FUZZY = 0.75
 
 
-def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
-    from regard.documents.translation_memory import TranslationMemory
+def _read_glossary(path: Path) -> Glossary:
+    from regard.data.glossary import Glossary
 
+    return Glossary.read(path)
+
+
+def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
+    from regard.storage.resumable_output import ResumableOutput
+
+    return ResumableOutput(files, key, overwrite)
+
+
+def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
     if path is None:
         return None
+    from regard.documents.translation_memory import TranslationMemory
+
     return TranslationMemory.read(path, languages_of(model))
 
 
@@ -507,7 +578,8 @@ class Job:
             if (tokens := self._count_tokens(line)) > limit:
                 advice = "shorten it" if self._needs_whole_lines else "--sentences splits it"
                 raise RegardError(
-                    f"line {number} has {tokens:,} tokens, and at most {limit:,} are translated as one text; {advice}"
+                    f"line {number} has {tokens:,} tokens, but at most {limit:,} can be translated as one text; "
+                    f"{advice}"
                 )
 
     def _count_tokens(self, line: str) -> int:

@@ -1,17 +1,22 @@
 """Batching: which rows of a dataset go into a batch, and how they become tensors.
 
-A padded batch costs its number of rows times its longest row, so rows of similar length go together. The plan of an
-epoch depends only on the seed and the epoch: a run that is resumed, or uses more processes, gets the same batches.
+A padded batch costs its number of rows times its longest row, so rows of similar length go together
+(bucketing by length). The plan of an epoch depends only on the seed and the epoch: a run that is resumed, or uses more
+processes, gets the same batches.
+
+A corpus of up to ``POOL_ROWS`` rows is shuffled and sorted as a whole. A larger one is planned in pools of that size,
+so that memory does not grow with the corpus: blocks of neighbouring rows are distributed over the pools by a keyed
+permutation, and each pool is shuffled, sorted and split like a small corpus.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +24,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.data.dataset import IntArray, RowIndices, TokenDataset
+from regard.data.dataset import IntArray, ListLengths, RowIndices, TokenDataset
 from regard.data.dependency_trees import TokenTree, depth_and_distance
 from regard.data.special_tokens import BOS, EOS, PAD
 
-Lengths = npt.NDArray[np.integer]
+Lengths: TypeAlias = npt.NDArray[np.integer] | ListLengths
+"""the length of each row, in memory or on disk"""
 TILE = 128
 """packed rows are a multiple of this: the tile size of GPU matrix products"""
 CPU_TILE = 64
@@ -72,6 +78,104 @@ class Batch:
 # Planning
 
 
+POOL_ROWS = 2**20
+"""rows that are shuffled, sorted by length and split into batches together"""
+BLOCK_ROWS = 64
+"""Neighbouring rows that are in the same pool, a divisor of ``POOL_ROWS``. They fill about two pages of the file, so
+that each page is read once in an epoch."""
+
+PoolPlanner: TypeAlias = Callable[[Lengths, Lengths, int, int], list[RowIndices]]
+"""the batches of the rows with these lengths, by seed and epoch: ``plan_batches`` or ``plan_packed``"""
+
+
+class EpochPlan:
+    """The batches of an epoch, planned one pool at a time.
+
+    The position of a batch is ``pool * POOL_ROWS + number in the pool``: a pool never has more batches than rows, so a
+    run is resumed at any position by planning one pool. Of a corpus with a single pool, positions count the batches.
+    """
+
+    def __init__(
+        self,
+        source_lengths: Lengths,
+        target_lengths: Lengths,
+        planner: PoolPlanner,
+        seed: int,
+        epoch: int,
+        rows: EpochRows | None = None,
+    ) -> None:
+        """``planner``: plans the batches of a pool. ``rows``: which rows are used; by default all, once."""
+        self.lengths = source_lengths, target_lengths
+        self.planner, self.seed, self.epoch = planner, seed, epoch
+        self.rows = rows
+        self.count = len(source_lengths) if rows is None else len(rows)
+        self.blocks = -(-self.count // BLOCK_ROWS)
+        self.pools = max(1, -(-self.blocks // (POOL_ROWS // BLOCK_ROWS)))
+
+    def pool(self, number: int) -> list[RowIndices]:
+        """The rows of each batch of a pool."""
+        rows = self._pool_rows(number)
+        seed = self.seed if number == 0 else _mix_seed(self.seed, number)
+        source, target = self.lengths
+        plan = self.planner(source[rows], target[rows], seed, self.epoch)
+        return [rows[batch] for batch in plan]
+
+    def batches(self, position: int = 0) -> Iterator[tuple[int, RowIndices]]:
+        """The batches from a position on: the position after each batch, and its rows."""
+        first, skipped = divmod(position, POOL_ROWS)
+        for number in range(first, self.pools):
+            for index, rows in enumerate(self.pool(number)[skipped:], skipped + 1):
+                yield number * POOL_ROWS + index, rows
+            skipped = 0
+
+    def _pool_rows(self, number: int) -> RowIndices:
+        """The rows of a pool: random blocks of neighbouring rows."""
+        if self.pools == 1:
+            chosen = np.arange(self.count)
+        else:
+            first, last = (self.blocks * index // self.pools for index in (number, number + 1))
+            permuted = permute(np.arange(first, last), self.blocks, (self.seed, self.epoch))
+            chosen = (permuted[:, None] * BLOCK_ROWS + np.arange(BLOCK_ROWS)).ravel()
+            chosen = chosen[chosen < self.count]
+        return chosen if self.rows is None else self.rows[chosen]
+
+
+def _mix_seed(seed: int, pool: int) -> int:
+    """A seed for the shuffling of a pool other than the first."""
+    return int(np.random.SeedSequence([seed, pool]).generate_state(1, np.uint64)[0])
+
+
+def permute(numbers: RowIndices, size: int, key: Sequence[int]) -> RowIndices:
+    """The images of some numbers below ``size`` under a random permutation that depends on the key alone.
+
+    A Feistel network permutes the numbers of an even number of bits; a number that leaves the range is permuted again
+    until it is back (cycle walking). So any part of the permutation is computed without the rest.
+    """
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    mask = np.uint64((1 << half) - 1)
+    keys = np.random.SeedSequence([*key, size]).generate_state(_FEISTEL_ROUNDS, np.uint64)
+    permuted = numbers.astype(np.uint64)
+    outside = np.ones(len(permuted), np.bool_)
+    while outside.any():
+        walking = permuted[outside]
+        left, right = walking >> np.uint64(half), walking & mask
+        for round_key in keys:
+            left, right = right, left ^ (_scramble(right ^ round_key) & mask)
+        permuted[outside] = left << np.uint64(half) | right
+        outside = permuted >= size
+    return permuted.astype(np.int64)
+
+
+_FEISTEL_ROUNDS = 6
+
+
+def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """A hash of each value: the finalizer of splitmix64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
 def plan_batches(
     source_lengths: Lengths, target_lengths: Lengths, tokens_per_batch: int, seed: int, epoch: int
 ) -> list[RowIndices]:
@@ -96,7 +200,7 @@ def plan_sorted(
     With several workers, the batches are as small as possible without taking more rounds of ``workers`` batches. So no
     worker waits long for the others at the end.
     """
-    order = _by_length(source_lengths, target_lengths)
+    order = _by_length(np.asarray(source_lengths), np.asarray(target_lengths))
     split = partial(_split, order, source_lengths, target_lengths)
     batches = split(tokens_per_batch)
     if workers == 1:
@@ -123,10 +227,18 @@ def packed_size(
     The side with more tokens gets ``tokens_per_batch``, the other side proportionally less, so that both fill up. The
     size is at least that of the longest text.
     """
-    totals = np.array([source_lengths.sum(), target_lengths.sum()]) + len(source_lengths)
+    return common_packed_size([(source_lengths, target_lengths)], tokens_per_batch)
+
+
+def common_packed_size(
+    datasets: Sequence[tuple[Lengths, Lengths]], tokens_per_batch: int
+) -> PackedSize:
+    """The size of packed rows for several datasets, given the lengths of each."""
+    tokens_of = [[side.sum() + len(side) for side in lengths] for lengths in datasets]
+    totals = np.array(tokens_of).sum(axis=0)
     # 1%: two standard deviations of the difference between a batch of a few hundred texts and the mean.
     fractions = np.minimum(1.0, 1.01 * totals / totals.max())
-    longest = [lengths.max() + 1 for lengths in (source_lengths, target_lengths)]
+    longest = [max(side.max() for side in sides) + 1 for sides in zip(*datasets, strict=True)]
     tokens = np.maximum(fractions * tokens_per_batch, longest)
     return PackedSize(*(int(-(-count // TILE) * TILE) for count in tokens))
 
@@ -149,23 +261,85 @@ def plan_packed(
     return batches
 
 
-def mix_rows(new: int, old: int, share: float, seed: int, epoch: int) -> RowIndices:
+class RowRange(NamedTuple):
+    """Consecutive rows of a dataset, and how many of them an epoch uses."""
+
+    first: int
+    rows: int
+    drawn: int | None = None
+    """the number of rows that are drawn at random in each epoch; None: all rows, in order"""
+
+    @property
+    def per_epoch(self) -> int:
+        return self.rows if self.drawn is None else self.drawn
+
+
+class EpochRows:
+    """The rows that an epoch uses: of each range all rows, or a number of rows that may be larger.
+
+    Rows are drawn in random order, each once before any is drawn again, over all epochs. This depends only on the seed
+    and the epoch.
+    """
+
+    def __init__(self, ranges: Sequence[RowRange], seed: int, epoch: int) -> None:
+        self.ranges = [one for one in ranges if one.rows and one.per_epoch]
+        self.seed, self.epoch = seed, epoch
+        self.ends = np.cumsum([one.per_epoch for one in self.ranges])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, indices: RowIndices) -> RowIndices:
+        """The rows at these indices of the epoch."""
+        rows = np.empty(len(indices), np.int64)
+        number = np.searchsorted(self.ends, indices, side="right")
+        for which, one in enumerate(self.ranges):
+            chosen = number == which
+            drawn = indices[chosen] - (self.ends[which] - one.per_epoch)
+            if one.drawn is not None:
+                drawn = self._draw(drawn + self.epoch * one.drawn, one.rows)
+            rows[chosen] = one.first + drawn
+        return rows
+
+    def _draw(self, numbers: RowIndices, rows: int) -> RowIndices:
+        """The row of each draw; the draws of all epochs are numbered."""
+        drawn = np.empty(len(numbers), np.int64)
+        cycle = numbers // rows
+        for value in np.unique(cycle).tolist():
+            chosen = cycle == value
+            number = numbers[chosen] - value * rows
+            if rows <= POOL_ROWS:
+                order = np.random.default_rng([self.seed, value, rows]).permutation(rows)
+                drawn[chosen] = order[number]
+            else:
+                blocks, rest = rows // BLOCK_ROWS, number % BLOCK_ROWS
+                block = np.where(number < blocks * BLOCK_ROWS, number // BLOCK_ROWS, 0)
+                permuted = permute(block, blocks, (self.seed, value)) * BLOCK_ROWS + rest
+                drawn[chosen] = np.where(number < blocks * BLOCK_ROWS, permuted, number)
+        return drawn
+
+
+def share_of_old_rows(new: int, old: int, share: float) -> list[RowRange]:
     """The rows of an epoch of fine-tuning: all ``new`` rows, and old ones that make up ``share`` of the epoch.
 
-    The ``old`` rows follow the new ones in the dataset. They are used in random order, each once before any is used
-    again, over all epochs. This depends only on the seed and the epoch.
+    The ``old`` rows follow the new ones in the dataset.
     """
-    count = round(new * share / (1 - share)) if old else 0
-    start = epoch * count
-    drawn = [np.empty(0, np.int64)]
-    for cycle in range(start // old, -(-(start + count) // old)) if count else ():
-        order = np.random.default_rng([seed, cycle, old]).permutation(old)
-        first, last = max(start - cycle * old, 0), min(start + count - cycle * old, old)
-        drawn.append(order[first:last])
-    return np.concatenate([np.arange(new), new + np.concatenate(drawn)])
+    return [RowRange(0, new), RowRange(new, old, round(new * share / (1 - share)))]
 
 
-def _by_length(source_lengths: Lengths, target_lengths: Lengths) -> RowIndices:
+def rows_by_share(rows: Sequence[int], shares: Sequence[float]) -> list[RowRange]:
+    """The rows of an epoch of several corpora, one after the other in the dataset, with these shares of the epoch."""
+    starts = np.cumsum([0, *rows[:-1]]).tolist()
+    total = sum(rows)
+    return [
+        RowRange(start, count, max(1, round(share * total)))
+        for start, count, share in zip(starts, rows, shares, strict=True)
+    ]
+
+
+def _by_length(
+    source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDArray[np.integer]
+) -> RowIndices:
     """Sort by the length of the longer side, which determines the cost, then by the difference of the sides.
 
     The second key alternates between ascending and descending, so that a batch that spans two lengths of the longer
@@ -301,7 +475,8 @@ def row_owners(source_lengths: Lengths, target_lengths: Lengths, ranks: int) -> 
 
     The rows are sorted by length and dealt in the order 0 1 2 2 1 0 0 1 …, so that all get about the same tokens.
     """
-    order = np.argsort(-(source_lengths.astype(np.int64) + target_lengths), kind="stable")
+    tokens = np.asarray(source_lengths, np.int64) + np.asarray(target_lengths)
+    order = np.argsort(-tokens, kind="stable")
     number = np.arange(len(order)) % max(1, 2 * ranks)
     owners = np.empty(len(order), dtype=np.int64)
     owners[order] = np.minimum(number, 2 * ranks - 1 - number)

@@ -1,11 +1,13 @@
 """Files of translation tools: TMX, XLIFF and PO.
 
-TMX and XLIFF stream (``read_elements``). PO files are read by translate-toolkit, which keeps the whole file in
-memory: they contain the messages of one program.
+All of them stream: TMX and XLIFF element by element (``read_elements``), PO files in parts of some messages, which
+translate-toolkit parses.
 """
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Collection, Generator, Iterator
 from contextlib import closing
 from itertools import islice, product
@@ -24,7 +26,7 @@ from regard.data.input_format import (
     one_line,
 )
 from regard.data.pairs import Pair
-from regard.data.text_files import DataFile, read_chunks
+from regard.data.text_files import DataFile, read_chunks, split_lines
 from regard.errors import RegardError
 
 # ---------------------------------------------------------------------------------------------
@@ -439,58 +441,127 @@ class PO(InputFormat):
 
     def read(self, *paths: DataFile) -> Iterator[Pair]:
         (path,) = paths
-        store = self._parse(path)
-        swap, found = self._is_swapped(path, store), False
-        for unit in store.units:
-            if unit.isheader():
-                continue
-            if unit.isobsolete() or unit.isfuzzy() or not unit.istranslated():
-                reason = "messages untranslated, fuzzy or obsolete"
-                self.options.skipped.add(reason, f"{path}: {str(unit.source)[:40]!r}")
-                continue
-            for source, target in _messages(unit):
-                if source and target:
-                    found = True
-                    yield Pair(target, source) if swap else Pair(source, target)
+        swap, found = False, False
+        for number, store in enumerate(self._stores(path)):
+            swap = swap or (number == 0 and self._is_swapped(path, store))
+            for unit in store.units:
+                if unit.isheader():
+                    continue
+                if unit.isobsolete() or unit.isfuzzy() or not unit.istranslated():
+                    reason = "messages untranslated, fuzzy or obsolete"
+                    self.options.skipped.add(reason, f"{path}: {str(unit.source)[:40]!r}")
+                    continue
+                for source, target in _messages(unit):
+                    if source and target:
+                        found = True
+                        yield Pair(target, source) if swap else Pair(source, target)
         if not found:
             raise RegardError(f"{path}: no translated messages")
 
     def layout(self, *paths: DataFile) -> Layout:
         (path,) = paths
-        store = self._parse(path)
-        swap = self._is_swapped(path, store)
+        with closing(self._stores(path)) as stores:
+            first = next(stores)
+        swap = self._is_swapped(path, first)
         if wanted := self.options.wanted_languages:
             return Layout((), wanted, "swapped" if swap else "")
-        header = store.parseheader()
+        header = first.parseheader()
         source, target = header.get("X-Source-Language"), header.get("Language")
         return Layout((), (source, target) if source and target else None)
 
-    def _is_swapped(self, path: DataFile, store: Any) -> bool:
+    def _is_swapped(self, path: DataFile, first: Any) -> bool:
         """Whether the user wants to translate from the language of msgstr; raises if it is another one."""
-        wanted, language = self.options.wanted_languages, store.parseheader().get("Language")
+        wanted, language = self.options.wanted_languages, first.parseheader().get("Language")
         if not wanted or not language or is_language(language, wanted[1]):
             return False
         if is_language(language, wanted[0]):
             return True
         raise RegardError(f"{path}: the language is {language}, not {wanted[1]}")
 
-    def _parse(self, path: DataFile) -> Any:
+    def _stores(self, path: DataFile) -> Generator[Any, None, None]:
+        """The messages of a file, some at a time. The first store has the first one, which is the header."""
+        charset = ""
+        for line, part in _po_parts(path):
+            if line == 1:
+                charset = _po_charset(path, part)
+            try:
+                text = part.decode(charset)
+            except UnicodeDecodeError as error:
+                place = f"{path}:{line + part[: error.start].count(NEWLINE)}"
+                problem = f"not {charset}: byte 0x{part[error.start]:02X}"
+                raise RegardError(f"{place}: {problem}") from None
+            # In UTF-8, because translate-toolkit decodes other encodings wrongly.
+            if line == 1 and re.search(r'^\ufeff?msgid\s*""\s*msgstr', text, re.MULTILINE):
+                text = PO_CHARSET.sub(r"\1UTF-8", text.removeprefix("\ufeff"))
+                store = self._parse(path, text, line)
+            else:
+                text = PO_HEADER + text.removeprefix("\ufeff")
+                store = self._parse(path, text, line - PO_HEADER.count("\n"))
+            yield store
+            store.units.clear()  # they refer to the store, which would be freed later
+
+    def _parse(self, path: DataFile, text: str, first_line: int) -> Any:
         try:
             from translate.storage.pypo import pofile
         except ImportError:
             raise RegardError(
                 f"{path}: PO files need translate-toolkit: pip install 'regard[formats]'"
             ) from None
-        content = b"".join(read_chunks(path))
-        if not content:
-            raise RegardError(f"{path}: the file is empty")
         try:
-            store: Any = pofile.parsestring(content)  # type: ignore[no-untyped-call,unused-ignore]
+            store: Any = pofile.parsestring(text.encode())  # type: ignore[no-untyped-call,unused-ignore]
             store.parseheader()
         except Exception as error:  # what it raises for a damaged file is not documented
             problem = str(error).split("\n")[0] or type(error).__name__
-            raise RegardError(f"{path}: not a PO file: {problem[:200]}") from None
+            place = str(path)
+            if match := re.fullmatch(r"(.*) on line (\d+)(: .*)?", problem):
+                place = f"{path}:{first_line + int(match[2]) - 1}"
+                problem = f"{match[1]}{match[3] or ''}"
+            raise RegardError(f"{place}: not a PO file: {problem[:200]}") from None
         return store
+
+
+PO_PART = 1 << 20
+"""bytes of messages that are parsed at a time"""
+PO_CHARSET = re.compile(r'("Content-Type:[^"]*charset= *)([^\s\\"]+)', re.IGNORECASE)
+PO_HEADER = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\n'
+NEWLINE = b"\n"
+
+
+def _po_charset(path: DataFile, header: bytes) -> str:
+    """The encoding that the header of a PO file names; UTF-8 if it names none."""
+    match = PO_CHARSET.search(header.decode("latin-1"))
+    if match is None or match[2] == "CHARSET":  # as in templates
+        return "utf-8"
+    try:
+        return codecs.lookup(match[2]).name
+    except LookupError:
+        raise RegardError(f"{path}: the charset {match[2][:40]} is not known") from None
+
+
+def _po_parts(path: DataFile) -> Iterator[tuple[int, bytes]]:
+    """The first message of a PO file, then the others, about ``PO_PART`` bytes at a time, with their first lines.
+
+    A message ends with its msgstr: the next comment, msgctxt or msgid begins another one.
+    """
+    lines: list[bytes] = []
+    first, size, ends = 1, 0, False
+    limit = 0  # the first message is a part of its own
+    number = 0
+    for number, line in enumerate(split_lines(read_chunks(path), str(path)), start=1):
+        word = line.lstrip().removeprefix(b"#~").lstrip()  # of an obsolete message, too
+        if ends and word.startswith((b"#", b"|", b"msgctxt", b"msgid")):
+            ends = False
+            if size > limit:
+                yield first, NEWLINE.join([*lines, b""])
+                lines, first, size, limit = [], number, 0, PO_PART
+        ends = ends or word.startswith(b"msgstr")
+        lines.append(line.removesuffix(b"\r"))
+        size += len(line) + 1
+        if size > MAX_SIZE:
+            raise RegardError(f"{path}:{number}: a message with more than {MAX_SIZE:,} bytes")
+    if number == 0:
+        raise RegardError(f"{path}: the file is empty")
+    yield first, NEWLINE.join([*lines, b""])
 
 
 def _messages(unit: Any) -> list[tuple[str, str]]:

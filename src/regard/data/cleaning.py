@@ -7,9 +7,11 @@ are in tokens. ``regard data clean`` applies all rules, before training.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import islice
 from typing import NamedTuple
 
@@ -93,6 +95,67 @@ def encode_with_context(
     ]
 
 
+class SeenPairs:
+    """Recognizes pairs that occurred before; in memory, so for corpora of a limited size."""
+
+    def __init__(self) -> None:
+        self.keys = set[int]()
+
+    def is_duplicate(self, pair: Pair, tokenizer: Tokenizer) -> bool:
+        """Whether a pair occurred before; it is asked for each pair that is not blank, in order."""
+        key = pair_key(pair, tokenizer)
+        if key in self.keys:
+            return True
+        self.keys.add(key)
+        return False
+
+    def add_outcome(self, outcome: CleaningOutcome) -> None:
+        """Called for each pair that is neither blank nor a duplicate, in order."""
+
+
+class RecordedPairs(SeenPairs):
+    """Finds no duplicates, but records what is needed to find them later, when all parts of a corpus are known."""
+
+    def __init__(self) -> None:
+        self.hashes = array("Q")
+        """the key of each pair that is not blank"""
+        self.outcomes = bytearray()
+        """the outcome of each of these pairs"""
+
+    def is_duplicate(self, pair: Pair, tokenizer: Tokenizer) -> bool:
+        self.hashes.append(pair_key(pair, tokenizer))
+        return False
+
+    def add_outcome(self, outcome: CleaningOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+class KnownDuplicates(SeenPairs):
+    """Duplicates that were found before, see ``deduplication.py``: one flag for each pair that is not blank."""
+
+    def __init__(self, flags: Iterable[bool]) -> None:
+        self.flags = iter(flags)
+
+    def is_duplicate(self, pair: Pair, tokenizer: Tokenizer) -> bool:
+        return bool(next(self.flags))
+
+
+def pair_key(pair: Pair, tokenizer: Tokenizer) -> int:
+    """An 8-byte hash of a pair: among a million pairs, two have the same hash once in 10^7 corpora."""
+    sides = tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target)
+    text = "\n".join((*sides, *tags_of(pair), *context_of(pair)))
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+class CleaningOutcome(IntEnum):
+    """What becomes of a pair after tokenization; the names are those of ``CleaningCounts``."""
+
+    kept = 0
+    too_long = 1
+    ratio = 2
+
+
 def clean_and_encode(
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,
@@ -100,23 +163,27 @@ def clean_and_encode(
     counts: Counter[str],
     encode: EncodeFunction = encode_pairs,
     augment: AugmentFunction | None = None,
+    seen: SeenPairs | None = None,
 ) -> Iterator[EncodedPair]:
     """The token ids of the pairs that pass the cleaning rules; all pairs if ``clean`` is None.
 
-    ``counts`` is updated with the fields of ``CleaningCounts`` while the pairs are read.
+    ``counts`` is updated with the fields of ``CleaningCounts`` while the pairs are read. ``seen`` recognizes
+    duplicates; by default it begins with none.
 
     With subword sampling or ``augment``, the deterministic segmentation of the original pair decides which pairs are
     kept, so that all copies of the corpus have the same pairs. It also replaces a row that is too long.
     """
-    hashes = set[int]()
+    seen = seen or SeenPairs()
     pairs = iter(pairs)
     while chunk := list(islice(pairs, PAIRS_PER_CHUNK)):
         counts["read"] += len(chunk)
         if clean is not None:
-            chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, hashes, counts)]
+            chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, seen, counts)]
         for ids, sampled in _encode_twice(chunk, tokenizer, encode, augment):
-            if clean is None or _passes_length_rules(ids, clean, counts):
-                counts["kept"] += 1
+            outcome = CleaningOutcome.kept if clean is None else _length_outcome(ids, clean)
+            seen.add_outcome(outcome)
+            counts[outcome.name] += 1
+            if outcome is CleaningOutcome.kept:
                 too_long = clean is not None and max(map(len, sampled[:2])) > clean.max_tokens
                 yield ids if too_long else sampled
 
@@ -137,34 +204,24 @@ def _encode_twice(
 
 
 def _passes_text_rules(
-    pair: Pair, tokenizer: Tokenizer, clean: CleaningConfig, hashes: set[int], counts: Counter[str]
+    pair: Pair, tokenizer: Tokenizer, clean: CleaningConfig, seen: SeenPairs, counts: Counter[str]
 ) -> bool:
     """The rules that need only the text and are checked before tokenizing: no blank side, no duplicates."""
     if is_empty(pair):
         counts["empty"] += 1
         return False
-    if clean.keep_duplicates:
+    if clean.keep_duplicates or not seen.is_duplicate(pair, tokenizer):
         return True
-    # An 8-byte hash stands for the pair: among a million pairs, a collision happens once in 10^7 corpora.
-    sides = tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target)
-    text = "\n".join((*sides, *tags_of(pair), *context_of(pair)))
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
-    key = int.from_bytes(digest, "big")
-    if key in hashes:
-        counts["duplicates"] += 1
-        return False
-    hashes.add(key)
-    return True
+    counts["duplicates"] += 1
+    return False
 
 
-def _passes_length_rules(ids: EncodedPair, clean: CleaningConfig, counts: Counter[str]) -> bool:
+def _length_outcome(ids: EncodedPair, clean: CleaningConfig) -> CleaningOutcome:
     """The rules that need the number of tokens: maximum length and length ratio."""
     if exceeds_length(len(ids.source), len(ids.target), clean.max_tokens):
-        counts["too_long"] += 1
-        return False
+        return CleaningOutcome.too_long
     context = len(ids.source) - ids.source[::-1].index(EOS) if EOS in ids.source else 0
     lengths = len(ids.source) - context, len(ids.target)
     if clean.max_ratio is not None and exceeds_ratio(*lengths, clean.max_ratio):
-        counts["ratio"] += 1
-        return False
-    return True
+        return CleaningOutcome.ratio
+    return CleaningOutcome.kept

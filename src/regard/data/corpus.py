@@ -65,13 +65,21 @@ def read_options(files: DataFiles, data: DataConfig, skipped: Skipped | None = N
 
 def train_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
     """The training pairs, without those that are held out for validation; in both directions if the recipe says so."""
-    pairs = one_direction_pairs(data, skipped)
+    return select_train_pairs(read_pairs(data.train, data, "data.train", skipped), data)
+
+
+def select_train_pairs(pairs: Iterator[Pair], data: DataConfig) -> Iterator[Pair]:
+    """The training pairs among pairs of ``data.train``."""
+    pairs = _without_held_out(pairs, data)
     return _both_directions(pairs) if data.bidirectional else pairs
 
 
-def one_direction_pairs(data: DataConfig, skipped: Skipped | None = None) -> Iterator[Pair]:
-    """The same, from source to target only."""
-    pairs = read_pairs(data.train, data, "data.train", skipped)
+def one_direction_pairs(data: DataConfig) -> Iterator[Pair]:
+    """The training pairs from source to target only."""
+    return _without_held_out(read_pairs(data.train, data, "data.train"), data)
+
+
+def _without_held_out(pairs: Iterator[Pair], data: DataConfig) -> Iterator[Pair]:
     if data.valid is not None:
         return pairs
     return (pair for pair in pairs if not is_held_out(pair.source, data.hold_out))

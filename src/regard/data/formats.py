@@ -397,4 +397,6 @@ def read_parses(lines: Iterable[str], path: DataFile, name: str) -> Iterator[Par
         check_parse(line, parse, f"{path}:{parse.line}, line {number} of {name}")
         yield parse
     if parse := next(parses, None):
-        raise RegardError(f"{path}:{parse.line}: one tree too many: {name} has only {number} lines")
+        raise RegardError(
+            f"{path}:{parse.line}: more trees than lines: {name} has only {number} lines"
+        )

@@ -107,6 +107,7 @@ class Skipped:
 
 
 BAD_LINES = "bad lines skipped"
+HOW_TO_SKIP = "--on-bad-line skip leaves out such lines; in a recipe: on_bad_line"
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class InputFormat(ABC):
     def bad(self, place: str, problem: str) -> None:
         """Raise an error for a line that cannot be read, or count it if such lines are to be skipped."""
         if self.options.on_bad_line == "error":
-            raise RegardError(f"{place}: {problem}")
+            raise RegardError(f"{place}: {problem} ({HOW_TO_SKIP})")
         self.options.skipped.add(BAD_LINES, f"{place}: {problem}")
 
     def lines(self, path: DataFile) -> Generator[tuple[int, str], None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -114,6 +114,7 @@ class LanguageIdentifier:
 
 
 @cache
+@lru_cache(32)
 def identify_among(*languages: str) -> Any:
     """py3langid restricted to some languages; None if it is not installed or does not know one of them."""
     if not is_installed():

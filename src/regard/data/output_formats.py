@@ -276,7 +276,7 @@ class XLIFFWriter(TextWriter):
 def _xml_text(text: str, name: str) -> str:
     for character in text:
         if (character < " " and character not in "\t\n\r") or character in "\ufffe\uffff":
-            raise RegardError(f"{name}: XML cannot contain the character of {abbreviate(text)}")
+            raise RegardError(f"{name}: XML cannot represent a character in {abbreviate(text)}")
     return escape(text)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from regard.data.dependency_trees import ParsedSentence
+if TYPE_CHECKING:
+    from regard.data.dependency_trees import ParsedSentence
 
 
 class Pair(NamedTuple):

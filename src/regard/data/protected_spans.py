@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from regard.data.segmentation import UNSPACED, is_word_character
-from regard.recipe import Registry
+from regard.recipe.registry import Registry
 
 _PLACEHOLDER = rf"""
     \{{\{{[^{{}}\n]+\}}\}} | \$?\{{[^{{}}\s][^{{}}\n]*\}} | \{{\}}  # {{{{ name }}}} {{name}} {{0:.2f}} ${{name}} {{}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -18,11 +18,15 @@ _IDEOGRAPHS = r"\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 # Scripts without spaces between words: every character is a unit of its own.
 UNSPACED = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_IDEOGRAPHS}"
 _WORD_CHARACTER = rf"[^\W{UNSPACED}]"
+_UNSPACED_CHARACTER = f"[{UNSPACED}]"
 _WORD_OR_SYMBOL = re.compile(rf"[{UNSPACED}]|{_WORD_CHARACTER}+|[^\w\s]")
-_UNSPACED_CHARACTER = re.compile(rf"[{UNSPACED}]")
-_IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
 _BETWEEN_SPACES = re.compile(r"\S+")
-_ONE_WORD_CHARACTER = re.compile(_WORD_CHARACTER)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern that most commands do not need: these classes of characters take 2 ms to compile."""
+    return re.compile(pattern)
 
 
 class Span(NamedTuple):
@@ -44,17 +48,17 @@ def word_spans(text: str) -> list[Span]:
 
 def is_word_character(character: str) -> bool:
     """Whether two such characters side by side belong to one word: letters and digits of scripts with spaces."""
-    return _ONE_WORD_CHARACTER.fullmatch(character) is not None
+    return _compiled(_WORD_CHARACTER).fullmatch(character) is not None
 
 
 def is_unspaced_script(character: str) -> bool:
     """Whether a character belongs to a script that is written without spaces between words."""
-    return _UNSPACED_CHARACTER.fullmatch(character) is not None
+    return _compiled(_UNSPACED_CHARACTER).fullmatch(character) is not None
 
 
 def count_ideographs(text: str) -> int:
     """The number of Chinese and Japanese characters."""
-    return 0 if text.isascii() else len(_IDEOGRAPH.findall(text))
+    return 0 if text.isascii() else len(_compiled(f"[{_IDEOGRAPHS}]").findall(text))
 
 
 class WholeWordPattern(NamedTuple):

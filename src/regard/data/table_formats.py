@@ -229,9 +229,8 @@ class DelimitedFormat(InputFormat):
             self.bad(f"{path}:{number}", self.too_few(fields, 2))
 
     def too_few(self, fields: list[str], needed: int) -> str:
-        return (
-            f"{len(fields)} columns in {abbreviate(' '.join(fields))}; at least {needed} are needed"
-        )
+        columns = "1 column" if len(fields) == 1 else f"{len(fields)} columns"
+        return f"{columns} in {abbreviate(' '.join(fields))}; at least {needed} are needed"
 
 
 def _table_layout(number: int, fields: Sequence[str], options: ReadOptions) -> TableLayout:
@@ -267,6 +266,12 @@ class TSV(DelimitedFormat):
     def records(self, path: DataFile) -> Generator[tuple[int, list[str]], None, None]:
         for number, line in self.lines(path):
             yield number, line.split("\t")
+
+    def problem(self, fields: list[str], layout: TableLayout) -> str | None:
+        if len(fields) > layout.width and not LICENCE.match(fields[layout.width]):
+            # A tab inside a text must not cut it.
+            return f"{len(fields)} columns, but the first line has {layout.width}"
+        return super().problem(fields, layout)
 
     def too_few(self, fields: list[str], needed: int) -> str:
         if len(fields) < 2:
@@ -440,7 +445,7 @@ class JSONL(InputFormat):
             value = value[part] if found else None
         name = ".".join(key)
         if not isinstance(value, str):
-            shown = abbreviate(value) if found else "nothing"
+            shown = json.dumps(value)[:60] if found else "nothing"
             expected = f"; {self.expected}" if key in self.default else ""
             raise ValueError(f'"{name}" must be a string, found {shown}{expected}')
         if any("\ud800" <= character <= "\udfff" for character in value):
@@ -519,10 +524,10 @@ def _next_value(
 
 
 def _flat_keys(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The keys of a record; those of an object in it follow its own key."""
+    """The keys of a record; those of an object in it follow its own key, at any depth."""
     for key, value in record.items():
-        if isinstance(value, dict):
-            yield from ((key, inner) for inner in value)
+        if isinstance(value, dict) and value:
+            yield from ((key, *inner) for inner in _flat_keys(value))
         else:
             yield (key,)
 
@@ -563,7 +568,7 @@ class Parquet(InputFormat):
                             )
                             self.bad(
                                 f"{path}, row {number}",
-                                f"{name} must be a string, found {abbreviate(value)}",
+                                f"{name} must be a string, found {'nothing' if value is None else abbreviate(value)}",
                             )
         except FileNotFoundError as error:
             raise read_error(path, error) from None

@@ -16,16 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sentencepiece
 
-from regard import recipe
 from regard.data.pairs import Pair
 from regard.data.segmentation import is_word_character
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS, UNK
 from regard.errors import RegardError
-from regard.recipe import Registry
+from regard.recipe.registry import Registry
+
+if TYPE_CHECKING:
+    from regard import recipe
 
 UNK_SYMBOL = "⁇"
 SKIPPED_TOKENS = {PAD, BOS, EOS, MASK}
@@ -49,7 +51,7 @@ NUM_BYTES = 256
 NUM_THREADS = 4
 """fixed, because the order of floating-point sums, and so the model, depends on the number of threads"""
 FEW_TEXTS = 64
-"""fewer texts are encoded one by one: for a list, SentencePiece starts threads, which takes 20 times as long"""
+"""fewer texts are encoded and decoded one by one: for a list, SentencePiece starts threads, which takes longer"""
 
 # The symbols that SentencePiece treats specially are escaped: U+FDD0 and a digit. U+FDD0 is a noncharacter, to which
 # Unicode will never assign a meaning; if a text has it nevertheless, it is escaped as well.
@@ -122,7 +124,8 @@ class Vocabulary:
         escaped = [_escape(text, self.normalization) for text in texts]
         if len(escaped) < FEW_TEXTS:
             return [self._processor.encode(text, out_type=int) for text in escaped]
-        return list(self._processor.encode(escaped, out_type=int))
+        # One thread: corpora are prepared by several processes, and threads would take 1.4 times the CPU time.
+        return list(self._processor.encode(escaped, out_type=int, num_threads=1))
 
     def encode_continuation(self, text: str) -> list[int]:
         """The token ids of a text that follows another text without a space between."""
@@ -138,9 +141,11 @@ class Vocabulary:
         return [*(self.tags[tag] for tag in tags), *ids]
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
-        """The text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
+        """Detokenize: the text of each row of ids. Special tokens are skipped, but UNK becomes ⁇."""
         rows = [[i for i in map(int, row) if i not in SKIPPED_TOKENS] for row in ids]
-        return [_unescape(text) for text in self._processor.decode(rows)] if rows else []
+        if len(rows) < FEW_TEXTS:
+            return [_unescape(self._processor.decode(row)) for row in rows]
+        return [_unescape(text) for text in self._processor.decode(rows)]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The printable form of each id: ``▁`` is a space, ``<0xC3>`` a byte."""
@@ -224,7 +229,7 @@ class Tokenizer:
         """
         if config.kind not in TRAINABLE:
             raise RegardError(
-                f"tokenizer.kind {config.kind}: belongs to imported models and cannot be trained; "
+                f"tokenizer.kind {config.kind}: is only for imported models and cannot be trained; "
                 f"use one of {', '.join(TRAINABLE)}"
             )
         if labels:
@@ -264,13 +269,13 @@ class Tokenizer:
     def load(cls, folder: Path, config: recipe.TokenizerConfig, labels: bool = False) -> Tokenizer:
         normalizations: list[str] = [config.normalize] * 2
         if labels:
-            normalizations[1] = LABELS.normalize
+            normalizations[1] = str(LABELS["normalize"])
         files = [folder / f"{stem}.model" for stem in file_stems(config.shared)]
         vocabularies = list(map(_load_vocabulary, files, normalizations))
         return cls(vocabularies[0], vocabularies[-1])
 
 
-Loader = Callable[[Path, recipe.TokenizerConfig, bool], Tokenizer]
+Loader: TypeAlias = "Callable[[Path, recipe.TokenizerConfig, bool], Tokenizer]"
 """Loads the tokenizer of a run folder; the flag says that the targets are labels."""
 TOKENIZERS: Registry[Loader] = Registry("tokenizer.kind")
 
@@ -535,12 +540,15 @@ def _unescape(escaped: str) -> str:
 # ---------------------------------------------------------------------------------------------
 # Training
 
-LABELS = recipe.TokenizerConfig(kind="word", vocab_size=100_000, shared=False, normalize="none")
+LABELS = {"kind": "word", "vocab_size": 100_000, "shared": False, "normalize": "none"}
+"""the tokenizer section for labels"""
 
 
 def train_labels(pairs: Callable[[], Iterable[Pair]]) -> Vocabulary:
     """The vocabulary of all labels in the targets."""
-    return _train_vocabulary(LABELS, pairs, ("target",))
+    from regard.recipe import TokenizerConfig
+
+    return _train_vocabulary(TokenizerConfig.model_validate(LABELS), pairs, ("target",))
 
 
 def _train_vocabulary(

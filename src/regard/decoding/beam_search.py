@@ -22,7 +22,6 @@ from regard.decoding.hypotheses import (
     ActiveHypotheses,
     BeamCandidates,
     BeamStep,
-    Hypothesis,
     S,
     SequenceRules,
     StepFunction,
@@ -34,6 +33,7 @@ from regard.decoding.length_penalty_and_stopping import (
     Penalty,
 )
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 
 
@@ -189,13 +189,13 @@ class FinishedHypotheses:
         scores = scores if bonus is None else scores + bonus.gather(1, candidates.beams)
         per_group = ended.shape[1] // self.groups
         new = scores.masked_fill(~ended, NEG_INF).view(-1, self.groups, per_group)
-        both = torch.cat([self.scores[active.sentences], new], dim=2)
-        best = self.scores[active.sentences] = both.topk(self.scores.shape[2]).values
+        all_scores = torch.cat([self.scores[active.sentences], new], dim=2)
+        best = self.scores[active.sentences] = all_scores.topk(self.scores.shape[2]).values
         if self.groups == 1:  # converting a hypothesis that cannot win takes longer than this test
             ended = ended & (new >= best[:, :, self.nbest - 1].unsqueeze(2)).flatten(1)
         groups = ended.nonzero()[:, 1] // per_group
-        found = active.finish(ended, candidates, self.length_penalty, self.penalty, bonus)
-        self._add(found, groups.tolist())
+        finished = active.finish(ended, candidates, self.length_penalty, self.penalty, bonus)
+        self._add(finished, groups.tolist())
 
     def add_at_limit(
         self,
@@ -205,39 +205,41 @@ class FinishedHypotheses:
     ) -> None:
         """Add the best hypotheses that reach the maximum length with this token."""
         best = torch.arange(at_limit.shape[1], device=at_limit.device) < self.nbest
-        found = active.finish(
+        finished = active.finish(
             at_limit & best, continued, self.length_penalty, self.penalty, by_eos=False
         )
-        self._add(found)
+        self._add(finished)
 
     def add_truncated(
         self,
         active: ActiveHypotheses[S],
-        which: Bool[Tensor, "sentences"],
+        truncated: Bool[Tensor, "sentences"],
         bonus: Float[Tensor, "sentences beams"] | None,
         complete: Bool[Tensor, "sentences beams"] | None,
     ) -> None:
         """Add the active hypotheses of these sentences without EOS."""
-        self._add(active.truncate(which, self.length_penalty, self.penalty, bonus, complete))
+        self._add(active.truncate(truncated, self.length_penalty, self.penalty, bonus, complete))
 
-    def _add(self, found: list[tuple[int, Hypothesis]], groups: list[int] | None = None) -> None:
-        for (row, hypothesis), group in zip(found, groups or [0] * len(found), strict=True):
+    def _add(self, finished: list[tuple[int, Hypothesis]], groups: list[int] | None = None) -> None:
+        for (row, hypothesis), group in zip(finished, groups or [0] * len(finished), strict=True):
             self.hypotheses[row].append((group, hypothesis))
 
     def ranked(self) -> list[list[Hypothesis]]:
         """The ``nbest`` hypotheses of each sentence, best first."""
-        return [self._ranked(found) for found in self.hypotheses]
+        return [self._ranked(finished) for finished in self.hypotheses]
 
-    def _ranked(self, found: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
+    def _ranked(self, finished: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
         """Take the best of each group before the second best of any, then sort by score."""
         rank_in_group: Counter[int] = Counter()
         known: set[tuple[int, ...]] = set()
         ranked = []
-        for group, hypothesis in sorted(found, key=lambda one: one[1].score, reverse=True):
+        for group, hypothesis in sorted(finished, key=lambda entry: entry[1].score, reverse=True):
             if tuple(hypothesis.tokens) in known:  # another group found it
                 continue
             known.add(tuple(hypothesis.tokens))
             ranked.append((rank_in_group[group], hypothesis))
             rank_in_group[group] += 1
-        best = sorted(ranked, key=lambda one: one[0])[: self.nbest]
-        return sorted((one for _, one in best), key=lambda one: one.score, reverse=True)
+        best = sorted(ranked, key=lambda entry: entry[0])[: self.nbest]
+        return sorted(
+            (hypothesis for _, hypothesis in best), key=lambda one: one.score, reverse=True
+        )

@@ -1,4 +1,4 @@
-"""Lexical constraints: phrases that the output is guaranteed to contain.
+"""Lexically constrained decoding: phrases that the output is guaranteed to contain.
 
 Beam search with banks (Post and Vilar 2018, vectorized as in Hu et al. 2019). The *bank* of a hypothesis is its
 progress: the number of phrase tokens it has generated. The beam is divided among the banks, so that a hypothesis that
@@ -23,41 +23,13 @@ from torch import Tensor
 
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.decoding.logits_processors import BeamSelection, LogitsProcessor
+from regard.decoding.outputs import Phrase, Spelling
 
 NO_TOKEN = -1
 """padding in tensors of tokens"""
 
 # ---------------------------------------------------------------------------------------------
-# Phrases
-
-
-class Spelling(NamedTuple):
-    """One way to tokenize a phrase."""
-
-    tokens: tuple[int, ...]
-    boundary_before: bool = False
-    """may only follow BOS or a token that ends a word"""
-    boundary_after: bool = False
-    """may only be followed by EOS or a token that begins a word"""
-
-    @property
-    def steps(self) -> int:
-        """Largest number of tokens until it counts as generated."""
-        return len(self.tokens) + self.boundary_after
-
-
-class Phrase(NamedTuple):
-    """A phrase to generate ``times`` times, in any of its spellings. One spelling must need no boundary before it."""
-
-    spellings: tuple[Spelling, ...]
-    times: int = 1
-    free: bool = False
-    """Its tokens cost no more than the most probable token. For text that no model finds probable, such as
-    placeholders. Scores reflect this; log-probabilities are the model's."""
-
-    @property
-    def steps(self) -> int:
-        return max(spelling.steps for spelling in self.spellings)
+# Word boundaries
 
 
 class WordBoundaries(NamedTuple):
@@ -65,11 +37,6 @@ class WordBoundaries(NamedTuple):
 
     begins_word: Bool[Tensor, "V"]
     ends_word: Bool[Tensor, "V"]
-
-
-def tokens_needed(phrases: Sequence[Phrase]) -> int:
-    """Number of tokens that suffice to generate all phrases."""
-    return sum(phrase.steps * phrase.times for phrase in phrases)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -102,8 +69,10 @@ class SpellingTable:
         device = boundaries.begins_word.device
         P = max(sum(len(phrase.spellings) for phrase in phrases) for phrases in batch)
         C = max(len(phrases) for phrases in batch)
-        every = [one for phrases in batch for phrase in phrases for one in phrase.spellings]
-        L = max((len(one.tokens) for one in every), default=0)
+        spellings = [
+            spelling for phrases in batch for phrase in phrases for spelling in phrase.spellings
+        ]
+        L = max((len(spelling.tokens) for spelling in spellings), default=0)
         size = len(batch), P
         tokens = torch.full((*size, L + 1), NO_TOKEN)
         fallback = torch.zeros(*size, L + 1, dtype=torch.long)
@@ -111,22 +80,22 @@ class SpellingTable:
         before, after, free = torch.zeros(3, *size, dtype=torch.bool)
         membership = torch.zeros(*size, C)
         times, steps = torch.zeros(2, len(batch), C, dtype=torch.long)
-        ends_word = boundaries.ends_word.tolist() if every else []
+        ends_word = boundaries.ends_word.tolist() if spellings else []
         for row, phrases in enumerate(batch):
             column = 0
             for number, phrase in enumerate(phrases):
-                assert not all(one.boundary_before for one in phrase.spellings), (
+                assert not all(spelling.boundary_before for spelling in phrase.spellings), (
                     "one spelling must need no boundary before it"
                 )
                 times[row, number], steps[row, number] = phrase.times, phrase.steps
-                for one in phrase.spellings:
-                    n = len(one.tokens)
+                for spelling in phrase.spellings:
+                    n = len(spelling.tokens)
                     assert n > 0, "a phrase has at least one token"
-                    tokens[row, column, :n] = torch.tensor(one.tokens)
-                    fallback[row, column, : n + 1] = torch.tensor(_fallback(one, ends_word))
+                    tokens[row, column, :n] = torch.tensor(spelling.tokens)
+                    fallback[row, column, : n + 1] = torch.tensor(_fallback(spelling, ends_word))
                     length[row, column] = n
-                    before[row, column] = one.boundary_before
-                    after[row, column] = one.boundary_after
+                    before[row, column] = spelling.boundary_before
+                    after[row, column] = spelling.boundary_after
                     free[row, column] = phrase.free
                     membership[row, column, number] = 1.0
                     column += 1

@@ -11,13 +11,13 @@ from regard.decoding.hypotheses import (
     NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
-    Hypothesis,
     S,
     SequenceRules,
     StepFunction,
 )
 from regard.decoding.length_penalty_and_stopping import GNMT, LengthNormalization
 from regard.decoding.logits_processors import LogitsProcessor, LogitsProcessorList
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.recipe import MIN_TEMPERATURE
 
@@ -157,7 +157,7 @@ def sample(
     if not temperature >= MIN_TEMPERATURE:
         raise RegardError(
             f"temperature {temperature}: must be at least {MIN_TEMPERATURE}; "
-            "for the limit 0 use greedy search"
+            "for temperature 0, use greedy search"
         )
     if not 0 < top_p <= 1:
         raise RegardError(f"top_p {top_p}: must be above 0 and at most 1")

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decoding.length_penalty_and_stopping import Penalty, gnmt_length_penalty
+from regard.decoding.outputs import Hypothesis
 
 NEG_INF = -torch.inf
 """log-probability of an impossible token or hypothesis"""
@@ -123,51 +124,6 @@ class SequenceRules:
         )
         allowed = log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         return torch.where(prefix == ANY_TOKEN, allowed, forced)
-
-
-# ---------------------------------------------------------------------------------------------
-# Finished hypotheses
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One output sequence and its probability under the model."""
-
-    tokens: list[int]
-    """without BOS and EOS"""
-    log_probability: float
-    """of the whole sequence: the sum of ``token_log_probabilities``"""
-    score: float
-    """What hypotheses are ranked by. Beam search: the total log-probability divided by the length penalty, plus the
-    bonus of the logits processors. Mask-predict: the mean log-probability."""
-    token_log_probabilities: list[float]
-    """of each token, then of EOS if it was generated"""
-    finished: bool
-    """whether EOS was generated or the length was given; False if the sequence was cut at its maximum length"""
-
-    @classmethod
-    def scored(
-        cls,
-        tokens: list[int],
-        token_log_probabilities: list[float],
-        total: float,
-        length_penalty: float,
-        penalty: Penalty = gnmt_length_penalty,
-        bonus: float = 0.0,
-    ) -> "Hypothesis":
-        """A hypothesis of beam search.
-
-        total: what the search ranks by, which is the sum of the log-probabilities unless a logits processor waives the
-        cost of some tokens.
-        """
-        length = max(1, len(token_log_probabilities))
-        return cls(
-            tokens=tokens,
-            log_probability=sum(token_log_probabilities, 0.0),
-            score=total / penalty(length, length_penalty) + bonus,
-            token_log_probabilities=token_log_probabilities,
-            finished=len(token_log_probabilities) > len(tokens),
-        )
 
 
 # ---------------------------------------------------------------------------------------------

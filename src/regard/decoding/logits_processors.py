@@ -23,6 +23,7 @@ from torch import Tensor
 from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.errors import RegardError
 from regard.recipe import DecodingConfig
+from regard.recipe.decoding import LOGITS_PROCESSOR
 
 
 class BeamSelection(NamedTuple):
@@ -124,6 +125,10 @@ OPTIONAL_PROCESSORS: dict[str, type[OptionalProcessor]] = {}
 
 def enabled_by(option: str) -> Callable[[P], P]:
     """A decorator: the processor is used if this decoding option differs from its default."""
+    marks = DecodingConfig.model_fields[option].metadata
+    assert LOGITS_PROCESSOR in marks, (
+        f"{option}: mark it with LOGITS_PROCESSOR in recipe/decoding.py"
+    )
 
     def register(processor: P) -> P:
         OPTIONAL_PROCESSORS[option] = processor
@@ -134,12 +139,8 @@ def enabled_by(option: str) -> Callable[[P], P]:
 
 def enabled_processors(decoding: DecodingConfig) -> list[type[OptionalProcessor]]:
     """The processors that the decoding options turn on."""
-    fields = DecodingConfig.model_fields
-    return [
-        processor
-        for option, processor in OPTIONAL_PROCESSORS.items()
-        if getattr(decoding, option) != fields[option].default
-    ]
+    enabled = decoding.logits_processors
+    return [processor for option, processor in OPTIONAL_PROCESSORS.items() if option in enabled]
 
 
 class LogitsProcessorList(LogitsProcessor):
@@ -147,19 +148,19 @@ class LogitsProcessorList(LogitsProcessor):
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         selecting = [
-            type(one).__name__
-            for one in processors
-            if type(one).select is not LogitsProcessor.select
+            type(processor).__name__
+            for processor in processors
+            if type(processor).select is not LogitsProcessor.select
         ]
         assert len(selecting) <= 1, f"{' and '.join(selecting)} cannot be combined: each selects"
         self.processors = processors
-        self.groups = max((one.groups for one in processors), default=1)
+        self.groups = max((processor.groups for processor in processors), default=1)
 
     def process_logits(
         self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
     ) -> Float[Tensor, "sentences beams V"]:
-        for one in self.processors:
-            log_probabilities = one.process_logits(active, log_probabilities)
+        for processor in self.processors:
+            log_probabilities = processor.process_logits(active, log_probabilities)
         return log_probabilities
 
     def select(
@@ -169,27 +170,29 @@ class LogitsProcessorList(LogitsProcessor):
         beam: int,
         eos: int,
     ) -> BeamSelection | None:
-        selections = (one.select(active, log_probabilities, beam, eos) for one in self.processors)
+        selections = (
+            processor.select(active, log_probabilities, beam, eos) for processor in self.processors
+        )
         return next((selection for selection in selections if selection is not None), None)
 
     def score_bonus(self, active: ActiveHypotheses[S]) -> Float[Tensor, "sentences beams"] | None:
-        bonuses = [one.score_bonus(active) for one in self.processors]
+        bonuses = [processor.score_bonus(active) for processor in self.processors]
         given = [bonus for bonus in bonuses if bonus is not None]
         return sum(given[1:], given[0]) if given else None
 
     def is_complete(self, active: ActiveHypotheses[S]) -> Bool[Tensor, "sentences beams"] | None:
-        complete = [one.is_complete(active) for one in self.processors]
+        complete = [processor.is_complete(active) for processor in self.processors]
         given = [flags for flags in complete if flags is not None]
         return torch.stack(given).all(0) if given else None
 
     def advance(self, kept: Int[Tensor, "kept"], continued: BeamCandidates) -> None:
-        for one in self.processors:
-            one.advance(kept, continued)
+        for processor in self.processors:
+            processor.advance(kept, continued)
 
 
 @enabled_by("no_repeat_ngram")
 class NoRepeatNgram(OptionalProcessor):
-    """No n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
+    """N-gram blocking: no n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
     If this forbids every allowed token, it has no effect in that step: a forced prefix or a required phrase may repeat
     an n-gram.
@@ -219,6 +222,32 @@ class NoRepeatNgram(OptionalProcessor):
         allowed = log_probabilities.masked_fill(flags[..., :V].bool(), NEG_INF)
         nothing_left = (allowed == NEG_INF).all(2, keepdim=True)
         return torch.where(nothing_left, log_probabilities, allowed)
+
+
+@enabled_by("repetition_penalty")
+class RepetitionPenalty(OptionalProcessor):
+    """Makes tokens that a hypothesis already contains less probable (Keskar et al. 2019).
+
+    Their log-probabilities are multiplied by ``penalty``, however often they occurred. As in the beam search of Hugging
+    Face, the result is not normalized again, so scores contain the penalty.
+    """
+
+    def __init__(self, penalty: float) -> None:
+        assert penalty > 0
+        self.penalty = penalty
+
+    @classmethod
+    def from_options(
+        cls, decoding: DecodingConfig, context: DecodingContext
+    ) -> "RepetitionPenalty":
+        return cls(decoding.repetition_penalty)
+
+    def process_logits(
+        self, active: ActiveHypotheses[S], log_probabilities: Float[Tensor, "sentences beams V"]
+    ) -> Float[Tensor, "sentences beams V"]:
+        tokens = active.tokens[:, :, 1:]  # without BOS
+        penalized = self.penalty * log_probabilities.gather(2, tokens)
+        return log_probabilities.scatter(2, tokens, penalized)
 
 
 @enabled_by("coverage_penalty")
@@ -313,9 +342,9 @@ class DiverseBeamGroups(OptionalProcessor):
             possible = (selection.continued.totals > NEG_INF).unsqueeze(1)
             cost = cost.scatter_add(2, tokens, self.penalty * possible.double())
         return BeamSelection(
-            _concatenate([one.candidates for one in selections]),
-            torch.cat([one.finished for one in selections], dim=1),
-            _concatenate([one.continued for one in selections]),
+            _concatenate([selection.candidates for selection in selections]),
+            torch.cat([selection.finished for selection in selections], dim=1),
+            _concatenate([selection.continued for selection in selections]),
         )
 
 
@@ -340,8 +369,8 @@ def _select_in_group(
 
 def _concatenate(parts: list[BeamCandidates]) -> BeamCandidates:
     return BeamCandidates(
-        torch.cat([one.beams for one in parts], dim=1),
-        torch.cat([one.tokens for one in parts], dim=1),
-        torch.cat([one.log_probabilities for one in parts], dim=1),
-        torch.cat([one.totals for one in parts], dim=1),
+        torch.cat([part.beams for part in parts], dim=1),
+        torch.cat([part.tokens for part in parts], dim=1),
+        torch.cat([part.log_probabilities for part in parts], dim=1),
+        torch.cat([part.totals for part in parts], dim=1),
     )

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypotheses import NEG_INF, Hypothesis
+from regard.decoding.hypotheses import NEG_INF
+from regard.decoding.outputs import Hypothesis
 
 PredictFunction = Callable[
     [Int[Tensor, "rows T"], Bool[Tensor, "rows T"]],

@@ -31,6 +31,7 @@ from regard.documents.base import (
     xml_tokens,
 )
 from regard.documents.markup import (
+    VOID_ELEMENTS,
     Document,
     Encode,
     Inline,
@@ -66,7 +67,40 @@ def message_tokens(message: str, in_plural: bool = False) -> Iterator[Inline]:
     yield from _text_tokens(message[done:], in_plural)
 
 
+_TAG = re.compile(r"<(?P<slash>/?)(?P<name>[a-zA-Z][\w.:-]*|\d+)(?:\s[^<>]*)?/?>")
+"""HTML inside a message, or a numbered tag of react-i18next: <0>Log in</0>"""
+
+
 def _text_tokens(text: str, in_plural: bool) -> Iterator[Inline]:
+    done = 0
+    for match in _TAG.finditer(text):
+        yield from _number_tokens(text[done : match.start()], in_plural)
+        yield _tag_token(match, text)
+        done = match.end()
+    yield from _number_tokens(text[done:], in_plural)
+
+
+def _tag_token(match: re.Match[str], text: str) -> Inline:
+    """A tag of HTML or of a component. Others, such as <file>, stand for a text that the program inserts."""
+    raw, name = match[0], match["name"].lower()
+    if raw.endswith("/>") or name in VOID_ELEMENTS:
+        return Inline(raw, InlineKind.TEXT, "\n") if name == "br" else Inline(raw, InlineKind.ATOM)
+    if name in BLOCK_ELEMENTS:
+        return Inline(raw, InlineKind.TEXT, "\n")
+    if match["slash"]:
+        return Inline(raw, InlineKind.CLOSE, name)
+    is_closed = f"</{name}" in text[match.end() :].lower()
+    return Inline(raw, InlineKind.OPEN if is_closed else InlineKind.ATOM, name if is_closed else "")
+
+
+BLOCK_ELEMENTS = {
+    "p", "div", "ul", "ol", "li", "dl", "dt", "dd", "table", "tr", "td", "th", "blockquote", "pre",
+    "h1", "h2", "h3", "h4", "h5", "h6",
+}  # fmt: skip
+"""elements whose tags end a sentence"""
+
+
+def _number_tokens(text: str, in_plural: bool) -> Iterator[Inline]:
     for part in re.split("(#)", text) if in_plural else [text]:
         if part:
             is_number = in_plural and part == "#"
@@ -265,7 +299,9 @@ class BilingualXml(XmlFormat):
         return self.tokens[node.first + 1 : node.last] if node.last > node.first else []
 
     def is_blank(self, node: XmlNode) -> bool:
-        return not any(one.raw.strip() for one in self.content(node))
+        """Whether an element has no content; segments (mrk) without a text are none."""
+        parts = [one for one in self.content(node) if one.name.rpartition(":")[2] != "mrk"]
+        return not any(one.raw.strip() for one in parts)
 
     def slot(self, source: XmlNode, soft_breaks: bool) -> Slot:
         document = Document(escape=escape_xml)

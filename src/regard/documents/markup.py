@@ -41,7 +41,8 @@ RAW_TEXT_ELEMENTS = {
 }  # fmt: skip
 """Inside these elements ``<`` begins no tag, and the text is not translated."""
 UNTRANSLATED_ELEMENTS = {"code", "kbd", "samp", "var"}
-"""The text of these elements is not translated; nor is that of an element with ``translate="no"``."""
+"""The text of these elements is not translated; nor is that of an element with ``translate="no"``
+or ``class="notranslate"``."""
 VOID_ELEMENTS = {
     "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr",
 }  # fmt: skip
@@ -168,7 +169,11 @@ _MARKUP = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_TRANSLATE_NO = re.compile(r"""(?<![\w-])translate\s*=\s*["']?no\b""", re.IGNORECASE)
+_TRANSLATE_NO = re.compile(
+    r"""(?<![\w-])(?:translate\s*=\s*["']?no\b
+    | class\s*=\s*(?:"[^"]*|'[^']*)?(?<![\w-])notranslate(?![\w-]))""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 class HtmlToken(NamedTuple):

@@ -216,7 +216,10 @@ class RunReader:
     # Stretches
 
     def _movable(self, at: int) -> tuple[int, Run] | None:
-        """A run with text only, a link around such runs, or a marker; and the index after it."""
+        """A run with text only, a link or a tracked insertion around such runs, or a marker; and the index after it.
+
+        A tracked deletion is a marker too.
+        """
         token = self.tokens[at]
         if not token.opens:
             is_space = token.is_text and token.raw.isspace()
@@ -227,8 +230,11 @@ class RunReader:
             return at + 1, Run(token.raw, marker=InlineKind.ANCHOR)
         if self.is_element(token, "proofErr") and token.closes:
             return at + 1, Run(token.raw)
-        if self.is_element(token, "hyperlink", "smartTag") and not token.closes:
+        if self.is_element(token, "hyperlink", "smartTag", "ins", "moveTo") and not token.closes:
             return self._container(at)
+        if self.is_element(token, "del", "moveFrom") and not token.closes:
+            end = end_of_element(self.tokens, at)
+            return end, Run(self.raw(at, end), marker=InlineKind.MARK)
         return None
 
     def _container(self, at: int) -> tuple[int, Run] | None:
@@ -517,6 +523,8 @@ def _inline_tokens(tokens: Sequence[XmlToken]) -> Iterator[Inline]:
         yield Inline(raw, InlineKind.TEXT, " ")
     elif token.name in BORDERS:
         yield Inline(raw, InlineKind.TEXT, "\n")
+    elif token.name == "office:annotation-end":
+        yield Inline(raw, InlineKind.MARK)
     elif token.name in ANCHORS or token.name in INLINE or not token.name:
         yield Inline(raw, InlineKind.ANCHOR)
     else:  # a field, such as the number of the page

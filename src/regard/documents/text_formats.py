@@ -232,12 +232,15 @@ class MarkdownBlocks:
 
     def _paragraph(self, token: Token, heading: bool) -> Iterator[MarkdownBlock]:
         assert token.map is not None
-        found = [
-            Line(self._find(self.lines[number], content, heading), content)
-            for number, content in enumerate(token.content.split("\n"), token.map[0])
-        ]
+        found = []
+        for number, content in enumerate(token.content.split("\n"), token.map[0]):
+            line = self.lines[number]
+            if not line.text.rstrip().endswith(content.rstrip()):
+                content = content.lstrip()  # the parser has replaced a tab by spaces
+            found.append(Line(self._find(line, content, heading), content))
         breaks = [self.text[line.end : after.start] for line, after in pairwise(found)]
-        tokens = MarkdownInline(token.content, breaks, self.references).tokens()
+        content = "\n".join(line.text for line in found)
+        tokens = MarkdownInline(content, breaks, self.references).tokens()
         slot = run_slot(tokens, self.language, escape_markdown)
         yield MarkdownBlock(found[0].start, found[-1].end, slot)
 
@@ -267,6 +270,7 @@ class MarkdownBlocks:
 _MARKDOWN = re.compile(
     r"""
     (?P<escape> \\[!-/:-@\[-`{-~] )
+    | (?P<definition> [ \t]*\n[ \t]*:[ \t]+ )
     | (?P<hard_break> (?:[ ]{2,}|\\)\n )
     | (?P<space> [ \t]*\n[ \t]* | [ \t]{2,} )
     | (?P<code> (?<!`)(?P<ticks>`+)(?!`) (?:.*?[^`])?? (?P=ticks)(?!`) )
@@ -279,7 +283,7 @@ _MARKDOWN = re.compile(
     | (?P<note> (?:\A|(?<=\n)) \[\^[^\]\s]+\]:[ \t]* )
     | (?P<footnote> \[\^[^\]\s]+\] )
     | (?P<entity> &(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]\w{1,31}); )
-    | (?P<bracket> !?\[ )
+    | (?P<bracket> [!^]?\[ )
     | (?P<delimiter> \*{1,3} | _{1,3} | ~~ )
     """,
     re.VERBOSE | re.DOTALL,
@@ -366,7 +370,7 @@ class MarkdownInline:
         match match.lastgroup:
             case "escape":
                 token = Inline(raw, InlineKind.TEXT, raw[1])
-            case "hard_break" | "note":
+            case "hard_break" | "note" | "definition":
                 token = border(raw)
             case "space":
                 token = soft_break(raw)
@@ -397,10 +401,12 @@ class MarkdownInline:
         return Construct([token], end)
 
     def _link(self, start: int, inner: int, stop: int) -> Construct | None:
-        """A link or an image that begins with ``[`` or ``![``."""
+        """A link, an image or a note that begins with ``[``, ``![`` or ``^[``."""
         close = self._closing_bracket(inner, stop)
         if close is None:
             return None
+        if self.content[start] == "^":
+            return Construct([border("^["), *self._scan(inner, close), border("]")], close + 1)
         destination = _DESTINATION.match(self.content, close + 1, stop)
         is_label = destination is not None and destination[0].startswith("[")
         label = destination[0][1:-1] if is_label and destination else self.content[inner:close]
@@ -482,6 +488,15 @@ def match_delimiters(tokens: Sequence[Inline | Delimiter]) -> list[Inline]:
         while token.can_close and raw:
             rows = [row for row in waiting if raw.startswith(result[row].raw)]
             exact = [row for row in rows if result[row].raw == raw]
+            longer = [row for row in waiting if result[row].raw.startswith(raw)]
+            if not rows and longer and not token.can_open:  # ***both** one*
+                row = max(longer)
+                del waiting[waiting.index(row) + 1 :]
+                result[row] = text_token(result[row].raw[len(raw) :])
+                result.insert(row + 1, Inline(raw, InlineKind.OPEN, raw))
+                result.append(Inline(raw, InlineKind.CLOSE, raw))
+                raw = ""
+                break
             if not rows:
                 break
             row = max(exact or rows)

@@ -7,24 +7,31 @@ benchmark of the repository, whose committed numbers are judged by the same rule
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 Relation = Literal["better than", "worse than", "equal to", "no worse than"]
-MARGIN = 1.0
-"""differences up to this many points count as equal"""
+Measure = Literal["loss", "BLEU"]
+"""validation loss (mean negative log-likelihood per token, without label smoothing), or BLEU on the validation data"""
+MARGINS: dict[Measure, float] = {"loss": math.log(1.1), "BLEU": 1.0}
+"""differences up to this size count as equal; those of losses are differences of their logarithms: 10%"""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a claim says about the scores of two variants."""
+    """What a claim says about two variants."""
 
     system: str
     relation: Relation
     baseline: str
-    margin: float = MARGIN
-    """for "equal to" and "no worse than": the largest difference that does not count"""
+    measure: Measure = "loss"
+
+    @property
+    def margin(self) -> float:
+        """For "equal to" and "no worse than": the largest difference that does not count."""
+        return MARGINS[self.measure]
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Claim:
 
 VASWANI = "Vaswani et al. 2017, Attention Is All You Need"
 POST = "model.norm_order=post"
+FEW_PAIRS = ("data.train.source=few.en", "data.train.target=few.de")
+"""the first pairs of the training data, see ``lab.FEW``"""
 
 _CLAIMS = (
     Claim(
@@ -131,8 +140,17 @@ _CLAIMS = (
         (Expectation("pre-norm", "better than", "post-norm"),),
         AblationScores(
             {"post-norm": "post-norm", "pre-norm": "the recipe"},
-            (Expectation("pre-norm", "better than", "post-norm"),),
+            (Expectation("pre-norm", "better than", "post-norm", "BLEU"),),
         ),
+        see="../parts.md",
+    ),
+    Claim(
+        "residual-connections",
+        "Why residual connections?",
+        "Residual connections carry the input past each sub-layer. Without them, a deep network hardly trains.",
+        f"{VASWANI}, section 3.1; He et al. 2016, Deep Residual Learning",
+        {"residual": (POST,), "no residual": ("model.norm_order=no_residual",)},
+        (Expectation("no residual", "worse than", "residual"),),
         see="../parts.md",
     ),
     Claim(
@@ -168,10 +186,13 @@ _CLAIMS = (
         "Label smoothing hurts perplexity but improves accuracy and BLEU.",
         f"{VASWANI}, section 5.4",
         {"0.1": (), "none": ("training.label_smoothing=0",)},
-        (Expectation("0.1", "better than", "none"),),
+        (
+            Expectation("0.1", "worse than", "none"),
+            Expectation("0.1", "better than", "none", "BLEU"),
+        ),
         AblationScores(
             {"0.1": "the recipe", "none": "no label smoothing"},
-            (Expectation("0.1", "better than", "none"),),
+            (Expectation("0.1", "better than", "none", "BLEU"),),
         ),
         see="../parts.md",
     ),
@@ -207,7 +228,7 @@ _CLAIMS = (
         (Expectation("tied", "no worse than", "not tied"),),
         AblationScores(
             {"tied": "the recipe", "not tied": "output not tied"},
-            (Expectation("tied", "no worse than", "not tied"),),
+            (Expectation("tied", "no worse than", "not tied", "BLEU"),),
         ),
         see="../parts.md",
     ),
@@ -234,10 +255,30 @@ _CLAIMS = (
                 "8+8 layers of 96": "8+8 layers of 96",
             },
             (
-                Expectation("4+4 layers of 128", "better than", "2+2 layers of 176"),
-                Expectation("8+8 layers of 96", "better than", "4+4 layers of 128"),
+                Expectation("4+4 layers of 128", "better than", "2+2 layers of 176", "BLEU"),
+                Expectation("8+8 layers of 96", "better than", "4+4 layers of 128", "BLEU"),
             ),
         ),
+    ),
+    Claim(
+        "larger-models",
+        "Are larger models better?",
+        "A larger model is better than a smaller one.",
+        f"{VASWANI}, table 3 (C)",
+        {"d_model 32": ("model.d_model=32",), "d_model 64": ()},
+        (Expectation("d_model 64", "better than", "d_model 32"),),
+    ),
+    Claim(
+        "dropout",
+        "Why dropout?",
+        "Dropout avoids over-fitting, so it is better than no dropout if there are few data.",
+        f"{VASWANI}, section 5.4 and table 3 (D)",
+        {
+            "no dropout": FEW_PAIRS,
+            "dropout 0.2": (*FEW_PAIRS, "model.dropout=0.2"),
+        },
+        (Expectation("dropout 0.2", "better than", "no dropout"),),
+        see="../training.md",
     ),
     Claim(
         "gated-feed-forward",
@@ -255,7 +296,7 @@ _CLAIMS = (
         f"{VASWANI}, section 6.1",
         ablation=AblationScores(
             {"average": "the recipe", "none": "no averaging"},
-            (Expectation("average", "better than", "none"),),
+            (Expectation("average", "better than", "none", "BLEU"),),
         ),
         see="../training.md",
     ),
@@ -265,7 +306,7 @@ _CLAIMS = (
         "Beam search finds more probable translations than greedy search, and BLEU is higher.",
         f"{VASWANI}, section 6.1",
         {"greedy": (), "beam 4": ("decoding.beam=4",)},
-        (Expectation("beam 4", "better than", "greedy"),),
+        (Expectation("beam 4", "better than", "greedy", "BLEU"),),
         see="../decoding.md",
     ),
     Claim(
@@ -281,7 +322,7 @@ _CLAIMS = (
                 "decoding.beam=5",
             ),
         },
-        (Expectation("non-autoregressive", "worse than", "autoregressive"),),
+        (Expectation("non-autoregressive", "worse than", "autoregressive", "BLEU"),),
         see="../non_autoregressive.md",
     ),
     Claim(
@@ -289,8 +330,15 @@ _CLAIMS = (
         "Is the Transformer better than an LSTM?",
         "At the same size, Transformers translate better than recurrent networks with attention.",
         VASWANI,
-        {"Transformer": (), "LSTM": ("model.architecture=lstm",)},
-        (Expectation("LSTM", "worse than", "Transformer"),),
+        {
+            "Transformer": (),
+            "LSTM": ("model.architecture=lstm",),
+            "convolution": ("model.architecture=convolution",),
+        },
+        (
+            Expectation("LSTM", "worse than", "Transformer"),
+            Expectation("convolution", "worse than", "Transformer"),
+        ),
         measurement="transformer_or_lstm",
         see="../baselines.md",
     ),

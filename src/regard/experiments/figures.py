@@ -9,7 +9,7 @@ from html import escape
 
 from regard.experiments.statistics import Estimate
 
-WIDTH, ROW, LEFT_PER_LETTER = 760, 30, 6.6
+WIDTH, ROW, LEFT_PER_LETTER = 760, 30, 7.4
 TOP, BOTTOM, RIGHT = 34, 46, 24
 MAX_LABEL = 46
 COLOURS = ("#3b6fd4", "#c2571a", "#2f8f5b", "#8a4fc0", "#b3261e", "#6b7280", "#0e8fa3", "#a38500")
@@ -162,12 +162,20 @@ class PlotArea:
 
 
 def curve_plot(
-    title: str, x_axis: str, y_axis: str, curves: Sequence[Curve], log: bool = False
+    title: str,
+    x_axis: str,
+    y_axis: str,
+    curves: Sequence[Curve],
+    log: bool = False,
+    zero: bool = False,
 ) -> str:
-    """Lines in one coordinate system, with a legend below. ``log``: both axes are logarithmic."""
+    """Lines in one coordinate system, with a legend below.
+
+    ``log``: both axes are logarithmic. ``zero``: both axes begin at 0.
+    """
     scale = math.log10 if log else float
-    xs = [scale(x) for curve in curves for x, _ in curve.points]
-    ys = [scale(y) for curve in curves for _, y in curve.points]
+    xs = [scale(x) for curve in curves for x, _ in curve.points] + [0.0] * zero
+    ys = [scale(y) for curve in curves for _, y in curve.points] + [0.0] * zero
     marks = log_ticks if log else ticks
     area = PlotArea(marks(min(xs), max(xs)), marks(min(ys), max(ys)), log)
     height = area.bottom + BOTTOM + 18 * len(curves)

@@ -1,7 +1,10 @@
 """``regard lab``: runs the experiments of claims, and computes their verdicts from the numbers.
 
 All claims share the trainings of one folder: the recipe of the lab itself is trained once per seed for all of them.
-A verdict is *confirmed* if the 95% interval lies on the side that the claim says, *contradicted* if it lies on the
+Trainings with the same seed see the same batches in the same order, so variants are compared seed by seed. The noise is
+estimated from all trainings of the lab together (``statistics.block_deviation``), in the logarithm of the loss, because
+seeds change a loss by a factor. A verdict is
+*confirmed* if the 95% interval of the difference lies on the side that the claim says, *contradicted* if it lies on the
 other side, and *not at this size* if it does not tell.
 """
 
@@ -9,27 +12,43 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regard.demo.demo import PAIRS, write_corpus
-from regard.demo.grammar import Split
+from regard.demo.demo import write_pairs
+from regard.demo.grammar import Split, generate
 from regard.errors import RegardError
-from regard.experiments.claims import CLAIMS, AblationScores, Claim, Expectation
+from regard.experiments.claims import CLAIMS, AblationScores, Claim, Expectation, Measure
 from regard.experiments.design import THE_RECIPE, Design, Variant, check_variants
 from regard.experiments.experiment import CORPUS, check_failures, run_experiment
 from regard.experiments.figures import Curve, IntervalRow, curve_plot, interval_plot
+from regard.experiments.report import mean_curve
 from regard.experiments.results import describe_difference
-from regard.experiments.statistics import Estimate, contrast, mean_over_seeds
+from regard.experiments.statistics import (
+    Estimate,
+    block_deviation,
+    block_difference,
+    contrast,
+    mean_over_seeds,
+)
 from regard.recipe import suggest
 from regard.storage.atomic_files import write_text
 
 CONFIRMED, NOT_AT_THIS_SIZE, CONTRADICTED = "confirmed", "not at this size", "contradicted"
 SEEDS = 3
-DIVERGED_SCORE = 0.0
-"""BLEU of a training that diverged"""
+VOCABULARY = 500
+"""tokens of the lab's tokenizer"""
+DIVERGED: dict[Measure, float] = {"loss": math.log(VOCABULARY), "BLEU": 0.0}
+"""what a training that diverged counts as: the loss of a model that knows nothing"""
+SHARE = 80
+"""fewer than one in this many sentences of the grammar would be too few for the corpus of the lab"""
+FEW = 500
+"""pairs of the small training data, for the claim about dropout"""
 LINEAR, QUADRATIC = 1.25, 1.75
 """exponents of the length below and above which growth counts as linear and as quadratic"""
 
@@ -39,33 +58,70 @@ class LabSize:
     """How large the models and the corpus of the lab are."""
 
     description: str
+    words: int
+    """the corpus has the sentences of the built-in grammar that consist of its most frequent words"""
+    longest: int
+    """words of the longest sentence"""
     pairs: Mapping[Split, int]
     changes: tuple[str, ...]
     """of the recipe ``demo``"""
 
 
-COMMON = ("evaluation.metrics=[bleu]", "decoding.beam=1", "model.heads=4")
+COMMON = (
+    *("evaluation.metrics=[bleu]", "decoding.beam=1", "model.heads=4"),
+    f"tokenizer.vocab_size={VOCABULARY}",
+    *("training.average=none", "training.validate_sentences=0", "training.validate_every=50"),
+    "training.best_checkpoint_metric=loss",
+)
 SIZES = {
     "cpu": LabSize(
-        "2+2 layers of 64, 300 steps of 640 tokens, 20,000 pairs of the built-in grammar",
-        {"train": 20_000, "valid": 200, "test": 200},
-        (
+        "2+2 layers of 64, 300 steps of 520 tokens, 8,000 pairs of the built-in grammar with 100 English words",
+        words=100,
+        longest=12,
+        pairs={"train": 8_000, "valid": 500, "test": 200},
+        changes=(
             *COMMON,
-            *("model.d_model=64", "tokenizer.vocab_size=800"),
-            *("training.steps=300", "training.tokens_per_batch=640"),
-            *("training.learning_rate=0.005", "training.warmup=40"),
-            *("training.validate_every=100", "training.checkpoint_every=300"),
-            *("training.average=none", "training.validate_sentences=0"),
-            "training.best_checkpoint_metric=loss",
+            *("model.d_model=64", "training.steps=300", "training.tokens_per_batch=520"),
+            *("training.learning_rate=0.006", "training.warmup=40"),
+            "training.checkpoint_every=300",
         ),
     ),
     "cuda": LabSize(
-        "2+2 layers of 128, 700 steps of 1,280 tokens, 120,000 pairs of the built-in grammar",
-        PAIRS,
-        (*COMMON, "training.steps=700", "training.validate_every=100", "training.warmup=100"),
+        "2+2 layers of 128, 700 steps of 1,280 tokens, 20,000 pairs of the built-in grammar with 150 English words",
+        words=150,
+        longest=14,
+        pairs={"train": 20_000, "valid": 500, "test": 200},
+        changes=(*COMMON, "training.steps=700", "training.warmup=100"),
     ),
 }
 """by device"""
+
+
+def write_lab_corpus(folder: Path, size: LabSize) -> None:
+    """Write the sentences of the built-in grammar that consist of its most frequent words.
+
+    A model learns this part of the grammar within seconds, so seeds differ little. ``few`` has the first training
+    pairs. test.de is written last, so its existence means that all files are complete.
+    """
+    sample = generate("train", 20_000)
+    counts = Counter(word for pair in sample for word in _words(pair.source))
+    known = {word for word, _ in counts.most_common(size.words)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, number in size.pairs.items():
+        simple = (
+            pair
+            for pair in generate(split, SHARE * number)
+            if len(pair.source.split()) <= size.longest and {*_words(pair.source)} <= known
+        )
+        kept = list(islice(simple, number))
+        assert len(kept) == number, (split, len(kept))
+        write_pairs(folder / split, kept)
+        if split == "train":
+            write_pairs(folder / "few", kept[:FEW])
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w']+|[^\w\s]", text.lower())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -92,23 +148,25 @@ class Evidence:
     verdict: str
     facts: list[str]
     """one sentence for each comparison"""
-    groups: dict[str, list[float]]
-    """the scores of the seeds of each variant; empty for measurements"""
+    groups: dict[Measure, dict[str, list[float]]]
+    """for each measure, the values of the seeds of each variant; empty for measurements"""
     checked: list[CheckedExpectation]
-    figure: str
-    """SVG"""
+    figures: dict[str, str]
+    """SVG by name"""
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """steps and mean validation loss of each variant"""
 
     def to_json(self) -> dict[str, Any]:
-        """Without the figure, which can be drawn again."""
-        return {name: value for name, value in asdict(self).items() if name != "figure"}
+        """Without the figures, which can be drawn again."""
+        return {name: value for name, value in asdict(self).items() if name != "figures"}
 
 
 def judge(expectation: Expectation, difference: Estimate) -> str:
-    """The verdict for the difference of system and baseline."""
+    """The verdict for the difference of system and baseline. A low loss is better, and a high BLEU."""
     low, high, margin = difference.low, difference.high, expectation.margin
     if low is None or high is None:
         return NOT_AT_THIS_SIZE
-    if expectation.relation == "worse than":
+    if (expectation.measure == "loss") != (expectation.relation == "worse than"):
         low, high = -high, -low
     if expectation.relation in ("better than", "worse than"):
         holds, fails = low > 0, high < 0
@@ -130,36 +188,91 @@ def score_evidence(
     title: str,
     setting: str,
     command: str,
-    groups: Mapping[str, Sequence[float]],
+    groups: Mapping[Measure, Mapping[str, Sequence[float]]],
     expectations: Sequence[Expectation],
-    paired: bool = False,
+    curves: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    noise: tuple[float, int] | None = None,
+    paired: bool = True,
 ) -> Evidence:
-    """Evidence from BLEU of several seeds. ``paired``: all groups are of the same trainings, seed by seed."""
+    """Evidence from several seeds.
+
+    noise: the deviation of the logarithm of the loss, and its degrees of freedom. paired: BLEU of all variants is of
+    the same seeds in the same order.
+    """
     checked = []
     for one in expectations:
-        ours, theirs = groups[one.system], groups[one.baseline]
-        pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]
-        if paired:
-            pairs = [(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])]
-        difference = contrast(pairs)
-        text = f"{describe_difference(one.system, difference, 'BLEU')}, against {one.baseline}"
-        expected = f"{one.system} {one.relation} {one.baseline}"
-        checked.append(CheckedExpectation(text, expected, judge(one, difference), difference))
+        ours, theirs = groups[one.measure][one.system], groups[one.measure][one.baseline]
+        if one.measure == "loss":
+            logs = [[math.log(value) for value in values] for values in (ours, theirs)]
+            difference = block_difference(*logs, *(noise or block_deviation(logs)))
+            text = describe_ratio(one.system, difference)
+        else:
+            pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]
+            if paired:
+                pairs = [(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])]
+            difference = contrast(pairs)
+            text = describe_difference(one.system, difference, "BLEU")
+        expected = f"{one.system} {one.relation} {one.baseline} in {one.measure}"
+        verdict = judge(one, difference)
+        checked.append(
+            CheckedExpectation(f"{text}, against {one.baseline}", expected, verdict, difference)
+        )
+    judged = dict.fromkeys(one.measure for one in expectations)
+    stored = {
+        measure: {label: list(values) for label, values in some.items()}
+        for measure, some in groups.items()
+    }
+    drawn = {label: list(points) for label, points in (curves or {}).items()}
     return Evidence(
         setting,
         command,
         overall([one.verdict for one in checked]),
         [one.text for one in checked],
-        {label: list(values) for label, values in groups.items()},
+        stored,
         checked,
-        score_figure(title, groups),
+        score_figures(title, {measure: stored[measure] for measure in judged}, drawn),
+        drawn,
     )
 
 
-def score_figure(title: str, groups: Mapping[str, Sequence[float]]) -> str:
-    """The scores of the seeds of each variant, with mean and interval."""
-    rows = [IntervalRow(label, mean_over_seeds(values), values) for label, values in groups.items()]
-    return interval_plot(f"{title} Seeds, mean and 95% interval", "BLEU", rows)
+def describe_ratio(name: str, difference: Estimate) -> str:
+    """A difference of logarithms of losses in words, for example "1 head: loss × 1.60, worse (1.35 to 1.90)"."""
+    ratio = f"{math.exp(difference.value):.2f}"
+    if difference.low is None or difference.high is None:
+        return f"{name}: loss × {ratio} (one seed, so no interval)"
+    interval = f"{math.exp(difference.low):.2f} to {math.exp(difference.high):.2f}"
+    if difference.significant:
+        word = "worse" if difference.value > 0 else "better"
+        return f"{name}: loss × {ratio}, {word} ({interval})"
+    return f"{name}: no clear difference, loss × {ratio} ({interval})"
+
+
+AXES: dict[Measure, str] = {"loss": "validation loss, nats per token", "BLEU": "validation BLEU"}
+
+
+def score_figures(
+    title: str,
+    groups: Mapping[Measure, Mapping[str, Sequence[float]]],
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+) -> dict[str, str]:
+    """For each measure the seeds of each variant with their mean, and the loss during training.
+
+    BLEU has intervals. Those of a loss would be misleading, because seeds are compared with each other.
+    """
+    figures: dict[str, str] = {}
+    for measure, some in groups.items():
+        estimates = {label: mean_over_seeds(values) for label, values in some.items()}
+        if measure == "loss":
+            estimates = {label: Estimate(one.value) for label, one in estimates.items()}
+        what = "Seeds and mean" if measure == "loss" else "Seeds, mean and 95% interval"
+        rows = [IntervalRow(label, one, some[label]) for label, one in estimates.items()]
+        figures[measure] = interval_plot(f"{title} {what}", AXES[measure], rows, zero=True)
+    if curves and "loss" in groups:
+        lines = [Curve(label, points) for label, points in curves.items()]
+        figures["curves"] = curve_plot(
+            f"{title} Mean over seeds", "training step", AXES["loss"], lines, zero=True
+        )
+    return figures
 
 
 # ---------------------------------------------------------------------------------------------
@@ -206,20 +319,23 @@ def run_lab(
         )
     folder = out / device
     if not (folder / CORPUS / "test.de").exists():
-        write_corpus(folder / CORPUS, SIZES[device].pairs)
+        write_lab_corpus(folder / CORPUS, SIZES[device])
     design = lab_design(claims, folder, device, seeds)
-    command = f"regard lab run {' '.join(names)} --device {device} --seeds {seeds}"
+    every = {*names} == {one.name for one in CLAIMS.values() if one.variants}
+    chosen = "--all" if every else " ".join(dict.fromkeys(names))
+    command = f"regard lab run {chosen} --device {device} --seeds {seeds}"
     content = run_experiment(
         design, folder, minutes=minutes, jobs=jobs, command=command, report=report
     )
     known = {one.name for one in design.variants}
     found = {}
     for claim in claims:
-        evidence = judge_experiment(claim, content, device, seeds, known)
+        evidence = judge_experiment(claim, content, device, seeds, known, command)
         if evidence is not None:
             found[claim.name] = evidence
             write_claim(folder / "results", claim.name, {"experiment": evidence.to_json()})
-            write_text(folder / "results" / f"{claim.name}.svg", evidence.figure)
+            for kind, figure in evidence.figures.items():
+                write_text(folder / "results" / f"{claim.name}-{kind}.svg", figure)
     check_failures(content)
     return found
 
@@ -233,21 +349,29 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
 
 
 def judge_experiment(
-    claim: Claim, content: Mapping[str, Any], device: str, seeds: int, known: Collection[str]
+    claim: Claim,
+    content: Mapping[str, Any],
+    device: str,
+    seeds: int,
+    known: Collection[str],
+    command: str = "",
 ) -> Evidence | None:
     """The evidence of a claim from the results of the lab's experiment; None if trainings are missing.
 
     known: the names of the variants of the design; a variant of the claim that is not there equals the recipe.
+    command: what was run.
     """
-    groups, runs = {}, {}
+    groups: dict[Measure, dict[str, list[float]]] = {"loss": {}, "BLEU": {}}
+    curves = {}
     for label, changes in claim.variants.items():
         name = variant_name(changes) if variant_name(changes) in known else THE_RECIPE
         own = [one for one in content["trainings"] if one["variant"] == name]
         own.sort(key=lambda one: int(one["seed"]))
         if len(own) < seeds:
             return None
-        groups[label] = [DIVERGED_SCORE if one["score"] is None else one["score"] for one in own]
-        runs[label] = tuple(one["run"] for one in own)
+        groups["BLEU"][label] = [_or_diverged(one["score"], "BLEU") for one in own]
+        groups["loss"][label] = [_or_diverged(one["details"].get("loss"), "loss") for one in own]
+        curves[label] = mean_curve(content, name)
     where = ", ".join(
         dict.fromkeys(
             one["details"]["hardware"]
@@ -258,11 +382,28 @@ def judge_experiment(
     return score_evidence(
         claim.question,
         f"{SIZES[device].description}; {seeds} seeds; {where}",
-        f"regard lab run {claim.name} --device {device}",
+        command or f"regard lab run {claim.name} --device {device}",
         groups,
         claim.expectations,
-        paired=len({*runs.values()}) == 1,
+        {label: points for label, points in curves.items() if len(points) > 1},
+        seed_noise(content, seeds),
     )
+
+
+def seed_noise(content: Mapping[str, Any], seeds: int) -> tuple[float, int]:
+    """The deviation of the logarithm of the loss over all variants of the lab, and its degrees of freedom."""
+    logs: dict[str, dict[int, float]] = {}
+    for one in content["trainings"]:
+        loss = _or_diverged(one["details"].get("loss"), "loss")
+        logs.setdefault(one["variant"], {})[int(one["seed"])] = math.log(loss)
+    complete = {
+        tuple(some[seed] for seed in sorted(some)) for some in logs.values() if len(some) >= seeds
+    }  # a set, because variants that share a training count once
+    return block_deviation([*complete])
+
+
+def _or_diverged(value: float | None, measure: Measure) -> float:
+    return DIVERGED[measure] if value is None else value
 
 
 # ---------------------------------------------------------------------------------------------
@@ -299,15 +440,16 @@ def ablation_evidence(
         claim.question,
         f"multi30k-tiny: 4+4 layers of 128, multi30k English to German, validation; {seeds} seeds; {where}",
         "python benchmarks/ablation.py",
-        groups,
+        {"BLEU": groups},
         ablation.expectations,
+        paired=False,
     )
 
 
 def _measured(
     setting: str, command: str, verdicts: Sequence[str], facts: list[str], figure: str
 ) -> Evidence:
-    return Evidence(setting, command, overall(verdicts), facts, {}, [], figure)
+    return Evidence(setting, command, overall(verdicts), facts, {}, [], {"measured": figure})
 
 
 def path_length(claim: Claim, benchmarks: Path) -> Evidence:
@@ -420,7 +562,7 @@ def transformer_or_lstm(claim: Claim, benchmarks: Path) -> Evidence:
     }
     ours, theirs = estimates["Transformer"], estimates["recurrent"]
     difference = _independent_difference(ours, theirs)
-    expectation = Expectation("Transformer", "better than", "LSTM")
+    expectation = Expectation("Transformer", "better than", "LSTM", "BLEU")
     return _measured(
         "multi30k English to German, test 2016; 13 M weights each; one training each on an H200; intervals over "
         "sentences only",

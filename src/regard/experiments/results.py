@@ -237,22 +237,24 @@ def describe_difference(
     metric: str,
     higher_is_better: bool = True,
     paired_p: float | None = None,
+    decimals: int = 1,
 ) -> str:
     """A difference in words.
 
     For example "pre +1.2 BLEU (0.4 to 2.0)", or "pre: no difference beyond 0.6 BLEU (+0.2, -0.2 to 0.6)".
     """
-    value, bound = round(difference.value, 1) + 0.0, difference.bound  # never -0.0
+    value, bound = round(difference.value, decimals) + 0.0, difference.bound  # never -0.0
     word = "" if higher_is_better else f", {'better' if value < 0 else 'worse'}"
+    shown = f"{value:+.{decimals}f}"
     if bound is None:
         test = "" if paired_p is None else f", paired bootstrap p = {paired_p:.3f}"
         if paired_p is not None and paired_p >= SIGNIFICANCE_LEVEL:
-            return f"{name}: no significant difference ({value:+.1f} {metric}, one seed{test})"
-        return f"{name} {value:+.1f} {metric}{word} (one seed, so no interval{test})"
+            return f"{name}: no significant difference ({shown} {metric}, one seed{test})"
+        return f"{name} {shown} {metric}{word} (one seed, so no interval{test})"
+    interval = f"{difference.low:.{decimals}f} to {difference.high:.{decimals}f}"
     if difference.significant:
-        return f"{name} {value:+.1f} {metric}{word} ({difference.low:.1f} to {difference.high:.1f})"
-    interval = f"{value:+.1f}, {difference.low:.1f} to {difference.high:.1f}"
-    return f"{name}: no difference beyond {bound:.1f} {metric} ({interval})"
+        return f"{name} {shown} {metric}{word} ({interval})"
+    return f"{name}: no difference beyond {bound:.{decimals}f} {metric} ({shown}, {interval})"
 
 
 # ---------------------------------------------------------------------------------------------

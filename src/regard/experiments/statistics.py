@@ -96,3 +96,30 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     squares = sum((x - fmean(group)) ** 2 for group in groups for x in group)
     freedom = sum(len(group) - 1 for group in groups)
     return (squares / freedom) ** 0.5 if freedom else 0.0, freedom
+
+
+def block_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """The standard deviation that groups and seeds do not explain, and its degrees of freedom.
+
+    A randomized block design: a value is the effect of its group plus the effect of its seed plus noise, which is the
+    same in all groups. Each group has the values of the same seeds in the same order. With two groups, this is the
+    paired t-test.
+    """
+    values = np.asarray(groups, dtype=np.float64)
+    residuals = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
+    return (float((residuals**2).sum()) / freedom) ** 0.5 if freedom else 0.0, freedom
+
+
+def block_difference(
+    ours: Sequence[float], theirs: Sequence[float], deviation: float, freedom: int
+) -> Estimate:
+    """The difference of two groups of a randomized block design, with its interval."""
+    value = fmean(ours) - fmean(theirs)
+    if not freedom:
+        return Estimate(value)
+    error = deviation * (2 / len(ours)) ** 0.5
+    if error == 0:
+        return Estimate(value, value, value, 0.0 if value else 1.0)
+    margin = student_t(freedom) * error
+    return Estimate(value, value - margin, value + margin, two_sided_p(value / error, freedom))

@@ -3,56 +3,25 @@
     Request -> Engine.generate(requests, decoding, observer) -> hypotheses
 
 The command line, Python, the server, the live stream, traces, validation and distillation all use it, so the same
-options give the same output everywhere. The engine selects the decoding method (beam search, greedy search, sampling or
-mask-predict), forms batches of similar length, and runs them on the packed network where there is one, on several CPU
-cores at once.
+options give the same output everywhere. What the native decoder supports is decoded by it (``native_decoder.py``). For
+the rest, the engine forms batches of similar length and runs them on the packed network where there is one, on several
+CPU cores at once (``network_decoder.py``).
+
+An engine with a native decoder from a file needs no network at first, and no torch: both are loaded when a request
+needs them. This module must therefore not import torch.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from regard import recipe
-from regard.data.batching import collate_trees, plan_sorted
-from regard.data.dependency_trees import TokenTree
-from regard.data.special_tokens import BOS, EOS, MASK, PAD
-from regard.data.tokenizer import Vocabulary
-from regard.decoding.beam_search import beam_search
-from regard.decoding.constraints import Constraints, Phrase, WordBoundaries, tokens_needed
-from regard.decoding.greedy_and_sampling import greedy, sample
-from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.logits_processors import (
-    DecodingContext,
-    LastAttention,
-    LogitsProcessor,
-    enabled_processors,
-)
-from regard.decoding.mask_predict import mask_predict
+from regard.data.special_tokens import BOS, EOS
+from regard.decoding.outputs import Hypothesis, Phrase, tokens_needed
 from regard.errors import RegardError
-from regard.inference.native_decoder import (
-    MAX_SLOTS,
-    NativeDecoder,
-    NativeRequest,
-    unsupported_network,
-)
-from regard.inference.packed_ensemble import PackedEnsemble
-from regard.inference.packed_transformer import PackedTransformer, inference_context
-from regard.inference.precision import (
-    autocast,
-    pack_network,
-    select_precision,
-    unsupported_reason,
-)
+from regard.inference.native_decoder import MAX_SLOTS, NativeDecoder, NativeRequest
 from regard.inference.worker_pool import (
     BACKGROUND_NICE,
     SharedFlag,
@@ -60,27 +29,25 @@ from regard.inference.worker_pool import (
     WorkerPool,
     in_background,
     map_in_threads,
+    on_one_core,
 )
-from regard.nn.ensemble import Ensemble
-from regard.nn.multi_head_attention import record_attention
-from regard.nn.network import Network
-from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-from regard.nn.positions import Tree
-from regard.nn.transformer import Transformer
-from regard.recipe import MBR_TEMPERATURE, DecodingConfig, Precision
 
-P = ParamSpec("P")
-R = TypeVar("R")
+if TYPE_CHECKING:
+    import torch
 
-log = logging.getLogger(__name__)
+    from regard import recipe
+    from regard.data.dependency_trees import TokenTree
+    from regard.data.tokenizer import Vocabulary
+    from regard.inference.network_decoder import NetworkDecoder
+    from regard.inference.packed_ensemble import PackedEnsemble
+    from regard.inference.packed_transformer import PackedTransformer
+    from regard.nn.network import Network
+    from regard.nn.positions import Tree
+    from regard.recipe import DecodingConfig, Precision
 
 Observer = Callable[[Any], None]
 """Called with a ``BeamStep`` after each step of beam search, or an ``Iteration`` of mask-predict."""
 
-CPU_TOKENS = 4_096
-"""source tokens, padding included, times beam size, of a batch on a CPU"""
-GPU_TOKENS_PER_GB = 8_192
-"""the same on a GPU, per gigabyte of its memory"""
 LENGTH_COST = 8
 """A length candidate of mask-predict needs as much memory as this many beams: the logits of all its tokens at once."""
 
@@ -128,26 +95,33 @@ class DecodingBatch(NamedTuple):
 class Engine:
     """Generates output sequences with one network, or an ensemble.
 
-    config: the model section of the network's recipe; an ensemble has its own.
+    config: the model section of the network's recipe; an ensemble has its own. network: a network, or a function that
+    loads one; then ``native`` is its native decoder. device: None is the CPU.
     """
 
     def __init__(
         self,
         config: recipe.ModelConfig,
-        network: Network,
+        network: Network | None,
         target: Vocabulary,
-        device: torch.device,
+        device: torch.device | None,
         precision: Precision,
         threads: int,
+        native: NativeDecoder | None = None,
+        load: Callable[[], Network] | None = None,
     ) -> None:
-        self.network, self.target, self.device = network, target, device
-        self.configs = network.configs if isinstance(network, Ensemble) else [config]
+        assert (network is None) == (native is not None) == (load is not None)
+        self._network, self._load, self._device = network, load, device
+        self.target = target
+        members: list[recipe.ModelConfig] | None = getattr(network, "configs", None)
+        self.configs = members or [config]
         self.precision: Precision = precision
         self.threads = threads
         """batches processed at a time on a CPU"""
-        self.packed: PackedTransformer | PackedEnsemble | None = None
-        """the network with packed weights, once ``freeze`` was called and if the network supports it"""
-        self.native: NativeDecoder | None = None
+        self._packed: PackedTransformer | PackedEnsemble | None = None
+        self._packs_later = native is not None
+        """whether the network is still to be packed"""
+        self.native = native
         """the packed network in native code: int8 on a CPU, if the library and the network allow it"""
         self.native_reason: str | None = None
         """why a network in int8 has no native decoder"""
@@ -159,16 +133,58 @@ class Engine:
         """worker processes of low priority, for threads of low priority"""
         self.interrupt = SharedFlag()
         """while it is set, searches stop at their next step with ``SearchInterrupted``, in worker processes too"""
-        self._boundaries: WordBoundaries | None = None
+        self._decoder: NetworkDecoder | None = None
 
     # Preparation
 
+    @property
+    def network(self) -> Network:
+        """The plain network, loaded if necessary."""
+        if self._network is None:
+            assert self._load is not None
+            with on_one_core():  # workers can be forked only from a process without threads
+                self._network = self._load()
+        return self._network
+
+    @property
+    def device(self) -> torch.device:
+        if self._device is None:
+            import torch
+
+            self._device = torch.device("cpu")
+        return self._device
+
+    @property
+    def on_cpu(self) -> bool:
+        return self._device is None or self._device.type == "cpu"
+
+    @property
+    def packed(self) -> PackedTransformer | PackedEnsemble | None:
+        """The network with packed weights, once ``freeze`` was called and if the network supports it."""
+        if self._packs_later:
+            network = self.network
+            with on_one_core():
+                self.packed = self._pack(network)
+            self._unsupported_by_native_code()  # a native decoder that shares the packed weights
+        return self._packed
+
+    @packed.setter
+    def packed(self, packed: PackedTransformer | PackedEnsemble | None) -> None:
+        self._packed, self._packs_later = packed, False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether ``packed`` is there, or will be there when it is needed."""
+        return self._packs_later or self._packed is not None
+
     def freeze(self) -> None:
         """The weights are final: pack them for inference, if the network supports it."""
+        from regard.inference.precision import select_precision
+
         self.stop_workers()
         if (reason := self._unsupported_reason()) is None:
             self.precision = select_precision(self.precision, self.device)
-            self.packed = self._pack()
+            self.packed = self._pack(self.network)
             self.native, self.native_reason = None, None
             if self.precision == "int8":
                 self.native_reason = self._unsupported_by_native_code()
@@ -177,29 +193,40 @@ class Engine:
                 f"precision int8: this model does not support it ({reason}); use fp32, bf16 or auto"
             )
 
-    def _pack(self) -> PackedTransformer | PackedEnsemble:
-        if isinstance(self.network, Ensemble):
-            return PackedEnsemble([self._pack_one(member) for member in self.network.members])
-        return self._pack_one(self.network)
+    def _pack(self, network: Network) -> PackedTransformer | PackedEnsemble:
+        from regard.inference.packed_ensemble import PackedEnsemble
+        from regard.inference.precision import pack_network
+        from regard.nn.ensemble import Ensemble
+        from regard.nn.transformer import Transformer
 
-    def _pack_one(self, network: Network) -> PackedTransformer:
-        assert isinstance(network, Transformer)
-        return pack_network(network, self.precision)
+        def pack(one: Network) -> PackedTransformer:
+            assert isinstance(one, Transformer)
+            return pack_network(one, self.precision)
+
+        if isinstance(network, Ensemble):
+            return PackedEnsemble(list(map(pack, network.members)))
+        return pack(network)
 
     def _unsupported_reason(self) -> str | None:
         """The first choice of a recipe that packed inference does not support; None if it supports all."""
+        from regard.inference.precision import unsupported_reason
+
         reasons = map(unsupported_reason, self.configs)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _unsupported_by_native_code(self) -> str | None:
         """Make the native decoder, or return the reason why there is none."""
+        from regard.inference.native_packing import native_weights, unsupported_network
+        from regard.inference.packed_transformer import PackedTransformer
+        from regard.nn.transformer import Transformer
+
         if not isinstance(self.network, Transformer) or not isinstance(
             self.packed, PackedTransformer
         ):
             return "an ensemble"
         reason = unsupported_network(self.network, self.packed)
         if reason is None:
-            self.native = NativeDecoder(self.network, self.packed)
+            self.native = NativeDecoder(native_weights(self.network, self.packed))
         return reason
 
     def start_workers(self, background: bool = False) -> None:
@@ -210,7 +237,7 @@ class Engine:
         workers of low priority, for threads of low priority.
         """
         self.stop_workers()
-        if self.packed is None or self.threads == 1 or self.device.type != "cpu":
+        if not self.is_packed or self.threads == 1 or not self.on_cpu:
             return
         self.forks_later = not background and self.native is not None
         if not self.forks_later:
@@ -218,6 +245,8 @@ class Engine:
 
     def _fork_workers(self, background: bool = False) -> None:
         self.forks_later = False
+        workers_need = (self.packed, self.network_decoder)  # loaded here, before they are forked
+        assert workers_need[0] is not None
         with suppress(OSError):  # no more processes can be started: use threads
             if WorkerPool.is_safe():
                 self.pool = WorkerPool(self.generate_batch, self.threads)
@@ -235,20 +264,19 @@ class Engine:
 
     def is_concurrent(self, decoding: DecodingConfig) -> bool:
         """Whether several threads may search, and another one may read attention meanwhile: with packed weights."""
-        reads_attention = any(one.needs_attention for one in enabled_processors(decoding))
-        return self.packed is not None and not reads_attention
+        return self.is_packed and not reads_attention(decoding)
 
     @property
     def summary(self) -> str:
         """The precision and device it computes on, in words."""
-        if self.packed is None:
+        device = "cpu" if self.on_cpu else self.device.type
+        if not self.is_packed:
             reason = self._unsupported_reason() or "the weights may still change"
-            return f"{self.precision} on {self.device.type}, without packed weights ({reason})"
-        many = f", {self.threads} batches at a time" if self.device.type == "cpu" else ""
-        size = self.packed.bytes / 1e6
-        return (
-            f"{self.precision} on {self.device.type}{self._kernels}{many}, {size:.1f} MB of weights"
-        )
+            return f"{self.precision} on {device}, without packed weights ({reason})"
+        many = f", {self.threads} batches at a time" if self.on_cpu else ""
+        weights = self.packed if self.native is None else self.native.weights
+        assert weights is not None
+        return f"{self.precision} on {device}{self._kernels}{many}, {weights.bytes / 1e6:.1f} MB of weights"
 
     @property
     def _kernels(self) -> str:
@@ -264,7 +292,6 @@ class Engine:
 
     # Generation
 
-    @torch.inference_mode()
     def generate(
         self,
         requests: Sequence[Request],
@@ -281,13 +308,12 @@ class Engine:
         request. plain: use the plain network, whose attention can be recorded and changed, not the packed one.
         """
         # Attention can only be read from the plain network.
-        reads_attention = any(one.needs_attention for one in enabled_processors(decoding))
-        plain = plain or self.packed is None or reads_attention
+        plain = plain or not self.is_packed or reads_attention(decoding)
         total = None if plain else len(requests)
         if observer is not None and not decoding.is_sampling:
             assert len(requests) == 1, "an observer watches one request"
             return self.generate_batch(
-                DecodingBatch(requests, decoding, nbest, length, total), observer
+                DecodingBatch(requests, decoding.model_copy(), nbest, length, total), observer
             )
         found: dict[int, list[Hypothesis]] = {}
         native = total is not None and self.native is not None and self.native.supports(decoding)
@@ -298,7 +324,8 @@ class Engine:
             if kind == "native":
                 hypotheses = self._in_native_code(some, decoding, nbest)
             else:
-                hypotheses = self._in_batches(some, decoding, nbest, length, total)
+                # A copy is complete and can be sent to other processes, also that of a prepared model.
+                hypotheses = self._in_batches(some, decoding.model_copy(), nbest, length, total)
             found |= dict(zip(rows, hypotheses, strict=True))
         return [found[row] for row in range(len(requests))]
 
@@ -313,7 +340,7 @@ class Engine:
             return "constrained"
         if not native or request.prefix or request.prompt:
             return "plain"
-        slots = max(len(request.source), decoding.beam * (self._limit(request, decoding) + 1))
+        slots = max(len(request.source), decoding.beam * (self.max_tokens(request, decoding) + 1))
         return "native" if slots < MAX_SLOTS else "plain"
 
     def _in_native_code(
@@ -323,7 +350,7 @@ class Engine:
         assert self.native is not None
         (start,) = {one.start for one in requests}
         found = self.native.search(
-            [NativeRequest([*one.source, EOS], self._limit(one, decoding)) for one in requests],
+            [NativeRequest([*one.source, EOS], self.max_tokens(one, decoding)) for one in requests],
             decoding,
             nbest=nbest,
             start=start,
@@ -344,6 +371,8 @@ class Engine:
         total: int | None,
     ) -> list[list[Hypothesis]]:
         """Batches of similar length, possibly in parallel; hypotheses in the order of the requests."""
+        from regard.inference.network_decoder import plan_rows
+
         if not requests:
             return []
         if decoding.is_sampling:  # every sample is a row of its own
@@ -353,11 +382,12 @@ class Engine:
                 for one in requests
                 for number in range(samples)
             ]
-        parallel = total is not None and self.device.type == "cpu"
+        parallel = total is not None and self.on_cpu
         lengths = [len(one.source) for one in requests]
-        width = self._width(decoding, nbest, bool(requests[0].phrases), length)
+        width = self.width(decoding, nbest, bool(requests[0].phrases), length)
         # The longest first: what is left at the end, when not all workers are busy, is short.
-        rows = [*self.plan(lengths, width, self.threads if parallel else 1)][::-1]
+        workers = self.threads if parallel else 1
+        rows = [*plan_rows(lengths, self.device, self.target.size, width, workers)][::-1]
         batches = [
             DecodingBatch([requests[row] for row in some], decoding, nbest, length, total)
             for some in rows
@@ -376,11 +406,11 @@ class Engine:
             ]
         return ordered
 
-    def _width(
+    def width(
         self, decoding: DecodingConfig, nbest: int, constrained: bool, length: int | None = None
     ) -> int:
         """How many hypotheses of a request are in memory at once."""
-        if isinstance(self.network, NonAutoregressiveTransformer):
+        if self.configs[0].architecture == "non_autoregressive":
             return LENGTH_COST * (1 if length is not None else max(decoding.length_beam, nbest))
         if decoding.is_sampling:
             return 1
@@ -394,6 +424,9 @@ class Engine:
             try:
                 return pool.map(batches)
             except WorkerDied as error:
+                import logging
+
+                log = logging.getLogger(__name__)
                 log.warning("%s; using threads from now on", error)
                 if in_background():
                     self.background_pool = None
@@ -404,140 +437,18 @@ class Engine:
     def generate_batch(
         self, batch: DecodingBatch, observer: Observer | None = None
     ) -> list[list[Hypothesis]]:
-        """Decode one batch with the selected method."""
-        requests, decoding, nbest, length, total = batch
-        packed = None if total is None or self.packed is None else self.packed.for_sentences(total)
-        network = packed or self.network
-        assert len({(one.prompt, one.start) for one in requests}) == 1, "requests of one kind"
-        closing = [] if requests[0].prompt else [EOS]
-        sources = pad_rows([[*one.source, *closing] for one in requests], self.device)
-        context = (
-            inference_context(self.device) if packed else autocast(self.precision, self.device)
-        )
-        with context, self._processors(network, sources, requests, decoding) as processors:
-            memory: Any = network.encode(sources, self.trees(requests))
-            state = network.start(memory)
-            max_lengths = [self._limit(one, decoding) for one in requests]
-            if isinstance(self.network, NonAutoregressiveTransformer):
-                return self._mask_predict(state, decoding, max_lengths, nbest, length, observer)
-            method = partial(
-                self._method(requests, decoding, nbest, observer),
-                max_lengths=max_lengths,
-                bos=requests[0].start,
-                eos=EOS,
-                prefixes=[list(one.prefix) for one in requests],
-                suppressed=self.target.suppressed_tokens,
-                device=self.device,
-                processors=processors,
-            )
-            step = self._interruptible(network.step)
-            return [one if isinstance(one, list) else [one] for one in method(step, state)]
-
-    def _interruptible(self, step: Callable[P, R]) -> Callable[P, R]:
-        """The step function, which raises ``SearchInterrupted`` once ``interrupt`` is set."""
-
-        def checked(*arguments: P.args, **options: P.kwargs) -> R:
-            if self.interrupt.is_set():
-                raise SearchInterrupted("the search was interrupted")
-            return step(*arguments, **options)
-
-        return checked
-
-    def _method(
-        self,
-        requests: Sequence[Request],
-        decoding: DecodingConfig,
-        nbest: int,
-        observer: Observer | None,
-    ) -> Callable[..., list[list[Hypothesis]] | list[Hypothesis]]:
-        """Sampling, greedy search or beam search."""
-        rule = LENGTH_NORMALIZATIONS[decoding.length_normalization]
-        if decoding.is_sampling:
-            temperature = decoding.temperature or MBR_TEMPERATURE
-            return partial(
-                sample,
-                temperature=temperature,
-                top_k=decoding.top_k,
-                top_p=decoding.top_p,
-                seeds=[sample_seed(decoding.seed, one) for one in requests],
-            )
-        constrained = bool(requests[0].phrases)
-        if decoding.beam == 1 and nbest == 1 and not constrained and observer is None:
-            return partial(
-                greedy, length_penalty=decoding.length_penalty, length_normalization=rule
-            )
-        return partial(
-            beam_search,
-            beam=self._width(decoding, nbest, constrained),
-            length_penalty=decoding.length_penalty,
-            length_normalization=rule,
-            nbest=nbest,
-            observer=observer,
-        )
-
-    def _mask_predict(
-        self,
-        state: Any,
-        decoding: DecodingConfig,
-        max_lengths: Sequence[int],
-        nbest: int,
-        length: int | None,
-        observer: Observer | None,
-    ) -> list[list[Hypothesis]]:
-        network = self.network
-        assert isinstance(network, NonAutoregressiveTransformer)
-        lengths = network.choose_lengths(state, max_lengths, decoding.length_beam, length)
-        return mask_predict(
-            self._interruptible(partial(network.predict_masked, state=state)),
-            lengths,
-            iterations=decoding.iterations,
-            mask=MASK,
-            pad=PAD,
-            eos=EOS,
-            nbest=nbest,
-            suppressed=[
-                *self.target.suppressed_tokens,
-                *([] if network.length.predicts_eos else [EOS]),
-            ],
-            observer=observer,
-        )
-
-    @contextmanager
-    def _processors(
-        self,
-        network: Network | PackedTransformer | PackedEnsemble,
-        sources: Tensor,
-        requests: Sequence[Request],
-        decoding: DecodingConfig,
-    ) -> Iterator[list[LogitsProcessor]]:
-        """The logits processors of a batch. They live as long as the with-block."""
-        processors: list[LogitsProcessor] = []
-        if any(one.phrases for one in requests):
-            # First, because it must see the tokens of its phrases before others mask them.
-            phrases = [one.phrases for one in requests]
-            processors.append(Constraints(phrases, self.boundaries, EOS))
-        with ExitStack() as recording:
-            context = DecodingContext(
-                source_mask=(sources != PAD) & (sources != EOS),
-                record_cross_attention=partial(record_cross_attention, network, recording),
-                eos=EOS,
-            )
-            for processor in enabled_processors(decoding):
-                processors.append(processor.from_options(decoding, context))
-            yield processors
+        """Decode one batch on the network."""
+        return self.network_decoder.generate_batch(batch, observer)
 
     @property
-    def boundaries(self) -> WordBoundaries:
-        """Which tokens of the target vocabulary begin and end words."""
-        if self._boundaries is None:
-            opens, closes = (
-                torch.tensor(flags, device=self.device) for flags in self.target.word_boundaries()
-            )
-            opens[EOS] = closes[BOS] = True
-            self._boundaries = WordBoundaries(opens, closes)
-        return self._boundaries
+    def network_decoder(self) -> NetworkDecoder:
+        if self._decoder is None:
+            from regard.inference.network_decoder import NetworkDecoder
 
-    def _limit(self, request: Request, decoding: DecodingConfig) -> int:
+            self._decoder = NetworkDecoder(self)
+        return self._decoder
+
+    def max_tokens(self, request: Request, decoding: DecodingConfig) -> int:
         """The largest number of output tokens."""
         if request.limit is not None:
             return request.limit
@@ -546,72 +457,31 @@ class Engine:
             limit = min(limit, decoding.max_length)
         if request.phrases:  # required phrases are never cut off
             limit = max(limit, len(request.prefix) + tokens_needed(request.phrases))
-        # A network visits all its layers to find it; a packed one has it stored.
-        network = self.packed if isinstance(self.packed, PackedTransformer) else self.network
-        longest = network.max_length
+        longest = self._max_length
         return limit if longest is None else min(limit, longest - 1)
 
-    # Batches
+    @property
+    def _max_length(self) -> int | None:
+        """The largest number of positions of the network, which visits all its layers to find it; others store it."""
+        if self.native is not None:
+            return self.native.weights.max_length
+        from regard.inference.packed_transformer import PackedTransformer
 
-    def plan(self, lengths: Sequence[int], width: int, workers: int = 1) -> Iterator[list[int]]:
-        """The row numbers of each batch; rows of similar length go together."""
-        return plan_rows(lengths, self.device, self.target.size, width, workers)
+        packed = self.packed
+        network = packed if isinstance(packed, PackedTransformer) else self.network
+        return network.max_length
 
     def trees(self, requests: Sequence[Request]) -> Tree | None:
         """The dependency trees of a batch, where the model uses them."""
-        trees = [one.tree for one in requests if one.tree is not None]
-        if not trees:
-            return None
-        assert len(trees) == len(requests)
-        return Tree(*(part.long().to(self.device) for part in collate_trees(trees)))
+        from regard.inference.network_decoder import batch_trees
+
+        return batch_trees(requests, self.device)
 
 
-def record_cross_attention(
-    network: Network | PackedTransformer | PackedEnsemble, recording: ExitStack
-) -> LastAttention:
-    """Record cross-attention until ``recording`` is closed; return a function for the weights of the last step."""
-    assert isinstance(network, Network), "a packed network does not record attention"
-    layers = network.attentions().get("cross_attention", [])
-    if not layers or not all(layer.pattern.keeps_tokens for layer in layers):
-        raise RegardError(
-            "coverage_penalty: this model has no cross-attention to source tokens; set it to 0"
-        )
-    recorded = recording.enter_context(record_attention(layers))
+def reads_attention(decoding: DecodingConfig) -> bool:
+    """Whether a logits processor needs attention weights, which only the plain network can record."""
+    if not decoding.logits_processors:
+        return False
+    from regard.decoding.logits_processors import enabled_processors
 
-    def mean_weights() -> Tensor:
-        """The mean over layers and heads; the beams of a sentence are rows of the queries."""
-        return torch.stack([one.weights.float().mean(1) for one in recorded.values()]).mean(0)
-
-    return mean_weights
-
-
-def sample_seed(seed: int, request: Request) -> int:
-    """The seed of one sample. It depends on the text, not on the row or on other texts of the call."""
-    if request.prompt:  # a language model continues one text
-        return seed + request.sample
-    sequence = np.random.SeedSequence([seed, request.sample, *request.source])
-    return int(sequence.generate_state(1)[0])
-
-
-def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """[B, T] token ids, padded at the end."""
-    longest = max(map(len, rows))
-    ids = [[*row, *[PAD] * (longest - len(row))] for row in rows]
-    # Through numpy, which reads lists three times as fast as torch.
-    return torch.from_numpy(np.array(ids, dtype=np.int64)).to(device)
-
-
-def plan_rows(
-    lengths: Sequence[int], device: torch.device, vocab_size: int, width: int = 1, workers: int = 1
-) -> Iterator[list[int]]:
-    """The row numbers of each batch, in order of length; ``width`` rows of the network for each row."""
-    sizes = np.array(lengths, dtype=np.int64)
-    tokens, rows = CPU_TOKENS, CPU_TOKENS
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-        tokens = GPU_TOKENS_PER_GB * (memory >> 30)
-        rows = memory // 4 // (16 * vocab_size)  # logits, 16 bytes each, take a quarter of it
-    most = max(1, rows // width)
-    for part in plan_sorted(sizes, sizes, tokens // width, workers):
-        for first in range(0, len(part), most):
-            yield part[first : first + most].tolist()
+    return any(one.needs_attention for one in enabled_processors(decoding.model_copy()))

@@ -3,7 +3,10 @@
 It has the weights and the calibration of a ``PackedTransformer`` in int8, and computes the same function with the same
 quantization; only the rounding of sums in float32 and of cached keys and values (float16) differs. The search is that
 of ``decoding/beam_search.py`` and ``decoding/greedy_and_sampling.py``. Networks and options that the native code does
-not know run on the packed network, see ``unsupported_network`` and ``supports``.
+not know run on the packed network, see ``native_packing.unsupported_network`` and ``supports``.
+
+The weights come from a packed network (``native_packing.py``) or from a file (``stored_weights``). Neither this module
+nor what it imports needs torch or numpy, whose import takes longer than a short translation.
 
 ``native/decoder.cpp`` has the code, ``native_library.py`` builds and loads it.
 """
@@ -11,36 +14,24 @@ not know run on the packed network, see ``unsupported_network`` and ``supports``
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_uint8, c_void_p
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from operator import itemgetter
-from typing import NamedTuple, cast
-
-import numpy as np
-from torch import Tensor, nn
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.special_tokens import EOS
-from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.logits_processors import enabled_processors
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.inference.native_library import native_library
-from regard.inference.packed_transformer import (
-    Packed,
-    PackedDecoderLayer,
-    PackedEncoderLayer,
-    PackedFeedForward,
-    PackedGatedFeedForward,
-    PackedTransformer,
-    Sublayer,
-)
-from regard.inference.quantization import Int8Embedding, Int8Linear, NativeInt8
 from regard.inference.worker_pool import map_in_threads
-from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Gated, PreNorm
-from regard.nn.norms import LayerNorm, NoNorm, RMSNorm
-from regard.nn.transformer import Decoder, Encoder, Transformer
-from regard.recipe import DecodingConfig
+
+if TYPE_CHECKING:
+    from regard.recipe import DecodingConfig
 
 # ---------------------------------------------------------------------------------------------
 # The structures of native/decoder.cpp
@@ -109,73 +100,105 @@ class JobSpec(Structure):
     )
 
 
-ACTIVATIONS: dict[Callable[[Tensor], Tensor], int] = {F.relu: 1, F.gelu: 2, F.silu: 3}
-KNOWN_PARTS = {"norm", "pre_norm", "heads", "rotary", "activation"} | {
-    *("qkv", "query", "key_value", "output"),
-    *("inner", "gate_inner", "outer"),
-}
-"""the attributes of packed sub-layers that the native code reads, or that the checks below exclude"""
 LENGTH_RULES = {"gnmt": 0, "transformers": 1, "ctranslate2": 2}
 MAX_SLOTS = 1 << 16
 """keys and values of a sentence that the attention kernel has room for"""
-LANES = 16
-"""features of a head must be a multiple of this"""
 INTERRUPTED, OUT_OF_MEMORY = 1, 2
 
+LINEARS = ("qkv", "self_output", "cross_query", "cross_key_value", "cross_output", "inner", "outer")
+NORMS = ("self_norm", "cross_norm", "feed_forward_norm")
+"""the parts of a layer; those of cross-attention are only in the decoder"""
+
 # ---------------------------------------------------------------------------------------------
-# What is supported
+# Weights
 
 
-def unsupported_network(network: Transformer, packed: PackedTransformer) -> str | None:
-    """Why a network has no native decoder; None: it has one."""
-    if (library := native_library()).functions is None:
-        return library.reason
-    layers = [*_layers(network.encoder), *_layers(network.decoder)]
-    norms = {type(layer.attention_residual.norm) for layer in layers}
-    if not norms <= {LayerNorm, RMSNorm}:
-        return "its norm is neither layer nor rms"
-    stacks: list[PackedEncoderLayer] = [*packed.encoder, *packed.decoder]
-    if any(layer.self_attention.rotary is not None for layer in stacks):
-        return "its position is rotary"
-    if unknown := sorted(set().union(*map(_parts, stacks)) - KNOWN_PARTS):
-        return f"native code does not know {', '.join(unknown)}"
-    maps = [one for one in packed.weights if not isinstance(one, Int8Embedding)]
-    if not all(isinstance(one, Int8Linear) and one.is_frozen for one in maps):
-        return "some of its linear maps are not calibrated"
-    features, width = _features(layers[0]), network.encoder.embedding.weight.shape[1]
-    if features % LANES or width % LANES:
-        return f"d_model {width} or d_k {features} is not a multiple of {LANES}"
-    return None
+class PositionTable(NamedTuple):
+    """What is added to the tokens at each position: [positions, width] in float32."""
+
+    address: int
+    owner: object
+    """holds the memory"""
 
 
-def _parts(layer: PackedEncoderLayer) -> set[str]:
-    """The attributes of the sub-layers of a layer, and its activation if it is unknown."""
-    sublayers: list[Sublayer] = [layer.self_attention, layer.feed_forward]
-    if isinstance(layer, PackedDecoderLayer):
-        sublayers.append(layer.cross_attention)
-    parts = {name for one in sublayers for name in vars(one)}
-    activation = getattr(layer.feed_forward, "activation", None)
-    if activation is not None and activation not in ACTIVATIONS:
-        parts.add("this activation")
-    return parts
+@dataclass(frozen=True)
+class NativeWeights:
+    """What the native decoder reads of a network."""
+
+    sizes: Mapping[str, int]
+    """the numbers of ``ModelSpec``, and source_vocabulary"""
+    parts: Mapping[str, Structure]
+    """linear maps, norms and embeddings by name: encoder.0.qkv, decoder.1.cross_norm, encoder_norm, source …"""
+    bytes: int
+    """size of the weights"""
+    max_length: int | None
+    """largest number of positions"""
+    positions: Callable[[str, int], PositionTable]
+    """for source or target, a table with at least this many positions"""
+    owner: object
+    """holds the memory that the parts point to"""
 
 
-def _layers(stack: Encoder | Decoder) -> list[EncoderLayer]:
-    return list(cast(Iterable[EncoderLayer], stack.layers))
+class StoredTensor(NamedTuple):
+    """A tensor in a file that is mapped into memory."""
+
+    shape: tuple[int, ...]
+    address: int
 
 
-def _features(layer: EncoderLayer) -> int:
-    """The features of a head."""
-    return layer.attention.query.out_features // layer.attention.heads
+def stored_weights(
+    tensors: Mapping[str, StoredTensor],
+    description: Mapping[str, Any],
+    longer_positions: Callable[[str, int], PositionTable],
+    owner: object,
+) -> NativeWeights:
+    """Weights in a file, as ``native_packing.quantized_weights`` described them.
+
+    longer_positions: for more positions than the file has. owner: holds the memory of the tensors.
+    """
+    library = native_library().functions
+    assert library is not None
+
+    def address(name: str) -> int | None:
+        return tensors[name].address if name in tensors else None
+
+    parts: dict[str, Structure] = {}
+    handles: list[int] = []
+    for name, (scale, zero_point) in description["linears"].items():
+        outputs, inputs = tensors[f"{name}.weight"].shape
+        arrays = [address(f"{name}.{part}") for part in ("weight", "scale", "bias")]
+        handle = library.regard_linear_pack(*arrays, outputs, inputs)
+        if not handle:
+            raise MemoryError("the weights of the native decoder")
+        handles.append(handle)
+        parts[name] = LinearSpec(handle, scale, zero_point)
+    for name, (kind, epsilon) in description["norms"].items():
+        weight, bias = address(f"{name}.weight"), address(f"{name}.bias")
+        parts[name] = NormSpec(kind, epsilon, weight, bias)
+    for name, stored in description["embeddings"].items():
+        parts[name] = EmbeddingSpec(address(f"{stored}.weight"), address(f"{stored}.scale"))
+
+    def positions(side: str, end: int) -> PositionTable:
+        table = tensors[f"{side}.positions"]
+        if end > table.shape[0]:
+            return longer_positions(side, end)
+        return PositionTable(table.address, owner)
+
+    weights = NativeWeights(
+        description["sizes"],
+        parts,
+        description["bytes"],
+        description["max_length"],
+        positions,
+        owner,
+    )
+    weakref.finalize(weights, _free_all, library.regard_linear_free, handles).atexit = False
+    return weights
 
 
-class NativeRequest(NamedTuple):
-    """A sequence to generate."""
-
-    source: Sequence[int]
-    """with EOS"""
-    max_length: int
-    """of the output, EOS not counted"""
+def _free_all(free: Callable[[int], object], handles: Sequence[int]) -> None:
+    for handle in handles:
+        free(handle)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -188,92 +211,35 @@ MAX_TEAM = 4
 """threads that share the matrix products of one sentence"""
 
 
+class NativeRequest(NamedTuple):
+    """A sequence to generate."""
+
+    source: Sequence[int]
+    """with EOS"""
+    max_length: int
+    """of the output, EOS not counted"""
+
+
 class NativeDecoder:
     """Searches with a packed network in native code."""
 
-    def __init__(self, network: Transformer, packed: PackedTransformer) -> None:
-        """The network must be supported, see ``unsupported_network``."""
+    def __init__(self, weights: NativeWeights) -> None:
         library = native_library().functions
         assert library is not None
-        self.library, self.packed = library, packed
-        self._tensors: list[Tensor] = []
-        """what the structures point to"""
-        layers = _layers(network.encoder)
-        feed_forward = packed.encoder[0].feed_forward
-        gated = isinstance(feed_forward, PackedGatedFeedForward)
-        activation = 0
-        if isinstance(feed_forward, PackedFeedForward):
-            activation = ACTIVATIONS[feed_forward.activation or F.relu]
-        self.source_vocabulary = len(network.encoder.embedding.weight)
-        self.vocabulary = len(network.projection.weight)
+        self.library, self.weights = library, weights
+        sizes, parts = dict(weights.sizes), weights.parts
+        self.source_vocabulary = sizes.pop("source_vocabulary")
+        self.vocabulary = sizes["vocabulary"]
         self.model = ModelSpec(
-            width=network.encoder.embedding.weight.shape[1],
-            heads=layers[0].attention.heads,
-            features=_features(layers[0]),
-            hidden=cast(FeedForward | Gated, layers[0].feed_forward).outer.in_features,
-            pre_norm=isinstance(layers[0].attention_residual, PreNorm),
-            activation=activation,
-            gated=gated,
-            encoder_layers=len(packed.encoder),
-            decoder_layers=len(packed.decoder),
-            vocabulary=self.vocabulary,
-            source=self._embedding(packed.source.embedding),
-            target=self._embedding(packed.target.embedding),
-            encoder=self._stack(network.encoder, packed.encoder),
-            decoder=self._stack(network.decoder, packed.decoder),
-            encoder_norm=self._norm(network.encoder.norm),
-            decoder_norm=self._norm(network.decoder.norm),
-            projection=_linear(packed.projection),
+            **sizes,
+            source=parts["source"],
+            target=parts["target"],
+            encoder=_stack(parts, "encoder", sizes["encoder_layers"]),
+            decoder=_stack(parts, "decoder", sizes["decoder_layers"]),
+            encoder_norm=parts["encoder_norm"],
+            decoder_norm=parts["decoder_norm"],
+            projection=parts["projection"],
         )
-
-    def _embedding(self, embedding: Packed) -> EmbeddingSpec:
-        assert isinstance(embedding, Int8Embedding)
-        return EmbeddingSpec(self._pointer(embedding.weight), self._pointer(embedding.scale))
-
-    def _stack(
-        self, stack: Encoder | Decoder, packed: Sequence[PackedEncoderLayer]
-    ) -> ctypes.Array[LayerSpec]:
-        specs = [self._layer(*both) for both in zip(_layers(stack), packed, strict=True)]
-        return (LayerSpec * len(specs))(*specs)
-
-    def _layer(self, layer: EncoderLayer, packed: PackedEncoderLayer) -> LayerSpec:
-        attention, feed_forward = packed.self_attention, packed.feed_forward
-        if isinstance(feed_forward, PackedGatedFeedForward):
-            inner, outer = feed_forward.gate_inner, feed_forward.outer
-        else:
-            assert isinstance(feed_forward, PackedFeedForward)
-            inner, outer = feed_forward.inner, feed_forward.outer
-        spec = LayerSpec(
-            qkv=_linear(attention.qkv),
-            self_output=_linear(attention.output),
-            inner=_linear(inner),
-            outer=_linear(outer),
-            self_norm=self._norm(layer.attention_residual.norm),
-            feed_forward_norm=self._norm(layer.feed_forward_residual.norm),
-        )
-        if isinstance(layer, DecoderLayer):
-            assert isinstance(packed, PackedDecoderLayer)
-            spec.cross_query = _linear(packed.cross_attention.query)
-            spec.cross_key_value = _linear(packed.cross_attention.key_value)
-            spec.cross_output = _linear(packed.cross_attention.output)
-            spec.cross_norm = self._norm(layer.cross_attention_residual.norm)
-        return spec
-
-    def _norm(self, norm: nn.Module) -> NormSpec:
-        if isinstance(norm, LayerNorm):
-            return NormSpec(1, norm.eps, self._pointer(norm.weight), self._pointer(norm.bias))
-        if isinstance(norm, RMSNorm):
-            assert norm.weight is not None
-            assert norm.eps is not None
-            return NormSpec(2, norm.eps, self._pointer(norm.weight), None)
-        assert isinstance(norm, NoNorm)
-        return NormSpec(0, 0.0, None, None)
-
-    def _pointer(self, tensor: Tensor) -> int:
-        """The address of a tensor, which stays valid as long as this object."""
-        tensor = tensor.detach().contiguous()
-        self._tensors.append(tensor)
-        return tensor.data_ptr()
 
     @property
     def kernels(self) -> str:
@@ -284,7 +250,7 @@ class NativeDecoder:
 
     def supports(self, decoding: DecodingConfig) -> bool:
         """Whether it knows all the decoding options. A request must not need ``MAX_SLOTS`` or more."""
-        return not decoding.is_sampling and not enabled_processors(decoding)
+        return not decoding.is_sampling and not decoding.logits_processors
 
     def search(
         self,
@@ -307,16 +273,16 @@ class NativeDecoder:
         # The longest first: what is left at the end, when not all threads are busy, is short.
         order = sorted(range(len(requests)), key=lambda row: -len(requests[row].source))
         sources = [requests[row].source for row in order]
-        tokens = np.array([token for source in sources for token in source], dtype=np.int32)
-        assert 0 <= tokens.min() <= tokens.max() < self.source_vocabulary, "unknown source token"
+        tokens = array("i", [token for source in sources for token in source])
+        assert 0 <= min(tokens) <= max(tokens) < self.source_vocabulary, "unknown source token"
         assert 0 <= start < self.vocabulary, "unknown first token"
-        offsets = np.cumsum([0, *map(len, sources)], dtype=np.int64)
-        max_lengths = np.array([requests[row].max_length for row in order], dtype=np.int32)
-        positions = (
-            self.packed.source.positions(len(sources[0])),
-            self.packed.target.positions(int(max_lengths.max()) + 1),
+        offsets = array("q", accumulate(map(len, sources), initial=0))
+        max_lengths = array("i", [requests[row].max_length for row in order])
+        tables = (
+            self.weights.positions("source", len(sources[0])),
+            self.weights.positions("target", max(max_lengths) + 1),
         )
-        forbidden = np.array(sorted(set(suppressed)), dtype=np.int32)
+        forbidden = array("i", sorted(set(suppressed)))
         workers = min(threads, len(requests))
         capacity = min(-(-len(requests) // workers), max(1, ROWS // decoding.beam))
         spec = JobSpec(
@@ -324,18 +290,18 @@ class NativeDecoder:
             sentences=len(requests),
             capacity=capacity,
             team=min(MAX_TEAM, threads // workers),
-            tokens=tokens.ctypes.data,
-            offsets=offsets.ctypes.data,
-            max_lengths=max_lengths.ctypes.data,
-            source_positions=positions[0].data_ptr(),
-            target_positions=positions[1].data_ptr(),
+            tokens=tokens.buffer_info()[0],
+            offsets=offsets.buffer_info()[0],
+            max_lengths=max_lengths.buffer_info()[0],
+            source_positions=tables[0].address,
+            target_positions=tables[1].address,
             start=start,
             eos=EOS,
             beam=decoding.beam,
             nbest=nbest,
             rule=LENGTH_RULES[decoding.length_normalization],
             length_penalty=decoding.length_penalty,
-            suppressed=forbidden.ctypes.data,
+            suppressed=forbidden.buffer_info()[0],
             suppressed_count=len(forbidden),
             interrupt=interrupt,
         )
@@ -382,7 +348,11 @@ class NativeDecoder:
         return [[next(rest) for _ in range(count)] for count in counts]
 
 
-def _linear(linear: Packed) -> LinearSpec:
-    assert isinstance(linear, Int8Linear)
-    assert isinstance(linear.kernels, NativeInt8)
-    return LinearSpec(linear.kernels.handle, linear.scale, linear.zero_point)
+def _stack(parts: Mapping[str, Structure], name: str, count: int) -> ctypes.Array[LayerSpec]:
+    """The layers of the encoder or the decoder."""
+    layers = (LayerSpec * count)()
+    for number, layer in enumerate(layers):
+        for part in (*LINEARS, *NORMS):
+            if (spec := parts.get(f"{name}.{number}.{part}")) is not None:
+                setattr(layer, part, spec)
+    return layers

@@ -15,13 +15,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
 import os
-import platform
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from ctypes import (
     POINTER,
@@ -37,8 +32,6 @@ from ctypes import (
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "native"
 VARIABLE = "REGARD_NATIVE"
@@ -83,7 +76,7 @@ def native_library() -> NativeLibrary:
     try:
         path = _find_or_build()
         functions = _load(path)
-    except (OSError, subprocess.SubprocessError, NoLibraryError) as error:
+    except (OSError, NoLibraryError) as error:
         return NativeLibrary(None, str(error))
     limit = os.environ.get(LIMIT_VARIABLE) or "amx"
     if limit not in INSTRUCTION_SETS:
@@ -106,7 +99,9 @@ def _find_or_build() -> Path:
         raise NoLibraryError(f"{VARIABLE}=off")
     if variable:
         return Path(variable)
-    if platform.machine().lower() not in ("x86_64", "amd64") or os.name != "posix":
+    if os.name != "posix" or os.uname().machine.lower() not in ("x86_64", "amd64"):
+        import platform
+
         raise NoLibraryError(f"no native code for {platform.system()} on {platform.machine()}")
     name = library_name()
     for folder in (SOURCES, cache_dir()):
@@ -131,10 +126,15 @@ def cache_dir() -> Path:
 
 def build_library(folder: Path) -> Path:
     """Compile the library into a folder, and return its path."""
+    import logging
+    import shutil
+    import tempfile
+
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CXX") or "c++", "g++"])), None)
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler to build it with")
     folder.mkdir(parents=True, exist_ok=True)
+    log = logging.getLogger(__name__)
     log.warning("Building the native library with %s, once; this takes some seconds.", compiler)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as temporary:
         objects = [str(Path(temporary, f"{name}.o")) for name in OBJECTS]
@@ -151,6 +151,8 @@ def build_library(folder: Path) -> Path:
 
 def _run_all(commands: Iterable[list[str]]) -> None:
     """Run some commands at the same time."""
+    import subprocess
+
     processes = [
         subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
@@ -159,6 +161,8 @@ def _run_all(commands: Iterable[list[str]]) -> None:
     ]
     try:
         messages = [process.communicate(timeout=COMPILE_SECONDS)[1] for process in processes]
+    except subprocess.TimeoutExpired as error:
+        raise NoLibraryError(f"it could not be built: {error}") from None
     finally:
         for process in processes:
             with process:  # waits for it, and closes its pipe

@@ -40,10 +40,15 @@ PACKED: dict[Precision, PackFormat] = {
 """on a CPU"""
 
 
+def default_device() -> torch.device:
+    """What ``auto`` means for devices: a GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def choose_device(device: Device) -> torch.device:
-    """The device to compute on; ``auto`` is a GPU if there is one."""
+    """The device to compute on."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return default_device()
     if device == "cuda" and not torch.cuda.is_available():
         raise RegardError("device cuda: torch finds no GPU; use device cpu or auto")
     return torch.device(device)

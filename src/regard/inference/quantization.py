@@ -197,7 +197,10 @@ class Int8Embedding:
 
 
 def quantize_rows(weight: Weight) -> tuple[Tensor, Float[Tensor, " m"]]:
-    """The nearest integers from -127 to 127, and the scale of each row: weight is about integers * scale."""
+    """Per-channel quantization: the nearest integers from -127 to 127, and the scale of each row (output feature).
+
+    The weight is about integers * scale.
+    """
     scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (weight / scale[:, None]).round().to(torch.int8), scale
 

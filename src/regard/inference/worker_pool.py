@@ -16,25 +16,22 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import pickle
 import signal
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait as wait_for_futures
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+    from multiprocessing.connection import Connection
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -70,6 +67,8 @@ def _cgroup_cores(file: Path) -> int | None:
 @contextmanager
 def on_one_core() -> Iterator[None]:
     """Let torch use one core in the with-block, so that it starts no threads that would forbid a fork later."""
+    import torch
+
     usual = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -99,7 +98,7 @@ def map_in_threads(
     """
 
     def call(item: Item) -> Result:
-        with torch.inference_mode():
+        with _inference_mode():
             return function(item)
 
     pool = _thread_pool(threads, in_background())
@@ -109,26 +108,39 @@ def map_in_threads(
     except BaseException:
         running = [future for future in futures if not future.cancel()]
         if stop is not None:
+            from concurrent.futures import wait
+
             stop()
-            wait_for_futures(running)
+            wait(running)
         raise
+
+
+def _inference_mode() -> AbstractContextManager[object]:
+    """torch's inference mode, unless this process works without torch."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.inference_mode()
 
 
 @cache
 def _thread_pool(threads: int, background: bool) -> ThreadPoolExecutor:
-    usual = torch.get_num_threads()
+    from concurrent.futures import ThreadPoolExecutor
+
+    torch = sys.modules.get("torch")
+    usual = torch and torch.get_num_threads()
     prepare = _use_one_core_in_background if background else _use_one_core
     pool = ThreadPoolExecutor(threads, "regard-decoding", initializer=prepare)
     barrier = threading.Barrier(threads)
     for future in [pool.submit(barrier.wait) for _ in range(threads)]:  # until all have started
         future.result()
-    torch.set_num_threads(usual)  # the value set last is the default of every later thread
+    if torch:
+        torch.set_num_threads(usual)  # the value set last is the default of every later thread
     return pool
 
 
 def _use_one_core() -> None:
-    torch.get_num_threads()  # the first call in a thread would reset what is set below
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):
+        torch.get_num_threads()  # the first call in a thread would reset what is set below
+        torch.set_num_threads(1)
 
 
 def _use_one_core_in_background() -> None:
@@ -227,6 +239,8 @@ class WorkerPool(Generic[Item, Result]):
             raise
 
     def _fork(self, function: Callable[[Item], Result], nice: int) -> None:
+        from multiprocessing import Pipe
+
         ours, theirs = Pipe()
         parent, die_with_parent = os.getpid(), death_signal()
         process = os.fork()
@@ -262,6 +276,8 @@ class WorkerPool(Generic[Item, Result]):
 
     def _outcomes(self, items: Sequence[Item]) -> list[Outcome]:
         """The outcomes of all items, or of those that were started before one failed."""
+        from multiprocessing.connection import Connection, wait
+
         if not self.workers:
             raise WorkerDied("the worker processes have ended")
         outcomes: dict[int, Outcome] = {}
@@ -292,6 +308,8 @@ def _kill_all(workers: dict[Connection, int], owner: int) -> None:
 
 
 def _send(worker: Connection, item: Any) -> None:
+    import pickle
+
     # Pickled here, because Connection.send would pass tensors through shared memory.
     data = pickle.dumps(item)
     try:
@@ -301,6 +319,8 @@ def _send(worker: Connection, item: Any) -> None:
 
 
 def _receive(worker: Connection) -> Outcome:
+    import pickle
+
     try:
         data = worker.recv_bytes()
     except (EOFError, OSError) as error:
@@ -346,7 +366,7 @@ def _worker_loop(pipe: Connection, function: Callable[[Item], Result], parent: i
 
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    _use_one_core()
     items = 0
     with suppress(EOFError, OSError):
         while not terminated and os.getppid() == parent:
@@ -371,10 +391,12 @@ def release_free_memory() -> None:
 
 def _handle(data: bytes, function: Callable[[Item], Result]) -> bytes:
     """The outcome of one item; both are pickled."""
+    import pickle
+
     item = pickle.loads(data)
     start = time.process_time()
     try:
-        with torch.inference_mode():
+        with _inference_mode():
             result = function(item)
         return pickle.dumps(Outcome(result, None, time.process_time() - start))
     except BaseException as error:
@@ -383,6 +405,9 @@ def _handle(data: bytes, function: Callable[[Item], Result]) -> bytes:
 
 def _portable(error: BaseException) -> BaseException:
     """An error that can be pickled, with the worker's traceback as a note unless it is meant for the user."""
+    import pickle
+    import traceback
+
     if not isinstance(error, RegardError):
         error.add_note("In a worker process:\n" + traceback.format_exc())
     try:

@@ -6,6 +6,12 @@ logit_lens(model, "The cat was hungry.")                      # each displays it
 attribute(model, "The cat was hungry.", "Katze", "Hund")
 """
 
+from regard.inspection.activations import (
+    Activations as Activations,
+    Embeddings as Embeddings,
+    activations as activations,
+    embeddings as embeddings,
+)
 from regard.inspection.attribution import Attribution as Attribution, attribute as attribute
 from regard.inspection.depth_lenses import (
     DepthLens as DepthLens,

@@ -44,7 +44,14 @@ from regard.inspection.teacher_forcing import (
 )
 from regard.inspection.trace import Token, to_tokens
 from regard.nn.attention import AttentionIntermediates
-from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, PostNorm, PreNorm
+from regard.nn.layers import (
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    NoResidual,
+    PostNorm,
+    PreNorm,
+)
 from regard.nn.multi_head_attention import MultiHeadAttention, record_attention
 from regard.nn.norms import LayerNorm
 from regard.nn.transformer import Transformer
@@ -407,12 +414,14 @@ def follow(
 def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
     """[decoder position, source and decoder token]: ALTI+ contributions; each row sums to 1.
 
-    None if the network has a norm after the residual connection that is not LayerNorm, or keys that are not tokens.
+    None if the network has no residual connections, a norm after them that is not LayerNorm, or keys that are not
+    tokens.
     """
     network = check_supported(model)
     residuals = _residuals(network)
     if not all(
         module.pattern.keeps_tokens
+        and not isinstance(one, NoResidual)
         and (isinstance(one, PreNorm) or isinstance(one.norm, LayerNorm))
         for module, one in residuals.items()
     ):

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from regard.data.special_tokens import EOS
 from regard.decoding.hypotheses import Node
 from regard.errors import RegardError
-from regard.inference.engine import Request, pad_rows
+from regard.inference.engine import Request
+from regard.inference.network_decoder import pad_rows
 from regard.nn.attention import AttentionIntermediates
 from regard.nn.multi_head_attention import MultiHeadAttention, record_attention
 from regard.recipe import AttentionSite

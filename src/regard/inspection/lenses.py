@@ -11,6 +11,7 @@ from typing import Any
 
 from regard.data.input_format import LANGUAGE_NAMES
 from regard.errors import RegardError
+from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.depth_lenses import decoder_lens_of, logit_lens_of
 from regard.inspection.description import example_sources, test_scores
@@ -52,6 +53,7 @@ def lenses_for(
         **depth_lenses(model, text, forced),
         "attributions": attributions,
         "patching": patching,
+        "architecture": architecture_json(model, forced),
     }
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import EOS
 from regard.errors import RegardError
-from regard.inference.engine import Request, pad_rows
+from regard.inference.engine import Request
+from regard.inference.network_decoder import pad_rows
 from regard.inspection.trace import Token, group_words, to_tokens
 from regard.nn.transformer import Decoder, Encoder, Transformer
 from regard.recipe import abbreviate

@@ -29,8 +29,9 @@ from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
 from regard.decoding import mask_predict
-from regard.decoding.hypotheses import BeamTree, Hypothesis, Node
+from regard.decoding.hypotheses import BeamTree, Node
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import (

@@ -19,11 +19,8 @@ ARCHITECTURES: Registry[Callable[[recipe.ModelConfig, int, int], Network]] = Reg
 
 _SELF_ATTENTION = ("model.attention.encoder", "model.attention.decoder")
 _FEED_FORWARD = ("model.d_ff", "model.activation", "model.activation_dropout")
-_SEARCH = (
-    *("beam", "length_penalty", "length_normalization", "no_repeat_ngram", "coverage_penalty"),
-    *("beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "seed", "mbr"),
-    *("protect", "constrained_beam"),
-)
+_AUTOREGRESSIVE = recipe.DecodingConfig.options_read_by("search", "sampling")
+_MASK_PREDICT = recipe.DecodingConfig.options_read_by("mask_predict")
 
 ARCHITECTURES.register("transformer", packed_batches=True, fast_inference=True, formats=FORMATS)(
     Transformer
@@ -43,6 +40,9 @@ ARCHITECTURES.register(
 )(ConvolutionEncoderDecoder)
 ARCHITECTURES.register(
     "non_autoregressive",
-    options=["model.non_autoregressive.length", "decoding.iterations", "decoding.length_beam"],
-    ignores=[f"decoding.{key}" for key in _SEARCH],
+    options=[
+        "model.non_autoregressive.length",
+        *(f"decoding.{key}" for key in sorted(_MASK_PREDICT - _AUTOREGRESSIVE)),
+    ],
+    ignores=[f"decoding.{key}" for key in sorted(_AUTOREGRESSIVE - _MASK_PREDICT)],
 )(NonAutoregressiveTransformer)

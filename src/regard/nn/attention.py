@@ -48,7 +48,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """The attention mask: which keys each query may attend to.
+    """The attention mask: which keys each query may attend to; the padding mask and the causal mask together.
 
     True means *may attend*, as in torch's scaled_dot_product_attention.
     """
@@ -216,7 +216,7 @@ PackedKernel = Callable[[Tensor, Tensor, Tensor, Spans, float, float], Tensor]
 
 
 class Attention(nn.Module):
-    """Attention(Q, K, V) = weighting(score(Q, K)) V."""
+    """Attention(Q, K, V) = weighting(score(Q, K)) V; the paper's is scaled dot-product attention with softmax."""
 
     def __init__(self, config: recipe.ModelConfig, position: AttentionPosition) -> None:
         super().__init__()
@@ -239,7 +239,10 @@ class Attention(nn.Module):
         distance: Int[Tensor, "#B Q K"] | None = None,
         causal: bool = False,
     ) -> Float[Tensor, "B h Q dv"]:
-        """The fast path. With ``causal``, the mask is a square lower triangle and the kernel skips the rest."""
+        """The fast path: torch's fused kernel (flash attention) if there is one.
+
+        With ``causal``, the mask is a square lower triangle and the kernel skips the rest.
+        """
         if not self.uses_sdpa:
             assert not causal
             return self.attention_with_weights(query, key, value, allowed, distance).output

@@ -39,7 +39,7 @@ def mean_log_probabilities(
     logits: Sequence[Float[Tensor, "*rows V"]],
 ) -> Float[Tensor, "*rows V"]:
     """The logarithm of the mean of the probabilities, from the logits of each member."""
-    log_probs = torch.stack([one.float().log_softmax(-1) for one in logits])
+    log_probs = torch.stack([member.float().log_softmax(-1) for member in logits])
     return log_probs.logsumexp(0) - math.log(len(logits))
 
 
@@ -68,27 +68,27 @@ class Ensemble(Network):
 
     def decode(self, target: Int[Tensor, "B T"], memory: list[Any]) -> Float[Tensor, "B T d"]:
         """The states of all members, side by side: d is the sum of their widths."""
-        each = zip(self.members, memory, strict=True)
-        return torch.cat([member.decode(target, one) for member, one in each], dim=-1)
+        pairs = zip(self.members, memory, strict=True)
+        return torch.cat([member.decode(target, encoded) for member, encoded in pairs], dim=-1)
 
     def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
         parts = torch.split_with_sizes(
             states, [member.projection.weight.shape[1] for member in self.members], -1
         )
-        each = zip(self.members, parts, strict=True)
-        return mean_log_probabilities([member.project(part) for member, part in each])
+        pairs = zip(self.members, parts, strict=True)
+        return mean_log_probabilities([member.project(part) for member, part in pairs])
 
     def start(self, memory: list[Any]) -> EnsembleState:
-        each = zip(self.members, memory, strict=True)
-        return EnsembleState([member.start(one) for member, one in each])
+        pairs = zip(self.members, memory, strict=True)
+        return EnsembleState([member.start(encoded) for member, encoded in pairs])
 
     def step(
         self, tokens: Int[Tensor, "R"], state: EnsembleState
     ) -> tuple[Float[Tensor, "R V"], EnsembleState]:
-        each = zip(self.members, state.states, strict=True)
-        steps = [member.step(tokens, one) for member, one in each]
-        logits = mean_log_probabilities([one for one, _ in steps])
-        return logits, EnsembleState([new for _, new in steps])
+        pairs = zip(self.members, state.states, strict=True)
+        steps = [member.step(tokens, member_state) for member, member_state in pairs]
+        logits = mean_log_probabilities([member_logits for member_logits, _ in steps])
+        return logits, EnsembleState([new_state for _, new_state in steps])
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         """None: the members attend differently."""

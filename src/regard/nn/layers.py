@@ -151,6 +151,18 @@ class PreNorm(PostNorm):
         return y
 
 
+@RESIDUALS.register("no_residual")
+class NoResidual(PostNorm):
+    """LayerNorm(Dropout(Sublayer(x))): without the residual connection, to see what it is good for."""
+
+    def forward(
+        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
+    ) -> Float[Tensor, "B T d"]:
+        output = self.dropout(sublayer(x))
+        y: Float[Tensor, "B T d"] = self.norm(output, non_pad).to(output.dtype)
+        return y
+
+
 def final_norm(config: recipe.ModelConfig) -> nn.Module:
     """The norm after the last layer, or none.
 

@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.nn.layers import Embedding
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.positions import PositionInfo
+from regard.nn.torch_internals import persistent_buffers
 
 
 class Network(nn.Module, ABC):
@@ -98,9 +99,7 @@ def assign_weights(network: torch.nn.Module, weights: Mapping[str, Tensor], wher
 
 
 def _named_tensors(network: torch.nn.Module) -> dict[str, Tensor]:
-    named = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    saved = network.state_dict().keys()  # without buffers that are not persistent
-    return {name: tensor for name, tensor in named.items() if name in saved}
+    return {**dict(network.named_parameters()), **persistent_buffers(network)}
 
 
 def _matching(

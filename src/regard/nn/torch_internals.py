@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int8
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 Weight = Float[Tensor, "m n"]
@@ -208,3 +208,27 @@ class PlainInt8:
         y = F.linear(quantized, self.weight) * (self.scale * scale)
         y = y if self.bias is None else y + self.bias
         return y.relu_() if self.relu else y
+
+
+# ---------------------------------------------------------------------------------------------
+# Modules
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module and its parts that its state dict contains, by name.
+
+    ``state_dict`` itself would shard the weights again that FSDP has gathered.
+    """
+    buffers = dict(module.named_buffers())
+    parts = dict(module.named_modules())
+    excluded = {
+        name: getattr(part, "_non_persistent_buffers_set", None) for name, part in parts.items()
+    }
+    if None in excluded.values():
+        saved = module.state_dict().keys()
+        return {name: buffer for name, buffer in buffers.items() if name in saved}
+    return {
+        name: buffer
+        for name, buffer in buffers.items()
+        if name.rpartition(".")[2] not in (excluded[name.rpartition(".")[0]] or ())
+    }

@@ -191,7 +191,7 @@ class Decoder(nn.Module):
         # A packed row is long: one matrix product for all layers is faster.
         linear = [layer for module in modules for layer in (module.key, module.value)]
         projected = fused_linear(linear, memory.states)
-        heads = [split_heads(one, modules[0].kv_heads) for one in projected]
+        heads = [split_heads(states, modules[0].kv_heads) for states in projected]
         return [KeyValue(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
 
     def step(
@@ -229,7 +229,10 @@ def _attentions_named(name: str, layers: Iterable[nn.Module]) -> list[MultiHeadA
 
 
 class EncoderDecoder(Network):
-    """An encoder, a decoder, embeddings and the output projection. Subclasses select the kind of layer."""
+    """An encoder, a decoder, embeddings and the output projection, which may be one matrix (weight tying, section 3.4).
+
+    Subclasses select the kind of layer.
+    """
 
     encoder_class: ClassVar[type[Encoder]]
     decoder_class: ClassVar[type[Decoder]]

@@ -15,15 +15,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
+from regard.recipe.decoding import DecodingConfig
 from regard.recipe.registry import find_registry
 from regard.recipe.schema import (
     DERIVED_KEYS,
-    DecodingConfig,
     ModelConfig,
     Recipe,
-    Section,
     TokenizerConfig,
 )
+from regard.recipe.section import Section
 from regard.recipe.validation import as_written
 
 Name = TypeVar("Name", bound=str)

@@ -123,6 +123,10 @@ def find_registry(key: str) -> Registry[Any]:
     return registry
 
 
+CHECKED_NAMES: set[tuple[str, str]] = set()
+"""keys and names that an earlier process has looked up, see ``tasks/prepared_model.py``"""
+
+
 def allowed_names(key: str) -> list[str]:
     """The names that a recipe key may have."""
     choices = find_registry(key).choices.values()

@@ -1,8 +1,8 @@
 """The recipe schema: everything that determines a model, with every default.
 
-The sections are ``data``, ``tokenizer``, ``model``, ``training``, ``decoding`` and ``evaluation``. Names of components
-(norms, positions, optimizers, tasks …) are looked up in the registries, ``registry.py``. ``validation.py`` checks how
-the sections fit together, and ``parsing.py`` reads recipes from YAML.
+The sections are ``data``, ``tokenizer``, ``model``, ``training``, ``decoding`` (in ``decoding.py``) and
+``evaluation``. Names of components (norms, positions, optimizers, tasks …) are looked up in the registries,
+``registry.py``. ``validation.py`` checks how the sections fit together, and ``parsing.py`` reads recipes from YAML.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     StrictBool,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from regard.recipe.presets import BATCH_TOKENS, PRESETS, Preset
-from regard.recipe.registry import allowed_names, find_registry
+from regard.recipe.decoding import DecodingConfig
+from regard.recipe.registry import find_registry
+from regard.recipe.section import Section, registered
 from regard.recipe.validation import find_problems
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -62,28 +61,6 @@ def _check_group(name: str) -> str:
 FrozenGroup = Annotated[str, AfterValidator(_check_group)]
 
 
-def registered(key: str) -> AfterValidator:
-    """A validator that accepts the names registered for a recipe key."""
-
-    def check(name: str) -> str:
-        allowed = allowed_names(key)
-        if name not in allowed:
-            *most, last = [f"'{one}'" for one in allowed]
-            expected = f"{', '.join(most)} or {last}" if most else last
-            raise PydanticCustomError(
-                "choice", "Input should be {expected}", {"expected": expected}
-            )
-        return name
-
-    return AfterValidator(check)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-
 # ---------------------------------------------------------------------------------------------
 # Data
 
@@ -109,6 +86,12 @@ class DataFiles(Section):
     tag: Annotated[tuple[Tag | None, ...], _ONE_OR_MORE, Field(min_length=1)] | None = None
     """another token to prepend to every source, for all files or for each: <bt> for ``bt``, none for null"""
 
+    weights: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=2)] | None = None
+    """train: how often to sample from each file, for example [3, 1]; an epoch has as many pairs as all files have"""
+    temperature: Annotated[float, Field(ge=1)] | None = None
+    """train: sample from each file in proportion to its number of pairs to the power of 1/temperature, so that small
+    files are seen more often; 5 is usual for many languages, 1 is in proportion to their size"""
+
     columns: tuple[str, str] | None = None
     """pairs: names or numbers (from 1) of the columns of source and target, or their keys or languages, such as
     [en, de]; found from headers, keys and language codes by default"""
@@ -122,6 +105,34 @@ class DataFiles(Section):
         languages = [language_tag(code) for code in self.to or ()]
         each = [_for_each(languages, count), _for_each(self.tag or (), count)]
         return [tuple(tag for tag in some if tag) for some in zip(*each, strict=True)]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the files are mixed by weights or a temperature."""
+        return self.weights is not None or self.temperature is not None
+
+    @property
+    def single_files(self) -> list[Self]:
+        """The same files, each as a split of its own."""
+        keys = ("source", "target", "pairs", "parses", "to", "tag")
+        given = {key: getattr(self, key) for key in keys if getattr(self, key)}
+        alone = {"weights": None, "temperature": None}
+        return [
+            self.model_copy(
+                update={key: (values[number % len(values)],) for key, values in given.items()}
+                | alone
+            )
+            for number in range(len(self.source or self.pairs or ()))
+        ]
+
+    def sampling_shares(self, pairs: Sequence[int]) -> list[float]:
+        """The share of each file in an epoch, given their numbers of pairs."""
+        powers = [count ** (1 / (self.temperature or 1)) for count in pairs]
+        weights = [
+            weight * (count > 0)
+            for weight, count in zip(self.weights or powers, pairs, strict=True)
+        ]
+        return [weight / sum(weights) for weight in weights]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -145,6 +156,14 @@ class DataFiles(Section):
                 f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): "
                 "give one for each source file"
             )
+        if self.weights and self.temperature:
+            raise ValueError("give either weights or temperature")
+        if self.weights and len(self.weights) != len(sources):
+            raise ValueError(
+                f"weights has {len(self.weights)} values for {len(sources)} file(s): give one for each file"
+            )
+        if self.temperature and len(sources) < 2:
+            raise ValueError("temperature needs several files of source and target, or of pairs")
         for name, given in (("to", self.to), ("tag", self.tag)):
             if given and not sources:
                 raise ValueError(f"{name} needs source and target, or pairs")
@@ -302,6 +321,38 @@ class TokenizerConfig(Section):
 # ---------------------------------------------------------------------------------------------
 # Model
 
+# Presets: model sizes by name. A preset only fills in the keys that a recipe leaves out.
+
+Preset = Literal["tiny", "small", "fast", "base", "big", "huge"]
+
+PRESETS: dict[Preset, dict[str, Any]] = {
+    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "d_ff": 256}
+    | {"heads": 4, "dropout": 0.3},
+    "small": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 256, "d_ff": 1024}
+    | {"heads": 4, "dropout": 0.3},
+    "fast": {"encoder_layers": 8, "decoder_layers": 1, "d_model": 256, "d_ff": 1024}
+    | {"heads": 4, "dropout": 0.3},
+    "base": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048}
+    | {"heads": 8, "dropout": 0.1},
+    "big": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 1024, "d_ff": 4096}
+    | {"heads": 16, "dropout": 0.3},
+    "huge": {"encoder_layers": 24, "decoder_layers": 24, "d_model": 1024, "d_ff": 8192}
+    | {"heads": 16, "dropout": 0.1},
+}
+"""``base`` and ``big`` are the paper's (table 3). ``fast`` has a deep encoder and a shallow decoder: the encoder runs
+once for each sentence, the decoder once for each token and hypothesis (Kasai et al. 2021). ``huge`` has the layers of
+NLLB-200 1.3B (NLLB Team 2022): 1.1 billion parameters with 32,000 vocabulary entries."""
+
+BATCH_TOKENS: dict[Preset, int] = {
+    "tiny": 4_096,
+    "small": 8_192,
+    "fast": 8_192,
+    "base": 25_000,
+    "big": 25_000,
+    "huge": 100_000,
+}
+"""The batch of ``training.tokens_per_batch: auto``: the paper's for its models, less for smaller ones."""
+
 
 class AttentionConfig(Section):
     score: Annotated[str, registered("model.attention.score")] = "scaled_dot_product"
@@ -383,7 +434,7 @@ class ModelConfig(Section):
     norm: Annotated[str, registered("model.norm")] = "layer"
     """normalization of each sub-layer: layer, rms, batch or none"""
     norm_order: Annotated[str, registered("model.norm_order")] = "post"
-    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x))"""
+    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x)); or no_residual"""
     final_norm: bool
     """one more norm after the last layer; true for pre-norm and false for post-norm by default"""
     position: Annotated[str, registered("model.position")] = "sinusoidal"
@@ -473,6 +524,9 @@ class TrainingConfig(Section):
     batching: Literal["padded", "packed"] = "padded"
     """padded: sentences of similar length in each batch; packed: sentences of all lengths end to end, which a GPU
     processes without padding, compiled and as one CUDA graph, and a CPU with native kernels"""
+    sharding: Literal["auto", "full_shard", "no_shard"] = "auto"
+    """several processes: full_shard gives each a part of the weights, gradients and optimizer state (FSDP); no_shard
+    gives each all of them, which is faster; auto shards if they take more than half of the memory"""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """number of batches per optimizer step (gradient accumulation)"""
     optimizer: Annotated[str, registered("training.optimizer")] = "adam"
@@ -559,113 +613,7 @@ class TrainingConfig(Section):
 
 
 # ---------------------------------------------------------------------------------------------
-# Decoding and evaluation
-
-MIN_TEMPERATURE = 0.01
-"""Lower temperatures are practically greedy search, and they overflow."""
-MBR_TEMPERATURE = 0.7
-"""The temperature of minimum Bayes risk samples if none is given."""
-
-
-class DecodingConfig(Section):
-    """How translations are generated. Every key can be overridden for one call, see ``DecodingOptions``."""
-
-    beam: Annotated[int, Field(ge=1, le=1000)] = 5
-    """beam size; 1 is greedy search"""
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = 0.6
-    """exponent alpha of the length penalty, by default ((5 + length) / 6) ** alpha as in the paper"""
-    length_normalization: Annotated[str, registered("decoding.length_normalization")] = "gnmt"
-    """length penalty and stopping rule: gnmt (the paper's), or those of transformers or ctranslate2"""
-    extra_length: Annotated[int, Field(ge=1)] = 50
-    """a translation has at most source length + this many tokens"""
-    max_length: Annotated[int, Field(ge=1)] | None = None
-    """maximum number of tokens in a translation, regardless of its source; null sets no such limit"""
-    iterations: Annotated[int, Field(ge=1, le=1000)] = 10
-    """non_autoregressive: mask-predict iterations; 1 predicts all tokens once"""
-    length_beam: Annotated[int, Field(ge=1, le=1000)] = 5
-    """non_autoregressive: number of candidate lengths decoded in parallel"""
-    no_repeat_ngram: Annotated[int, Field(ge=0)] = 0
-    """no n-gram of this size occurs twice in a translation; 0 is off"""
-    coverage_penalty: Annotated[float, Field(ge=0)] = 0.0
-    """weight of the coverage penalty (Wu et al. 2016) on source tokens that got little attention; 0 is off"""
-    beam_groups: Annotated[int, Field(ge=1)] = 1
-    """diverse beam search: number of groups, with beam / beam_groups hypotheses each"""
-    diversity_penalty: Annotated[float, Field(ge=0)] = 0.5
-    """beam_groups: penalty for a token that an earlier group selected in the same step"""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """sample from the model instead of searching: values below 1 sharpen the distribution, values above 1 flatten it;
-    0 or null searches"""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """sampling: sample from the k most probable tokens; 0 means all"""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """nucleus sampling: sample from the most probable tokens that together have this probability"""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    """sampling: random seed"""
-    mbr: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """minimum Bayes risk decoding: number of samples, of which the one most similar to the others (by chrF) is
-    returned; 0 is off"""
-    protect: tuple[Annotated[str, registered("decoding.protect")], ...] = ()
-    """spans that are guaranteed to be copied unchanged: placeholders ({name}, %s, <b>, URLs), numbers"""
-    constrained_beam: Annotated[int, Field(ge=1, le=1000)] = 10
-    """smallest beam for texts with protected spans, glossary terms or other constraints"""
-
-    @property
-    def is_sampling(self) -> bool:
-        """Whether hypotheses are sampled: with a temperature, or for minimum Bayes risk decoding."""
-        return bool(self.temperature) or self.mbr > 0
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.temperature and self.temperature < MIN_TEMPERATURE:
-            raise ValueError(
-                f"temperature {self.temperature:g} must be 0, which searches instead of sampling, or at least "
-                f"{MIN_TEMPERATURE}"
-            )
-        if self.beam % self.beam_groups:
-            raise ValueError(f"beam_groups {self.beam_groups} must divide beam {self.beam}")
-        beam_only = {
-            "beam_groups": self.beam_groups > 1,
-            "coverage_penalty": self.coverage_penalty > 0,
-            "protect": bool(self.protect),
-        }
-        used = [name for name, on in beam_only.items() if on]
-        if self.mbr and used:
-            raise ValueError(
-                f"mbr draws samples, so it cannot be combined with {' and '.join(used)}"
-            )
-        if self.temperature and used:
-            raise ValueError(
-                f"temperature turns on sampling, so it cannot be combined with {' and '.join(used)}"
-            )
-        if self.protect and self.beam_groups > 1:
-            raise ValueError("protect cannot be combined with beam_groups")
-        return self
-
-
-class DecodingOptions(TypedDict, total=False):
-    """Options that override the recipe's ``decoding`` section for one call; ``DecodingConfig`` explains them.
-
-    A missing option, or None, keeps the recipe's value.
-    """
-
-    beam: int | None
-    length_penalty: float | None
-    length_normalization: str | None
-    extra_length: int | None
-    max_length: int | None
-    iterations: int | None
-    length_beam: int | None
-    no_repeat_ngram: int | None
-    coverage_penalty: float | None
-    beam_groups: int | None
-    diversity_penalty: float | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    seed: int | None
-    mbr: int | None
-    protect: Sequence[str] | None
-    constrained_beam: int | None
+# Evaluation
 
 
 class EvaluationConfig(Section):

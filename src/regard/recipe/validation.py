@@ -27,6 +27,7 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_task(recipe),
         *_files(recipe),
         *_tags(recipe),
+        *_mixing(recipe),
         *_bidirectional(recipe),
         *_tokenizer(recipe),
         *_regularization(recipe),
@@ -120,6 +121,9 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
     tokenizes = not {"bleu", "bleu_lc", "ter"}.isdisjoint(recipe.evaluation.metrics)
     fine_tuning = ("fine-tuning (training.init_from)", training.init_from is not None)
     search = ("search, not to sampling (decoding.temperature, decoding.mbr)", not sampling)
+    draws = ("decoding.temperature or decoding.mbr", sampling)
+    searching = decoding.options_read_by("search")
+    drawing = decoding.options_read_by("sampling")
     needs = {
         "training.mix": fine_tuning,
         "training.freeze": fine_tuning,
@@ -132,14 +136,9 @@ def _switched_off(recipe: Recipe, defaults: Recipe, ignored: set[str]) -> Iterat
         "training.teacher_weight": ("training.teacher", training.teacher is not None),
         "training.label_smoothing_over": ("training.label_smoothing", training.label_smoothing > 0),
         "training.keep_checkpoints": ("training.average: best or last", training.average != "none"),
-        "decoding.beam": search,
-        "decoding.beam_groups": search,
-        "decoding.length_penalty": search,
-        "decoding.length_normalization": search,
+        **{f"decoding.{key}": search for key in sorted(searching - drawing)},
+        **{f"decoding.{key}": draws for key in sorted(drawing - searching)},
         "decoding.diversity_penalty": ("decoding.beam_groups above 1", decoding.beam_groups > 1),
-        "decoding.top_k": ("decoding.temperature or decoding.mbr", sampling),
-        "decoding.top_p": ("decoding.temperature or decoding.mbr", sampling),
-        "decoding.seed": ("decoding.temperature or decoding.mbr", sampling),
         "data.hold_out": ("a recipe without data.valid", data.valid is None),
         "evaluation.tokenize": ("the metrics bleu, bleu_lc and ter", tokenizes),
     }
@@ -232,6 +231,16 @@ def _tags(recipe: Recipe) -> Iterator[str]:
         if unknown:
             known = ", ".join(f"<{tag}>" for tag in data.tags) or "none"
             yield f"data.{name}: <{unknown[0]}> does not occur in data.train; tags that do: {known}"
+
+
+def _mixing(recipe: Recipe) -> Iterator[str]:
+    """Only training files are mixed, and only by one rule."""
+    for name, files in recipe.data.splits.items():
+        key = "weights" if files.weights else "temperature"
+        if name != "train" and files.mixed:
+            yield f"data.{name}.{key}: only for data.train; all pairs of data.{name} are used once"
+        elif files.mixed and recipe.training.mix:
+            yield f"data.train.{key} cannot be combined with training.mix, which mixes new and old pairs"
 
 
 def _bidirectional(recipe: Recipe) -> Iterator[str]:
@@ -349,8 +358,10 @@ def _schedule(recipe: Recipe) -> Iterator[str]:
     training = recipe.training
     reads_warmup = find_registry("training.schedule").choices[training.schedule].options
     if "training.warmup" in reads_warmup and training.warmup > training.steps:
-        default = type(training).model_fields["warmup"].default
-        if training.warmup != default:
+        fields, given = type(training).model_fields, training.model_fields_set
+        # The recipe of a run has every key, so there the default is not known from a given value.
+        explicit = "warmup" in given and given != fields.keys()
+        if explicit or training.warmup != fields["warmup"].default:
             yield (
                 f"training.warmup: {training.warmup:,} is longer than training.steps: {training.steps:,}, so the "
                 "learning rate would never reach its peak; set a smaller training.warmup, for example "

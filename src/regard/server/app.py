@@ -15,9 +15,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from regard import __version__
 from regard.errors import RegardError
@@ -72,6 +75,24 @@ async def _handle_regard_error(_: Request, error: Exception) -> JSONResponse:
     return error_response(400, str(error))
 
 
+class Application(FastAPI):
+    """FastAPI without its telemetry, which looks for OpenTelemetry's settings at each request."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Starlette.__call__(self, scope, receive, send)
+
+
+class DirectRoute(APIRoute):
+    """A route whose endpoint makes the response itself, without FastAPI's dependencies, which take as long."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self.methods:
+            await super().handle(scope, receive, send)
+            return
+        response = await self.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
 def create_app(
     models: ServedModel | Sequence[ModelEntry],
     settings: Settings | None = None,
@@ -97,7 +118,7 @@ def create_app(
         yield
         await pool.drain()
 
-    app = FastAPI(
+    app = Application(
         title="Regard",
         version=__version__,
         summary="Machine translation with your own models; works with LibreTranslate clients.",
@@ -142,15 +163,20 @@ def create_app(
 def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
     settings, pairs = service.settings, service.models.pairs
 
-    @app.post(
-        "/translate",
-        response_model_exclude_none=True,
-        openapi_extra=openapi_body(TranslateRequest, pairs, settings),
-    )
-    async def translate(request: Request) -> TranslateResponse:
+    async def translate(request: Request) -> Response:
         """Translate one text or a list of texts, of any length."""
         body = await read_body(request, TranslateRequest, settings)
-        return await cancel_on_disconnect(request, service.translate(body))
+        found = await cancel_on_disconnect(request, service.translate(body))
+        return Response(found.model_dump_json(exclude_none=True), media_type="application/json")
+
+    app.router.add_api_route(
+        "/translate",
+        translate,
+        methods=["POST"],
+        response_model=TranslateResponse,
+        openapi_extra=openapi_body(TranslateRequest, pairs, settings),
+        route_class_override=DirectRoute,
+    )
 
     @app.get("/languages")
     async def languages() -> list[Language]:

@@ -214,11 +214,21 @@ class Lane:
     def __init__(self, thread: ThreadPoolExecutor) -> None:
         self.thread = thread
         self.requests: list[QueuedRequest] = []
+        self.queued = 0
+        """number of sentences of all requests"""
         self.worker: asyncio.Task[None] | None = None  # runs only while there are requests
 
-    @property
-    def queued(self) -> int:
-        return sum(len(request.sentences) for request in self.requests)
+    def add(self, request: QueuedRequest) -> None:
+        self.requests.append(request)
+        self.queued += len(request.sentences)
+
+    def remove(self, request: QueuedRequest) -> bool:
+        """Remove what is left of a request; returns whether there was any."""
+        if request not in self.requests:
+            return False
+        self.requests.remove(request)
+        self.queued -= len(request.sentences)
+        return True
 
 
 class SentenceBatch(NamedTuple):
@@ -297,15 +307,14 @@ class Batcher:
         request = QueuedRequest(options, sentences, time.monotonic())
         lane = self._small if is_small(tokens, beam) else self._large
         if texts:
-            lane.requests.append(request)
+            lane.add(request)
             self._report_queued()
             if lane.worker is None or lane.worker.done():
                 lane.worker = loop.create_task(self._translate_queue(lane))
         try:
             yield futures
         finally:
-            if request in lane.requests:
-                lane.requests.remove(request)
+            if lane.remove(request):
                 self._report_queued()
             for future in futures:
                 if not future.cancel() and not future.cancelled():
@@ -443,6 +452,7 @@ class Batcher:
                 turns.append(request)
         others = [request for request in lane.requests if request.options != batch.options]
         lane.requests = [*others, *turns]
+        lane.queued -= len(batch.sentences)
         self._report_queued()
         return batch
 

@@ -22,6 +22,7 @@ import torch
 from fastapi import FastAPI, Request, Response
 
 from regard.errors import RegardError
+from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
@@ -281,6 +282,18 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
 
         def work(model: Translator) -> dict[str, Any]:
             return depth_lenses(model, body.q, forced(body, model))
+
+        found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
+        return found
+
+    @app.post("/v1/lens/architecture", openapi_extra=openapi_body(LensRequest, pairs, settings))
+    async def architecture(request: Request) -> dict[str, Any]:
+        """What flows through the network: the residual stream after each sub-layer, neurons, and embeddings."""
+        body = await read_body(request, LensRequest, settings)
+        check(body.q)
+
+        def work(model: Translator) -> dict[str, Any]:
+            return architecture_json(model, forced(body, model))
 
         found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
         return found

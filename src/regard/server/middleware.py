@@ -16,9 +16,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -45,6 +46,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 """on every response: the page loads nothing from other origins, and other origins cannot embed it"""
+_RAW_SECURITY_HEADERS = [(name.encode(), text.encode()) for name, text in SECURITY_HEADERS.items()]
 
 
 def error_response(
@@ -88,10 +90,10 @@ class RequestMiddleware:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = {**SECURITY_HEADERS, "x-request-id": request_id}
+                headers = [(b"x-request-id", request_id.encode()), *_RAW_SECURITY_HEADERS]
                 if self.models.stopping:
-                    headers["connection"] = "close"
-                MutableHeaders(scope=message).update(headers)
+                    headers.append((b"connection", b"close"))
+                message["headers"] = [*message.get("headers", ()), *headers]
             size += len(message.get("body", b""))
             await send(message)
 
@@ -155,20 +157,32 @@ def check_host(host: str | None, settings: Settings) -> None:
     with that name to this server and lets the page read the responses. An IP address cannot be misused in this way.
     A request without the header does not come from a browser.
     """
-    if host is None or "*" in settings.allowed_hosts:
+    if host is None or "*" in settings.allowed_hosts or is_own_name(host, settings.allowed_hosts):
         return
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    name = name.lower().removesuffix(".")
-    if name in ("localhost", *map(str.lower, settings.allowed_hosts)):
-        return
+    raise RequestRefused(
+        421,
+        f"host {_host_name(host)[:100]!r} is not a name of this server; "
+        "its administrator can add it with --allowed-host",
+    )
+
+
+@lru_cache(1_000)
+def is_own_name(host: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a Host header is localhost, an allowed name, or an IP address."""
+    name = _host_name(host)
+    if name in ("localhost", *map(str.lower, allowed)):
+        return True
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        raise RequestRefused(
-            421,
-            f"host {name[:100]!r} is not a name of this server; "
-            "its administrator can add it with --allowed-host",
-        ) from None
+        return False
+    return True
+
+
+def _host_name(host: str) -> str:
+    """A Host header without its port."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    return name.lower().removesuffix(".")
 
 
 def client_name(scope: Scope, key: str, settings: Settings) -> str:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -102,13 +103,17 @@ class ModelEntry:
     loaded: LoadedModel | None = None
     loading: asyncio.Task[LoadedModel] | None = None
 
-    @property
+    @cached_property
     def pairs(self) -> list[tuple[str, str]]:
         return self.recipe.data.language_pairs
 
+    @cached_property
+    def is_multilingual(self) -> bool:
+        return bool(self.recipe.data.targets)
+
     def to(self, target: str) -> str | None:
         """The ``to`` argument of the model for a target language."""
-        return target if self.recipe.data.targets else None
+        return target if self.is_multilingual else None
 
 
 class Route(NamedTuple):
@@ -223,22 +228,21 @@ class ModelPool:
         """The models of these entries; they stay in memory inside the block. Loads them if needed."""
         if self.closed:
             raise RequestRefused(503, "the server is shutting down")
-        async with AsyncExitStack() as stack:
-            yield {one: await stack.enter_async_context(self._use(one)) for one in entries}
-
-    @asynccontextmanager
-    async def _use(self, entry: ModelEntry) -> AsyncIterator[LoadedModel]:
-        loaded = entry.loaded or await self._load(entry)
-        loaded.users += 1
-        loaded.unused.clear()
-        self._recent[entry] = None
-        self._recent.move_to_end(entry)
+        used: dict[ModelEntry, LoadedModel] = {}
         try:
-            yield loaded
+            for entry in dict.fromkeys(entries):
+                loaded = entry.loaded or await self._load(entry)
+                loaded.users += 1
+                loaded.unused.clear()
+                used[entry] = loaded
+                self._recent[entry] = None
+                self._recent.move_to_end(entry)
+            yield used
         finally:
-            loaded.users -= 1
-            if not loaded.users:
-                loaded.unused.set()
+            for loaded in used.values():
+                loaded.users -= 1
+                if not loaded.users:
+                    loaded.unused.set()
 
     async def _load(self, entry: ModelEntry) -> LoadedModel:
         """Load a model. It is loaded once, even if several requests wait for it, or all of them are cancelled."""

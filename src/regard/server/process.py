@@ -8,6 +8,7 @@ finish their requests first, so none is lost.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import selectors
 import signal
@@ -94,6 +95,9 @@ def serve(
             if len(entries) == 1:
                 _warn_about_unnamed_languages(pool)
                 load_now(pool, processes=workers == 1)
+            # What exists now stays for good: the collector need not look at it again after some of the requests.
+            gc.collect()
+            gc.freeze()
             config = uvicorn.Config(
                 app,
                 http=TimeLimitedProtocol,

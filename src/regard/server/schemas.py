@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -312,7 +311,7 @@ async def read_body(request: Request, schema: type[Body], settings: Settings) ->
 async def read_bytes(request: Request, max_bytes: int, settings: Settings) -> bytearray:
     """Read a body within the limits of size and time."""
     data = bytearray()
-    async with time_limit(settings.timeout, "the request was not received"):
+    async with TimeLimit(settings.timeout, "the request was not received"):
         async for chunk in request.stream():
             data += chunk
             if len(data) > max_bytes:
@@ -382,35 +381,46 @@ def check_api_key(request: Request, given: str | None, settings: Settings) -> No
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await the work; cancel it if the client disconnects first."""
+    task, disconnected = asyncio.current_task(), False
+    assert task is not None
 
-    async def disconnected() -> None:
+    async def watch() -> None:
+        nonlocal disconnected
         while (await request.receive())["type"] != "http.disconnect":
             pass
+        disconnected = True
+        task.cancel()
 
-    working, watching = asyncio.create_task(work), asyncio.create_task(disconnected())
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if disconnected and not task.uncancel():
+            raise ClientDisconnect from None
+        raise
     finally:
-        for task in (working, watching):
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
+        watching.cancel()
 
 
-@asynccontextmanager
-async def time_limit(
-    seconds: float, problem: str, start: float | None = None
-) -> AsyncIterator[None]:
-    """Refuse the request if the block takes longer than this, counted from ``start`` (default: now)."""
-    end = (asyncio.get_running_loop().time() if start is None else start) + seconds
-    try:
-        async with asyncio.timeout_at(end):
-            yield
-    except TimeoutError:
-        raise RequestRefused(503, f"{problem} within {seconds:g} seconds") from None
+class TimeLimit:
+    """Async context manager that refuses the request if its block takes longer than this.
+
+    start: when the time begins; the default is now.
+    """
+
+    def __init__(self, seconds: float, problem: str, start: float | None = None) -> None:
+        begin = asyncio.get_running_loop().time() if start is None else start
+        self._timeout = asyncio.timeout_at(begin + seconds)
+        self._reason = f"{problem} within {seconds:g} seconds"
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError:
+            raise RequestRefused(503, self._reason) from None
 
 
 def openapi_body(

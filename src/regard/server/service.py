@@ -22,10 +22,10 @@ from regard.server.schemas import (
     RequestRefused,
     StreamRequest,
     TextRequest,
+    TimeLimit,
     TranslateRequest,
     TranslateResponse,
     server_sent_event,
-    time_limit,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ class Service:
             for code in codes
         ]
 
-    async def detect(self, text: str, languages: Sequence[str]) -> list[DetectedLanguage]:
+    @staticmethod
+    async def detect(text: str, languages: Sequence[str]) -> list[DetectedLanguage]:
         """The probability of each language, in percent, most probable first.
 
         Equal for all without py3langid, for languages that it does not know, and for a text without letters.
@@ -166,9 +167,10 @@ class Service:
     ) -> list[TranslatedText]:
         """Translate texts of one language, through a pivot language if the route has one."""
         async with self.models.use(*route.entries) as loaded:
-            *before, last = route.stages(loaded)
+            stages = route.stages(loaded)
+            *before, last = stages
             with ExitStack() as admitted:
-                for stage in route.stages(loaded)[1:]:
+                for stage in stages[1:]:
                     admitted.enter_context(stage.model.batcher.admit())
                 confidences = [1.0] * len(texts)
                 for stage in before:
@@ -205,8 +207,7 @@ class Service:
             hypotheses = [next(results) for _ in document.sentences]
             ranks = [_texts_of_rank(hypotheses, rank) for rank in range(options.nbest)]
             first, *others = [
-                await self.with_timeout(self.join(document, one, stage.model, options.to), start)
-                for one in ranks
+                await self.join(document, one, stage.model, options.to, start) for one in ranks
             ]
             others = [text for text in dict.fromkeys(others) if text != first]
             confidence = min((some[0].confidence for some in hypotheses), default=1.0)
@@ -224,9 +225,10 @@ class Service:
         detected = await self.sources_of([request.q], request)
         route = self.route(detected[0].language if detected else request.source, request)
         async with self.models.use(*route.entries) as loaded:
-            *before, last = route.stages(loaded)
+            stages = route.stages(loaded)
+            *before, last = stages
             with ExitStack() as admitted:
-                for stage in route.stages(loaded)[1:]:
+                for stage in stages[1:]:
                     admitted.enter_context(stage.model.batcher.admit())
                 text = request.q
                 for stage in before:
@@ -304,13 +306,22 @@ class Service:
         return [best.text for best, *_ in found]
 
     async def join(
-        self, document: Document, translations: Sequence[str], model: LoadedModel, to: str | None
+        self,
+        document: Document,
+        translations: Sequence[str],
+        model: LoadedModel,
+        to: str | None,
+        start: float,
     ) -> str:
-        """The document with its translations, inline tags around the words they belong to."""
-        alignments = [
-            await self.alignment(document, index, text, model, to)
-            for index, text in enumerate(translations)
-        ]
+        """The document with its translations, inline tags around the words they belong to.
+
+        start: when the request began.
+        """
+        alignments: list[Floats | None] = [None] * len(translations)
+        for index in document.elements:
+            alignments[index] = await self.with_timeout(
+                self.alignment(document, index, translations[index], model, to), start
+            )
         characters = sum(map(len, translations))
         return await in_thread_if_long(characters, partial(document.join, translations, alignments))
 
@@ -337,7 +348,7 @@ class Service:
 
     async def with_timeout(self, result: Awaitable[T], start: float | None = None) -> T:
         """Await a result within the time limit of a request that began at ``start`` (default: now)."""
-        async with time_limit(self.settings.timeout, "the translation was not ready", start):
+        async with TimeLimit(self.settings.timeout, "the translation was not ready", start):
             return await result
 
     # Limits

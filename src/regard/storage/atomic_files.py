@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -147,11 +147,27 @@ def tensors_checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any])
     """SHA-256 over the metadata and over the names, types, shapes and bytes of tensors on a CPU."""
     import torch
 
+    return _checksum(
+        metadata,
+        (
+            (
+                name,
+                str(tensor.dtype),
+                list(tensor.shape),
+                tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data,
+            )
+            for name, tensor in sorted(tensors.items())
+        ),
+    )
+
+
+def _checksum(
+    metadata: Mapping[str, Any], tensors: Iterable[tuple[str, str, list[int], memoryview]]
+) -> str:
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for name, dtype, shape, content in tensors:
+        digest.update(f"\0{name}\0{dtype}\0{shape}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 
@@ -173,6 +189,44 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if tensors_checksum(tensors, metadata) != checksum:
         raise ValueError("its contents do not match the checksum in its header")
     return tensors, metadata
+
+
+DTYPES = {"F32": "torch.float32", "I8": "torch.int8"}
+"""the data types that ``map_tensors`` reads: the names of safetensors and of torch"""
+
+
+Shape = tuple[int, ...]
+
+
+def map_tensors(path: Path) -> tuple[dict[str, tuple[Shape, int]], dict[str, Any], object]:
+    """What ``read_tensors`` returns, without torch: shape and address of each tensor, the metadata, the mapped file.
+
+    The addresses are valid as long as the last value is alive. Damage is an OSError, ValueError, KeyError or TypeError.
+    """
+    import ctypes
+    import mmap
+
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    view = memoryview(mapped)
+    begin = 8 + int.from_bytes(view[:8], "little")
+    header = json.loads(bytes(view[8:begin]))
+    metadata = json.loads(header.pop("__metadata__")[METADATA_KEY])
+    contents = []
+    for name, entry in sorted(header.items()):
+        first, last = entry["data_offsets"]
+        content = view[begin + first : begin + last]
+        if len(content) != last - first:
+            raise ValueError("it is truncated")
+        contents.append((name, DTYPES[entry["dtype"]], list(entry["shape"]), content))
+    if metadata.pop(CHECKSUM) != _checksum(metadata, contents):
+        raise ValueError("its contents do not match the checksum in its header")
+    base = ctypes.addressof(ctypes.c_char.from_buffer(mapped)) + begin
+    tensors = {
+        name: (tuple(entry["shape"]), base + entry["data_offsets"][0])
+        for name, entry in header.items()
+    }
+    return tensors, metadata, mapped
 
 
 def read_metadata(file: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -36,6 +37,55 @@ def model_resume_key(model: Translator) -> dict[str, Any]:
         "device": model.device.type,
         "version of regard": __version__,
     }
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several processes or machines that share the work; numbers start at 1."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Parse 3/8, the third of eight."""
+        number, slash, count = text.partition("/")
+        if slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+            return cls(int(number), int(count))
+        raise RegardError(f"--shard {text}: expected I/N with I from 1 to N, for example 3/8")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def split(self, workers: int) -> list[Shard]:
+        """The shards of some processes that share the work of this one."""
+        first = self.number - 1
+        return [
+            Shard(first + self.count * worker + 1, self.count * workers)
+            for worker in range(workers)
+        ]
+
+    def bounds(self, items: int, chunk: int) -> tuple[int, int]:
+        """The first item of the shard, and the one after its last, of consecutive items.
+
+        Both are multiples of ``chunk``, except at the end: the shards then have the same chunks as the whole.
+        """
+        chunks = -(-items // chunk)
+        first, last = (chunks * share // self.count for share in (self.number - 1, self.number))
+        return min(items, first * chunk), min(items, last * chunk)
+
+    def path(self, path: Path) -> Path:
+        """The file of the shard: ``out-00003-of-00008.txt`` for ``out.txt``."""
+        if self == WHOLE:
+            return path
+        return path.with_stem(f"{path.stem}-{self.number:05d}-of-{self.count:05d}")
+
+    def has(self, index: int) -> bool:
+        """Whether the item with this index, counted from 0, belongs to the shard."""
+        return index % self.count == self.number - 1
+
+
+WHOLE = Shard(1, 1)
 
 
 class ResumableOutput:
@@ -111,7 +161,7 @@ class ResumableOutput:
             changed = [name for name in {**key, **ours} if key.get(name) != ours.get(name)]
             raise RegardError(
                 f"{self.files[0]}: started with different {' and '.join(changed)} ({done:,} {self.items} are "
-                "done); use the same again to resume, or --overwrite to start again"
+                "done); use the same ones to resume, or --overwrite to start again"
             )
         return entry if key == self.resume_key else None
 

@@ -18,6 +18,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
+import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,12 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.tokenizer import Tokenizer, load_tokenizer
 from regard.errors import RegardError
-from regard.metrics.base import MetricResult
-from regard.recipe import Recipe, load_recipe
 from regard.storage.atomic_files import PARTIAL, NoChecksum, read_tensors, write_tensors, write_text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from regard.recipe import Recipe
 
 
 def sha256(path: Path) -> str:
@@ -98,39 +101,64 @@ class RunDir:
         self.plan_file = self.checkpoints / "plan.json"
         """the keys that a time limit has changed, as the recipe had them"""
         self.lock_file = self.checkpoints / ".lock"
-        """locked while a process trains in the folder; the first file of a run"""
+        """locked while a process trains in the folder, and names this process; the first file of a run"""
+        self.owner: str | None = None
+        """the contents of the lock file while this object holds the lock"""
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def temporary_files(self) -> list[Path]:
         """Files that a killed training may leave behind."""
-        written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
         patterns = [
-            *(f".{path.name}{PARTIAL}" for path in written),
-            *(f"checkpoints/.step-*{PARTIAL}", f"checkpoints/.*.json{PARTIAL}"),
-            f"data/.*.json{PARTIAL}",
+            *(f"{folder}.*{PARTIAL}" for folder in ("", "checkpoints/", "data/")),
             "data/.*.arrow.*.unfinished",
+            "checkpoints/.seen-*",
         ]
         return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
 
     @contextmanager
-    def lock(self) -> Iterator[bool]:
+    def lock(self, seconds: float = 0.0) -> Iterator[bool]:
         """Try to lock the folder; whether that succeeded. The lock is released when the process ends, however it ends.
 
-        It is tried a few times, because ``is_locked`` also holds the lock for a moment.
+        It is tried a few times, because ``is_locked`` also holds the lock for a moment, and for at least ``seconds``.
         """
+        deadline = time.monotonic() + max(seconds, LOCK_ATTEMPTS * LOCK_SECONDS)
         with self.lock_file.open("a") as file:
-            for _ in range(LOCK_ATTEMPTS):
+            while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        yield False
+                        return
                     time.sleep(LOCK_SECONDS)
-            else:
-                yield False
-                return
-            yield True
+            owner = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n"
+            file.truncate(0)
+            file.write(owner)
+            file.flush()
+            os.fsync(file.fileno())
+            self.owner = owner
+            try:
+                yield True
+            finally:
+                self.owner = None
+
+    def check_owner(self) -> None:
+        """Raise if another process has locked the folder since this one did.
+
+        This happens on network file systems that give the lock of an unreachable machine to another one, or that do not
+        share locks at all. The machine that lost it must not write when it returns.
+        """
+        if self.owner is None:
+            return
+        owner = self.lock_file.read_text() if self.lock_file.is_file() else "nobody\n"
+        if owner != self.owner:
+            raise RegardError(
+                f"{self}: {owner.partition(',')[0].strip()} is training here now; this process has lost the folder and "
+                "writes nothing more"
+            )
 
     def is_locked(self) -> bool:
         """Whether a process is training in the folder."""
@@ -143,7 +171,15 @@ class RunDir:
             return False
         return False
 
-    # Recipe, card and log
+    # Recipe, metadata, card and log
+
+    def metadata(self) -> dict[str, Any]:
+        """What describes the prepared data; empty if there is none, or it is damaged."""
+        try:
+            metadata = json.loads(self.metadata_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return metadata if isinstance(metadata, dict) else {}
 
     def recipe(self) -> Recipe:
         if not self.recipe_file.is_file():
@@ -152,14 +188,17 @@ class RunDir:
             raise RegardError(
                 f"{self}: {problem} (a run folder contains recipe.yaml; regard train creates one)"
             )
+        from regard.recipe import load_recipe
+
         return load_recipe(self.recipe_file)
 
     def write_recipe(self, recipe: Recipe) -> None:
+        self.check_owner()
         text = "# Complete: every default is written out.\n" + recipe.to_yaml()
         write_text(self.recipe_file, text)
 
     def card(self) -> dict[str, Any]:
-        """The contents of card.json; empty if there is none yet."""
+        """The model card: the contents of card.json; empty if there is none yet."""
         if not self.card_file.is_file():
             return {}
         try:
@@ -175,6 +214,7 @@ class RunDir:
 
     def write_card(self, card: Mapping[str, Any]) -> None:
         """Write card.json, with the hashes of all files of the bundle added."""
+        self.check_owner()
         files = [self.recipe_file, *self.tokenizer_files(), self.weights_file]
         full = {**card, "files": {path.name: sha256(path) for path in files}}
         text = json.dumps(full, indent=2, ensure_ascii=False) + "\n"
@@ -213,6 +253,8 @@ class RunDir:
             raise RegardError(f"{self.card_file}: incomplete card{missing}") from None
 
     def _describe_training(self, card: Mapping[str, Any]) -> list[str]:
+        from regard.metrics.base import MetricResult
+
         vocabulary, counts = card["vocabulary"], card["data"]["train"]
         return [
             f"parameters   {card['parameters']:,}",
@@ -282,6 +324,7 @@ class RunDir:
         self, weights: Mapping[str, Tensor], selection: Selection | None = None
     ) -> None:
         """Write the weights; ``selection`` says how they validated, if they were validated."""
+        self.check_owner()
         # The card describes the finished weights. It must never be next to other weights, not even after a crash.
         self.card_file.unlink(missing_ok=True)
         metadata: dict[str, Any] = dict(self._dependencies())

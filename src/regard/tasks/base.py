@@ -13,30 +13,30 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-import numpy as np
-import torch
-from torch import nn
-
-from regard.data.batching import Batch, as_tensors, collate
-from regard.data.cleaning import AugmentFunction, EncodedPair, clean_and_encode, encode_pairs
-from regard.data.dataset import RowIndices, TokenDataset
-from regard.data.dependency_trees import TokenTree, token_tree
-from regard.data.formats import abbreviate
 from regard.data.pairs import Pair, parse_of
 from regard.data.special_tokens import PAD, SPECIAL_TOKENS, UNK
-from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inference.engine import Engine
-from regard.inference.precision import choose_device
 from regard.inference.worker_pool import SharedFlag, available_cores, on_one_core
-from regard.metrics import MODEL_METRICS, Comparison, MetricResult, compare, score
-from regard.nn.architectures import ARCHITECTURES
-from regard.nn.ensemble import Ensemble
-from regard.nn.network import Network, assign_weights
-from regard.recipe import CleaningConfig, Device, Precision, Recipe, Registry, as_written
+from regard.recipe.registry import Registry
 from regard.storage.run_dir import RunDir
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from regard.data.batching import Batch
+    from regard.data.cleaning import AugmentFunction, EncodedPair, SeenPairs
+    from regard.data.dataset import RowIndices, TokenDataset
+    from regard.data.dependency_trees import TokenTree
+    from regard.data.tokenizer import Tokenizer, Vocabulary
+    from regard.inference.native_decoder import NativeDecoder
+    from regard.metrics import Comparison, MetricResult
+    from regard.nn.ensemble import Ensemble
+    from regard.nn.network import Network
+    from regard.recipe import CleaningConfig, Device, Precision, Recipe
 
 # ---------------------------------------------------------------------------------------------
 # How the pairs of a task become token ids on disk and tensors in a batch.
@@ -62,6 +62,8 @@ class PairEncoder:
         """where sources are truncated"""
         self.trees = recipe.model.position == "tree"
         self.augment = augment
+        self.seen: SeenPairs | None = None
+        """recognizes duplicates among the training pairs; None: those of one call of ``rows``"""
 
     def rows(
         self,
@@ -71,14 +73,22 @@ class PairEncoder:
         counts: Counter[str],
     ) -> Iterator[EncodedPair]:
         """The encoded pairs that pass the cleaning rules; ``counts`` counts what happens to each pair."""
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, self.augment)
+        from regard.data.cleaning import clean_and_encode
+
+        return clean_and_encode(
+            pairs, tokenizer, clean, counts, self.encode, self.augment, self.seen
+        )
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
+        from regard.data.cleaning import EncodedPair, encode_pairs
+
         for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):
             source = ids.source[: self.truncate]
             yield EncodedPair(source, ids.target, self._tree(pair, tokenizer))
 
     def _tree(self, pair: Pair, tokenizer: Tokenizer) -> TokenTree | None:
+        from regard.data.dependency_trees import token_tree
+
         if not self.trees:
             return None
         return token_tree(pair.source, parse_of(pair), tokenizer.source).truncate(self.truncate)
@@ -87,6 +97,8 @@ class PairEncoder:
         self, dataset: TokenDataset, rows: RowIndices, rank: int = 0, ranks: int = 1
     ) -> Batch:
         """The tensors of a batch, or the share of one of several processes."""
+        from regard.data.batching import collate
+
         return collate(dataset, rows, rank, ranks)
 
     def count_labels(self, dataset: TokenDataset, rows: RowIndices) -> int:
@@ -96,6 +108,10 @@ class PairEncoder:
 
 def encoder_batch(source: RowIndices, labels: RowIndices, idle: bool) -> Batch:
     """A batch without decoder input; an idle process has no labels."""
+    import numpy as np
+
+    from regard.data.batching import Batch, as_tensors
+
     labels = np.full_like(labels, PAD) if idle else labels
     return Batch(*as_tensors(source, labels[:, :0], labels))
 
@@ -104,6 +120,8 @@ def label_ids(labels: list[str], vocabulary: Vocabulary, where: str) -> list[int
     """The ids of labels; an unknown label is an error."""
     ids = [i for (i,) in vocabulary.encode(labels)]
     if UNK in ids:
+        from regard.data.formats import abbreviate
+
         known = ", ".join(label_names(vocabulary)[:20])
         raise RegardError(
             f"label {labels[ids.index(UNK)]!r} of {abbreviate(where)} does not occur in "
@@ -141,16 +159,23 @@ class Task:
     """how pairs become token ids and batches"""
     loss: Callable[..., nn.Module]
     """training loss: built from the network, the training section and the number of special tokens"""
-    metrics: tuple[str, ...]
-    """metrics that can be computed"""
     architectures: tuple[str, ...]
     """architectures that can be trained"""
+    own_metrics: tuple[str, ...] = ()
+    """metrics that can be computed; empty: all metrics of output texts"""
     defaults: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """defaults of recipe sections that differ from the schema's"""
     has_labels: bool = False
     """the targets are labels, not text"""
     text_only: bool = False
     """the data are text without targets"""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that can be computed."""
+        from regard.metrics import TEXT_METRICS
+
+        return self.own_metrics or TEXT_METRICS
 
 
 TASKS: Registry[Task] = Registry("task")
@@ -180,16 +205,16 @@ class Model(ABC):
         self,
         recipe: Recipe,
         tokenizer: Tokenizer,
-        network: nn.Module,
-        device: torch.device,
+        network: nn.Module | None,
+        device: torch.device | None,
         precision: Precision = "fp32",
         run: RunDir | None = None,
         threads: int | None = None,
     ) -> None:
         self.recipe = recipe
         self.tokenizer = tokenizer
-        self.network = network
-        self.device = device
+        self._network = network
+        self._device = device
         self.precision: Precision = precision
         self.run = run
         """the run folder it was loaded from; None for an ensemble"""
@@ -197,6 +222,17 @@ class Model(ABC):
         """the run folders it was loaded from: one, or several for an ensemble"""
         self.threads = min(threads or available_cores(), os.cpu_count() or 1)
         """batches processed at a time on a CPU"""
+
+    @property
+    def network(self) -> nn.Module:
+        """The network in torch. A model that was loaded without it (``prepared_model.py``) loads it here."""
+        assert self._network is not None
+        return self._network
+
+    @property
+    def device(self) -> torch.device:
+        assert self._device is not None
+        return self._device
 
     @classmethod
     def load(
@@ -215,8 +251,14 @@ class Model(ABC):
             raise RegardError("no run folder was given")
         runs = [RunDir(Path(one)) for one in folders]
         run = runs[0]
+        if len(runs) == 1 and (prepared := cls.load_prepared(run, device, precision, threads)):
+            return prepared
+        from regard.inference.precision import choose_device
+        from regard.nn.network import assign_weights
+
         recipe = run.recipe()
         kind = cls.class_for(recipe, run)
+        state = kind.prepared_state(run, device, precision) if len(runs) == 1 else None
         with on_one_core():  # workers can be forked only from a process without threads
             weights = run.weights()
             tokenizer = run.tokenizer(recipe)
@@ -231,7 +273,26 @@ class Model(ABC):
                 network = network.to(place).eval()
                 model = kind(recipe, tokenizer, network, place, precision, run, threads)
             model.freeze()
+            if state is not None and state == kind.prepared_state(run, device, precision):
+                model.store_prepared(state)
         return model
+
+    @classmethod
+    def prepared_state(
+        cls, run: RunDir, device: Device, precision: Precision
+    ) -> dict[str, Any] | None:
+        """What a prepared model depends on, see ``prepared_model.py``; None: none can be used."""
+        return None
+
+    @classmethod
+    def load_prepared(
+        cls, run: RunDir, device: Device, precision: Precision, threads: int | None
+    ) -> Self | None:
+        """The model as an earlier process has prepared it for the native decoder, without torch; None if it has not."""
+        return None
+
+    def store_prepared(self, state: dict[str, Any]) -> None:  # noqa: B027 (only translation models are prepared)
+        """Store the model for ``load_prepared``, if it has a native decoder. state: of the run it was loaded from."""
 
     @classmethod
     def class_for(cls, recipe: Recipe, run: RunDir) -> type[Self]:
@@ -284,8 +345,8 @@ class Model(ABC):
         for number, ids in enumerate(texts, 1):
             if len(ids) > self.max_text_tokens:
                 raise RegardError(
-                    f"text {number} has {len(ids):,} tokens, and at most {self.max_text_tokens:,} are read as one; "
-                    "split it"
+                    f"text {number} has {len(ids):,} tokens, but at most {self.max_text_tokens:,} can be read as one "
+                    "text; split it"
                 )
 
     @abstractmethod
@@ -307,6 +368,8 @@ class Model(ABC):
         self, outputs: Sequence[str], pairs: Sequence[Pair], *, quick: bool = False
     ) -> list[MetricResult]:
         """Score outputs, for the sources of pairs, against their targets; see ``evaluate``."""
+        from regard.metrics import score
+
         evaluation = self.recipe.evaluation
         metrics = evaluation.metrics[:1] if quick else evaluation.metrics
         both = [pair.target for pair in pairs], [pair.source for pair in pairs]
@@ -319,6 +382,8 @@ class Model(ABC):
 
         outputs: of this model for the sources, if they are known already.
         """
+        from regard.metrics import MODEL_METRICS, compare
+
         evaluation = self.recipe.evaluation
         if wrong := MODEL_METRICS & {*evaluation.metrics}:
             raise RegardError(
@@ -334,6 +399,9 @@ class Model(ABC):
 
 def read_ensemble(runs: Sequence[RunDir], tokenizer: Tokenizer) -> Ensemble:
     """The networks of several translation runs, to decode together."""
+    from regard.nn.ensemble import Ensemble
+    from regard.nn.network import assign_weights
+
     check_ensemble(runs)
     configs, networks = [run.recipe().model for run in runs], []
     for run in runs:
@@ -364,6 +432,8 @@ def check_ensemble(runs: Sequence[RunDir]) -> None:
         for key in ("tags", "context"):
             theirs, ours = getattr(recipe.data, key), getattr(expected.data, key)
             if theirs != ours:
+                from regard.recipe import as_written
+
                 raise RegardError(
                     f"{run}: data.{key} is {as_written(theirs)}, but {as_written(ours)} in {first}, so the two "
                     "cannot be combined"
@@ -375,21 +445,42 @@ def check_ensemble(runs: Sequence[RunDir]) -> None:
 class SequenceGenerator(Model):
     """A model whose network generates tokens."""
 
-    network: Network
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, native: NativeDecoder | None = None, **options: Any
+    ) -> None:
+        """native: the native decoder of a model without a network, which is loaded when it is needed."""
         super().__init__(*arguments, **options)
         self.engine = Engine(
             self.recipe.model,
-            self.network,
+            cast("Network | None", self._network),
             self.tokenizer.target,
-            self.device,
+            self._device,
             self.precision,
             self.threads,
+            native,
+            None if native is None else self._load_network,
         )
+
+    @property
+    def network(self) -> Network:
+        return self.engine.network
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    def _load_network(self) -> Network:
+        from regard.nn.network import assign_weights
+
+        assert self.run is not None
+        network = self.build(self.run.recipe(), self.tokenizer)
+        assign_weights(network, self.run.weights(), str(self.run.weights_file))
+        return network.eval()
 
     @staticmethod
     def build(recipe: Recipe, tokenizer: Tokenizer) -> Network:
+        from regard.nn.architectures import ARCHITECTURES
+
         config = recipe.model
         build = ARCHITECTURES[config.architecture]
         return build(config, tokenizer.source.size, tokenizer.target.size)

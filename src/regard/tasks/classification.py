@@ -16,7 +16,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.inference.engine import pad_rows, plan_rows
+from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForSequenceClassification
 from regard.nn.loss import LabelLoss
@@ -37,7 +37,7 @@ class LabelEncoder(PairEncoder):
     ) -> Iterator[EncodedPair]:
         if clean is not None:  # a label is shorter than any text
             clean = clean.model_copy(update={"max_ratio": None})
-        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode)
+        return clean_and_encode(pairs, tokenizer, clean, counts, self.encode, seen=self.seen)
 
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         for pair, ids in zip(pairs, super().encode(pairs, tokenizer), strict=True):
@@ -114,7 +114,7 @@ TASKS.register(
         Classifier,
         LabelEncoder,
         LabelLoss,
-        metrics=("accuracy", "f1"),
+        own_metrics=("accuracy", "f1"),
         architectures=("transformer",),
         defaults=LABEL_DEFAULTS,
         has_labels=True,

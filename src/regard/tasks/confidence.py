@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
-from typing import Any, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 GOOD_CHRF = 30.0
 """a translation is good if its sentence chrF is at least this"""
@@ -41,7 +42,7 @@ PENALTY = 1.0
 """weight of the squared coefficients in the logistic regression, whose features have unit variance"""
 NEWTON_STEPS = 50
 
-Floats = npt.NDArray[np.float64]
+Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 
 def features(token_log_probabilities: Sequence[float], source_length: int) -> list[float]:
@@ -87,6 +88,8 @@ class Calibration:
     @classmethod
     def fit(cls, rows: Sequence[Sequence[float]], chrf: Sequence[float]) -> Self | None:
         """Fit the features of translations to their sentence chrF; None if too few are good, or too few are bad."""
+        import numpy as np
+
         matrix, good = np.array(rows, np.float64), np.array(chrf) >= GOOD_CHRF
         if min(good.sum(), (~good).sum()) < MIN_EXAMPLES:
             return None
@@ -143,6 +146,8 @@ def fit_logistic(matrix: Floats, positive: npt.NDArray[np.bool_]) -> tuple[Float
 
     matrix: [examples, features]. The penalty applies to standardized features; the result is for the given ones.
     """
+    import numpy as np
+
     means, scales = matrix.mean(0), matrix.std(0)
     scales[scales < 1e-9] = 1.0  # a constant feature
     design = np.column_stack([np.ones(len(matrix)), (matrix - means) / scales])
@@ -162,6 +167,8 @@ def fit_logistic(matrix: Floats, positive: npt.NDArray[np.bool_]) -> tuple[Float
 
 def cross_validated(matrix: Floats, positive: npt.NDArray[np.bool_]) -> Floats:
     """The predicted probability of each example by a regression that was fitted without it."""
+    import numpy as np
+
     predicted = np.empty(len(matrix))
     folds = np.arange(len(matrix)) % FOLDS
     for fold in range(FOLDS):
@@ -172,11 +179,15 @@ def cross_validated(matrix: Floats, positive: npt.NDArray[np.bool_]) -> Floats:
 
 
 def sigmoid(values: Floats) -> Floats:
+    import numpy as np
+
     return 1 / (1 + np.exp(-np.clip(values, -500, 500)))
 
 
 def roc_auc(scores: Sequence[float] | Floats, positive: npt.NDArray[np.bool_]) -> float:
     """The probability that a positive example has a higher score than a negative one; ties count half."""
+    import numpy as np
+
     values = np.asarray(scores, np.float64)
     assert positive.any()
     assert not positive.all(), "one class: the area is not defined"

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import numpy as np
-
-from regard.data.language_identification import identify_among
-from regard.data.pairs import Pair
 from regard.data.segmentation import word_and_symbol_spans
 from regard.errors import RegardError
+
+if TYPE_CHECKING:
+    from regard.data.pairs import Pair
 
 MAX_RUNS = {1: 4, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
 """By n: an n-gram that occurs this many times in a row is a repetition."""
@@ -69,6 +68,8 @@ class OutputStatistics:
     @classmethod
     def of(cls, pairs: Sequence[Pair], lengths: Iterable[tuple[int, int]]) -> Self:
         """The statistics of pairs, and of the lengths of source and target of pairs, without EOS."""
+        import numpy as np
+
         ratios = [(target + 1) / (source + 1) for source, target in lengths]
         low, high = np.percentile(ratios, [1, 99]).tolist()
         scripts = Counter(main_script(pair.target) for pair in pairs)
@@ -148,6 +149,8 @@ class OutputChecker:
     def _language(self, translation: str) -> Problem | None:
         if not self.other or sum(map(str.isalpha, translation)) < MIN_LANGUAGE_LETTERS:
             return None
+        from regard.data.language_identification import identify_among
+
         identifier = identify_among(self.language, *self.other)
         if identifier is None:
             return None

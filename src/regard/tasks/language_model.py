@@ -16,7 +16,8 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, UNK
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.inference.engine import Request, pad_rows, plan_rows
+from regard.inference.engine import Request
+from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.metrics import MetricResult
 from regard.metrics.perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
@@ -170,7 +171,7 @@ TASKS.register(
         LanguageModel,
         StreamEncoder,
         Seq2SeqLoss,
-        metrics=("perplexity", "word_perplexity"),
+        own_metrics=("perplexity", "word_perplexity"),
         architectures=("decoder_only",),
         defaults={
             "training": TEXT_DEFAULTS,

@@ -19,7 +19,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.inference.engine import pad_rows, plan_rows
+from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.metrics import MetricResult
 from regard.metrics.accuracy_and_error_rates import ACCURACY
@@ -183,7 +183,7 @@ TASKS.register(
         MaskedLM,
         TextEncoder,
         MaskedLMLoss,
-        metrics=("accuracy", "perplexity"),
+        own_metrics=("accuracy", "perplexity"),
         architectures=("transformer",),
         defaults={
             "training": TEXT_DEFAULTS,

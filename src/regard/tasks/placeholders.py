@@ -15,7 +15,7 @@ from regard.data.protected_spans import ProtectedSpans
 from regard.data.segmentation import whole_word_pattern
 from regard.data.special_tokens import BOS, EOS, SPACE_SYMBOL
 from regard.data.tokenizer import Tokenizer, Vocabulary
-from regard.inference.engine import pad_rows
+from regard.inference.network_decoder import pad_rows
 from regard.nn.network import Network
 
 TRIES = 4

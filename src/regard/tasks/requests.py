@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from regard.data.dependency_trees import ParsedSentence, TokenTree, check_parse, token_tree
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import EOS, UNK
-from regard.data.tokenizer import Vocabulary
-from regard.decoding.constraints import Phrase, Spelling
+from regard.decoding.outputs import Phrase, Spelling
 from regard.errors import RegardError
-from regard.recipe import language_tag
+
+if TYPE_CHECKING:
+    from regard.data.dependency_trees import ParsedSentence, TokenTree
+    from regard.data.tokenizer import Vocabulary
 
 # ---------------------------------------------------------------------------------------------
 # Target languages
@@ -43,6 +45,10 @@ class TargetLanguages:
         wanted = [code or default for code in language_of_each(to, count)]
         # A language for all texts is checked even if there are no texts.
         self._check([*wanted, to] if isinstance(to, str) else wanted)
+        if not any(wanted):
+            return [()] * count
+        from regard.recipe import language_tag
+
         return [(language_tag(code),) if code else () for code in wanted]
 
     def _check(self, wanted: Sequence[str | None]) -> None:
@@ -60,7 +66,7 @@ class TargetLanguages:
 # ---------------------------------------------------------------------------------------------
 # Dependency trees
 
-Parses = Sequence[ParsedSentence | None] | None
+Parses: TypeAlias = "Sequence[ParsedSentence | None] | None"
 """The parse of each text; a blank text has none."""
 
 
@@ -83,6 +89,8 @@ def trees_of(
         raise RegardError(
             f"parses are for a model with position: tree; this one has position: {position}"
         )
+    from regard.data.dependency_trees import token_tree
+
     _check_parses(texts, parses)
     return [
         token_tree(text, parse, vocabulary).truncate(len(source))
@@ -91,6 +99,8 @@ def trees_of(
 
 
 def _check_parses(texts: Sequence[str], parses: Sequence[ParsedSentence | None]) -> None:
+    from regard.data.dependency_trees import check_parse
+
     if len(parses) != len(texts):
         raise RegardError(f"{len(parses)} parses for {len(texts)} texts: give one for each")
     for number, (text, parse) in enumerate(zip(texts, parses, strict=True), 1):

@@ -16,7 +16,7 @@ from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
-from regard.inference.engine import pad_rows, plan_rows
+from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.nn.encoder_heads import EncoderForTokenClassification
 from regard.nn.loss import LabelLoss
@@ -124,7 +124,7 @@ TASKS.register(
         Tagger,
         TagEncoder,
         LabelLoss,
-        metrics=("accuracy", "f1"),
+        own_metrics=("accuracy", "f1"),
         architectures=("transformer",),
         defaults=LABEL_DEFAULTS,
         has_labels=True,

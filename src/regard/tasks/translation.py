@@ -7,34 +7,18 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 
-from torch import nn
-
-from regard.data.cleaning import encode_with_context
-from regard.data.dependency_trees import ParsedSentence
 from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
-from regard.decoding.hypotheses import Hypothesis
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
-from regard.metrics import TEXT_METRICS, MetricResult
-from regard.metrics.mbr import mbr_rank
-from regard.metrics.sacrebleu import sentence_chrf
-from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
-from regard.nn.non_autoregressive import NonAutoregressiveTransformer
-from regard.recipe import (
-    DecodingConfig,
-    DecodingOptions,
-    TrainingConfig,
-    abbreviate,
-    override_decoding,
-)
+from regard.inference.native_decoder import NativeDecoder, PositionTable
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
 from regard.tasks.hallucinations import OutputChecker, OutputStatistics
-from regard.tasks.placeholders import Substitution, copied_words, substitutions
 from regard.tasks.requests import (
     Languages,
     Parses,
@@ -47,11 +31,23 @@ from regard.tasks.requests import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from regard.data.dependency_trees import ParsedSentence
     from regard.inspection.trace import Trace
+    from regard.metrics import MetricResult
+    from regard.nn.non_autoregressive import NonAutoregressiveTransformer
+    from regard.recipe import (
+        DecodingConfig,
+        DecodingOptions,
+        Device,
+        Precision,
+        TrainingConfig,
+    )
+    from regard.storage.run_dir import RunDir
+    from regard.tasks.placeholders import Substitution
 
 
-NON_AUTOREGRESSIVE = {"iterations", "length_beam", "extra_length", "max_length"}
-"""options that non-autoregressive models support; the others support all but the first two"""
 QUICK: DecodingOptions = {
     "beam": 1,
     "beam_groups": 1,
@@ -106,6 +102,48 @@ class Translator(SequenceGenerator):
     substitutes: dict[tuple[int, ...], list[str]] | None = None
     """words that can stand in for placeholders, by the tags before a source"""
 
+    @classmethod
+    def load_prepared(
+        cls, run: RunDir, device: Device, precision: Precision, threads: int | None
+    ) -> Self | None:
+        from regard.tasks.prepared_model import read_prepared
+
+        def longer_positions(side: str, end: int) -> PositionTable:
+            from regard.inference.native_packing import position_tables
+            from regard.inference.packed_transformer import PackedTransformer
+
+            packed = model.engine.packed
+            assert isinstance(packed, PackedTransformer)
+            return position_tables(packed)(side, end)
+
+        state = cls.prepared_state(run, device, precision)
+        found = None if state is None else read_prepared(run, state, longer_positions)
+        if found is None:
+            return None
+        recipe, weights = found
+        tokenizer, native = run.tokenizer(recipe), NativeDecoder(weights)
+        model = cls(recipe, tokenizer, None, None, "int8", run, threads, native=native)
+        return model
+
+    @classmethod
+    def prepared_state(
+        cls, run: RunDir, device: Device, precision: Precision
+    ) -> dict[str, Any] | None:
+        from regard.tasks.prepared_model import prepared_state
+
+        return prepared_state(run, device, precision)
+
+    def store_prepared(self, state: dict[str, Any]) -> None:
+        if self.engine.native is None or self.run is None:
+            return
+        from regard.inference.packed_transformer import PackedTransformer
+        from regard.nn.transformer import Transformer
+        from regard.tasks.prepared_model import write_prepared
+
+        assert isinstance(self.network, Transformer)
+        assert isinstance(self.engine.packed, PackedTransformer)
+        write_prepared(self.run, state, self.recipe, self.network, self.engine.packed)
+
     def freeze(self) -> None:
         super().freeze()
         self.substitutes = None
@@ -127,7 +165,7 @@ class Translator(SequenceGenerator):
 
     @property
     def non_autoregressive(self) -> bool:
-        return isinstance(self.network, NonAutoregressiveTransformer)
+        return self.recipe.model.architecture == "non_autoregressive"
 
     # Confidence
 
@@ -163,6 +201,8 @@ class Translator(SequenceGenerator):
 
         None if too few translations are good, or too few are bad.
         """
+        from regard.metrics.sacrebleu import sentence_chrf
+
         stride = -(-len(pairs) // MAX_SENTENCES)
         chosen = [pair for pair in pairs[:: stride or 1] if pair.source.strip()]
         parses = [parse_of(pair) for pair in chosen] if self.needs_trees else None
@@ -373,6 +413,8 @@ class Translator(SequenceGenerator):
         ]
         if not decoding.mbr:
             return every
+        from regard.metrics.mbr import mbr_rank
+
         ranked = mbr_rank([one.translation.text for one in every])[:nbest]
         return [
             every[number]._replace(translation=every[number].translation._replace(score=mean))
@@ -396,10 +438,15 @@ class Translator(SequenceGenerator):
     def decoding_for(self, options: DecodingOptions, nbest: int = 1) -> DecodingConfig:
         """The recipe's decoding section with the options of a call."""
         given = {name: value for name, value in options.items() if value is not None}
-        allowed = {*DecodingConfig.model_fields} - {"iterations", "length_beam"}
+        if not given and self.recipe.decoding.beam >= nbest and not self.non_autoregressive:
+            return self.recipe.decoding
+        from regard.recipe import DecodingConfig, override_decoding
+
+        allowed = DecodingConfig.options_read_by("search", "sampling")
         kind = "an autoregressive model"
         if self.non_autoregressive:
-            allowed, kind = NON_AUTOREGRESSIVE, "a non-autoregressive model"
+            allowed = DecodingConfig.options_read_by("mask_predict")
+            kind = "a non-autoregressive model"
         wrong = {name: value for name, value in given.items() if name not in allowed}
         known = {
             name: value for name, value in wrong.items() if name in DecodingConfig.model_fields
@@ -415,9 +462,12 @@ class Translator(SequenceGenerator):
             )
         if not sampled:
             defaults = DecodingConfig()
+            sampling_only = DecodingConfig.options_read_by(
+                "sampling"
+            ) - DecodingConfig.options_read_by("search")
             unused = {
                 name: given[name]
-                for name in ("top_k", "top_p", "seed")
+                for name in sorted(sampling_only)
                 if name in given and given[name] != getattr(defaults, name)
             }
             _refuse("no effect without temperature or mbr", **unused)
@@ -460,7 +510,7 @@ class Translator(SequenceGenerator):
             )
 
     def _check_length(self, decoding: DecodingConfig, nbest: int, length: int | None) -> None:
-        network = cast(NonAutoregressiveTransformer, self.network)
+        network = cast("NonAutoregressiveTransformer", self.network)
         if length is not None and network.length.predicts_eos:
             raise RegardError(
                 f"length {length}: this model ends at the first EOS (model.non_autoregressive.length: eos), "
@@ -483,6 +533,8 @@ class Translator(SequenceGenerator):
         tags = self.languages.tags(len(texts), to)
         encoded = super().encode(texts)
         if context is not None and any(context):
+            from regard.data.cleaning import encode_with_context
+
             encoded = encode_with_context(self.tokenizer.source, texts, context)
             self.check_lengths(encoded)
         tagged = map(self.tokenizer.source.prepend_tags, encoded, tags)
@@ -496,7 +548,7 @@ class Translator(SequenceGenerator):
             raise RegardError(f"{len(context)} contexts for {count} texts: give one for each")
         sentences = self.recipe.data.context
         if not sentences and any(context):
-            raise RegardError("context: this model was trained without (data.context: 0)")
+            raise RegardError("context: this model was trained without context (data.context: 0)")
         return [list(some)[-sentences:] for some in context]
 
     def requests(
@@ -556,6 +608,8 @@ class Translator(SequenceGenerator):
         protected = ProtectedSpans(decoding.protect)
         if not any(map(placeholders.find, texts)):
             return {}
+        from regard.tasks.placeholders import substitutions
+
         begun = self.tokenizer.target.decode(prefixes)
         tries = [
             (row, one)
@@ -603,6 +657,8 @@ class Translator(SequenceGenerator):
         (tags,) = self.encode([""], to)
         known = self.substitutes = self.substitutes or {}
         if tuple(tags) not in known:
+            from regard.tasks.placeholders import copied_words
+
             known[tuple(tags)] = copied_words(self.network, self.tokenizer, tags, self.device)
         return known[tuple(tags)]
 
@@ -619,9 +675,11 @@ class Translator(SequenceGenerator):
 
 def _refuse(reason: str, **given: object) -> None:
     """Arguments without effect are errors."""
-    if asked := [
-        f"{name} {abbreviate(value)}" for name, value in given.items() if value is not None
-    ]:
+    values = {name: value for name, value in given.items() if value is not None}
+    if values:
+        from regard.recipe import abbreviate
+
+        asked = [f"{name} {abbreviate(value)}" for name, value in values.items()]
         raise RegardError(f"{', '.join(asked)}: {reason}")
 
 
@@ -645,6 +703,9 @@ def translation_loss(
     network: nn.Module, training: TrainingConfig, special_tokens: int
 ) -> nn.Module:
     """The loss of a translation network: of the next token, or of masked tokens for non-autoregressive ones."""
+    from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
+    from regard.nn.non_autoregressive import NonAutoregressiveTransformer
+
     parallel = isinstance(network, NonAutoregressiveTransformer)
     return (MaskPredictLoss if parallel else Seq2SeqLoss)(network, training, special_tokens)
 
@@ -654,7 +715,6 @@ TASKS.register("translation", summary="text to text")(
         Translator,
         PairEncoder,
         translation_loss,
-        metrics=TEXT_METRICS,
         architectures=("transformer", "decoder_only", "lstm", "convolution", "non_autoregressive"),
     )
 )

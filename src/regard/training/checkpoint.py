@@ -23,6 +23,7 @@ from regard.errors import RegardError
 from regard.recipe import TrainingConfig
 from regard.storage.atomic_files import CHECKSUM, read_metadata, read_tensors, write_tensors
 from regard.storage.run_dir import RunDir
+from regard.training.sharding import shard_like
 
 TENSOR_GROUPS = ("model", "ema", "optimizer")
 """Prefixes of the tensor names in a checkpoint."""
@@ -166,7 +167,7 @@ def load_optimizer_state(
         name, _, key = path.rpartition("/")
         parameter = parameters[name]
         # On the device of the weight: the fused kernels need even the step counter there.
-        optimizer.state[parameter][key] = value.to(parameter.device)
+        optimizer.state[parameter][key] = shard_like(value, parameter)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Distillation: a student learns from the translations of a teacher, or from its probabilities of every token.
+"""Knowledge distillation: a student learns from the translations of a teacher, or from its token probabilities.
 
 Sequence-level (``distill``): a model translates sources, and the pairs become training data. Back-translation is the
 same in the opposite direction. Token-level (``read_teacher``): the teacher runs next to the student in training, and
@@ -30,7 +30,7 @@ from regard.errors import RegardError
 from regard.nn.network import Network
 from regard.recipe import Recipe, model_choices
 from regard.storage.atomic_files import check_distinct_files
-from regard.storage.resumable_output import ResumableOutput, model_resume_key
+from regard.storage.resumable_output import WHOLE, ResumableOutput, Shard, model_resume_key
 from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import Translator
 from regard.tasks.base import read_ensemble
@@ -52,6 +52,7 @@ def distill(
     report: Callable[[str], None] = lambda line: None,
     back_translation: bool = False,
     overwrite: bool = False,
+    shard: Shard = WHOLE,
     **options: Any,
 ) -> int:
     """Write one pair of source and translation for every source, in order, and return their number.
@@ -59,22 +60,28 @@ def distill(
     ``sources`` is a text file; by default the sources that the model was trained on. ``report`` is called with
     progress messages. With ``back_translation``, the translation becomes the source of the pair and the text its
     target. ``options`` are decoding options of ``Translator.translate``. If the process is killed, the same call
-    resumes, unless ``overwrite`` is set.
+    resumes, unless ``overwrite`` is set. ``shard``: write only the pairs of one share of the sources, to a file of its
+    own; the files of all shards one after the other are those of the whole.
     """
     to_line = _formatter(output)
+    output = shard.path(output)
     for role, path in _input_files(model, sources):
         check_distinct_files({role: path, "--output": output})
     total = 0
     for where, text in _read_sources(model, sources):
         to_line(where, text, "")  # raise now, not after hours, if a source cannot be written
         total += 1
+    first, last = shard.bounds(total, CHUNK_SIZE)
+    total = last - first
     report(f"{total:,} sources to translate")
     key = _resume_key(model, sources, back_translation, options)
+    if key is not None and shard != WHOLE:
+        key["shard"] = str(shard)
     with ResumableOutput([output], key, overwrite) as file:
         if file.done:
             report(f"{output}: resuming after source {file.done:,}")
         progress = ProgressLine("", total, file.done, report)
-        remaining = islice(_read_sources(model, sources), file.done, None)
+        remaining = islice(_read_sources(model, sources), first + file.done, last)
         while chunk := list(islice(remaining, CHUNK_SIZE)):
             translations = model.translate([text for _, text in chunk], **options)
             lines = [

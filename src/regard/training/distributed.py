@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -37,9 +37,11 @@ T = TypeVar("T")
 
 CONNECTION_LOST = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "recv/send error"),
-    *("NCCL communicator was aborted", "remote process exited"),
+    *("NCCL communicator was aborted", "remote process exited", "Connection timed out"),
 )
 """Parts of the messages of torch's errors when another process has ended."""
+SILENT_PEER_SECONDS = 20
+"""After how long a connection to a machine that no longer answers is closed."""
 SHARED_FOLDER_SECONDS = 3.0
 """How long to wait for a file of another machine; a network file system may show it later."""
 MEASURED_BATCHES, FITTING_BATCHES = 1000, 0.99
@@ -55,6 +57,8 @@ class ProcessGroup:
     device: torch.device
     local_rank: int = 0
     """the number of the process on its machine"""
+    local_size: int = 1
+    """the number of processes on its machine"""
 
     @property
     def is_main(self) -> bool:
@@ -74,12 +78,12 @@ class ProcessGroup:
         distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def broadcast(self, value: T) -> T:
-        """The value of the main process, returned in each process."""
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """The value of the main process, or of another one, returned in each process."""
         if self.size == 1:
             return value
         values = [value]
-        distributed.broadcast_object_list(values, device=self.device)
+        distributed.broadcast_object_list(values, source, device=self.device)
         return values[0]
 
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
@@ -164,6 +168,7 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
         torch.cuda.set_device(torch_device)
     # The other processes wait while the main one prepares data or validates, which can take long.
     backend = "nccl" if torch_device.type == "cuda" else "gloo"
+    earlier = open_files()
     try:
         distributed.init_process_group(backend, timeout=timedelta(hours=3))
     except RuntimeError as error:
@@ -172,10 +177,49 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
             f"MASTER_PORT can be reached from each machine, and set {backend.upper()}_SOCKET_IFNAME to the network "
             "interface between them"
         ) from None
+    close_silent_connections(open_files() - earlier)
     try:
-        yield ProcessGroup(distributed.get_rank(), size, torch_device, local_rank)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        yield ProcessGroup(distributed.get_rank(), size, torch_device, local_rank, local_size)
     finally:
         distributed.destroy_process_group()
+
+
+def open_files() -> set[int]:
+    """The numbers of the open file descriptors of this process; on Linux only."""
+    folder = Path("/proc/self/fd")
+    numbers = [int(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    found = set()
+    for number in numbers:
+        with suppress(OSError):  # that of the folder itself is closed by now
+            os.fstat(number)
+            found.add(number)
+    return found
+
+
+def close_silent_connections(descriptors: Iterable[int]) -> None:
+    """Let the kernel close each TCP connection whose peer does not answer for ``SILENT_PEER_SECONDS``.
+
+    A process that is killed closes its connections. A machine without power or network does not, and the others would
+    wait for it for hours: gloo sets none of these options.
+    """
+    probes = 4
+    for descriptor in descriptors:
+        try:
+            connection = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # not a socket, or closed by now
+            continue
+        with connection:
+            if connection.type != socket.SOCK_STREAM or connection.family == socket.AF_UNIX:
+                continue
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                (socket.TCP_KEEPIDLE, SILENT_PEER_SECONDS // probes),
+                (socket.TCP_KEEPINTVL, SILENT_PEER_SECONDS // probes),
+                (socket.TCP_KEEPCNT, probes - 1),
+                (socket.TCP_USER_TIMEOUT, 1000 * SILENT_PEER_SECONDS),
+            ):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 # ---------------------------------------------------------------------------------------------

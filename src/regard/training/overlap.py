@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from regard.data.corpus import fingerprint, read_pairs, train_pairs
+from regard.data.deduplication import Hashes
 from regard.data.pairs import Pair
 from regard.data.tokenizer import normalize
 from regard.errors import RegardError
@@ -51,21 +52,11 @@ class SourceOverlap:
             if name != "train"
         }
         self.common: set[int] = set()
-        self.hashes = None if recipe.text_only else array("Q")
-        """of all training sources; None: they are not needed"""
 
-    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        """Pass the training pairs through and record their sources."""
-        if self.hashes is None:
-            yield from pairs
-            return
-        sources = set().union(*self.sources.values())
-        for pair in pairs:
-            source = source_hash(pair.source)
-            self.hashes.append(source)
-            if source in sources:
-                self.common.add(source)
-            yield pair
+    def add(self, sources: Hashes) -> None:
+        """Compare the hashes of some training sources."""
+        known = np.array(sorted(set().union(*self.sources.values())), np.uint64)
+        self.common.update(np.intersect1d(sources, known).tolist())
 
     def messages(self) -> Iterator[str]:
         """What to report once all training pairs have passed."""
@@ -76,10 +67,12 @@ class SourceOverlap:
                     "so the model may reproduce their targets from memory"
                 )
 
-    def save(self, run: RunDir) -> None:
-        """Store the hashes of the training sources."""
-        if self.hashes is not None:
-            np.save(run.train_sources_file, np.unique(np.array(self.hashes, np.uint64)))
+
+def record_sources(pairs: Iterable[Pair], hashes: array[int]) -> Iterator[Pair]:
+    """Pass training pairs through and append the hashes of their sources."""
+    for pair in pairs:
+        hashes.append(source_hash(pair.source))
+        yield pair
 
 
 # ---------------------------------------------------------------------------------------------

@@ -9,15 +9,14 @@ resumed or distributed run uses the same ones.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,20 @@ from regard.inference.worker_pool import available_cores
 from regard.metrics import MODEL_METRICS, score
 from regard.recipe import CleaningConfig, Recipe, max_sequence_length
 from regard.storage.atomic_files import write_text
+from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import TASKS
 from regard.training.checkpoint import checkpoint_files
 from regard.training.fine_tuning import initial_tokenizer, old_data_fingerprint, old_train_pairs
 from regard.training.overlap import SourceOverlap
+from regard.training.prepare_parts import (
+    OLD,
+    TRAIN,
+    PartFiles,
+    merge_parts,
+    run_processes,
+    write_parts_in_processes,
+)
 from regard.training.progress import ProgressReporter
 
 
@@ -62,6 +70,8 @@ class PreparedData:
     order"""
     new_rows: int | None = None
     """with ``training.mix``: the number of rows at the beginning that are new; the others are from the old run"""
+    file_rows: Sequence[int] | None = None
+    """with ``data.train.weights`` or ``temperature``: the number of rows of each training file"""
 
     def dataset_for_epoch(self, epoch: int) -> TokenDataset:
         return self.copies[epoch % len(self.copies)] if self.copies else self.train
@@ -80,8 +90,19 @@ def check_files(recipe: Recipe) -> None:
             )
 
 
-def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
-    """Write tokenizer and datasets into the run folder, unless they exist already for the same data."""
+def prepare(
+    run: RunDir,
+    recipe: Recipe,
+    reporter: ProgressReporter,
+    shard: Shard = WHOLE,
+    workers: int | None = None,
+) -> None:
+    """Write tokenizer and datasets into the run folder, unless they exist already for the same data.
+
+    shard: write only the parts of one shard of the training data. When all shards are done, a call without it merges
+    them.
+    workers: number of processes; by default one per core, for small data fewer.
+    """
     _check_evaluation(recipe)
     identity = data_identity(recipe)
     if _read_metadata(run).get("identity") == identity:
@@ -90,22 +111,45 @@ def prepare(run: RunDir, recipe: Recipe, reporter: ProgressReporter) -> None:
         raise RegardError(
             f"{run}: the data have changed since this run started; restore them, or choose another --out"
         )
+    if shard != WHOLE and recipe.text_only:
+        raise RegardError(
+            f"--shard {shard}: not for task {recipe.task}, whose texts are one stream"
+        )
     _check_valid(recipe)
     start = time.monotonic()
     run.data.mkdir(parents=True, exist_ok=True)
-    (run.metadata_file).unlink(missing_ok=True)  # it describes the datasets about to be replaced
-    reporter.message(f"Reading {', '.join(_training_files(recipe))}")
-    tokenizer = initial_tokenizer(recipe, lambda: _tokenizer_pairs(recipe))
-    tokenizer.save(run.folder)
-    reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
-    train, mixed = _write_train(run, recipe, tokenizer, reporter)
-    valid = _write_valid(run, recipe, tokenizer, reporter)
+    tokenizer = _prepare_tokenizer(run, recipe, reporter, identity)
+    if not recipe.text_only:
+        write_parts_in_processes(run, recipe, shard, workers)
+    if shard != WHOLE:
+        reporter.message(
+            f"Shard {shard} is prepared; when all are, the same command without --shard completes the data"
+        )
+        return
+    counts = _write_train(run, recipe, tokenizer, reporter)
+    counts["valid"] = asdict(_write_valid(run, recipe, tokenizer, reporter))
     _check_valid_lengths(recipe, TokenDataset(run.data / "valid.arrow"))
     _check_test_lengths(recipe, tokenizer)
-    counts: dict[str, Any] = {"train": asdict(train), "valid": asdict(valid)}
-    if recipe.training.mix:
-        counts |= {"old": asdict(CleaningCounts(**mixed.old)), "new_rows": mixed.new_rows}
     _write_metadata(run, identity, counts, time.monotonic() - start)
+    PartFiles(run).remove()
+
+
+def _prepare_tokenizer(
+    run: RunDir, recipe: Recipe, reporter: ProgressReporter, identity: dict[str, str]
+) -> Tokenizer:
+    """The tokenizer, trained unless it belongs to parts of the same data. One process at a time: others wait."""
+    parts = PartFiles(run)
+    with parts.lock_file.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if parts.begin(identity):
+            return run.tokenizer(recipe)
+        run.metadata_file.unlink(missing_ok=True)  # it describes the datasets about to be replaced
+        reporter.message(f"Reading {', '.join(_training_files(recipe))}")
+        tokenizer = initial_tokenizer(recipe, lambda: _tokenizer_pairs(recipe))
+        tokenizer.save(run.folder)
+        parts.save_identity(identity)
+    reporter.message(f"Tokenizer: {_describe_tokenizer(tokenizer, recipe)}")
+    return tokenizer
 
 
 def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
@@ -114,7 +158,8 @@ def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
     copies = [TokenDataset(path) for path in sampled_files(run, recipe)]
     metadata = _read_metadata(run)
     new_rows = metadata["new_rows"] if recipe.training.mix else None
-    return PreparedData(run.tokenizer(recipe), train, valid, metadata, copies, new_rows)
+    file_rows = metadata["file_rows"] if recipe.data.train.mixed else None
+    return PreparedData(run.tokenizer(recipe), train, valid, metadata, copies, new_rows, file_rows)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -123,24 +168,30 @@ def open_prepared(run: RunDir, recipe: Recipe) -> PreparedData:
 
 def _write_train(
     run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
-) -> tuple[CleaningCounts, MixedRows]:
-    """Write the training data, and report the overlap with validation and test data."""
-    overlap, skipped = SourceOverlap(recipe), Skipped()
-    pairs = overlap.watch(train_pairs(recipe.data, skipped))
-    rows = MixedRows(recipe, overlap)
-    counts = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
-    for line in skipped.messages():
+) -> dict[str, Any]:
+    """Write the training data, and report the overlap with validation and test data. Returns counts for the card."""
+    if recipe.text_only:
+        return _write_texts(run, recipe, tokenizer, reporter)
+    overlap = SourceOverlap(recipe)
+    merged = merge_parts(run, recipe, overlap)
+    train = merged.counts[TRAIN]
+    for line in merged.skipped:
         reporter.message(line)
-    reporter.message(f"Training pairs: {counts.summary}")
+    reporter.message(f"Training pairs: {train.summary}")
+    counts: dict[str, Any] = {"train": asdict(train)}
     if recipe.training.mix:
-        old = CleaningCounts(**rows.old)
+        old = merged.counts.get(OLD, CleaningCounts())
         reporter.message(f"Pairs from {recipe.training.init_from}: {old.summary}")
         if not old.kept:
             raise RegardError(
                 f"training.mix: {recipe.training.init_from} has no training pairs that pass data.clean; set it to 0"
             )
+        counts |= {"old": asdict(old), "new_rows": train.kept}
+    if recipe.data.train.mixed:
+        counts["file_rows"] = list(merged.rows.values())
+        reporter.message(f"Mixing: {_describe_mixing(recipe, counts['file_rows'])}")
     if copies := recipe.training.copies:
-        write_sampled_copies(run, recipe, counts.read)
+        write_sampled_copies(run, recipe, train.read)
         contents = {
             "sampled subword segmentations": recipe.training.subword_sampling > 0,
             "augmented pairs": recipe.training.augment.enabled,
@@ -148,41 +199,32 @@ def _write_train(
         reporter.message(
             f"Wrote {copies} copies with {' and '.join(name for name, on in contents.items() if on)}"
         )
-    overlap.save(run)
     for line in overlap.messages():
         reporter.message(line)
-    return counts, rows
+    return counts
 
 
-class MixedRows:
-    """Encodes the training pairs and after them, with ``training.mix``, those of the run to start from."""
+def _describe_mixing(recipe: Recipe, rows: list[int]) -> str:
+    """The share of each training file in an epoch, and how often its pairs are used."""
+    files = recipe.data.train
+    names, shares = files.source or files.pairs or (), files.sampling_shares(rows)
+    return ", ".join(
+        f"{name} {share:.1%} ({share * sum(rows) / max(1, count):.2g} times per epoch)"
+        for name, share, count in zip(names, shares, rows, strict=True)
+    )
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        overlap: SourceOverlap | None = None,
-        augment: Augmenter | None = None,
-    ) -> None:
-        self.recipe, self.overlap = recipe, overlap
-        self.encode = TASKS[recipe.task].encoder(recipe, augment).rows
-        self.new_rows = 0
-        self.old = Counter[str]()
-        """what happened to the old pairs"""
 
-    def __call__(
-        self,
-        pairs: Iterable[Pair],
-        tokenizer: Tokenizer,
-        clean: CleaningConfig | None,
-        counts: Counter[str],
-    ) -> Iterator[EncodedPair]:
-        for row in self.encode(pairs, tokenizer, clean, counts):
-            self.new_rows += 1
-            yield row
-        if self.recipe.training.mix:
-            old = old_train_pairs(self.recipe)
-            old = self.overlap.watch(old) if self.overlap else old
-            yield from self.encode(old, tokenizer, clean, self.old)
+def _write_texts(
+    run: RunDir, recipe: Recipe, tokenizer: Tokenizer, reporter: ProgressReporter
+) -> dict[str, Any]:
+    """Write training texts without targets."""
+    skipped, rows = Skipped(), TASKS[recipe.task].encoder(recipe).rows
+    pairs = train_pairs(recipe.data, skipped)
+    counts = write_dataset(run.data / "train.arrow", pairs, tokenizer, recipe.data.clean, rows)
+    for line in skipped.messages():
+        reporter.message(line)
+    reporter.message(f"Training pairs: {counts.summary}")
+    return {"train": asdict(counts)}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -234,32 +276,12 @@ def write_sampled_copies(run: RunDir, recipe: Recipe, pairs: int) -> None:
     copies = len(sampled_files(run, recipe))
     processes = min(copies, available_cores(), 1 + pairs * copies // PAIRS_PER_PROCESS)
     assigned = [range(first, copies, processes) for first in range(processes)]
-    # Not multiprocessing: it would import the user's main script in each process, or fork one that has threads.
-    command = [sys.executable, "-c", COPYING_PROCESS, str(run)]
-    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    workers = [
-        subprocess.Popen(
-            [*command, *map(str, numbers)],
-            env={**os.environ, **path},
-            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
-            stderr=subprocess.PIPE,
-        )
-        for numbers in assigned[1:]
-    ]
-    try:
-        _write_copies(run, recipe, assigned[0])
-        for process in workers:
-            assert process.stderr is not None
-            stderr = process.stderr.read()  # not communicate(), which would close standard input
-            process.wait()
-            if process.returncode:
-                last_line = stderr.decode(errors="replace").strip().split("\n")[-1]
-                raise RegardError(f"{run.data}: writing a copy of the data failed: {last_line}")
-    finally:
-        for process in workers:
-            process.kill()  # no effect on a process that has ended
-            with process:  # waits for it and closes its pipe
-                pass
+    run_processes(
+        COPYING_PROCESS,
+        [[str(run), *map(str, numbers)] for numbers in assigned[1:]],
+        lambda: _write_copies(run, recipe, assigned[0]),
+        f"{run.data}: writing a copy of the data failed",
+    )
 
 
 def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> None:
@@ -271,8 +293,26 @@ def _write_copies(run: RunDir, recipe: Recipe, numbers: range | list[int]) -> No
         if training.subword_sampling:
             seed = (training.seed, number)
             tokenizer = SamplingTokenizer.wrap(plain, kind, training.subword_sampling, seed, labels)
-        rows = MixedRows(recipe, augment=_augmenter(recipe, number))
+        rows = partial(_copied_rows, run, recipe, _augmenter(recipe, number))
         write_dataset(files[number], train_pairs(recipe.data), tokenizer, recipe.data.clean, rows)
+
+
+def _copied_rows(
+    run: RunDir,
+    recipe: Recipe,
+    augment: Augmenter | None,
+    pairs: Iterable[Pair],
+    tokenizer: Tokenizer,
+    clean: CleaningConfig | None,
+    counts: Counter[str],
+) -> Iterator[EncodedPair]:
+    """The rows of a copy: of the training pairs, and after them, with ``training.mix``, those of the old run."""
+    encoder, parts = TASKS[recipe.task].encoder(recipe, augment), PartFiles(run)
+    encoder.seen = parts.seen(recipe, TRAIN)
+    yield from encoder.rows(pairs, tokenizer, clean, counts)
+    if recipe.training.mix:
+        encoder.seen = parts.seen(recipe, OLD)
+        yield from encoder.rows(old_train_pairs(recipe), tokenizer, clean, Counter())
 
 
 def write_numbered_copies(run: str, numbers: list[int]) -> None:
@@ -334,7 +374,8 @@ def _check_valid_lengths(recipe: Recipe, valid: TokenDataset) -> None:
         return
     longest = int(max(valid.source_lengths.max(), valid.target_lengths.max())) + 1
     if recipe.model.architecture == "decoder_only":
-        longest = int((valid.source_lengths + valid.target_lengths).max()) + 2
+        both = valid.source_lengths[:] + valid.target_lengths[:]
+        longest = int(both.max()) + 2
     if longest > limit:
         raise RegardError(
             f"data.valid has a text of {longest} tokens, special tokens included, but the model can "
@@ -379,6 +420,8 @@ def data_identity(recipe: Recipe) -> dict[str, str]:
         settings.append(f"context {data.context}")
     if data.bidirectional:
         settings.append("bidirectional")
+    if data.train.mixed:
+        settings.append("mixed")
     if data.valid is None:
         settings.append(str(data.hold_out))
     if recipe.training.subword_sampling:

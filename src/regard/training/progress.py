@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import RegardError
-from regard.storage.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from regard.storage.run_dir import RunDir
 
 SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
@@ -49,15 +51,28 @@ class ProgressLine:
     ) -> None:
         """what: begins the line. total: None if it is unknown. done: items of an earlier process."""
         self.what, self.total, self.first = what, total, done
-        console = Console(stderr=True, highlight=False)
-        self.in_place = console.is_terminal and print_line is None
+        self.may_rewrite = print_line is None
         self.print_line = print_line or self._print
-        self.console, self.shown = console, False
+        self.shown = False
         self.start = self.last = time.monotonic()
+
+    @cached_property
+    def console(self) -> Console:
+        """Made when something is shown: importing rich takes longer than a short command."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether one line is rewritten."""
+        return self.may_rewrite and self.console.is_terminal
 
     def advance(self, done: int) -> None:
         """Show that this many items are done, those of an earlier process included."""
         now = time.monotonic()
+        if now - self.last < REWRITE_SECONDS:
+            return
         if now - self.last >= (REWRITE_SECONDS if self.in_place else SECONDS_BETWEEN_LINES):
             self.last, self.shown = now, True
             self.print_line(self.what + self.describe(done, now))
@@ -69,6 +84,8 @@ class ProgressLine:
             return f"{done:,}, {rate:,.0f} per second"
         text = f"{done:,} of {self.total:,}, {rate:,.3g} per second"
         if rate:
+            from datetime import timedelta
+
             text += f", {timedelta(seconds=round((self.total - done) / rate))} left"
         return text
 
@@ -83,13 +100,21 @@ class ProgressLine:
             self.console.file.write(f"{ERASE_LINE}{text}\r")
             self.console.file.flush()
         else:
-            self.console.print(escape(text), soft_wrap=True)
+            _print_line(self.console, text)
+
+
+def _print_line(console: Console, text: str) -> None:
+    from rich.markup import escape
+
+    console.print(escape(text), soft_wrap=True)
 
 
 class ProgressReporter:
     """Reports the progress of one training run. Only the main process has it enabled."""
 
     def __init__(self, run: RunDir, enabled: bool = True, console: Console | None = None) -> None:
+        from rich.console import Console
+
         self.run = run
         self.enabled = enabled
         self.console = console or Console(stderr=True, highlight=False)
@@ -106,7 +131,7 @@ class ProgressReporter:
     def message(self, text: str) -> None:
         """Print one line to the terminal."""
         if self.enabled:
-            self.console.print(escape(text), soft_wrap=True)
+            _print_line(self.console, text)
 
     def log(self, event: str, **values: Any) -> None:
         """Append one line to log.jsonl; the floats of a step also go to TensorBoard."""
@@ -127,6 +152,8 @@ class ProgressReporter:
         self.steps, self.end_announced, self.skips_slow_steps = steps, False, True
         if not (self.enabled and self.console.is_terminal):
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -181,6 +208,8 @@ class ProgressReporter:
         seconds = (now - self.start_time) / max(1, step - self.first_step) * (steps - step)
         if self.deadline is not None:
             seconds = min(seconds, max(0.0, self.deadline - now))
+        from datetime import timedelta
+
         return timedelta(seconds=round(seconds))
 
     def _can_announce_end(self, step: int, now: float) -> bool:
@@ -190,6 +219,8 @@ class ProgressReporter:
     def expected_end(self, step: int) -> str:
         """For example “About 3:40:00 left for 6,700 steps, ending at about 21:14”."""
         left = self.time_left(step, self.steps)
+        from datetime import datetime
+
         until = datetime.now() + left
         day = "" if until.date() == datetime.now().date() else f" on {until:%A}"
         return (
@@ -229,6 +260,8 @@ class EventFile:
     """
 
     def __init__(self, folder: Path) -> None:
+        import socket
+
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 

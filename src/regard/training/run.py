@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +28,7 @@ from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
 from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.atomic_files import write_text
+from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model, Translator
 from regard.tasks.confidence import MAX_SENTENCES
@@ -45,6 +48,7 @@ from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
+from regard.training.run_mirror import RunMirror
 from regard.training.summary import summarize, tune_length_penalty
 from regard.training.trainer import (
     NonFiniteError,
@@ -58,6 +62,7 @@ from regard.training.trainer import (
 
 CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),
+    "training.sharding",
     *("data.root", "data.test", "decoding.", "evaluation."),
 )
 """Keys and sections that may change when a run is resumed; any other change would give another model."""
@@ -95,8 +100,13 @@ def train(
         reporter = ProgressReporter(run, enabled=group.is_main)
         try:
             with ExitStack() as stack:
-                group.on_main(lambda: stack.enter_context(locked(run)))
-                _train(run, recipe, group, reporter, options)
+
+                def lock() -> None:
+                    stack.enter_context(locked(run, restart_seconds()))
+
+                group.on_main(lock)
+                mirror = RunMirror.find(run, group, lock)
+                _train(run, recipe, group, reporter, options, mirror)
         except (MemoryError, RuntimeError) as error:  # before the first step, or after the last
             if group.size > 1 and is_connection_lost(error):
                 raise RegardError(
@@ -112,6 +122,28 @@ def train(
         finally:
             reporter.close()
     return Model.load(out, recipe.training.device)
+
+
+def prepare_data(
+    recipe: Recipe, out: str | Path, shard: Shard = WHOLE, workers: int | None = None
+) -> RunDir:
+    """Prepare the data of a run without training, all of it or one shard; ``train`` then uses what is there."""
+    run = RunDir(out)
+    recipe = _check_recipe(run, recipe)
+    reporter = ProgressReporter(run)
+    try:
+        with ExitStack() as stack:
+            if shard == WHOLE:
+                stack.enter_context(locked(run))
+            else:
+                check_run_folder(run)  # shards work at the same time
+                run.checkpoints.mkdir(parents=True, exist_ok=True)
+                run.lock_file.touch()
+            open_run(run, recipe)
+            prepare(run, recipe, reporter, shard, workers)
+    finally:
+        reporter.close()
+    return run
 
 
 def _check_recipe(run: RunDir, recipe: Recipe) -> Recipe:
@@ -137,8 +169,13 @@ def _train(
     group: ProcessGroup,
     reporter: ProgressReporter,
     options: TrainOptions,
+    mirror: RunMirror | None,
 ) -> None:
     deadline = options.deadline
+    if mirror is not None:
+        reporter.message(
+            f"The machines do not share {run}: each of the {mirror.machines} keeps a copy of the run"
+        )
 
     def prepare_run() -> None:
         open_run(run, recipe)
@@ -146,8 +183,10 @@ def _train(
         score_before(run, recipe, reporter, deadline)
 
     group.on_main(prepare_run)
+    if mirror is not None:
+        mirror.update()
     group.check_shared_file(run.metadata_file)
-    trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
+    trainer = Trainer(run, recipe, open_prepared(run, recipe), group, mirror)
     trainer.load()
     stop = StopReason(group.max(finished(trainer.state, recipe.training)))
     if stop is not StopReason.NONE and run.card():
@@ -173,11 +212,14 @@ def _train(
     reporter.message(f"Training stopped: {reason}.")
     if stop is StopReason.TIME_LIMIT:
         reporter.message(RESUME_HINT)
+    trainer.gather_weights()  # from here on the network itself holds the weights to score
     if group.is_main:
         finish(trainer, reporter, reason, options)
         trainer.evaluation.dismiss()
     else:
         trainer.evaluation.assist()
+    if mirror is not None:
+        mirror.update()
 
 
 def _make_plan(
@@ -250,7 +292,7 @@ def _replace_trainer(
     )
     if trainer.group.is_main:
         trainer.run.write_recipe(recipe)
-    return Trainer(trainer.run, recipe, trainer.prepared, trainer.group)
+    return Trainer(trainer.run, recipe, trainer.prepared, trainer.group, trainer.mirror)
 
 
 def _fit(
@@ -297,15 +339,30 @@ def _out_of_memory(trainer: Trainer, reporter: ProgressReporter) -> RegardError:
 # The run folder
 
 
+RESTART_SECONDS = 60.0
+"""If torchrun restarts processes: how long to wait for the lock of one that has not ended yet."""
+
+
+def restart_seconds() -> float:
+    """How long to wait for the lock of a run: with ``torchrun --max-restarts``, an earlier process may still have it.
+
+    It may be on a machine that the others no longer reach. It notices this after ``SILENT_PEER_SECONDS``.
+    """
+    return RESTART_SECONDS if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) else 0.0
+
+
 @contextmanager
-def locked(run: RunDir) -> Iterator[None]:
-    """Allow one process at a time to train in a folder; the lock is released when the process ends, however it ends."""
+def locked(run: RunDir, seconds: float = 0.0) -> Iterator[None]:
+    """Allow one process at a time to train in a folder; the lock is released when the process ends, however it ends.
+
+    seconds: how long to wait for the lock.
+    """
     check_run_folder(run)
     try:
         run.checkpoints.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RegardError(f"{run}: cannot create the folder: {error.strerror}") from None
-    with run.lock() as free:
+    with run.lock(seconds) as free:
         if not free:
             raise RegardError(
                 f"{run}: another process is training here; wait for it, or choose another --out"
@@ -392,10 +449,10 @@ def resumable_recipe(
         recipe.data.train != files
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
-        raise RegardError(f"{run}: contains a run on other data; choose another --out")
+        raise RegardError(f"{run}: contains a run with different data; choose another --out")
     if languages is not None and languages != recipe.data.languages:
         raise RegardError(
-            f"{run}: contains a run of other languages than {','.join(languages)}; choose another --out"
+            f"{run}: contains a run with languages other than {','.join(languages)}; choose another --out"
         )
     if not any(change.startswith("training.steps=") for change in changes):
         # The run has a plan, which may have changed what the user has set.
@@ -440,9 +497,13 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
     reporter.message(
         f"Model: {recipe.model.preset}, {parameters:,} parameters, on {hardware(trainer.group.device)}"
     )
+    if trainer.sharded:
+        reporter.message(
+            f"Weights, gradients and optimizer state are sharded over {trainer.group.size} processes (FSDP)"
+        )
     if trainer.init_message:
         reporter.message(trainer.init_message)
-    reasons = unpackable_choices(recipe)
+    reasons = unpackable_choices(recipe) + ["sharded weights"] * trainer.sharded
     packed, on_cpu = recipe.training.batching == "packed", trainer.group.device.type == "cpu"
     if packed and (reasons or (on_cpu and not trainer.packs_on_cpu)):
         no_library = f"there is no native library ({native_library().reason})"
@@ -462,7 +523,14 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
                 f"Until now it was trained with {state.environment}, now with {here}: the weights may differ in "
                 "rounding from those of an uninterrupted run"
             )
-    reporter.log("start", step=state.step, steps=recipe.training.steps, parameters=parameters)
+    reporter.log(
+        "start",
+        step=state.step,
+        steps=recipe.training.steps,
+        parameters=parameters,
+        processes=trainer.group.size,
+        host=socket.gethostname(),
+    )
 
 
 # ---------------------------------------------------------------------------------------------
@@ -474,7 +542,6 @@ def finish(
 ) -> None:
     """Average checkpoints if that is better, score the result, write the card."""
     start, deadline = time.monotonic(), options.deadline
-    trainer.ema = None  # from here on the network itself holds the weights to score
     trainer.model.set_precision("fp32")  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
@@ -631,7 +698,7 @@ def _calibrate(
         return {}
     valid = trainer.prepared.valid
     pairs = trainer.validation_pairs(MAX_SENTENCES)
-    lengths = zip(valid.source_lengths.tolist(), valid.target_lengths.tolist(), strict=True)
+    lengths = zip(valid.source_lengths[:].tolist(), valid.target_lengths[:].tolist(), strict=True)
     card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
     if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
         return card

@@ -23,8 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from regard import recipe as recipes
 from regard.data.batching import (
     Batch,
+    EpochPlan,
+    EpochRows,
+    Lengths,
     PackedSize,
-    mix_rows,
+    common_packed_size,
     pack,
     pack_evenly,
     packed_size,
@@ -32,6 +35,8 @@ from regard.data.batching import (
     plan_packed,
     plan_sorted,
     row_owners,
+    rows_by_share,
+    share_of_old_rows,
 )
 from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.dataset import RowIndices, TokenDataset
@@ -74,6 +79,16 @@ from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import adjust_steps
 from regard.training.prepare import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
+from regard.training.run_mirror import RunMirror
+from regard.training.sharding import (
+    gather,
+    gather_tensors,
+    gathered,
+    local_part,
+    shard,
+    shard_all,
+    shards,
+)
 from regard.training.train_step import (
     EAGER_STEPS,
     CUDAGraphStep,
@@ -92,10 +107,11 @@ class NonFiniteError(Exception):
 
 
 class DataCursor(NamedTuple):
-    """A position in the training data: this many batches of this epoch are done."""
+    """A position in the training data."""
 
     epoch: int
     batch: int
+    """position after the last batch, see ``EpochPlan``"""
 
 
 class TrainingBatch(NamedTuple):
@@ -129,9 +145,16 @@ class Trainer:
     """Trains one network: holds weights, optimizer and training state, and the run folder they are saved in."""
 
     def __init__(
-        self, run: RunDir, recipe: recipes.Recipe, prepared: PreparedData, group: ProcessGroup
+        self,
+        run: RunDir,
+        recipe: recipes.Recipe,
+        prepared: PreparedData,
+        group: ProcessGroup,
+        mirror: RunMirror | None = None,
     ) -> None:
         self.run, self.recipe, self.prepared, self.group = run, recipe, prepared, group
+        self.mirror = mirror
+        """the copies of the run folder, if the machines do not share it"""
         self.training = recipe.training
         task = TASKS[recipe.task]
         torch.manual_seed(self.training.seed)
@@ -142,6 +165,14 @@ class Trainer:
         if self.training.init_from and not checkpoint_files(run.checkpoints):
             self.init_message = load_initial_weights(self.network, recipe, prepared.tokenizer)
         freeze_weights(self.network, self.training.freeze)
+        special_tokens = prepared.tokenizer.source.num_special_tokens
+        self.loss_fn = task.loss(self.network, self.training, special_tokens)
+        self.sharded = shards(recipe, self.network, group)
+        """whether each process holds a part of the weights only"""
+        if group.size > 1 and (self.sharded or can_pack(recipe)):
+            group.broadcast_tensors(named_weights(self.network).values())
+        if self.sharded:
+            shard(self.loss_fn, group)
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
@@ -161,30 +192,27 @@ class Trainer:
         """a plan is not extended beyond this number of steps"""
         self.announced_steps = self.training.steps
         """the number of steps that the user was last told"""
-        special_tokens = prepared.tokenizer.source.num_special_tokens
-        self.loss_fn = task.loss(self.network, self.training, special_tokens)
         if self.training.teacher:
             assert isinstance(self.loss_fn, Seq2SeqLoss)
             self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
-        self.packs_on_cpu = packs_on_cpu(recipe, group.device)
+        self.packs_on_cpu = packs_on_cpu(recipe, group.device) and not self.sharded
         """whether batches are packed rows for the native kernels"""
         if self.packs_on_cpu:
             assert isinstance(self.loss_fn, TrainingLoss)
             attach_cpu_kernels(self.loss_fn)
         self.distributed_loss_fn: nn.Module = self.loss_fn
         gradients = None
-        if group.size > 1 and can_pack(recipe):
-            group.broadcast_tensors(named_weights(self.network).values())
+        if group.size > 1 and can_pack(recipe) and not self.sharded:
             trained = [one for one in self.network.parameters() if one.requires_grad]
             gradients = FlatGradients(trained, group)
-        elif group.size > 1:
+        elif group.size > 1 and not self.sharded:
             ids = [group.device.index] if group.device.type == "cuda" else None
             self.distributed_loss_fn = DistributedDataParallel(self.loss_fn, ids)
         self.train_step = TrainStep(
             self.distributed_loss_fn, self.optimizer, self.training, group.device, gradients
         )
         self.cuda_graph_step: CUDAGraphStep | None = None
-        if group.device.type == "cuda" and can_pack(recipe):
+        if group.device.type == "cuda" and can_pack(recipe) and not self.sharded:
             graph_step = CUDAGraphStep if gradients is None else DistributedCUDAGraphStep
             self.cuda_graph_step = graph_step(self.train_step, self.network)
         self.ema: dict[str, Tensor] | None = None
@@ -360,9 +388,9 @@ class Trainer:
 
     def count_labels(self, dataset: TokenDataset) -> int:
         """The labels of a whole dataset, counted as those of a step: target tokens, tags, or masked tokens."""
-        rows = np.arange(len(dataset))
-        chunks = np.array_split(rows, 1 + len(rows) // 10_000)
-        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks if len(chunk))
+        count, size = len(dataset), 10_000
+        chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+        return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks)
 
     def limit_examples(self, seconds: float, minimum: int) -> None:
         """Translate fewer validation pairs if they would take longer than this; none, if fewer than ``minimum``."""
@@ -425,17 +453,20 @@ class Trainer:
     def _set_ema(self, means: dict[str, Tensor]) -> None:
         """Use these tensors as the moving average of the weights."""
         self.ema, weights = means, named_weights(self.network)
-        self.train_step.ema = list(means.values()), [weights[name] for name in means]
+        self.train_step.ema = (
+            [local_part(mean) for mean in means.values()],
+            [local_part(weights[name]) for name in means],
+        )
 
     # -----------------------------------------------------------------------------------------
     # Memory
 
     def choose_micro_batches(self, reporter: ProgressReporter) -> None:
-        """Split batches into as few parts as fit into memory, judged by the largest batch of the first epoch."""
+        """Split batches into as few parts as fit into memory, judged by the largest batch of the first pool of rows."""
         if self.cuda_graph_step is not None:
             return  # its memory is that of compiled layers; if it runs out, batches are split then
         dataset, state = self.prepared.dataset_for_epoch(0), self.state
-        plan = self._plan_epoch(dataset, 0)
+        plan = self._plan_epoch(dataset, 0).pool(0)
         rows = largest_batch(plan, dataset.source_lengths, dataset.target_lengths)
 
         def largest() -> Batch:
@@ -466,7 +497,7 @@ class Trainer:
         if self.train_step.updating and not checkpoint_files(self.run.checkpoints):
             return False
         dataset = self.prepared.dataset_for_epoch(self.state.epoch)
-        plan = self._plan_epoch(dataset, self.state.epoch)
+        plan = self._plan_epoch(dataset, self.state.epoch).pool(0)
         return self.state.micro_batches < max(map(len, plan))
 
     def _split_batches(self, reporter: ProgressReporter) -> None:
@@ -496,40 +527,44 @@ class Trainer:
         epoch, first = self.state.epoch, self.state.batch
         while True:
             dataset = self.prepared.dataset_for_epoch(epoch)
-            plan = self._plan_epoch(dataset, epoch)
-            for number in range(first, len(plan)):
-                rows = plan[number]
+            for position, rows in self._plan_epoch(dataset, epoch).batches(first):
                 tokens = self.encoder.count_labels(dataset, rows)
                 micro_batches = self._collate(dataset, rows)
-                yield TrainingBatch(micro_batches, tokens, DataCursor(epoch, number + 1))
+                yield TrainingBatch(micro_batches, tokens, DataCursor(epoch, position))
             epoch, first = epoch + 1, 0
 
-    def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> list[RowIndices]:
-        """The rows of each batch of an epoch."""
-        training, new = self.training, self.prepared.new_rows
-        source, target = dataset.source_lengths, dataset.target_lengths
+    def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> EpochPlan:
+        """The batches of an epoch."""
+        training, new, rows = self.training, self.prepared.new_rows, None
         if new is not None:
-            rows = mix_rows(new, len(dataset) - new, training.mix, training.seed, epoch)
-            source, target = source[rows], target[rows]
-        if training.batching == "packed":
-            plan = plan_packed(source, target, self.packed_size, training.seed, epoch)
-        else:
-            plan = plan_batches(source, target, self.recipe.batch_tokens, training.seed, epoch)
-        return plan if new is None else [rows[batch] for batch in plan]
+            ranges = share_of_old_rows(new, len(dataset) - new, training.mix)
+            rows = EpochRows(ranges, training.seed, epoch)
+        elif (file_rows := self.prepared.file_rows) is not None:
+            shares = self.recipe.data.train.sampling_shares(file_rows)
+            rows = EpochRows(rows_by_share(file_rows, shares), training.seed, epoch)
+        lengths = dataset.source_lengths, dataset.target_lengths
+        return EpochPlan(*lengths, self._plan_pool, training.seed, epoch, rows)
+
+    def _plan_pool(
+        self, source_lengths: Lengths, target_lengths: Lengths, seed: int, epoch: int
+    ) -> list[RowIndices]:
+        """The batches of some rows of an epoch."""
+        if self.training.batching == "packed":
+            return plan_packed(source_lengths, target_lengths, self.packed_size, seed, epoch)
+        return plan_batches(source_lengths, target_lengths, self.recipe.batch_tokens, seed, epoch)
 
     @cached_property
     def packed_size(self) -> PackedSize:
         """The size of packed rows, the same for all copies of the training data."""
         datasets = self.prepared.copies or [self.prepared.train]
-        source = np.concatenate([dataset.source_lengths for dataset in datasets])
-        target = np.concatenate([dataset.target_lengths for dataset in datasets])
-        return packed_size(source, target, self.recipe.batch_tokens)
+        lengths = [(dataset.source_lengths, dataset.target_lengths) for dataset in datasets]
+        return common_packed_size(lengths, self.recipe.batch_tokens)
 
     @cached_property
     def packed_share_size(self) -> PackedSize:
         """The size of the packed rows of one of several processes; in a few batches a process needs two."""
         dataset = self.prepared.dataset_for_epoch(0)
-        plan, processes = self._plan_epoch(dataset, 0), self.group.size
+        plan, processes = self._plan_epoch(dataset, 0).pool(0), self.group.size
         size = share_size(plan, dataset.source_lengths, dataset.target_lengths, processes)
         for copy in self.prepared.copies:  # the longest text of each must fit
             size = PackedSize(
@@ -570,7 +605,14 @@ class Trainer:
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Turn dropout off and use the moving average as the weights for the duration of the with-block."""
+        """Turn dropout off and use the moving average as the weights for the duration of the with-block.
+
+        If the weights are sharded, all processes must call this.
+        """
+        if self.sharded:
+            with self._gathered_weights():
+                yield
+            return
         weights = None
         if self.ema is not None:
             weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
@@ -582,6 +624,31 @@ class Trainer:
             self.distributed_loss_fn.train()
             if weights is not None:
                 copy_weights(self.network, weights, "the weights")
+
+    @contextmanager
+    def _gathered_weights(self) -> Iterator[None]:
+        """``evaluation_mode`` of sharded weights: each process has all of them for the duration of the with-block."""
+        weights = None
+        if self.ema is not None:
+            weights = {name: tensor.clone() for name, tensor in named_weights(self.network).items()}
+            copy_weights(self.network, self.ema, "the moving average")
+        ema, self.ema, self.sharded = self.ema, None, False
+        try:
+            with gathered(self.loss_fn), self.evaluation_mode():
+                yield
+        finally:
+            self.ema, self.sharded = ema, True
+            if weights is not None:
+                copy_weights(self.network, weights, "the weights")
+
+    def gather_weights(self) -> None:
+        """End training: give each process all weights, and free the state of the optimizer."""
+        self.ema = None
+        if self.sharded:
+            self.train_step.ema = None
+            self.optimizer.state.clear()
+            gather(self.loss_fn)
+            self.sharded = False
 
     def validate(self) -> Validation:
         """The loss on all validation pairs, and the score of some of them, translated greedily."""
@@ -602,7 +669,12 @@ class Trainer:
         The model of a run that was finished before may be an average that is better than any single checkpoint. It is
         replaced only by better weights.
         """
-        if self.group.is_main:
+        if self.sharded:
+            if self.group.broadcast(not checkpoint_files(self.run.checkpoints)):
+                self.save()  # while the weights are sharded; a model without a checkpoint could not be resumed
+            with self.evaluation_mode():
+                self.validate_and_save_best(reporter)
+        elif self.group.is_main:
             self._validate_and_save_best(reporter)
             self.evaluation.dismiss()
         else:
@@ -625,7 +697,9 @@ class Trainer:
             self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
             with self.evaluation_mode():
-                self.select(named_weights(self.network), Selection(1, *validation.sort_key))
+                # Copies: FSDP cannot free weights that safetensors has read as arrays of numpy.
+                weights = {name: one.clone() for name, one in named_weights(self.network).items()}
+                self.select(weights, Selection(1, *validation.sort_key))
 
     def _show_samples(self, reporter: ProgressReporter) -> None:
         """Print the present translations of two validation pairs."""
@@ -704,18 +778,27 @@ class Trainer:
 
     def save(self) -> None:
         """Save a checkpoint, delete those no longer needed, and let the other processes wait for it."""
-        if self.group.is_main:
+        if self.group.is_main or self.sharded:
             self._save_checkpoint()
         self.group.barrier()
+        if self.mirror is not None:
+            self.mirror.update()
 
     def _save_checkpoint(self) -> None:
-        weights = named_weights(self.network)
+        weights, ema = named_weights(self.network), self.ema
+        optimizer = optimizer_state(self.optimizer, self.parameter_names)
+        if self.sharded:
+            main = self.group.is_main
+            weights, optimizer = gather_tensors(weights, main), gather_tensors(optimizer, main)
+            ema = None if ema is None else gather_tensors(ema, main)
+            if not main:
+                return
         if not all(bool(weight.isfinite().all()) for weight in weights.values()):
             raise NonFiniteError
+        self.run.check_owner()
         self.state.environment = describe_environment(self)
         path = self.run.checkpoints / checkpoint_name(self.state.step)
-        optimizer = optimizer_state(self.optimizer, self.parameter_names)
-        save_checkpoint(path, self.state, weights, self.ema, optimizer)
+        save_checkpoint(path, self.state, weights, ema, optimizer)
         files = checkpoint_files(self.run.checkpoints)
         delete_checkpoints(files, keep=[*self.selected_checkpoints(), path])
 
@@ -743,9 +826,10 @@ class Trainer:
         self.state, tensors = load_checkpoint(files[-1])
         if self.state.micro_batches > 1:
             self.cuda_graph_step = None  # which needs the whole batch as one row
-        copy_weights(self.network, tensors["model"], str(files[-1]))
+        own = named_weights(self.network)
+        copy_weights(self.network, shard_all(tensors["model"], own), str(files[-1]))
         if self.ema is not None:
-            self._set_ema({n: t.to(self.group.device) for n, t in tensors["ema"].items()})
+            self._set_ema(shard_all(tensors["ema"], own))
         load_optimizer_state(self.optimizer, self.parameter_names, tensors["optimizer"])
         if self.group.is_main and self.run.weights_file.exists():
             _, self.selection = self.run.read_weights()

@@ -5,7 +5,21 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from regard.data.batching import Batch, collate, mix_rows, plan_batches, plan_sorted
+from regard.data import batching
+from regard.data.batching import (
+    Batch,
+    EpochPlan,
+    EpochRows,
+    Lengths,
+    PackedSize,
+    RowRange,
+    collate,
+    permute,
+    plan_batches,
+    plan_packed,
+    plan_sorted,
+    share_of_old_rows,
+)
 from regard.data.cleaning import encode_pairs
 from regard.data.dataset import IntArray, RowIndices, TokenDataset, write_dataset
 from regard.data.pairs import Pair
@@ -188,6 +202,111 @@ def test_a_batch_moves_to_a_device(dataset: TokenDataset) -> None:
     assert {part.device.type for part in (batch.source, batch.target, batch.labels)} == {"meta"}
 
 
+# ---------------------------------------------------------------------------------------------
+# Epochs of large corpora, planned in pools
+
+
+@given(size=st.integers(1, 5000), seed=st.integers(0, 2**63), epoch=st.integers(0, 9))
+def test_the_keyed_permutation_is_one_and_any_part_of_it_is_computed_alone(
+    size: int, seed: int, epoch: int
+) -> None:
+    numbers = np.arange(size)
+    permuted = permute(numbers, size, (seed, epoch))
+    assert sorted(permuted.tolist()) == numbers.tolist()
+    part = numbers[size // 3 : size // 2]
+    assert permute(part, size, (seed, epoch)).tolist() == permuted[part].tolist()
+
+
+def test_the_keyed_permutation_depends_on_the_key_and_has_no_visible_order() -> None:
+    size = 100_000
+    one, other = (permute(np.arange(size), size, (1, epoch)) for epoch in range(2))
+    assert (one == other).mean() < 0.001
+    # Neighbours of a random permutation are neighbours again in 2 of ``size`` cases.
+    assert (abs(np.diff(one)) == 1).sum() < 12
+    assert abs(np.corrcoef(np.arange(size), one)[0, 1]) < 0.02
+    halves = one.reshape(100, -1) < size / 2
+    assert 0.42 < halves.mean(axis=1).min() < halves.mean(axis=1).max() < 0.58
+
+
+def padded(source: Lengths, target: Lengths, seed: int, epoch: int) -> list[RowIndices]:
+    return plan_batches(source, target, 400, seed, epoch)
+
+
+def packed(source: Lengths, target: Lengths, seed: int, epoch: int) -> list[RowIndices]:
+    return plan_packed(source, target, PackedSize(512, 512), seed, epoch)
+
+
+@pytest.fixture
+def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "POOL_ROWS", 256)
+    monkeypatch.setattr(batching, "BLOCK_ROWS", 8)
+
+
+@pytest.mark.parametrize("planner", [padded, packed])
+@pytest.mark.parametrize("rows", [1, 255, 256, 257, 1000, 2048])
+@pytest.mark.usefixtures("small_pools")
+def test_an_epoch_has_every_row_once_and_can_be_resumed_at_every_batch(
+    planner: batching.PoolPlanner, rows: int
+) -> None:
+    plan = EpochPlan(*realistic_lengths(rows), planner, seed=1, epoch=2)
+    whole = list(plan.batches())
+    assert plan.pools == -(-rows // 256)
+    assert sorted(row for _, some in whole for row in some) == list(range(rows))
+    for done, (position, _) in enumerate(whole, 1):
+        again = EpochPlan(*realistic_lengths(rows), planner, seed=1, epoch=2)
+        rest = list(again.batches(position))
+        assert [at for at, _ in rest] == [at for at, _ in whole[done:]]
+        assert equal([some for _, some in rest], [some for _, some in whole[done:]])
+
+
+def test_a_corpus_of_one_pool_has_the_batches_of_a_full_sort() -> None:
+    lengths = realistic_lengths(3000)
+    plan = EpochPlan(*lengths, padded, seed=1, epoch=2)
+    assert equal([rows for _, rows in plan.batches()], padded(*lengths, 1, 2))
+    assert [at for at, _ in plan.batches()] == [*range(1, len(plan.pool(0)) + 1)]
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_pools_mix_rows_of_the_whole_corpus_and_differ_between_epochs() -> None:
+    lengths = realistic_lengths(4096)
+    pools = [np.concatenate(EpochPlan(*lengths, padded, 1, epoch).pool(3)) for epoch in range(2)]
+    assert len({*pools[0].tolist()} & {*pools[1].tolist()}) < 128
+    assert len({row // 8 for row in pools[0].tolist()}) == 32  # blocks of neighbours
+    counts, _ = np.histogram(pools[0], 4, (0, 4096))
+    assert counts.min() >= 16  # of 64 expected
+
+
+def test_padding_grows_little_when_an_epoch_is_planned_in_pools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, target = realistic_lengths(300_000)
+
+    def planner(source: Lengths, target: Lengths, seed: int, epoch: int) -> list[RowIndices]:
+        return plan_batches(source, target, 2_500, seed, epoch)
+
+    def padding() -> float:
+        plan = EpochPlan(source, target, planner, 1, 0)
+        full = sum(
+            len(rows) * (int(source[rows].max()) + int(target[rows].max()) + 2)
+            for _, rows in plan.batches()
+        )
+        return 1 - (int(source.sum()) + int(target.sum()) + 2 * len(source)) / full
+
+    whole = padding()
+    monkeypatch.setattr(batching, "POOL_ROWS", 2**16)
+    assert padding() < whole + 0.015  # pools of 390 batches
+
+
+# ---------------------------------------------------------------------------------------------
+# Rows that an epoch uses
+
+
+def rows_of(ranges: list[RowRange], seed: int, epoch: int) -> RowIndices:
+    rows = EpochRows(ranges, seed, epoch)
+    return rows[np.arange(len(rows))]
+
+
+@pytest.mark.parametrize("small", [True, False])
 @given(
     new=st.integers(1, 50),
     old=st.integers(0, 70),
@@ -195,19 +314,32 @@ def test_a_batch_moves_to_a_device(dataset: TokenDataset) -> None:
     seed=st.integers(0, 9),
 )
 def test_mixed_epochs_have_all_new_rows_and_use_old_rows_in_turn(
-    new: int, old: int, share: float, seed: int
+    small: bool, new: int, old: int, share: float, seed: int
 ) -> None:
     count = round(new * share / (1 - share)) if old else 0
-    epochs = [mix_rows(new, old, share, seed, epoch) for epoch in range(4)]
+    ranges = share_of_old_rows(new, old, share)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "POOL_ROWS", 2**20 if small else 8)
+        patch.setattr(batching, "BLOCK_ROWS", 4)
+        epochs = [rows_of(ranges, seed, epoch) for epoch in range(4)]
+        assert rows_of(ranges, seed, 3).tolist() == epochs[3].tolist()
     assert all(rows[:new].tolist() == list(range(new)) for rows in epochs)
     drawn = np.concatenate([rows[new:] for rows in epochs])
     assert len(drawn) == 4 * count
     assert all(new <= row < new + old for row in drawn)
     uses = np.bincount(drawn - new, minlength=old) if old else np.zeros(1)
     assert uses.max() - uses.min() <= 1  # no row is used again before all others have been
-    assert mix_rows(new, old, share, seed, 3).tolist() == epochs[3].tolist()
 
 
 def test_old_rows_come_in_another_order_in_each_pass_and_for_each_seed() -> None:
-    rows = [mix_rows(50, 50, 0.5, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    ranges = share_of_old_rows(50, 50, 0.5)
+    rows = [rows_of(ranges, seed, epoch).tolist() for seed, epoch in ((1, 0), (1, 1), (2, 0))]
     assert len({tuple(one) for one in rows}) == 3
+
+
+def test_rows_of_a_mixed_epoch_are_those_of_earlier_versions() -> None:
+    rows = rows_of(share_of_old_rows(3, 5, 0.6), 7, 1)
+    drawn = np.concatenate(
+        [np.random.default_rng([7, cycle, 5]).permutation(5) for cycle in range(2)]
+    )
+    assert rows.tolist() == [0, 1, 2, *(3 + drawn[4:8])]

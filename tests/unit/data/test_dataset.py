@@ -40,8 +40,16 @@ def test_every_pair_round_trips_with_any_size_of_record_batches(
     assert counts == CleaningCounts(read=500, kept=500)
     assert [path.name for path in tmp_path.iterdir()] == ["a.arrow"]
     encoded = tokenizer.source.encode([pair.source for pair in PAIRS])
-    assert dataset.source_lengths.tolist() == list(map(len, encoded))
-    assert dataset.source_lengths.dtype == dataset.target_lengths.dtype == np.int32
+    lengths = dataset.source_lengths
+    assert list(lengths) == list(map(len, encoded))
+    assert (
+        lengths[:].dtype == np.asarray(lengths).dtype == dataset.target_lengths[:].dtype == np.int32
+    )
+    assert (lengths.sum(), lengths.max()) == (sum(lengths), max(lengths))
+    assert lengths[499] == lengths[np.array([3, 499])][1] == lengths[499:][0] == len(encoded[499])
+    for row in (-1, 500):
+        with pytest.raises(IndexError):
+            lengths[row]
 
 
 @given(pairs=st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=20))
@@ -164,8 +172,8 @@ def test_no_flipped_byte_leads_to_reads_outside_the_file(
         except RegardError:
             continue
         for starts, lengths in (
-            (dataset.source_starts, dataset.source_lengths),
-            (dataset.target_starts, dataset.target_lengths),
+            (dataset.source_starts[:], dataset.source_lengths[:]),
+            (dataset.target_starts[:], dataset.target_lengths[:]),
         ):
             assert (starts >= 0).all()
             assert (lengths >= 0).all()

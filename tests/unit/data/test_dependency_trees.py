@@ -230,7 +230,7 @@ def test_every_line_has_a_tree_except_blank_lines(tmp_path: Path) -> None:
         ("ist zum Hause\nHund\n", ("", ""), r"a.conllu:2, line 1 of .*a.src: .* nothing more where the text has 'e'"),
         ("ist zum Haus\nHuhn\n", ("", ""), r"a.conllu:9, line 2 of .*a.src: .* it has 'nd' where the text has 'hn'"),
         ("ist zum Haus\nHund\nHund\n", ("", ""), r"a.conllu: there is no tree for line 3 of .*a.src"),
-        ("ist zum Haus\n", ("", ""), r"a.conllu:9: one tree too many: .*a.src has only 1 lines"),
+        ("ist zum Haus\n", ("", ""), r"a.conllu:9: more trees than lines: .*a.src has only 1 lines"),
         ("ist zum Haus\nHund\n", ("_\t1\tobl", "_\t4\tobl"), r"not a tree: word 2 \('zu'\) is not connected"),
         ("ist zum Haus\nHund\n", ("_\t1\tobl", "_\t7\tobl"), r"has head 7, but there are only 4 words"),
     ],

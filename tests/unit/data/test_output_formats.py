@@ -54,7 +54,7 @@ def test_equal_pairs_give_equal_files(tmp_path: Path) -> None:
     ("name", "pair", "message"),
     [
         ("p.tsv", Pair("a\tb", "c"), "p.tsv: 'a\\tb' contains a tab or a line break"),
-        ("p.tmx", Pair("a\x07", "c"), "p.tmx: XML cannot contain the character of 'a\\x07'"),
+        ("p.tmx", Pair("a\x07", "c"), "p.tmx: XML cannot represent a character in 'a\\x07'"),
         ("p.xlsx", Pair("a\x07", "c"), "p.xlsx: a spreadsheet cannot contain"),
     ],
 )

@@ -16,7 +16,7 @@ from regard.data.misalignment import viterbi
 from regard.data.pair_batch import PairBatch, batches
 from regard.data.pairs import Pair
 from regard.data.quality import QUALITY_RULES, Misaligned, RuleSet, make_rules, survey
-from regard.data.text_batch import MAX_WORDS, STEM, KeyCounter, TextBatch, character_table
+from regard.data.text_batch import HAN, MAX_WORDS, STEM, KeyCounter, TextBatch, character_table
 from regard.demo.grammar import generate
 from regard.errors import RegardError
 
@@ -84,6 +84,33 @@ NOISE = [
 def test_each_rule_finds_its_noise(rule: str, pair: Pair, facts: quality.CorpusFacts) -> None:
     skip = [] if rule == "language" else ["language"]
     assert rule in found([pair], facts, skip=skip)
+
+
+def test_two_sides_in_one_language_are_not_swapped(facts: quality.CorpusFacts) -> None:
+    """Only if each side looks like the other one are they swapped."""
+    german = "Die Frau ist zu müde, und die Straße war zu breit."
+    assert "swapped" not in found([DOG._replace(source=german)], facts, skip=["language"])
+    english = "The woman is too tired and the street was too wide."
+    assert "swapped" not in found([DOG._replace(target=english)], facts, skip=["language"])
+
+
+@pytest.mark.parametrize(
+    ("character", "script"),
+    [
+        ("a", "LATIN"),
+        ("Ａ", "LATIN"),  # full width
+        ("ж", "CYRILLIC"),
+        ("한", "HANGUL"),
+        ("ﾡ", "HANGUL"),  # half width
+        ("犬", HAN),
+        ("ひ", HAN),
+        ("カ", HAN),
+        ("!", "none"),
+    ],
+)
+def test_the_script_of_a_character(character: str, script: str) -> None:
+    table = character_table()
+    assert table.names[table.scripts[ord(character)]] == script
 
 
 def test_every_rule_has_an_example() -> None:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import assume, example, given, settings, strategies as st
 
-from regard.decoding.constraints import Constraints, Phrase, Spelling, WordBoundaries, tokens_needed
+from regard.decoding.constraints import Constraints, WordBoundaries, _fallback
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.decoding.logits_processors import LogitsProcessor, NoRepeatNgram
+from regard.decoding.outputs import Phrase, Spelling, tokens_needed
 from tests.unit.decoding.mock_model import (
     BOS,
     EOS,
@@ -104,6 +105,15 @@ def test_every_phrase_is_generated_as_often_as_required(
                 count_occurrences(one.tokens, phrase, boundaries) >= phrase.times
                 for phrase in phrases
             )
+
+
+@pytest.mark.parametrize(("ends_word", "expected"), [(True, 1), (False, 0)])
+def test_a_spelling_begins_again_only_at_a_word_boundary(ends_word: bool, expected: int) -> None:
+    """After 2 3 2 and a mismatch, the last 2 is a new beginning if 3 ends a word."""
+    spelling = Spelling((2, 3, 2, 4), boundary_before=True)
+    every = [True, True, True, ends_word, True]
+    assert _fallback(spelling, every) == [0, 0, 0, expected, 0]
+    assert _fallback(spelling._replace(boundary_before=False), every) == [0, 0, 0, 1, 0]
 
 
 @settings(max_examples=15)

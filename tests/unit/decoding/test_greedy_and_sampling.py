@@ -10,8 +10,12 @@ from hypothesis import given, settings, strategies as st
 
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy, sample
-from regard.decoding.hypotheses import Hypothesis
-from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS, LengthNormalization
+from regard.decoding.length_penalty_and_stopping import (
+    LENGTH_NORMALIZATIONS,
+    LengthNormalization,
+    gnmt_length_penalty,
+)
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from tests.unit.decoding.mock_model import (
     BOS,
@@ -113,7 +117,7 @@ def test_a_hypothesis_without_eos_is_truncated_at_the_maximum_length() -> None:
     [one] = greedy(MockStep(endless), initial_state(1), max_lengths=[3], bos=BOS, eos=EOS)
     total = one.log_probability
     assert one == Hypothesis.scored(
-        [2, 2, 2], one.token_log_probabilities, total, length_penalty=0.0
+        [2, 2, 2], one.token_log_probabilities, total, 0.0, gnmt_length_penalty
     )
     assert not one.finished
     assert one.log_probability == pytest.approx(3 * math.log(0.75))

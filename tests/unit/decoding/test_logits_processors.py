@@ -1,4 +1,4 @@
-"""Logits processors: no repeated n-grams, the coverage penalty, diverse beam groups, and their combination."""
+"""Logits processors: no repeated n-grams, repetition and coverage penalty, diverse beam groups, their combination."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,6 +17,7 @@ from regard.decoding.logits_processors import (
     DiverseBeamGroups,
     LogitsProcessorList,
     NoRepeatNgram,
+    RepetitionPenalty,
 )
 from tests.unit.decoding.mock_model import (
     BOS,
@@ -25,6 +26,7 @@ from tests.unit.decoding.mock_model import (
     Prefix,
     exhaustive,
     initial_state,
+    log_probabilities,
     random_model,
     search,
 )
@@ -83,6 +85,43 @@ def test_the_first_possible_repetition_is_forbidden(n: int) -> None:
         processors=[NoRepeatNgram(n)],
     )
     assert one.tokens == [*[2] * n, 3]
+
+
+# RepetitionPenalty
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**6), penalty=st.sampled_from([0.5, 1.3, 3.0]))
+def test_repeated_tokens_are_penalized_once_each(seed: int, penalty: float) -> None:
+    """The best of all sequences, scored independently; a token counts as repeated however often it occurred."""
+
+    def score(tokens: Prefix) -> float:
+        each = log_probabilities(model, 0, (*tokens, EOS))
+        factors = [penalty if one in tokens[:i] else 1.0 for i, one in enumerate((*tokens, EOS))]
+        total = sum(factor * value for factor, value in zip(factors, each, strict=True))
+        return total / gnmt_length_penalty(len(tokens) + 1, 0.6)
+
+    model = random_model(seed, 4, spread=3.0)
+    every = [(score(tokens), tokens) for _, tokens in exhaustive(model, 4, 4, 0.6, (BOS,))]
+    ((best,),) = search(model, [RepetitionPenalty(penalty)], max_lengths=[4], beam=200)
+    expected_score, expected_tokens = max(every)
+    assert tuple(best.tokens) == expected_tokens
+    assert best.score == pytest.approx(expected_score)
+
+
+def test_a_repetition_penalty_ends_a_loop() -> None:
+    """The model always prefers token 2, with log-probability -0.02, to token 3, with -4.02."""
+    for penalty, expected in ((1.0, [2, 2, 2]), (100.0, [2, 2, 2]), (300.0, [2, 3, 2])):
+        (one,) = greedy(
+            MockStep(lambda sentence, prefix: [-9.0, -9.0, 9.0, 5.0]),
+            initial_state(1),
+            max_lengths=[3],
+            bos=BOS,
+            eos=EOS,
+            suppressed=[BOS],
+            processors=[RepetitionPenalty(penalty)],
+        )
+        assert one.tokens == expected, penalty
 
 
 # CoveragePenalty

@@ -330,3 +330,83 @@ def odt(content: str = ODT_CONTENT) -> bytes:
     )
     parts = {"mimetype": kind, "content.xml": content, "META-INF/manifest.xml": manifest}
     return archive(parts, stored=("mimetype",))
+
+
+# ---------------------------------------------------------------------------------------------
+# Sources from which LibreOffice makes documents of all kinds
+
+_NAMESPACES = "\n".join(
+    f'xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{uri or name}:1.0"'
+    for name, uri in {
+        "office": "", "text": "", "table": "", "style": "", "presentation": "", "fo": "xsl-fo-compatible",
+        "draw": "drawing", "svg": "svg-compatible",
+    }.items()
+)  # fmt: skip
+
+
+def _flat(kind: str, content: str) -> str:
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<office:document {_NAMESPACES} xmlns:dc="http://purl.org/dc/elements/1.1/" xmlns:xlink="http://www.w3.org/1999/xlink"
+ office:version="1.3" office:mimetype="application/vnd.oasis.opendocument.{kind}">
+<office:automatic-styles>
+<style:style style:name="bold" style:family="text"><style:text-properties fo:font-weight="bold"/></style:style>
+<style:style style:name="sub" style:family="text"><style:text-properties style:text-position="sub 58%"/></style:style>
+<style:style style:name="rtl" style:family="paragraph"><style:paragraph-properties style:writing-mode="rl-tb"/>
+</style:style><style:style style:name="ruby" style:family="ruby"/>
+</office:automatic-styles>
+<office:master-styles><style:master-page style:name="master"/></office:master-styles>
+<office:body><office:{kind}>{content}</office:{kind}></office:body></office:document>
+"""
+
+
+_CHANGE = "<office:change-info><dc:creator>A</dc:creator><dc:date>2024-01-02T03:04:05</dc:date></office:change-info>"
+
+FLAT_TEXT = _flat(
+    "text",
+    f"""<text:tracked-changes>
+<text:changed-region text:id="c1"><text:insertion>{_CHANGE}</text:insertion></text:changed-region>
+<text:changed-region text:id="c2"><text:deletion>{_CHANGE}<text:p>very </text:p></text:deletion></text:changed-region>
+</text:tracked-changes>
+<text:h text:outline-level="1">The big dog</text:h>
+<text:p>The <text:span text:style-name="bold">big</text:span> dog<text:note text:id="n" text:note-class="footnote"
+><text:note-citation>1</text:note-citation><text:note-body><text:p>A note about the dog.</text:p></text:note-body
+></text:note> slept. See <text:a xlink:type="simple" xlink:href="http://x.y/">this page</text:a>.</text:p>
+<text:p>It was <text:change text:change-id="c2"/><text:change-start text:change-id="c1"/>too <text:change-end
+ text:change-id="c1"/>tired<office:annotation office:name="c"><dc:creator>B</dc:creator><text:p>A comment here.</text:p
+></office:annotation> today<office:annotation-end office:name="c"/>. H<text:span text:style-name="sub">2</text:span>O
+is water. Page <text:page-number>1</text:page-number>.</text:p>
+<text:list><text:list-item><text:p>First item</text:p>
+<text:list><text:list-item><text:p>Nested item</text:p>
+<text:list><text:list-item><text:p>Deep item</text:p></text:list-item></text:list></text:list-item></text:list>
+</text:list-item></text:list>
+<table:table table:name="t"><table:table-column table:number-columns-repeated="2"/>
+<table:table-row><table:table-cell table:number-columns-spanned="2"><text:p>Merged cell</text:p></table:table-cell>
+<table:covered-table-cell/></table:table-row>
+<table:table-row><table:table-cell table:number-rows-spanned="2"><text:p>Left cell</text:p></table:table-cell>
+<table:table-cell><text:p>Right cell</text:p></table:table-cell></table:table-row>
+<table:table-row><table:covered-table-cell/><table:table-cell><text:p>Last</text:p></table:table-cell></table:table-row>
+</table:table>
+<text:p text:style-name="rtl">שלום עולם and more words</text:p>
+<text:p>The word <text:ruby text:style-name="ruby"><text:ruby-base>漢字</text:ruby-base
+><text:ruby-text>kanji</text:ruby-text></text:ruby> is here.</text:p>
+<text:p><draw:frame draw:name="f" text:anchor-type="as-char" svg:width="5cm" svg:height="2cm"><draw:text-box>
+<text:p>Inside the box</text:p></draw:text-box></draw:frame></text:p>
+<text:p>Name<text:tab/>Value<text:line-break/>New line<text:s text:c="3"/>spaced</text:p>""",
+)
+
+FLAT_PRESENTATION = _flat(
+    "presentation",
+    """<draw:page draw:name="p" draw:master-page-name="master">
+<draw:frame svg:width="20cm" svg:height="3cm" svg:x="1cm" svg:y="1cm"><draw:text-box>
+<text:p>The <text:span text:style-name="bold">big</text:span> dog</text:p></draw:text-box></draw:frame>
+<draw:frame svg:width="20cm" svg:height="8cm" svg:x="1cm" svg:y="5cm"><draw:text-box>
+<text:list><text:list-item><text:p>First item</text:p>
+<text:list><text:list-item><text:p>Nested item</text:p></text:list-item></text:list></text:list-item></text:list>
+</draw:text-box></draw:frame>
+<draw:frame svg:width="20cm" svg:height="4cm" svg:x="1cm" svg:y="14cm"><table:table>
+<table:table-column/><table:table-column/><table:table-row>
+<table:table-cell><text:p>Left cell</text:p></table:table-cell>
+<table:table-cell><text:p>Right cell</text:p></table:table-cell></table:table-row></table:table></draw:frame>
+<presentation:notes><draw:frame presentation:class="notes" svg:width="15cm" svg:height="10cm" svg:x="1cm" svg:y="14cm">
+<draw:text-box><text:p>A speaker note.</text:p></draw:text-box></draw:frame></presentation:notes></draw:page>""",
+)

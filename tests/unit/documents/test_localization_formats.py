@@ -91,6 +91,36 @@ def test_xliff() -> None:
     assert '<segment state="translated">' in translate("b.xlf", samples.XLIFF2, copy).decode()
 
 
+def test_empty_segments_of_an_xliff_target_are_filled() -> None:
+    source = samples.XLIFF.replace("</trans-unit>", "", 0)
+    unit = (
+        '<trans-unit id="s"><source>One. Two.</source><seg-source><mrk mtype="seg" mid="1">One.</mrk> '
+        '<mrk mtype="seg" mid="2">Two.</mrk></seg-source>'
+    )
+    empty = (
+        '<target><mrk mtype="seg" mid="1"></mrk> <mrk mtype="seg" mid="2"/></target></trans-unit>'
+    )
+    source = source.replace("</body>", f"{unit}{empty}</body>")
+    filled = translate("a.xlf", source, str.upper).decode()
+    target = (
+        '<target><mrk mtype="seg" mid="1">ONE.</mrk> <mrk mtype="seg" mid="2">TWO.</mrk></target>'
+    )
+    assert unit + target in filled
+
+
+def test_html_in_a_message_is_no_text() -> None:
+    """The tags of HTML and of components move with their words; other names in angle brackets are placeholders."""
+    message = 'The <b>big</b> dog <a href=\\"x\\">slept</a>.<br>See <0>this</0> and <file>.'
+    source = f'{{"a": "{message}"}}'
+    assert parse("a.json", source).sentences == ["The big dog slept.", "See this and {1}."]
+    assert translate("a.json", source, copy).decode() == source
+    assert json.loads(reverse("a.json", source))["a"] == (
+        '. <a href="x">slept</a> dog <b>big</b> The<br>. <file> and <0>this</0> See'
+    )
+    po = 'msgid "Click <strong>here</strong>"\nmsgstr ""\n'
+    assert b'msgstr "CLICK <strong>HERE</strong>"' in translate("a.po", po, str.upper)
+
+
 def test_tmx() -> None:
     filled = translate("a.tmx", samples.TMX, str.upper).decode()
     assert '\n      <tuv xml:lang="de"><seg>THE DOG.</seg></tuv>\n    </tu>' in filled

@@ -146,6 +146,9 @@ def test_an_unpaired_tag_ends_its_sentence() -> None:
     assert split_html("a <b>dog. A</b> cat").sentences == ["a", "dog.", "A", "cat"]
     assert split_html("<b>A dog. A cat.</b>", "en").sentences == ["A dog.", "A cat."]
     assert split_html("a <b><i>dog</b></i> cat").sentences == ["a", "dog", "cat"]
+    # Without a space between sentences, a closing tag belongs to the sentence before it.
+    assert split_html("犬が<b>走る。</b>猫が寝る。", "ja").sentences == ["犬が走る。", "猫が寝る。"]
+    assert split_html("犬が走る。<b>猫</b>が寝る。", "ja").sentences == ["犬が走る。", "猫が寝る。"]
     many = "a " + "<b>dog</b> " * 65
     assert len(split_html(many).sentences) == 66
 
@@ -165,6 +168,8 @@ def test_an_unpaired_tag_ends_its_sentence() -> None:
             "<div translate='no'>a<br>b<div>c</div>d</div>E",
         ),
         ("<img translate=no>a<code/>b", "<img translate=no>A<code/>B"),
+        ('<b class="x notranslate">a</b>b', '<b class="x notranslate">a</b>B'),
+        ('<b class="notranslated">a</b> b', '<b class="notranslated">A</b> B'),
         ("<!-- a -->b<!-->c<!DOCTYPE html>d", "<!-- a -->B<!-->C<!DOCTYPE html>D"),
         ("a < b <3 c", "A &lt; B &lt;3 C"),
         ("a <b unclosed", "A <b unclosed"),

@@ -112,19 +112,68 @@ def test_spans_notes_and_fields_of_an_opendocument_text_stay() -> None:
     assert "<text:p>Name<text:tab/>Value</text:p><text:p/>" in content
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_libreoffice_opens_the_result(name: str, tmp_path: Path) -> None:
-    office = shutil.which("soffice") or shutil.which("libreoffice")
-    if office is None:
-        pytest.skip("LibreOffice (soffice) is not installed")
-    if name == "a.pptx":
-        pytest.skip("the sample has only a slide, not a whole presentation")
-    (tmp_path / name).write_bytes(reverse(name, FILES[name]))
-    subprocess.run(
-        [office, "--headless", "--convert-to", "txt:Text", "--outdir", tmp_path, tmp_path / name],
-        check=True,
-        capture_output=True,
-        timeout=120,
+def test_tracked_changes_of_word_do_not_split_a_sentence() -> None:
+    body = samples.DOCX_BODY.partition("<w:body>")[0] + (
+        "<w:body><w:p><w:r><w:t>It was </w:t></w:r><w:del w:id='1'><w:r><w:delText>very </w:delText></w:r></w:del>"
+        "<w:ins w:id='2'><w:r><w:t>too </w:t></w:r></w:ins><w:r><w:t>tired.</w:t></w:r></w:p></w:body></w:document>"
     )
-    text = (tmp_path / name).with_suffix(".txt").read_text(encoding="utf-8-sig")
-    assert "dog big The" in text
+    file = samples.docx(body)
+    assert "It was too tired." in parse("a.docx", file).sentences
+    document = part(reverse("a.docx", file), "word/document.xml")
+    inserted = "<w:ins w:id='2'><w:r><w:t xml:space=\"preserve\">too</w:t></w:r></w:ins>"
+    assert inserted in document
+    assert document.count("<w:delText>very </w:delText>") == 1
+
+
+def test_the_end_of_a_comment_in_opendocument_is_no_word() -> None:
+    content = samples.ODT_CONTENT.replace(
+        "<text:p/>", '<text:p>The dog<office:annotation-end office:name="c"/>.</text:p>'
+    )
+    assert "The dog." in parse("a.odt", samples.odt(content)).sentences
+
+
+# ---------------------------------------------------------------------------------------------
+# LibreOffice
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], Path]:
+    """A function that converts a file to a format with LibreOffice."""
+    program = shutil.which("soffice") or shutil.which("libreoffice")
+    if program is None:
+        pytest.skip("LibreOffice (soffice) is not installed")
+    folder = tmp_path_factory.mktemp("office")
+
+    def convert(file: Path, suffix: str) -> Path:
+        command = [program, f"-env:UserInstallation={(folder / 'profile').as_uri()}", "--headless"]
+        command += ["--convert-to", suffix, "--outdir", str(folder), str(file)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
+        result = folder / f"{file.stem}.{suffix.partition(':')[0]}"
+        assert result.is_file(), done.stderr
+        return result
+
+    return convert
+
+
+@pytest.mark.parametrize("suffix", ["docx", "odt", "pptx", "odp"])
+def test_files_of_libreoffice_survive(
+    suffix: str, office: Callable[[Path, str], Path], tmp_path: Path
+) -> None:
+    """A copied file has the same parts; LibreOffice opens a translated one, with all of its words."""
+    is_text = suffix in ("docx", "odt")
+    source = tmp_path / ("a.fodt" if is_text else "a.fodp")
+    source.write_text(samples.FLAT_TEXT if is_text else samples.FLAT_PRESENTATION, "utf-8")
+    original = office(source, suffix).read_bytes()
+    copied = translate(f"a.{suffix}", original, copy)
+    assert [data for _, data in read_archive(copied)] == [
+        data for _, data in read_archive(original)
+    ]
+    translated = tmp_path / f"b.{suffix}"
+    translated.write_bytes(reverse(translated.name, original))
+    opened = office(translated, "txt:Text" if is_text else "fodp").read_text(encoding="utf-8-sig")
+    text = " ".join(re.sub(r"<[^>]*>", " ", opened).split())
+    expected = ["dog big The", "item First", "item Nested", "cell Left", "cell Right"]
+    if is_text:
+        expected += ["page this See", "cell Merged", "item Deep", "more and", "漢字", "line New"]
+    for words in expected:
+        assert words in text

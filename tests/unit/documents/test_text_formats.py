@@ -107,6 +107,21 @@ def test_markdown_keeps_its_structure() -> None:
         assert part in translated
 
 
+@pytest.mark.parametrize(
+    ("source", "translated"),
+    [
+        ("* item\n\ttext after a tab\n", "* ITEM TEXT AFTER A TAB\n"),
+        ("Term\n: Its definition.\n", "TERM\n: ITS DEFINITION.\n"),
+        ("A ***both** one* here.\n", "A ***BOTH** ONE* HERE.\n"),
+        ("A word^[A note.] here.\n", "A WORD^[A NOTE.] HERE.\n"),
+        ("````\n```\nx\n```\n````\ny\n", "````\n```\nx\n```\n````\nY\n"),
+    ],
+)
+def test_rare_constructs_of_markdown_survive(source: str, translated: str) -> None:
+    assert translate("a.md", source, copy).decode() == source
+    assert translate("a.md", source, str.upper).decode() == translated
+
+
 def test_inline_formats_of_markdown_follow_their_words() -> None:
     source = "The **big** `x` dog [sees *us*](u).\n"
     assert reverse("a.md", source).decode() == ". [*us* sees](u) dog `x` **big** The\n"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from regard.experiments.claims import CLAIMS, Expectation, Relation
 from regard.experiments.lab import (
     CONFIRMED,
     CONTRADICTED,
+    DIVERGED,
+    FEW,
     MEASUREMENTS,
     NOT_AT_THIS_SIZE,
     SIZES,
@@ -24,6 +29,7 @@ from regard.experiments.lab import (
     run_lab,
     stored_results,
     variant_name,
+    write_lab_corpus,
 )
 from regard.experiments.statistics import Estimate
 
@@ -50,7 +56,10 @@ def test_a_verdict_follows_from_the_interval(
     relation: Relation, low: float, high: float, verdict: str
 ) -> None:
     difference = Estimate((low + high) / 2, low, high)
-    assert judge(Expectation("a", relation, "b"), difference) == verdict
+    assert judge(Expectation("a", relation, "b", "BLEU"), difference) == verdict
+    # A low loss is better; its margin is smaller.
+    loss = Estimate(*(one * -math.log(1.1) for one in (difference.value, high, low)))
+    assert judge(Expectation("a", relation, "b", "loss"), loss) == verdict
 
 
 def test_one_seed_gives_no_verdict() -> None:
@@ -89,8 +98,9 @@ def test_benchmarks_are_judged(name: str) -> None:
     assert evidence is not None
     assert evidence.verdict in (CONFIRMED, NOT_AT_THIS_SIZE, CONTRADICTED)
     assert evidence.facts
-    assert ElementTree.fromstring(evidence.figure).tag.endswith("svg")
-    assert "figure" not in evidence.to_json()
+    (figure,) = evidence.figures.values()
+    assert ElementTree.fromstring(figure).tag.endswith("svg")
+    assert "figures" not in evidence.to_json()
 
 
 def test_the_committed_numbers_give_the_verdicts_of_the_benchmarks() -> None:
@@ -109,10 +119,17 @@ def test_the_committed_numbers_give_the_verdicts_of_the_benchmarks() -> None:
     assert {name: one["verdict"] for name, one in stored.items()} == verdicts
 
 
-def trained(variant: str, scores: list[float | None], run: str) -> list[dict[str, object]]:
+def trained(variant: str, losses: list[float | None], run: str) -> list[dict[str, object]]:
+    """Trainings with a loss, and BLEU of 100 times the loss."""
     return [
-        {"variant": variant, "seed": seed, "score": score, "run": f"{run}-{seed}", "details": {}}
-        for seed, score in enumerate(scores, 1)
+        {
+            "variant": variant,
+            "seed": seed,
+            "score": None if loss is None else 100 * loss,
+            "run": f"{run}-{seed}",
+            "details": {} if loss is None else {"loss": loss, "curve": [[1, 5.0], [2, loss]]},
+        }
+        for seed, loss in enumerate(losses, 1)
     ]
 
 
@@ -120,28 +137,89 @@ def test_an_experiment_is_judged_when_all_seeds_are_there() -> None:
     claim = CLAIMS["scale-by-sqrt-dk"]
     worse = "model.attention.score=dot_product"
     known = {"the recipe", worse}
-    base = trained("the recipe", [30.0, 31.0, 32.0], "base")
-    trainings = [*base, *trained(worse, [10.0, None], "other")]
+    base = trained("the recipe", [0.30, 0.35, 0.40], "base")
+    trainings = [*base, *trained(worse, [0.5, 0.56], "other")]
     content = {"trainings": trainings}
     assert judge_experiment(claim, content, "cpu", 3, known) is None
-    trainings += trained(worse, [0.0, 0.0, 11.0], "other")[2:]
+    trainings += trained(worse, [0.0, 0.0, 0.6], "other")[2:]
     evidence = judge_experiment(claim, content, "cpu", 3, known)
     assert evidence is not None
-    assert evidence.groups == {"scaled": [30.0, 31.0, 32.0], "not scaled": [10.0, 0.0, 11.0]}
+    assert evidence.groups["loss"] == {"scaled": [0.3, 0.35, 0.4], "not scaled": [0.5, 0.56, 0.6]}
     assert evidence.verdict == CONFIRMED
-    assert evidence.facts[0].startswith("not scaled -24.0 BLEU (")
+    # Two variants: the paired t-test of the logarithms.
+    assert evidence.facts == ["not scaled: loss × 1.59, worse (1.39 to 1.81), against scaled"]
+    assert {*evidence.figures} == {"loss", "curves"}
+    assert evidence.curves["scaled"] == [(1, 5.0), (2, pytest.approx(0.35))]
 
 
-def test_decoding_claims_are_judged_seed_by_seed() -> None:
+def test_a_training_that_diverged_knows_nothing() -> None:
+    claim = CLAIMS["scale-by-sqrt-dk"]
+    worse = "model.attention.score=dot_product"
+    trainings = [
+        *trained("the recipe", [0.3, 0.3, 0.31], "base"),
+        *trained(worse, [None, None, None], "other"),
+    ]
+    evidence = judge_experiment(claim, {"trainings": trainings}, "cpu", 3, {"the recipe", worse})
+    assert evidence is not None
+    assert evidence.groups["loss"]["not scaled"] == [DIVERGED["loss"]] * 3
+    assert evidence.groups["BLEU"]["not scaled"] == [0.0] * 3
+    assert evidence.verdict == CONFIRMED
+
+
+def test_more_variants_tell_more_about_the_noise() -> None:
+    claim = CLAIMS["scale-by-sqrt-dk"]
+    worse = "model.attention.score=dot_product"
+    trainings = [
+        *trained("the recipe", [0.30, 0.35, 0.40], "base"),
+        *trained(worse, [0.5, 0.56, 0.6], "other"),
+    ]
+    few, many = (
+        judge_experiment(claim, {"trainings": some}, "cpu", 3, {"the recipe", worse})
+        for some in (trainings, [*trainings, *trained("third", [0.31, 0.36, 0.39], "third")])
+    )
+    assert few is not None
+    assert many is not None
+    assert few.checked[0].difference.value == many.checked[0].difference.value
+    low, lower = (one.checked[0].difference.low or 0.0 for one in (many, few))
+    assert low > lower > 0
+
+
+def test_a_claim_can_be_about_loss_and_bleu() -> None:
+    names = ["the recipe", "training.label_smoothing=0"]
+    trainings = [
+        *trained(names[0], [0.5, 0.6, 0.7], "smoothed"),
+        *trained(names[1], [0.4, 0.5, 0.601], "not"),
+    ]
+    evidence = judge_experiment(
+        CLAIMS["label-smoothing"], {"trainings": trainings}, "cpu", 3, {*names}
+    )
+    assert evidence is not None
+    assert [one.verdict for one in evidence.checked] == [CONFIRMED, CONFIRMED]
+    assert {*evidence.figures} == {"loss", "BLEU", "curves"}
+
+
+def test_decoding_claims_are_judged_by_bleu() -> None:
     names = ["the recipe", "decoding.beam=4"]
     trainings = [
-        *trained(names[0], [10.0, 30.0, 50.0], "run"),
-        *trained(names[1], [11.0, 31.0, 51.1], "run"),
+        *trained(names[0], [0.10, 0.30, 0.50], "run"),
+        *trained(names[1], [0.11, 0.31, 0.511], "run"),
     ]
     content, known = {"trainings": trainings}, {*names}
     evidence = judge_experiment(CLAIMS["beam-or-greedy"], content, "cpu", 3, known)
     assert evidence is not None
     assert evidence.verdict == CONFIRMED
+
+
+def test_the_corpus_of_the_lab_has_few_words(tmp_path: Path) -> None:
+    size = replace(SIZES["cpu"], pairs={"train": 600, "valid": 20, "test": 20})
+    write_lab_corpus(tmp_path, size)
+    lines = (tmp_path / "train.en").read_text(encoding="utf-8").splitlines()
+    assert len({*lines}) == 600
+    words = {word for line in lines for word in re.findall(r"[\w']+|[^\w\s]", line.lower())}
+    assert len(words) <= size.words
+    assert max(len(line.split()) for line in lines) <= size.longest
+    assert (tmp_path / "few.en").read_text(encoding="utf-8").splitlines() == lines[:FEW]
+    assert (tmp_path / "test.de").exists()
 
 
 def test_unknown_names_are_refused_together(tmp_path: Path) -> None:

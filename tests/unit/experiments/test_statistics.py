@@ -2,9 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from regard.experiments.statistics import (
+    block_deviation,
+    block_difference,
     contrast,
     mean_over_seeds,
     pooled_deviation,
@@ -53,3 +56,24 @@ def test_deviation_is_pooled_within_groups() -> None:
     assert deviation == pytest.approx(math.sqrt(2))
     assert freedom == 2
     assert pooled_deviation([[1.0]]) == (0.0, 0)
+
+
+def test_a_block_design_of_two_groups_is_the_paired_test() -> None:
+    ours, theirs = [1.0, 2.5, 2.0, 4.0], [0.5, 1.0, 1.8, 2.0]
+    paired = contrast([(1.0, [a - b for a, b in zip(ours, theirs, strict=True)])])
+    found = block_difference(ours, theirs, *block_deviation([ours, theirs]))
+    assert found.value == pytest.approx(paired.value)
+    assert (found.low, found.high) == pytest.approx((paired.low, paired.high))
+    assert found.p_value == pytest.approx(paired.p_value, abs=1e-6)
+
+
+def test_a_block_design_finds_the_noise() -> None:
+    """Effects of groups and of seeds are not noise."""
+    rng = np.random.default_rng(1)
+    values = (
+        rng.normal(size=(40, 1)) * 5 + rng.normal(size=30) * 3 + rng.normal(size=(40, 30)) * 0.5
+    )
+    deviation, freedom = block_deviation(values.tolist())
+    assert deviation == pytest.approx(0.5, rel=0.05)
+    assert freedom == 39 * 29
+    assert block_deviation([[1.0, 2.0], [2.0, 3.0]]) == (0.0, 1)

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
-from regard.decoding.hypotheses import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
+from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
-from regard.inference.native_decoder import NativeDecoder, NativeRequest, unsupported_network
+from regard.inference.native_decoder import NativeDecoder, NativeRequest
 from regard.inference.native_library import INSTRUCTION_SETS, native_library
+from regard.inference.native_packing import native_weights, unsupported_network
 from regard.inference.packed_transformer import PackedTransformer
 from regard.inference.precision import pack_network
 from regard.inference.quantization import Int8Linear, NativeInt8, quantize_rows
@@ -76,7 +77,7 @@ def network(seed: int = 1, **model: Any) -> Transformer:
 def native(plain: Transformer) -> tuple[PackedTransformer, NativeDecoder]:
     packed = pack_network(plain, "int8")
     assert unsupported_network(plain, packed) is None
-    return packed, NativeDecoder(plain, packed)
+    return packed, NativeDecoder(native_weights(plain, packed))
 
 
 def requests(count: int, seed: int = 1) -> list[NativeRequest]:

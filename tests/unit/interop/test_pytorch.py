@@ -166,5 +166,5 @@ def test_the_output_bias_is_learned() -> None:
 def test_an_imported_tokenizer_cannot_be_trained() -> None:
     from regard.data.tokenizer import Tokenizer
 
-    with pytest.raises(RegardError, match="belongs to imported models and cannot be trained"):
+    with pytest.raises(RegardError, match="is only for imported models and cannot be trained"):
         Tokenizer.train(recipe.TokenizerConfig(kind="marian"), list)

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.models import ModelEntry
 from regard.server.schemas import Settings
-from regard.tasks import Translation
+from regard.tasks import Translation, Translator
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
@@ -165,6 +166,17 @@ def test_languages_and_settings(model: ServedUppercaseModel) -> None:
 
 
 # Regard's own routes
+
+
+def test_only_a_translator_can_be_inspected(
+    model: ServedUppercaseModel, finished_run: Path
+) -> None:
+    def paths(app: FastAPI) -> set[str]:
+        return set(send(app, "GET", "/openapi.json").json()["paths"])
+
+    inspection = paths(create_app(Translator.load(finished_run, "cpu"))) - paths(create_app(model))
+    assert inspection >= {"/v1/trace", "/v1/align", "/v1/model"}
+    assert send(create_app(model), "POST", "/v1/trace", json={"q": "a"}).status_code == 404
 
 
 @pytest.mark.parametrize("format", ["text", "html"])

@@ -14,6 +14,7 @@ import torch
 from fastapi import FastAPI
 
 from regard.inspection import attribution
+from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.lenses import depth_lenses, model_info
@@ -249,6 +250,8 @@ def test_lenses_are_those_of_python(
         return send(app, "POST", f"/v1/lens/{lens}", json={**body, **more})
 
     assert post("depth").json() == json.loads(json.dumps(depth_lenses(model, text, forced)))
+    architecture = json.loads(json.dumps(architecture_json(model, forced)))
+    assert post("architecture").json() == architecture
     found = post("attribution", position=1).json()
     expected = attribute_token(model, forced, 1).to_json()
     assert found["foil"] == expected["foil"]

@@ -221,17 +221,24 @@ def test_a_closed_pool_refuses_requests(entries: list[ModelEntry]) -> None:
 # Run folders
 
 
+def load_on_cpu(run: Path) -> Translator:
+    return Translator.load(run, "cpu")
+
+
 def test_runs_become_entries(finished_run: Path, tmp_path: Path) -> None:
     same_name = tmp_path / finished_run.name
     same_name.symlink_to(finished_run)
-    (one,) = entries_of_runs([finished_run], Translator.load, ("xx", "yy"))
+    (one,) = entries_of_runs([finished_run], load_on_cpu, ("xx", "yy"))
     assert (one.name, one.pairs) == (finished_run.resolve().name, [("xx", "yy")])
     pool = ModelPool([one], Settings(), Metrics())
     estimate = one.size
     model = one.load()
     pool.add(one, model)
     assert model.recipe.data.language_pair == ("xx", "yy")
-    assert 0 < one.size <= estimate
+    assert isinstance(model, Translator)
+    assert model.engine.packed is not None
+    weights = (finished_run / "model.safetensors").stat().st_size
+    assert one.size == weights + model.engine.packed.bytes <= estimate
     with pytest.raises(RegardError, match="given twice"):
         entries_of_runs([finished_run, same_name], Translator.load)
     with pytest.raises(RegardError, match="only for one run"):

@@ -33,6 +33,7 @@ POSTS = [
     "/v1/translate/stream",
     "/v1/trace",
     "/v1/align",
+    "/v1/lens/architecture",
     "/v1/lens/depth",
     "/v1/lens/attribution",
     "/v1/lens/patching",

@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from pydantic import ValidationError
 
 from regard.recipe import Recipe
 from regard.server.app import create_app
-from regard.server.schemas import Settings
+from regard.server.schemas import MAX_MUTED_HEADS, Settings, TraceRequest
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
@@ -67,8 +69,24 @@ def model(small_recipe: Callable[..., Recipe]) -> ServedUppercaseModel:
 def test_bad_requests_are_refused(
     model: ServedUppercaseModel, status: int, request_: dict[str, Any]
 ) -> None:
-    assert send(create_app(model), "POST", "/translate", **request_).status_code == status
+    app = create_app(model)
+    assert send(app, "POST", "/translate", **request_).status_code == status
     assert model.batches == []
+    assert str(status) in documented_statuses(app)
+
+
+def documented_statuses(app: FastAPI) -> dict[str, Any]:
+    """The responses of /translate in the description of the API, by their statuses."""
+    description = send(app, "GET", "/openapi.json").json()
+    responses: dict[str, Any] = description["paths"]["/translate"]["post"]["responses"]
+    return responses
+
+
+def test_as_many_heads_as_a_large_model_has_can_be_muted() -> None:
+    heads = [f"encoder.{number // 16}.{number % 16}" for number in range(MAX_MUTED_HEADS)]
+    assert TraceRequest(q="a", mute=heads).mute == heads
+    with pytest.raises(ValidationError, match="at most 10000 items"):
+        TraceRequest(q="a", mute=[*heads, "encoder.0.0"])
 
 
 @pytest.mark.parametrize("q", ["a" * 100_000, ["a"] * 128], ids=["characters", "texts"])
@@ -168,6 +186,7 @@ def test_a_server_that_is_shutting_down_is_not_ready(model: ServedUppercaseModel
     assert send(app, "GET", "/health").status_code == 200
     assert send(app, "GET", "/ready").status_code == 503
     assert send(app, "POST", "/translate", json={"q": "a", **PAIR}).status_code == 503
+    assert "503" in documented_statuses(app)
 
 
 @pytest.mark.parametrize("path", ["/translate", "/detect", "/v1/translate/stream"])

@@ -2,7 +2,9 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -380,3 +382,34 @@ def test_weights_are_memory_mapped(run_folder: Path) -> None:
     with torch.no_grad():
         weight.zero_()
     assert (run_folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_process_that_lost_the_folder_writes_nothing_more(tmp_path: Path) -> None:
+    """On a file system that does not share locks, another machine may take the folder; here it writes its name."""
+    run = RunDir(tmp_path)
+    run.checkpoints.mkdir()
+    with run.lock() as free:
+        assert free
+        run.check_owner()
+        assert RunDir(tmp_path).is_locked()
+        with RunDir(tmp_path).lock() as again:
+            assert not again
+        run.lock_file.write_text("process 7 on elsewhere, 0123\n")
+        for write in (run.check_owner, lambda: run.write_weights({}), lambda: run.write_card({})):
+            with pytest.raises(RegardError, match="process 7 on elsewhere is training here now"):
+                write()
+    assert not run.weights_file.exists()
+    run.check_owner()  # without the lock, nothing is checked
+    RunDir(tmp_path).check_owner()
+
+
+def test_a_lock_is_waited_for(tmp_path: Path) -> None:
+    first, second = RunDir(tmp_path), RunDir(tmp_path)
+    first.checkpoints.mkdir()
+    with ExitStack() as stack:
+        assert stack.enter_context(first.lock())
+        timer = threading.Timer(0.2, stack.close)
+        timer.start()
+        with second.lock(seconds=20) as free:
+            assert free
+        timer.join()

@@ -22,7 +22,7 @@ def model(make_run: Callable[..., Path]) -> Translator:
 
 
 def test_a_word_ends_before_eos_and_begins_after_bos(model: Translator) -> None:
-    boundaries = model.engine.boundaries
+    boundaries = model.engine.network_decoder.boundaries
     assert bool(boundaries.begins_word[EOS])
     assert bool(boundaries.ends_word[BOS])
     inside = model.tokenizer.target.word_boundaries()

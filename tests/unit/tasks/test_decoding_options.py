@@ -42,7 +42,7 @@ def test_a_translation_is_as_long_as_the_call_allows(
         ({"length_penalty": 400.0}, "length_penalty"),
         (
             {"beam": 1, "temperature": 1e-45},
-            "temperature 1e-45 must be 0, which searches",
+            r"temperature 1e-45 must be 0 \(search instead of sampling\)",
         ),
     ],
 )

@@ -2,10 +2,10 @@
 
 import pytest
 
+from regard.data import language_identification
 from regard.data.language_identification import identify_among
 from regard.data.pairs import Pair
 from regard.errors import RegardError
-from regard.tasks import hallucinations
 from regard.tasks.hallucinations import (
     OutputChecker,
     OutputStatistics,
@@ -89,7 +89,7 @@ def test_what_references_look_like_decides() -> None:
 
 
 def test_languages_are_not_checked_without_py3langid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hallucinations, "identify_among", lambda *languages: None)
+    monkeypatch.setattr(language_identification, "identify_among", lambda *languages: None)
     assert kinds(SOURCE, "The person wearing something has been climbing those stairs.") == []
 
 

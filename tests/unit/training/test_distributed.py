@@ -1,5 +1,6 @@
 """How rows are shared by processes, gradients in one buffer, and what is said when a process fails."""
 
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,13 @@ from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.training import distributed
 from regard.training.distributed import (
+    SILENT_PEER_SECONDS,
     FlatGradients,
     ProcessGroup,
+    close_silent_connections,
     first_sentence,
     is_connection_lost,
+    open_files,
     share_size,
 )
 from regard.training.trainer import Trainer
@@ -112,7 +116,7 @@ class Failing(ProcessGroup):
     def gather(self, value: Any) -> list[Any]:
         return [value, "x.tsv: no such file"]
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, source: int = 0) -> Any:
         return value
 
 
@@ -138,7 +142,7 @@ def test_a_file_that_appears_late_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
         def gather(self, value: Any) -> list[Any]:
             return [None, value]
 
-        def broadcast(self, value: Any) -> Any:
+        def broadcast(self, value: Any, source: int = 0) -> Any:
             return b"written", "first"
 
     monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(b"written"))
@@ -157,3 +161,24 @@ def test_messages_of_torch_are_shortened() -> None:
     assert not is_connection_lost(RuntimeError("shapes differ"))
     assert not is_connection_lost(ValueError(text))
     assert first_sentence(RuntimeError(text)) == "Connection closed by peer [::1]:1"
+
+
+def test_connections_to_silent_machines_are_closed() -> None:
+    """The kernel closes them: keep-alive probes while nothing is sent, a time limit for what is sent."""
+    with socket.create_server(("localhost", 0)) as server:
+        before = open_files()
+        with (
+            socket.create_connection(server.getsockname()) as client,
+            server.accept()[0],
+            Path(__file__).open(),
+        ):
+            close_silent_connections(open_files() - before)
+            assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            timeout = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert timeout == 1000 * SILENT_PEER_SECONDS
+            idle, interval, probes = (
+                client.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * probes == SILENT_PEER_SECONDS
+            assert server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

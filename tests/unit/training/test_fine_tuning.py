@@ -214,9 +214,15 @@ def test_new_entries_start_from_the_mean_of_what_they_were_split_into(
     pairs = [Pair("abba abba abba", "XYXY YXYX XYXY")] * 20
     tokenizer = initial_tokenizer(recipe, lambda: pairs)
     network = build_network(recipe, tokenizer)
-    assert "new vocabulary entries" in load_initial_weights(network, recipe, tokenizer)
+    message = load_initial_weights(network, recipe, tokenizer)
     run = RunDir(start)
     original, theirs, own = run.tokenizer(run.recipe()), run.weights(), named_weights(network)
+    source, target = (
+        getattr(tokenizer, side).size - getattr(original, side).size
+        for side in ("source", "target")
+    )
+    counts = f"{source}" if shared else f"{source} source and {target} target"
+    assert f"; {counts} new vocabulary entries start as the mean" in message
     for side, name in (
         ("source", "encoder.embedding.weight"),
         ("target", "decoder.embedding.weight"),

@@ -1,14 +1,17 @@
 """Test sources that are in the training data are counted, from stored hashes or from the files."""
 
 import json
+from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from regard.data.corpus import fingerprint, train_pairs
+from regard.data.deduplication import write_distinct
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.overlap import OverlapScores, SourceOverlap, in_training_data
+from regard.training.overlap import OverlapScores, in_training_data, record_sources
 
 SOURCES = ["a", " b ", "d", "", "cafe\u0301"]
 
@@ -29,9 +32,9 @@ def card_for(run: RunDir, recipe: Recipe) -> None:
 def test_stored_hashes_and_files_agree(tmp_path: Path, recipe: Recipe) -> None:
     run = RunDir(tmp_path / "run")
     run.data.mkdir(parents=True)
-    watched = SourceOverlap(recipe)
-    assert len([*watched.watch(train_pairs(recipe.data))]) == 4
-    watched.save(run)
+    hashes = array("Q")
+    assert len([*record_sources(train_pairs(recipe.data), hashes)]) == 4
+    write_distinct([np.array(hashes)], 4, run.train_sources_file)
     expected = [True, True, False, False, True]
     assert in_training_data(run, recipe, SOURCES) == expected
     run.train_sources_file.write_bytes(b"damaged")
@@ -53,7 +56,7 @@ def test_changed_or_missing_files_are_not_read(tmp_path: Path, recipe: Recipe) -
 def test_no_stored_source_matches_nothing(tmp_path: Path, recipe: Recipe) -> None:
     run = RunDir(tmp_path / "run")
     run.data.mkdir(parents=True)
-    SourceOverlap(recipe).save(run)
+    write_distinct([], 0, run.train_sources_file)
     assert in_training_data(run, recipe, ["a", "b"]) == [False, False]
 
 

@@ -191,8 +191,8 @@ def test_bidirectional_data_have_every_pair_in_both_directions(tmp_path: Path) -
 
 def texts(dataset: TokenDataset, prepared: PreparedData) -> list[tuple[str, str]]:
     both = [
-        (dataset.source_starts, dataset.source_lengths),
-        (dataset.target_starts, dataset.target_lengths),
+        (dataset.source_starts[:], dataset.source_lengths[:]),
+        (dataset.target_starts[:], dataset.target_lengths[:]),
     ]
     sides = [
         [dataset.ids[start : start + length].tolist() for start, length in zip(*side, strict=True)]

@@ -1,8 +1,13 @@
 """What is reported after training."""
 
+import time
+from types import SimpleNamespace
+from typing import cast
+
 from regard.data.pairs import Pair
 from regard.metrics import MetricResult
-from regard.training.summary import Summary, choose_examples
+from regard.training.summary import Summary, _in_time, choose_examples
+from regard.training.trainer import Trainer
 
 
 def test_examples_range_from_the_best_to_the_worst() -> None:
@@ -29,3 +34,12 @@ def test_the_summary_has_scores_with_intervals_and_two_lines_for_each_example() 
     assert lines[0] == "On 20 validation pairs: chrF2 50.00 [45.00, 55.00]"
     assert len(lines) == 1 + 2 * 2
     assert Summary(0, [], []).lines() == []
+
+
+def test_the_length_penalty_is_tuned_only_if_there_is_time() -> None:
+    """A beam of 4 over half of the examples takes about as long as one validation, 10 seconds, and 1 more."""
+    recipe = SimpleNamespace(decoding=SimpleNamespace(beam=4))
+    trainer = cast(Trainer, SimpleNamespace(recipe=recipe, validation_seconds=10.0))
+    assert _in_time(trainer, None, 0.5)
+    assert _in_time(trainer, time.monotonic() + 20, 0.5)
+    assert not _in_time(trainer, time.monotonic() + 8, 0.5)

@@ -75,6 +75,7 @@ function info() {
 /** @type {import("./lenses.js").LensApi} */
 const lenses = {
   depth: (q, outputs) => requestJson("v1/lens/depth", { q, outputs }),
+  architecture: (q, outputs) => requestJson("v1/lens/architecture", { q, outputs }),
   attribution: (q, outputs, position, foil) => requestJson("v1/lens/attribution", { q, outputs, position, foil }),
   patching: (q, other) => requestJson("v1/lens/patching", { q, other }),
 };

@@ -15,8 +15,18 @@
  * @typedef {"encoder" | "decoder"} Stack
  * @typedef {{ texts: [string, string], tokens: [Token, Token], differences: [number, number], position: number,
  *   labels: Record<Stack, [Token, Token][]>, effects: Record<Stack, PackedArray> }} PatchingJson
- * @typedef {DepthLensesJson & { attributions: AttributionJson[], patching: PatchingJson | null }} LensesJson
+ * @typedef {{ stages: string[], stream: PackedArray, hidden: PackedArray }} StackJson stream: [stage, position, d_model],
+ *   the residual stream after each stage; hidden: [layer, position, d_ff], the neurons of the feed-forward networks
+ * @typedef {Token & { cosine: number }} Neighbour
+ * @typedef {{ tokens: Token[], points: PackedArray, variance: [number, number], size: number,
+ *   neighbours: Record<string, Neighbour[]> }} EmbeddingsJson points: [token, 2]; neighbours by the id of a token
+ * @typedef {{ d_model: number, d_ff: number, heads: number, d_k: number, pre_norm: boolean, activation: string,
+ *   position: string, parameters: Record<string, number>, embeddings: Record<"source" | "target", EmbeddingsJson> }
+ *   & Record<Stack, StackJson>} ArchitectureJson
+ * @typedef {DepthLensesJson & { attributions: AttributionJson[], patching: PatchingJson | null,
+ *   architecture: ArchitectureJson | null }} LensesJson
  * @typedef {{ depth(q: string, outputs: number[]): Promise<DepthLensesJson>,
+ *   architecture(q: string, outputs: number[]): Promise<ArchitectureJson>,
  *   attribution?(q: string, outputs: number[], position: number, foil: number | null): Promise<AttributionJson>,
  *   patching?(q: string, other: string): Promise<PatchingJson> }} LensApi the model in a file has no gradients
  */
@@ -50,6 +60,9 @@ export function lensesOf({ trace, api }) {
     /** @returns {Promise<DepthLensesJson | null>} */
     depth: async () => lenses ?? (remote
       ? cached(JSON.stringify(["depth", trace.text, outputs]), () => remote.depth(trace.text, outputs)) : null),
+    /** @returns {Promise<ArchitectureJson | null>} */
+    architecture: async () => lenses?.architecture ?? (remote
+      ? cached(JSON.stringify(["architecture", trace.text, outputs]), () => remote.architecture(trace.text, outputs)) : null),
     /** @param {number} position @param {number | null} foil @returns {Promise<AttributionJson | null>} */
     attribution: async (position, foil) => {
       const known = lenses?.attributions.find((one) => one.position === position);

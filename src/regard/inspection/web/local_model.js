@@ -42,7 +42,10 @@ function startModel(info, history, translator, weights, code) {
     history: async () => history,
     trace: async (request, onTranslation) => (await loaded, call("trace", [request], onTranslation)),
     layer: (...parameters) => call("layer", parameters),
-    lenses: { depth: (...parameters) => call("depth", parameters), patching: (...parameters) => call("patching", parameters) },
+    lenses: {
+      depth: (...parameters) => call("depth", parameters), patching: (...parameters) => call("patching", parameters),
+      architecture: (...parameters) => call("architecture", parameters),
+    },
     translateLive: async (q, onText, signal) => {
       await loaded;
       if (signal.aborted) return;

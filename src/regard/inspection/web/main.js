@@ -18,7 +18,7 @@ import { errorMessage } from "./trace.js";
 /** what the form sends; also in the link */
 const FIELDS = /** @type {const} */ (["q", "beam", "length_penalty", "prefix"]);
 /** selections that belong to one sentence */
-const SELECTIONS = ["output", "node", "force", "query", "key"];
+const SELECTIONS = ["output", "read", "node", "force", "query", "key"];
 /** milliseconds without a keystroke before the text is translated live */
 const TYPING_PAUSE = 250;
 

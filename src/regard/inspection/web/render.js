@@ -21,6 +21,7 @@
 import { h, setTabStop } from "./dom.js";
 import { State } from "./state.js";
 import { Trace } from "./trace.js";
+import { architectureView } from "./views/architecture.js";
 import { attentionWeightView } from "./views/attention_weight.js";
 import { beamView } from "./views/beam.js";
 import { headsView } from "./views/heads.js";
@@ -33,7 +34,7 @@ import { translateView } from "./views/translate.js";
 
 /** @type {View[]} */
 const VIEWS = [
-  translateView, headsView, beamView, iterationsView, interveneView, lensesView, attentionWeightView, trainingView, tourView,
+  translateView, architectureView, headsView, beamView, iterationsView, interveneView, lensesView, attentionWeightView, trainingView, tourView,
 ];
 
 /**

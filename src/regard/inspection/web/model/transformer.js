@@ -37,6 +37,9 @@ export class Transformer {
     /** @type {((stack: "encoder" | "decoder", depth: number, x: Float32Array) => void) | null} gets the residual stream at
      * each depth, and may change it; not called in `step` */
     this.visit = null;
+    /** @type {((name: string, x: Float32Array) => void) | null} gets the residual stream after each sub-layer, by the name of
+     * its residual connection, and the hidden neurons of each feed-forward network; not to be changed */
+    this.observe = null;
   }
 
   // All positions at once
@@ -194,8 +197,10 @@ export class Transformer {
    * @param {(y: Float32Array) => Float32Array} run
    */
   sublayer(x, name, run) {
-    if (this.config.pre_norm) return added(x, run(this.norm(x, `${name}.norm`)));
-    return this.norm(added(x, run(x)), `${name}.norm`);
+    const { pre_norm: first } = this.config;
+    const y = first ? added(x, run(this.norm(x, `${name}.norm`))) : this.norm(added(x, run(x)), `${name}.norm`);
+    this.observe?.(name, y);
+    return y;
   }
 
   /** @param {Float32Array} x @param {string} layer */
@@ -211,6 +216,7 @@ export class Transformer {
       } else {
         for (let i = 0; i < inner.length; i++) inner[i] = activation(inner[i]);
       }
+      this.observe?.(`${name}.hidden`, inner);
       return this.linear(inner, `${name}.outer`);
     });
   }

@@ -521,19 +521,24 @@ async function pronounRow(trace) {
 }
 
 /**
- * The positions of “it”, “dog”, “street” and the last word in the source; null if one is missing.
+ * The positions of “it”, “the dog”, “the street” and the last word in the source; null if one is missing. A noun counts
+ * with its article, because the encoder mixes the two: heads often look at the article of the noun they mean.
  *
  * @param {Trace} trace
  * @returns {Words | null}
  */
 function findWords({ source, text }) {
   const groups = groupWords(source);
+  const texts = groups.map((group) => detokenize(group.map((position) => source[position])).trim().toLowerCase());
   /** @param {string} word */
-  const find = (word) => groups.find((group) =>
-    detokenize(group.map((position) => source[position])).trim().toLowerCase() === word);
-  const [it, dog, street] = ["it", "dog", "street"].map(find);
-  const ending = groups.find((group) => detokenize(group.map((position) => source[position])).trim().replace(/\W+$/, "")
-    .toLowerCase() === endingOf(text));
+  const find = (word) => groups[texts.indexOf(word)];
+  /** @param {string} noun */
+  const phrase = (noun) => {
+    const at = texts.indexOf(noun);
+    return at > 0 && texts[at - 1] === "the" ? [...groups[at - 1], ...groups[at]] : groups[at];
+  };
+  const [it, dog, street] = [find("it"), phrase("dog"), phrase("street")];
+  const ending = groups[texts.findIndex((one) => one.replace(/\W+$/, "") === endingOf(text))];
   return it && dog && street && ending ? { it, dog, street, ending } : null;
 }
 
@@ -560,7 +565,7 @@ function nounWeights(weights, { layer, head }, rows, { dog, street }) {
 
 /** @param {NounWeights} weights */
 function formatNouns({ dog, street }) {
-  return h("strong", {}, h("i", {}, "dog"), ` ${dog.toFixed(2)}, `, h("i", {}, "street"), ` ${street.toFixed(2)}`);
+  return h("strong", {}, h("i", {}, "the dog"), ` ${dog.toFixed(2)}, `, h("i", {}, "the street"), ` ${street.toFixed(2)}`);
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""What a search is asked for and what it returns: phrases and hypotheses, as plain data.
+
+This module does not import torch, so that the native decoder can be used without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+# ---------------------------------------------------------------------------------------------
+# Phrases that the output must contain
+
+
+class Spelling(NamedTuple):
+    """One way to tokenize a phrase."""
+
+    tokens: tuple[int, ...]
+    boundary_before: bool = False
+    """may only follow BOS or a token that ends a word"""
+    boundary_after: bool = False
+    """may only be followed by EOS or a token that begins a word"""
+
+    @property
+    def steps(self) -> int:
+        """Largest number of tokens until it counts as generated."""
+        return len(self.tokens) + self.boundary_after
+
+
+class Phrase(NamedTuple):
+    """A phrase to generate ``times`` times, in any of its spellings. One spelling must need no boundary before it."""
+
+    spellings: tuple[Spelling, ...]
+    times: int = 1
+    free: bool = False
+    """Its tokens cost no more than the most probable token. For text that no model finds probable, such as
+    placeholders. Scores reflect this; log-probabilities are the model's."""
+
+    @property
+    def steps(self) -> int:
+        return max(spelling.steps for spelling in self.spellings)
+
+
+def tokens_needed(phrases: Sequence[Phrase]) -> int:
+    """Number of tokens that suffice to generate all phrases."""
+    return sum(phrase.steps * phrase.times for phrase in phrases)
+
+
+# ---------------------------------------------------------------------------------------------
+# Finished hypotheses
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One output sequence and its probability under the model."""
+
+    tokens: list[int]
+    """without BOS and EOS"""
+    log_probability: float
+    """of the whole sequence: the sum of ``token_log_probabilities``"""
+    score: float
+    """What hypotheses are ranked by. Beam search: the total log-probability divided by the length penalty, plus the
+    bonus of the logits processors. Mask-predict: the mean log-probability."""
+    token_log_probabilities: list[float]
+    """of each token, then of EOS if it was generated"""
+    finished: bool
+    """whether EOS was generated or the length was given; False if the sequence was cut at its maximum length"""
+
+    @classmethod
+    def scored(
+        cls,
+        tokens: list[int],
+        token_log_probabilities: list[float],
+        total: float,
+        length_penalty: float,
+        penalty: Callable[[int, float], float],
+        bonus: float = 0.0,
+    ) -> Hypothesis:
+        """A hypothesis of beam search.
+
+        total: what the search ranks by, which is the sum of the log-probabilities unless a logits processor waives the
+        cost of some tokens.
+        """
+        length = max(1, len(token_log_probabilities))
+        return cls(
+            tokens=tokens,
+            log_probability=sum(token_log_probabilities, 0.0),
+            score=total / penalty(length, length_penalty) + bonus,
+            token_log_probabilities=token_log_probabilities,
+            finished=len(token_log_probabilities) > len(tokens),
+        )

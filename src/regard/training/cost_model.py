@@ -1,0 +1,261 @@
+"""A cost model of training: step time, memory per GPU, duration and cost on any number of GPUs, without any of them.
+
+A step of one process is matrix products, memory traffic and a fixed time per layer; then the update of the weights and
+the exchange of gradients. The constants were fitted to measurements on one H200 (docs/training.md, ``regard bench
+train``). Other GPUs and networks are scaled by their data sheets, so those figures are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from regard.errors import RegardError
+from regard.recipe import ModelConfig, Recipe
+from regard.training.planner import duration
+
+GPUS_PER_NODE = 8
+NETWORK_BYTES = 50e9
+"""Bytes per second between nodes, for each GPU: 400 Gb/s (assumed)."""
+LATENCY_SECONDS = 20e-6
+"""of one message between processes (assumed)"""
+LAYER_SECONDS = 0.22e-3
+"""fixed time of a layer in a step, forward and backward (fitted)"""
+TRAFFIC_BYTES = 409
+"""memory traffic of a step for each number in the output of a layer (fitted)"""
+ACTIVATION_BYTES, FIXED_BYTES = 42, 0.37e9
+"""memory for each number in the output of a layer, and of any process (fitted)"""
+STATE_BYTES, UPDATE_BYTES, CHECKPOINT_BYTES = 16, 28, 12
+"""for each parameter, with Adam: memory; traffic of an update; size of a checkpoint"""
+PREPARED_PAIRS = 25_000
+"""pairs prepared per second by one process (measured: benchmarks/cards/multi30k-all.json)"""
+DISK_BYTES = 0.5e9
+"""bytes of a checkpoint written per second (assumed)"""
+
+
+class Accelerator(NamedTuple):
+    """What a step time depends on."""
+
+    matmul: float
+    """floating-point operations per second of a large bf16 matrix product"""
+    bandwidth: float
+    """bytes per second from memory"""
+    memory: float
+    link: float
+    """bytes per second to another GPU of the same node"""
+
+
+ACCELERATORS = {
+    "h200": Accelerator(7.9e14, 4.8e12, 141e9, 450e9),
+    "h100": Accelerator(7.9e14, 3.35e12, 80e9, 450e9),
+    "a100": Accelerator(2.5e14, 2.0e12, 80e9, 300e9),
+}
+"""The matrix product of the H200 was measured; the others are 80% of the data sheet, as it is there."""
+
+
+class Corpus(NamedTuple):
+    """Training data, and how often they are read."""
+
+    name: str
+    pairs: float
+    tokens: float
+    """target tokens of one epoch"""
+    epochs: int
+
+
+CORPORA = (
+    Corpus("WMT14 English-German", 4.5e6, 1.3e8, 19),
+    Corpus("300 M pairs", 3e8, 8.7e9, 1),
+    Corpus("10^10 tokens", 3.4e8, 1e10, 1),
+)
+"""29 target tokens a pair are assumed. 19 epochs of WMT14 are the paper's 100,000 steps of 25,000 tokens."""
+
+
+# ---------------------------------------------------------------------------------------------
+# One step
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What the cost of a Transformer depends on."""
+
+    parameters: int
+    encoder: int
+    """parameters that each source token is multiplied with"""
+    decoder: int
+    """parameters that each target token is multiplied with, the output projection included"""
+    layers: int
+    d_model: int
+
+    @classmethod
+    def of(cls, model: ModelConfig, vocab_size: int) -> ModelSize:
+        d, feed_forward = model.d_model, 2 * model.d_model * model.d_ff
+        attention = 2 * model.heads * (model.d_k + model.d_v) * d
+        encoder = model.encoder_layers * (attention + feed_forward)
+        decoder = model.decoder_layers * (2 * attention + feed_forward)
+        tables = 1 + (not model.tie_embeddings) + (not model.tie_output)
+        return cls(
+            encoder + decoder + tables * vocab_size * d,
+            encoder,
+            decoder + vocab_size * d,
+            model.encoder_layers + model.decoder_layers,
+            d,
+        )
+
+    def elements(self, tokens: float) -> float:
+        """Numbers in the outputs of all layers, for this many source and target tokens."""
+        return tokens * self.layers * self.d_model
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One training step on several GPUs."""
+
+    gpus: int
+    tokens_per_gpu: float
+    sharded: bool
+    compute: float
+    """seconds of the forward and backward pass"""
+    update: float
+    exchange: float
+    """seconds in which gradients, or shards, are exchanged; not overlapped with computation"""
+    memory: float
+    """bytes per GPU"""
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.update + self.exchange
+
+    @property
+    def tokens_per_second(self) -> float:
+        """target tokens, of all GPUs together"""
+        return self.gpus * self.tokens_per_gpu / self.seconds
+
+
+def step_cost(size: ModelSize, gpu: Accelerator, gpus: int, batch_tokens: int) -> StepCost:
+    """The cost of a step with this many target tokens, and as many source tokens, in the whole batch."""
+    tokens = batch_tokens / gpus
+    elements = size.elements(tokens)
+    operations = 6 * tokens * (size.encoder + size.decoder)
+    compute = operations / gpu.matmul + elements * TRAFFIC_BYTES / gpu.bandwidth
+    compute += size.layers * LAYER_SECONDS
+    activations = FIXED_BYTES + ACTIVATION_BYTES * elements
+    states = STATE_BYTES * size.parameters
+    sharded = gpus > 1 and states > 0.5 * gpu.memory
+    parts = gpus if sharded else 1
+    update = UPDATE_BYTES * size.parameters / parts / gpu.bandwidth
+    # An all-reduce sends everything twice; sharding gathers the weights twice and scatters the gradients.
+    volume = (3 if sharded else 2) * 4 * size.parameters
+    return StepCost(
+        gpus,
+        tokens,
+        sharded,
+        compute,
+        update,
+        exchange_seconds(volume, gpus, gpu.link),
+        states / parts + activations,
+    )
+
+
+def exchange_seconds(volume: float, gpus: int, link: float) -> float:
+    """The time to send this many bytes in a ring within each node, and a part for each GPU between the nodes."""
+    local = min(gpus, GPUS_PER_NODE)
+    nodes = -(-gpus // GPUS_PER_NODE)
+    seconds = volume * (local - 1) / local / link
+    seconds += volume / local * (nodes - 1) / nodes / NETWORK_BYTES
+    return seconds + 2 * LATENCY_SECONDS * (local - 1 + nodes - 1)
+
+
+# ---------------------------------------------------------------------------------------------
+# A whole training
+
+
+class TrainingCost(NamedTuple):
+    """The duration of a training, without validation and test."""
+
+    preparing: float
+    training: float
+    saving: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self)
+
+
+def training_cost(
+    step: StepCost, corpus: Corpus, recipe: Recipe, size: ModelSize, batch_tokens: int
+) -> TrainingCost:
+    steps = corpus.tokens * corpus.epochs / batch_tokens
+    saved = steps / recipe.training.checkpoint_every
+    return TrainingCost(
+        corpus.pairs / PREPARED_PAIRS,
+        steps * step.seconds,
+        saved * CHECKPOINT_BYTES * size.parameters / DISK_BYTES,
+    )
+
+
+def estimate(recipe: Recipe, kind: str, gpus: Sequence[int]) -> dict[str, Any]:
+    """All predictions for a recipe, as plain data."""
+    if recipe.model.architecture != "transformer":
+        raise RegardError(
+            f"model.architecture: {recipe.model.architecture}: only the transformer was measured"
+        )
+    size, gpu = ModelSize.of(recipe.model, recipe.tokenizer.vocab_size), ACCELERATORS[kind]
+    batch_tokens = recipe.batch_tokens * recipe.training.accumulate
+    steps = [step_cost(size, gpu, count, batch_tokens) for count in gpus]
+    return {
+        "kind": kind,
+        "preset": recipe.model.preset,
+        "parameters": size.parameters,
+        "tokens_per_batch": batch_tokens,
+        "steps": [
+            {
+                **asdict(step),
+                "seconds": step.seconds,
+                "tokens_per_second": step.tokens_per_second,
+                "fits": step.memory < gpu.memory,
+                "training": {
+                    corpus.name: training_cost(step, corpus, recipe, size, batch_tokens)._asdict()
+                    for corpus in CORPORA
+                },
+            }
+            for step in steps
+        ],
+    }
+
+
+def describe(found: dict[str, Any], price: float | None) -> list[str]:
+    """The predictions as lines of a table with one column for each number of GPUs."""
+    steps = found["steps"]
+
+    def row(name: str, values: Sequence[str]) -> str:
+        return f"{name:<28}" + "".join(f"{value:>15}" for value in values)
+
+    def total(step: dict[str, Any], corpus: str) -> float:
+        return float(sum(step["training"][corpus].values()))
+
+    lines = [
+        f"{found['preset']}, about {found['parameters'] / 1e6:,.0f} M parameters, {found['kind']}, batches of "
+        f"{found['tokens_per_batch']:,} target tokens",
+        row("GPUs", [str(step["gpus"]) for step in steps]),
+        row("target tokens per GPU", [f"{step['tokens_per_gpu']:,.0f}" for step in steps]),
+        row("ms per step", [f"{1000 * step['seconds']:,.1f}" for step in steps]),
+        row("  of which exchange", [f"{1000 * step['exchange']:,.1f}" for step in steps]),
+        row("target tokens/s", [f"{step['tokens_per_second']:,.0f}" for step in steps]),
+        row(
+            "GB per GPU",
+            [
+                f"{step['memory'] / 1e9:,.1f}"
+                + (" sharded" if step["sharded"] else "")
+                + ("" if step["fits"] else " too much")
+                for step in steps
+            ],
+        ),
+    ]
+    for corpus in CORPORA:
+        lines.append(row(corpus.name, [duration(total(step, corpus.name)) for step in steps]))
+        if price is not None:
+            hours = [step["gpus"] * total(step, corpus.name) / 3600 for step in steps]
+            lines.append(row("  cost", [f"{price * one:,.0f}" for one in hours]))
+    return [*lines, "Estimated from measurements on one H200; without validation and test."]
