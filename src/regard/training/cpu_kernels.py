@@ -9,6 +9,7 @@ products stay in torch, in float32 or bfloat16.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any, Literal, NamedTuple
 
@@ -147,8 +148,7 @@ class _PackedAttention(torch.autograd.Function):
         output = query.new_zeros(rows, queries, heads, value.shape[3])  # zero at padding
         tensors = query, key, value, key_start, key_end, log_sums
         for row in range(rows):
-            inputs = AttentionInputs(*(one[row] for one in tensors))
-            spec = _attention_spec(inputs, scale, dropout_p, seed, row)
+            spec = _attention_spec(tensors, row, scale, dropout_p, seed)
             spec.output = output[row].data_ptr()
             _functions().regard_attention(ctypes.byref(spec), torch.get_num_threads())
         context.save_for_backward(*tensors)
@@ -164,8 +164,7 @@ class _PackedAttention(torch.autograd.Function):
             torch.zeros(one.transpose(1, 2).shape, dtype=one.dtype) for one in tensors[:3]
         ]  # zero at padding
         for row in range(len(grad_output)):
-            inputs = AttentionInputs(*(one[row] for one in tensors))
-            spec = _attention_spec(inputs, scale, dropout_p, seed, row)
+            spec = _attention_spec(tensors, row, *context.options)
             spec.grad_output = grad_output[row].data_ptr()
             spec.grad_query, spec.grad_key, spec.grad_value = (one[row].data_ptr() for one in grads)
             _functions().regard_attention_backward(ctypes.byref(spec), torch.get_num_threads())
@@ -189,10 +188,13 @@ class AttentionInputs(NamedTuple):
 
 
 def _attention_spec(
-    inputs: AttentionInputs, scale: float, dropout_p: float, seed: int, row: int
+    tensors: Sequence[Tensor], row: int, scale: float, dropout_p: float, seed: int
 ) -> AttentionSpec:
-    """The arguments for one packed row; the dropout masks of rows differ."""
-    query, key, value, key_start, key_end, log_sums = inputs
+    """The arguments for one packed row; the dropout masks of rows differ.
+
+    tensors: query, key, value, key_start, key_end and log_sums, of all rows.
+    """
+    query, key, value, key_start, key_end, log_sums = (one[row] for one in tensors)
     spec = AttentionSpec()
     for name, one in (("query", query), ("key", key), ("value", value)):
         setattr(spec, name, one.data_ptr())
