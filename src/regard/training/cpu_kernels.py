@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -158,7 +158,6 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         tensors = context.saved_tensors
-        scale, dropout_p, seed = context.options
         grad_output = grad_outputs[0].transpose(1, 2).contiguous()
         grads = [
             torch.zeros(one.transpose(1, 2).shape, dtype=one.dtype) for one in tensors[:3]
@@ -174,17 +173,6 @@ class _PackedAttention(torch.autograd.Function):
 def _features_last(x: Float[Tensor, "B h T d"]) -> Float[Tensor, "B h T d"]:
     """The same values, with the features of a head side by side in memory."""
     return x if x.stride(3) == 1 else x.contiguous()
-
-
-class AttentionInputs(NamedTuple):
-    """The tensors of one packed row."""
-
-    query: Float[Tensor, "h Q dk"]
-    key: Float[Tensor, "h K dk"]
-    value: Float[Tensor, "h K dv"]
-    key_start: Int[Tensor, " Q"]
-    key_end: Int[Tensor, " Q"]
-    log_sums: Float[Tensor, "h Q"]
 
 
 def _attention_spec(
