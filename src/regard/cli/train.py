@@ -485,7 +485,7 @@ def plan(
             metavar="N", min=1, help="Number of GPUs; repeatable (default: 1, 8, 64, 512)."
         ),
     ] = None,
-    kind: Annotated[str, typer.Option(metavar="GPU", help="h200, h100 or a100.")] = "h100",
+    kind: Annotated[str, typer.Option(metavar="GPU", help="The GPU: h200, h100 or a100.")] = "h100",
     price: Annotated[
         float | None,
         typer.Option(
