@@ -32,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that copies the sentences of all files, and with the files."""
     folder = tmp_path_factory.mktemp("copy")
     sentences: list[str] = []
-    for name, content in {**TEXT_FILES, **OFFICE_FILES}.items():
+    files: dict[str, str | bytes] = {**TEXT_FILES, **OFFICE_FILES}
+    for name, content in files.items():
         raw = content.encode() if isinstance(content, str) else content
         (folder / name).write_bytes(raw)
         sentences += parse(name, raw).sentences

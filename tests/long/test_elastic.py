@@ -181,7 +181,12 @@ def write_data(folder: Path) -> None:
     for name, lines in (("train", texts), ("valid", texts[:5])):
         write(folder / f"{name}.src", lines)
         write(folder / f"{name}.tgt", lines)
-    training = {"steps": 10**6, "tokens_per_batch": 96, "log_every": 10, "checkpoint_every": 20}
+    training: dict[str, Any] = {
+        "steps": 10**6,
+        "tokens_per_batch": 96,
+        "log_every": 10,
+        "checkpoint_every": 20,
+    }
     training |= {"validate_every": 10**6, "schedule": "constant", "learning_rate": 0.0001}
     write_recipe(folder, training=training)
 

@@ -353,12 +353,6 @@ def _read_glossary(path: Path) -> Glossary:
     return Glossary.read(path)
 
 
-def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
-    from regard.storage.resumable_output import ResumableOutput
-
-    return ResumableOutput(files, key, overwrite)
-
-
 def _read_memory(model: Translator, path: Path | None) -> TranslationMemory | None:
     if path is None:
         return None

@@ -203,8 +203,9 @@ def score_evidence(
     for one in expectations:
         ours, theirs = groups[one.measure][one.system], groups[one.measure][one.baseline]
         if one.measure == "loss":
-            logs = [[math.log(value) for value in values] for values in (ours, theirs)]
-            difference = block_difference(*logs, *(noise or block_deviation(logs)))
+            first, second = ([math.log(value) for value in values] for values in (ours, theirs))
+            deviation, freedom = noise or block_deviation([first, second])
+            difference = block_difference(first, second, deviation, freedom)
             text = describe_ratio(one.system, difference)
         else:
             pairs: list[tuple[float, Sequence[float]]] = [(1.0, ours), (-1.0, theirs)]

@@ -86,7 +86,7 @@ class DirectRoute(APIRoute):
     """A route whose endpoint makes the response itself, without FastAPI's dependencies, which take as long."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] not in self.methods:
+        if scope["method"] not in (self.methods or ()):
             await super().handle(scope, receive, send)
             return
         response = await self.endpoint(Request(scope, receive, send))

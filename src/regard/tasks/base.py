@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regard.inference.native_decoder import NativeDecoder
     from regard.metrics import Comparison, MetricResult
     from regard.nn.ensemble import Ensemble
+    from regard.nn.loss import TrainingLoss
     from regard.nn.network import Network
     from regard.recipe import CleaningConfig, Device, Precision, Recipe
 
@@ -157,7 +158,7 @@ class Task:
     """the class that users work with"""
     encoder: type[PairEncoder]
     """how pairs become token ids and batches"""
-    loss: Callable[..., nn.Module]
+    loss: Callable[..., TrainingLoss]
     """training loss: built from the network, the training section and the number of special tokens"""
     architectures: tuple[str, ...]
     """architectures that can be trained"""

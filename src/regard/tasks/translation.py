@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from regard.data.dependency_trees import ParsedSentence
     from regard.inspection.trace import Trace
     from regard.metrics import MetricResult
+    from regard.nn.loss import TrainingLoss
     from regard.nn.non_autoregressive import NonAutoregressiveTransformer
     from regard.recipe import (
         DecodingConfig,
@@ -701,7 +702,7 @@ def _restored(translation: Translation, substitution: Substitution) -> Translati
 
 def translation_loss(
     network: nn.Module, training: TrainingConfig, special_tokens: int
-) -> nn.Module:
+) -> TrainingLoss:
     """The loss of a translation network: of the next token, or of masked tokens for non-autoregressive ones."""
     from regard.nn.loss import MaskPredictLoss, Seq2SeqLoss
     from regard.nn.non_autoregressive import NonAutoregressiveTransformer

@@ -9,6 +9,7 @@ products stay in torch, in float32 or bfloat16.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from typing import Any, Literal
 
@@ -147,7 +148,7 @@ class _PackedAttention(torch.autograd.Function):
         output = query.new_zeros(rows, queries, heads, value.shape[3])  # zero at padding
         tensors = query, key, value, key_start, key_end, log_sums
         for row in range(rows):
-            spec = _attention_spec(*(one[row] for one in tensors), scale, dropout_p, seed, row)
+            spec = _attention_spec(tensors, row, scale, dropout_p, seed)
             spec.output = output[row].data_ptr()
             _functions().regard_attention(ctypes.byref(spec), torch.get_num_threads())
         context.save_for_backward(*tensors)
@@ -162,7 +163,7 @@ class _PackedAttention(torch.autograd.Function):
             torch.zeros(one.transpose(1, 2).shape, dtype=one.dtype) for one in tensors[:3]
         ]  # zero at padding
         for row in range(len(grad_output)):
-            spec = _attention_spec(*(one[row] for one in tensors), *context.options, row)
+            spec = _attention_spec(tensors, row, *context.options)
             spec.grad_output = grad_output[row].data_ptr()
             spec.grad_query, spec.grad_key, spec.grad_value = (one[row].data_ptr() for one in grads)
             _functions().regard_attention_backward(ctypes.byref(spec), torch.get_num_threads())
@@ -175,18 +176,13 @@ def _features_last(x: Float[Tensor, "B h T d"]) -> Float[Tensor, "B h T d"]:
 
 
 def _attention_spec(
-    query: Float[Tensor, "h Q dk"],
-    key: Float[Tensor, "h K dk"],
-    value: Float[Tensor, "h K dv"],
-    key_start: Int[Tensor, " Q"],
-    key_end: Int[Tensor, " Q"],
-    log_sums: Float[Tensor, "h Q"],
-    scale: float,
-    dropout_p: float,
-    seed: int,
-    row: int,
+    tensors: Sequence[Tensor], row: int, scale: float, dropout_p: float, seed: int
 ) -> AttentionSpec:
-    """The arguments for one packed row; the dropout masks of rows differ."""
+    """The arguments for one packed row; the dropout masks of rows differ.
+
+    tensors: query, key, value, key_start, key_end and log_sums, of all rows.
+    """
+    query, key, value, key_start, key_end, log_sums = (one[row] for one in tensors)
     spec = AttentionSpec()
     for name, one in (("query", query), ("key", key), ("value", value)):
         setattr(spec, name, one.data_ptr())

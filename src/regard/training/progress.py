@@ -71,7 +71,7 @@ class ProgressLine:
     def advance(self, done: int) -> None:
         """Show that this many items are done, those of an earlier process included."""
         now = time.monotonic()
-        if now - self.last < REWRITE_SECONDS:
+        if now - self.last < min(REWRITE_SECONDS, SECONDS_BETWEEN_LINES):
             return
         if now - self.last >= (REWRITE_SECONDS if self.in_place else SECONDS_BETWEEN_LINES):
             self.last, self.shown = now, True

@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 
 from regard.decoding.beam_search import beam_search
-from regard.decoding.hypotheses import BeamTree, Hypothesis, Node
+from regard.decoding.hypotheses import BeamTree, Node
 from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
+from regard.decoding.outputs import Hypothesis
 from tests.unit.decoding.mock_model import BOS, EOS, MockStep, initial_state, table_model
 
 MODEL = {
@@ -78,7 +79,7 @@ def test_every_node_has_the_probability_of_its_path() -> None:
 def test_a_sampled_hypothesis_is_a_single_branch(finished: bool) -> None:
     each = [-0.5, -0.25, -2.0][: 2 + finished]
     tree = BeamTree(BOS)
-    hypothesis = Hypothesis.scored([2, 3], each, sum(each), 0.6)
+    hypothesis = Hypothesis.scored([2, 3], each, sum(each), 0.6, gnmt_length_penalty)
     assert hypothesis.finished == finished
     tree.add_path(hypothesis, EOS, partial(gnmt_length_penalty, length_penalty=0.6))
     assert [node.parent for node in tree.nodes] == [None, 0, 1, 2][: 3 + finished]

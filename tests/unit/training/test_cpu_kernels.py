@@ -41,7 +41,7 @@ def test_dropout_keeps_the_expected_fraction_and_the_backward_pass_has_the_same_
     torch.manual_seed(1)
     x = torch.rand(300, 333).to(dtype).add_(1).requires_grad_()
     y = dropout(x, 0.3)
-    y.sum().backward()
+    torch.autograd.backward(y.sum())
     kept = y != 0
     assert abs(float(kept.float().mean()) - 0.7) < 4 * (0.21 / x.numel()) ** 0.5
     torch.testing.assert_close(y[kept], x[kept] / 0.7, rtol=DTYPES[dtype], atol=0.0)
@@ -112,13 +112,13 @@ def test_attention_equals_the_formula(
         torch.randn(1, size, 2, width).to(dtype).transpose(1, 2).requires_grad_() for size in sizes
     ]
     exact = [one.detach().double().requires_grad_() for one in inputs]
-    output = packed_attention(*inputs, spans, 0.3, 0.0)
-    expected = reference(*exact, spans, 0.3)
+    output = packed_attention(inputs[0], inputs[1], inputs[2], spans, 0.3, 0.0)
+    expected = reference(exact[0], exact[1], exact[2], spans, 0.3)
     torch.testing.assert_close(output.double(), expected, rtol=0.0, atol=DTYPES[dtype])
     gradient = torch.randn_like(output)
     gradient[:, :, sum(queries) :] = 0
-    output.backward(gradient)
-    expected.backward(gradient.double())
+    torch.autograd.backward(output, gradient)
+    torch.autograd.backward(expected, gradient.double())
     for one, other in zip(inputs, exact, strict=True):
         assert one.grad is not None
         assert other.grad is not None
@@ -139,7 +139,7 @@ def test_attention_drops_weights_and_its_gradient_belongs_to_the_same_mask() -> 
     kept = output != 0
     assert float(kept.float().mean()) == pytest.approx(1 - p, abs=0.02)
     torch.testing.assert_close(output[kept].double(), exact[kept] / (1 - p), rtol=1e-4, atol=1e-5)
-    output.backward(torch.ones_like(output))
+    torch.autograd.backward(output, torch.ones_like(output))
     assert value.grad is not None
     by_key = output.detach().view(1, 2, 4, length, length).sum(3).flatten(2)
     torch.testing.assert_close(value.grad[..., 0], by_key, rtol=1e-4, atol=1e-5)

@@ -228,7 +228,7 @@ def test_the_loss_is_computed_on_the_same_validation_pairs_after_resuming(traine
 class OtherProcess(ProcessGroup):
     """One of several processes; the main one has no time to measure more than one step."""
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: Any, source: int = 0) -> Any:
         return 0.0
 
 
