@@ -120,6 +120,7 @@ def test_two_halves_equal_one_uninterrupted_run(ema: str, folder: Path) -> None:
 def test_two_halves_of_packed_training_equal_one_run(precision: str, folder: Path) -> None:
     """With native kernels, if this machine has them: the dropout masks follow from the step."""
     sets = ["--set", "training.batching=packed", "--set", f"training.precision={precision}"]
+    sets += ["--set", "training.warmup=10", "--set", "training.validate_every=20"]
     whole, halves = f"packed-{precision}", f"packed-halves-{precision}"
     for out, steps in ((whole, 40), (halves, 20), (halves, 40)):
         done = inside(*arguments(out, steps=steps), *sets, cwd=folder)
