@@ -272,6 +272,8 @@ def test_the_keyboard_is_enough(open_file: Open) -> None:
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("ArrowRight")
+    assert page.locator("#view-architecture").is_visible()
+    page.keyboard.press("ArrowRight")
     assert page.locator("#view-heads").is_visible()
     for _ in range(3):
         page.keyboard.press("Tab")

@@ -206,15 +206,16 @@ def test_the_numbers_of_the_tour_are_those_of_the_trace(open_file: Open) -> None
         if title == "No looking ahead":
             assert "is exactly 0" in step(page)
         if title == "Too tired":
-            it, dog, street = 8, 1, 6
+            it, dog, street = 8, [0, 1], [5, 6]  # the nouns with their articles
             row = shown.cross_attention[:, :, :-1, it].max((0, 1)).argmax()
-            nouns = shown.cross_attention[:, :, row][:, :, [dog, street]]
+            weights = shown.cross_attention[:, :, row]
+            nouns = np.stack([weights[:, :, noun].sum(-1) for noun in (dog, street)], axis=-1)
             layer, head = np.unravel_index(nouns.max(2).argmax(), nouns.shape[:2])
             numbers = [f"{weight:.2f}" for weight in nouns[layer, head]]
             where = f"cross-attention head {head + 1} of layer {layer + 1}, the head with the largest weight"
             assert where in step(page)
             assert f"The token that attends most to it is {shown.outputs[row].text}." in step(page)
-            assert f"dog {numbers[0]}, street {numbers[1]}" in step(page)
+            assert f"the dog {numbers[0]}, the street {numbers[1]}" in step(page)
             assert f"&layer={layer}&head={head}" in page.evaluate("location.hash")
         if title == "Too wide":
             assert 'regard look RUN "The dog' in step(page)
@@ -275,8 +276,8 @@ def test_the_evidence_about_it_is_chosen_by_measurement(
         if turns:
             assert "First, cross-attention head 2 of layer 1 reads tired (1.00)." in content
             assert re.search(
-                r"head 3 of layer 2 looks at the noun that fits: dog 1\.00, street 0\.00\. With wide, "
-                r"where the model wrote ▁sie, the same head gives dog 0\.00, street 1\.00",
+                r"head 3 of layer 2 looks at the noun that fits: the dog 1\.00, the street 0\.00\. With wide, "
+                r"where the model wrote ▁sie, the same head gives the dog 0\.00, the street 1\.00",
                 content,
             )
             assert content.endswith("moves its attention from one noun to the other.")
