@@ -55,7 +55,7 @@ def test_each_precision_has_a_row_in_the_table(tmp_path: Path) -> None:
             "regard: --peer ctranslat: no such peer; did you mean ctranslate2?",
         ),
         (("--precision", "int4"), "regard: --precision int4: unknown name; did you mean int8?"),
-        (("--preset", "huge"), "regard: --preset huge: unknown name; allowed: tiny, small"),
+        (("--preset", "colossal"), "regard: --preset colossal: unknown name; allowed: tiny, small"),
     ],
 )
 def test_unknown_names_are_refused_in_one_line(

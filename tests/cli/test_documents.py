@@ -150,7 +150,7 @@ def test_an_interrupted_document_is_resumed(
     done = inside("translate", "run", "a.md", "-o", "b.md", "--beam", 2, cwd=tmp_path)
     assert done.returncode == 2
     assert (
-        "b.md: started with different options (20 sentences are done); use the same again"
+        "b.md: started with different options (20 sentences are done); use the same ones to resume"
         in done.stderr
     )
     done = translate("a.md", "-o", "b.md", cwd=tmp_path)
@@ -243,7 +243,10 @@ def test_lines_are_translated_as_before(model: Capitals, tmp_path: Path) -> None
             "documents: cannot be combined with --nbest, which apply to whole lines",
         ),
         (["a.md", "--columns", "x"], "--columns x: only for CSV and TSV documents"),
-        (["A dog.", "--columns", "x"], "--columns x: only for CSV and TSV documents"),
+        (
+            ["A dog.", "--columns", "x"],
+            "--columns x: only for CSV and TSV documents, and for Parquet",
+        ),
         (["A dog.", "--fuzzy", "0.5"], "--fuzzy 0.5: no effect without --memory"),
         (["A dog.", "--memory", "no.tmx"], "--memory no.tmx: no such file"),
         (

@@ -311,7 +311,7 @@ def test_a_system_error_is_reported_in_one_line(
     def app(**options: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "make_app", lambda command: app)
     done = inside(cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, f"regard: {message}\n")
 

@@ -77,11 +77,11 @@ def assert_same_run(actual: Path, expected: Path) -> None:
 
 
 def files(folder: Path) -> dict[str, str]:
-    """The files of a folder and their hashes."""
+    """The files of a folder and their hashes. The lock names the last process that opened the run."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != ".lock"
     }
 
 

@@ -99,6 +99,7 @@ OTHER_VALUES: dict[str, Any] = {
     "training.mix": 0.3,
     "training.freeze": ["encoder"],
     "training.extend_vocab": 10,
+    "decoding.repetition_penalty": 1.5,
     "decoding.no_repeat_ngram": 3,
     "decoding.coverage_penalty": 0.2,
     "decoding.beam_groups": 5,
@@ -120,10 +121,12 @@ NOT_HERE = {
     "training.init_from",
     "training.teacher",
     "training.steps",
+    "training.sharding",
     "tokenizer.shared",
     "tokenizer.target_kind",
 }
-"""keys that name files or languages, are needed to keep the test small, or have checks of their own"""
+"""keys that name files or languages, are needed to keep the test small, need several processes, or have checks of
+their own"""
 
 BASE: dict[str, Any] = {
     "model": {"preset": "tiny", "d_model": 16, "heads": 2, "encoder_layers": 1, "dropout": 0.1},

@@ -110,8 +110,11 @@ class RunDir:
 
     def temporary_files(self) -> list[Path]:
         """Files that a killed training may leave behind."""
+        written = (self.recipe_file, self.weights_file, self.card_file, self.test_outputs_file)
         patterns = [
-            *(f"{folder}.*{PARTIAL}" for folder in ("", "checkpoints/", "data/")),
+            *(f".{path.name}{PARTIAL}" for path in written),
+            *(f".tokenizer*{PARTIAL}", f".log.jsonl{PARTIAL}", f"checkpoints/.*{PARTIAL}"),
+            *(f"data/.*.json{PARTIAL}", f"data/.*.arrow{PARTIAL}"),
             "data/.*.arrow.*.unfinished",
             "checkpoints/.seen-*",
         ]

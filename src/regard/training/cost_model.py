@@ -54,7 +54,7 @@ ACCELERATORS = {
 """The matrix product of the H200 was measured; the others are 80% of the data sheet, as it is there."""
 
 
-class Corpus(NamedTuple):
+class CorpusSize(NamedTuple):
     """Training data, and how often they are read."""
 
     name: str
@@ -65,9 +65,9 @@ class Corpus(NamedTuple):
 
 
 CORPORA = (
-    Corpus("WMT14 English-German", 4.5e6, 1.3e8, 19),
-    Corpus("300 M pairs", 3e8, 8.7e9, 1),
-    Corpus("10^10 tokens", 3.4e8, 1e10, 1),
+    CorpusSize("WMT14 English-German", 4.5e6, 1.3e8, 19),
+    CorpusSize("300 M pairs", 3e8, 8.7e9, 1),
+    CorpusSize("10^10 tokens", 3.4e8, 1e10, 1),
 )
 """29 target tokens a pair are assumed. 19 epochs of WMT14 are the paper's 100,000 steps of 25,000 tokens."""
 
@@ -184,7 +184,7 @@ class TrainingCost(NamedTuple):
 
 
 def training_cost(
-    step: StepCost, corpus: Corpus, recipe: Recipe, size: ModelSize, batch_tokens: int
+    step: StepCost, corpus: CorpusSize, recipe: Recipe, size: ModelSize, batch_tokens: int
 ) -> TrainingCost:
     steps = corpus.tokens * corpus.epochs / batch_tokens
     saved = steps / recipe.training.checkpoint_every

@@ -13,12 +13,15 @@ from regard.decoding.constraints import Constraints, WordBoundaries
 from regard.decoding.greedy_and_sampling import greedy, sample
 from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
 from regard.decoding.logits_processors import (
+    OPTIONAL_PROCESSORS,
     CoveragePenalty,
     DiverseBeamGroups,
     LogitsProcessorList,
     NoRepeatNgram,
     RepetitionPenalty,
 )
+from regard.recipe import DecodingConfig
+from regard.recipe.decoding import LOGITS_PROCESSOR
 from tests.unit.decoding.mock_model import (
     BOS,
     EOS,
@@ -30,6 +33,13 @@ from tests.unit.decoding.mock_model import (
     random_model,
     search,
 )
+
+
+def test_every_option_with_a_processor_is_marked() -> None:
+    """Without the mark, the native decoder would ignore the option."""
+    fields = DecodingConfig.model_fields.items()
+    marked = {name for name, field in fields if LOGITS_PROCESSOR in field.metadata}
+    assert marked == {*OPTIONAL_PROCESSORS}
 
 
 def test_at_most_one_processor_may_select() -> None:

@@ -238,10 +238,10 @@ def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
         "mine.yaml: line 2: training.steps: 'many' must be a valid integer"
     )
     assert refusal(DATA + "model: {norm_order: under}\n") == (
-        "mine.yaml: line 2: model.norm_order: 'under' must be 'post' or 'pre'"
+        "mine.yaml: line 2: model.norm_order: 'under' must be 'post', 'pre' or 'no_residual'"
     )
-    assert "'huge' must be 'tiny', 'small', 'fast', 'base' or 'big'" in refusal(
-        DATA + "model: {preset: huge}"
+    assert "'vast' must be 'tiny', 'small', 'fast', 'base', 'big' or 'huge'" in refusal(
+        DATA + "model: {preset: vast}"
     )
     assert "line 2: model: 5 must be" in refusal(DATA + "model: 5\n")
 

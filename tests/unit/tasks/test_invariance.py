@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from regard.data.pairs import Pair
-from regard.inference import engine
+from regard.inference import network_decoder
 from regard.inference.worker_pool import WorkerPool
 from regard.recipe import Precision
 from regard.tasks import Translator
@@ -73,7 +73,7 @@ def test_fp32_is_the_same_whatever_the_batch_order_and_threads(
     def check(order: list[int], sizes: list[int], threads: int, tokens: int) -> None:
         some = [texts[number] for number in order]
         model.engine.threads = threads
-        monkeypatch.setattr(engine, "CPU_TOKENS", tokens)
+        monkeypatch.setattr(network_decoder, "CPU_TOKENS", tokens)
         assert translate(model, some, sizes, **options) == [expected[one] for one in some]
 
     check()

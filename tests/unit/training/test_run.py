@@ -72,7 +72,7 @@ def test_a_run_with_a_recipe_keeps_its_plan_with_and_without_a_time_limit(
 def test_other_languages_are_refused(planned: RunDir, tmp_path: Path) -> None:
     arguments = planned.folder, FILES, str(tmp_path), COMMAND
     assert resumable_recipe(*arguments, ("en", "de")) is not None
-    with pytest.raises(RegardError, match="other languages than de,en"):
+    with pytest.raises(RegardError, match="languages other than de,en"):
         resumable_recipe(*arguments, ("de", "en"))
 
 
