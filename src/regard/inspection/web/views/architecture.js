@@ -1,5 +1,5 @@
 /**
- * Architecture: the way of the data through the model as a picture, with real shapes and numbers. Every part opens the
+ * Architecture: a picture of how data flow through the model, with real shapes and numbers. Every part opens the
  * view that explains it further.
  *
  * @typedef {import("../dom.js").Child} Child
@@ -33,7 +33,7 @@ const STACKED = matchMedia("(max-width: 900px)");
 export const architectureView = {
   id: "architecture",
   title: "Architecture",
-  help: "The way of the data through the model. Colour shows how much each part changes the vector of each token. "
+  help: "How data flow through the model. Colour shows how much each part changes the vector of each token. "
     + "Select a part to see its numbers; select a token to follow it.",
   applies: (trace) => trace.encoder.layers > 0 && trace.cross_attention.layers > 0 && !trace.nonAutoregressive,
   build,
