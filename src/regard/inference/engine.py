@@ -273,7 +273,8 @@ class Engine:
         if not self.is_packed:
             reason = self._unsupported_reason() or "the weights may still change"
             return f"{self.precision} on {device}, without packed weights ({reason})"
-        many = f", {self.threads} batches at a time" if self.on_cpu else ""
+        batches = "1 batch" if self.threads == 1 else f"{self.threads} batches"
+        many = f", {batches} at a time" if self.on_cpu else ""
         weights = self.packed if self.native is None else self.native.weights
         assert weights is not None
         return f"{self.precision} on {device}{self._kernels}{many}, {weights.bytes / 1e6:.1f} MB of weights"
