@@ -43,7 +43,7 @@ from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.metrics import MetricResult
-from regard.nn.loss import Seq2SeqLoss, TrainingLoss
+from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import copy_weights, named_weights
 from regard.recipe import TrainingConfig
 from regard.storage.prefetch import prefetch
@@ -198,7 +198,6 @@ class Trainer:
         self.packs_on_cpu = packs_on_cpu(recipe, group.device) and not self.sharded
         """whether batches are packed rows for the native kernels"""
         if self.packs_on_cpu:
-            assert isinstance(self.loss_fn, TrainingLoss)
             attach_cpu_kernels(self.loss_fn)
         self.distributed_loss_fn: nn.Module = self.loss_fn
         gradients = None
