@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from benchmarks.reporting import markdown_table, replace_section
+from reporting import markdown_table, replace_section
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "autoconfig.json"
@@ -39,6 +39,7 @@ class Corpus(NamedTuple):
 
     train: str
     test: str
+    """several files are separated by blanks"""
     source: str
     target: str
     pairs: int | None = None
@@ -56,6 +57,13 @@ CORPORA = {
     "multi30k-5k": Corpus("multi30k/train", "multi30k/test_2016_flickr", "en", "de", 5_000),
     "multi30k": Corpus("multi30k/train", "multi30k/test_2016_flickr", "de", "en"),
     "multi30k-noisy": Corpus("multi30k/train", "multi30k/test_2016_flickr", "en", "de", None, 0.2),
+    "l10n-30k": Corpus(
+        "l10n_enzh/train",
+        "l10n_enzh/valid_game l10n_enzh/valid_office l10n_enzh/valid_pydoc",
+        "zh",
+        "en",
+        30_000,
+    ),
     "3am": Corpus("3am_enzh/train", "3am_enzh/test", "en", "zh"),
     "tatoeba-enfr": Corpus("tatoeba_enfr/train", "tatoeba_enfr/test", "fr", "en"),
     "tatoeba-ende": Corpus("tatoeba_ende/train", "tatoeba_ende/valid", "en", "de"),
@@ -215,14 +223,16 @@ def data_files(name: str, part: str, folder: Path) -> tuple[Path, Path]:
 
 
 def write_data(name: str, folder: Path) -> None:
-    """Write the training and test files of a corpus."""
+    """Write the training and test files of a corpus; test pairs that share a side with training pairs are left out."""
     corpus = CORPORA[name]
-    for file in data_files(name, "test", folder):
-        texts = lines(corpus.test, file.suffix[1:])
-        file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    pairs = list(
-        zip(lines(corpus.train, corpus.source), lines(corpus.train, corpus.target), strict=True)
-    )
+    pairs = read_pairs(corpus.train, corpus)
+    sides = [set(side) for side in zip(*pairs, strict=True)]
+    test = [
+        pair
+        for stem in corpus.test.split()
+        for pair in read_pairs(stem, corpus)
+        if not any(text in side for text, side in zip(pair, sides, strict=True))
+    ]
     draw = random.Random(1)
     if corpus.pairs:
         pairs = draw.sample(pairs, corpus.pairs)
@@ -230,9 +240,15 @@ def write_data(name: str, folder: Path) -> None:
     targets = [pairs[index][1] for index in noisy]
     for index, other in zip(noisy, [*targets[1:], *targets[:1]], strict=True):
         pairs[index] = pairs[index][0], other
-    files = data_files(name, "train", folder)
-    for file, side in zip(files, zip(*pairs, strict=True), strict=True):
-        file.write_text("".join(f"{text}\n" for text in side), encoding="utf-8")
+    for part, some in (("train", pairs), ("test", test)):
+        for file, texts in zip(
+            data_files(name, part, folder), zip(*some, strict=True), strict=True
+        ):
+            file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+
+
+def read_pairs(stem: str, corpus: Corpus) -> list[tuple[str, str]]:
+    return list(zip(lines(stem, corpus.source), lines(stem, corpus.target), strict=True))
 
 
 def lines(stem: str, language: str) -> list[str]:

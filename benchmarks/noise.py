@@ -21,7 +21,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain, pairwise, repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -371,8 +373,6 @@ def ratio_shares(source: str, target: str) -> dict[str, float]:
 
 def train(arguments: argparse.Namespace) -> dict[str, Any]:
     """BLEU of models trained on the noisy, the cleaned and the clean corpus."""
-    from regard.training.run import train as train_run
-
     labelled = planted("multi30k")[: arguments.pairs]
     noisy = [one.pair for one in labelled]
     reasons = rejects(noisy)
@@ -382,28 +382,18 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
         "clean": [one.pair for one in labelled if one.kind == CLEAN],
     }
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    bleu: dict[str, list[float]] = {name: [] for name in corpora}
     for name, pairs in corpora.items():
-        path = (arguments.runs / f"{name}.jsonl").resolve()
         records = ({"source": pair.source, "target": pair.target} for pair in pairs)
-        path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-        for seed in arguments.seeds:
-            changes = [
-                *(f"data.root={DATA}", "data.train.source=null", "data.train.target=null"),
-                *(
-                    f"data.train.pairs={path}",
-                    f"training.seed={seed}",
-                    f"training.device={arguments.device}",
-                ),
-                *("evaluation.metrics=[bleu]", *arguments.set),
-            ]
-            recipe = load_recipe(arguments.recipe, changes)
-            out = arguments.runs / f"{name}-{seed}"
-            train_run(recipe, out)
-            card = json.loads((out / "card.json").read_text())
-            bleu[name].append(card_bleu(card))
-            print(f"{name}, seed {seed}: BLEU {bleu[name][-1]:.1f}", flush=True)
-    means = {name: statistics.mean(scores) for name, scores in bleu.items()}
+        lines = (f"{json.dumps(record)}\n" for record in records)
+        (arguments.runs / f"{name}.jsonl").write_text("".join(lines))
+    jobs = [(name, seed) for name in corpora for seed in arguments.seeds]
+    bleu: dict[str, list[float]] = {name: [] for name in corpora}
+    with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
+        scores = pool.map(train_one, *zip(*jobs, strict=True), repeat(arguments))
+        for (name, seed), value in zip(jobs, scores, strict=True):
+            bleu[name].append(value)
+            print(f"{name}, seed {seed}: BLEU {value:.1f}", flush=True)
+    means = {name: statistics.mean(values) for name, values in bleu.items()}
     lost = means["clean"] - means["noisy"]
     return {
         "recipe": arguments.recipe,
@@ -412,6 +402,21 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
         "mean": {name: round(mean, 2) for name, mean in means.items()},
         "recovered": round((means["cleaned"] - means["noisy"]) / lost, 3) if lost else None,
     }
+
+
+def train_one(name: str, seed: int, arguments: argparse.Namespace) -> float:
+    """Train on one corpus; returns the BLEU on the test set."""
+    from regard.training.run import train as train_run
+
+    path = (arguments.runs / f"{name}.jsonl").resolve()
+    changes = [
+        *(f"data.root={DATA}", "data.train.source=null", "data.train.target=null"),
+        *(f"data.train.pairs={path}", f"training.seed={seed}"),
+        *(f"training.device={arguments.device}", "evaluation.metrics=[bleu]", *arguments.set),
+    ]
+    out = arguments.runs / f"{name}-{seed}"
+    train_run(load_recipe(arguments.recipe, changes), out)
+    return card_bleu(json.loads((out / "card.json").read_text()))
 
 
 def card_bleu(card: dict[str, Any]) -> float:
@@ -447,6 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     training.add_argument("--runs", type=Path, default=Path("runs/noise"))
     training.add_argument("--set", action="append", default=[], help="changes of the recipe")
+    training.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     training.add_argument("--no-save", action="store_true", help="print the result only")
     given = parser.parse_args(arguments)
     if given.command == "measure":

@@ -1,6 +1,6 @@
 """What `training.augment` changes: BLEU on plain, upper-cased, title-cased and misspelled text, with and without it.
 
-    python benchmarks/robustness.py RECIPE --out FOLDER [--seeds 1 2 3] [--set KEY=VALUE ...] [--augment KEY=VALUE ...]
+    python benchmarks/robustness.py RECIPE --out FOLDER [--seeds 1 2 3] [--jobs 6] [--set KEY=VALUE ...] [--augment …]
 
 Trains the recipe with and without augmentation for each seed, in FOLDER/plain-1, FOLDER/augmented-1 …; runs that are
 there already are resumed or reused. Every run is then scored on its test data in five variants. Upper case and title
@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import mean, stdev
@@ -90,14 +92,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--augment", nargs="+", default=AUGMENT, metavar="KEY=VALUE")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--sentences", type=int, help="score only the first N test pairs")
     given = parser.parse_args()
     augment = [f"training.augment.{one}" for one in given.augment]
     results: dict[str, list[dict[str, float]]] = {"plain": [], "augmented": []}
-    for seed in given.seeds:
-        for kind, added in (("plain", []), ("augmented", augment)):
-            changes = [*given.changes, f"training.seed={seed}", *added]
-            found = run_one(given.recipe, given.out / f"{kind}-{seed}", changes, given.sentences)
+    jobs = [(kind, seed) for seed in given.seeds for kind in results]
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        running = [
+            pool.submit(
+                run_one,
+                given.recipe,
+                given.out / f"{kind}-{seed}",
+                [
+                    *given.changes,
+                    f"training.seed={seed}",
+                    *(augment if kind == "augmented" else ()),
+                ],
+                given.sentences,
+            )
+            for kind, seed in jobs
+        ]
+        for (kind, seed), future in zip(jobs, running, strict=True):
+            found = future.result()
             results[kind].append(found)
             print(kind, seed, json.dumps({name: round(bleu, 2) for name, bleu in found.items()}))
     (given.out / "robustness.json").write_text(json.dumps(results, indent=2) + "\n")

@@ -34,7 +34,7 @@ MIN_STEPS = 6_000
 """Batches are made smaller to reach this many steps: on a CPU, many small steps learn more than few large ones."""
 MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
 """On a GPU, smaller batches take as long."""
-VALIDATIONS, PATIENCE = 20, 8
+VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
 DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 20.0}
@@ -67,6 +67,16 @@ VOCABULARY_RULES = (
 multi30k, 5,000 pairs: 2,000 entries 49.6, 4,000 entries 52.8, 8,000 entries 53.0."""
 
 
+class Cost(NamedTuple):
+    """The time of a training step relative to the model of cost 1 (``planner.REFERENCE_MODELS``), R-Drop included."""
+
+    cpu: float
+    cuda: float
+
+    def on(self, device: str) -> float:
+        return self.cuda if device == "cuda" else self.cpu
+
+
 @dataclass(frozen=True)
 class ModelRule:
     """A model and its regularization, and when they are used: if the time allows this many epochs and tokens."""
@@ -76,8 +86,7 @@ class ModelRule:
     dropout: float
     rdrop: float
     learning_rate: float
-    cost: float
-    """time of a training step relative to ``tiny`` on a CPU, R-Drop included"""
+    cost: Cost
     min_epochs: float = 0.0
     max_epochs: float = 250.0
     """more epochs do not help"""
@@ -101,30 +110,30 @@ _SMALL, _TINY = {"preset": "small"}, {"preset": "tiny"}
 _SHALLOW = {"preset": "small", "encoder_layers": 3, "decoder_layers": 3}
 
 MODEL_RULES = (
-    # name, model, dropout, R-Drop, learning rate, cost, then the conditions; the first rule that applies is used.
-    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, 17.0, 45, pairs=(0, 20_000)),
-    ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, 23.0, 60, pairs=(20_000, 500_000)),
-    ModelRule("base", {"preset": "base"}, 0.1, 0.0, 0.0007, 16.0, 1, 50, 5e7, (500_000, math.inf)),
-    ModelRule("wide, no R-Drop", _WIDE, 0.1, 0.0, 0.001, 9.0, 8, 40, 1.5e7, (20_000, math.inf)),
+    # name, model, dropout, R-Drop, learning rate, cost on CPU and GPU, then the conditions; the first that applies.
+    ModelRule("deep", _DEEP, 0.3, 5.0, 0.001, Cost(14, 2.2), 100, 250, 0, (20_000, 500_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(9.5, 1.6), 45, 250, 0, (0, 20_000)),
+    ModelRule("wide", _WIDE, 0.3, 2.0, 0.001, Cost(9.5, 1.6), 60, 250, 0, (20_000, 500_000)),
     ModelRule(
-        "small, no R-Drop",
-        _SMALL,
-        0.1,
-        0.0,
-        0.002,
-        4.1,
-        2,
-        40,
-        3e6,
-        device="cuda",
+        "base", {"preset": "base"}, 0.1, 0.0, 0.0007, Cost(10, 1.8), 1, 50, 5e7, (500_000, math.inf)
     ),
-    ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, 3.9, 45, pairs=(0, 100_000)),
-    ModelRule("shallow, no R-Drop", _SHALLOW, 0.1, 0.0, 0.002, 2.05, 2, 40, 1e7),
-    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60),
-    ModelRule("symbols", _SMALL, 0.2, 2.0, 0.0012, 7.0, 40, 150, 0.0, (5_000, math.inf), True),
-    ModelRule("tiny symbols", _TINY, 0.1, 0.0, 0.003, 1.0, 0, 60, symbols=True),
+    ModelRule("wide, dropout only", _WIDE, 0.3, 0.0, 0.001, Cost(4.8, 1.0), 35, 100, 1.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(4.8, 1.0), 8, 40, 1.5e7),
+    ModelRule("wide, short", _WIDE, 0.1, 0.0, 0.001, Cost(4.8, 1.0), 2, 40, 3e6, device="cuda"),
+    ModelRule("shallow", _SHALLOW, 0.3, 2.0, 0.002, Cost(3.3, 1.2), 45, pairs=(0, 100_000)),
+    ModelRule(
+        "shallow, short",
+        *(_SHALLOW, 0.1, 0.0, 0.002, Cost(1.8, 0.8)),
+        *(2, 40, 1e7, (20_000, math.inf)),
+    ),
+    ModelRule("tiny", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60),
+    ModelRule(
+        "symbols", _SMALL, 0.2, 2.0, 0.0012, Cost(6.0, 1.4), 40, 150, 0, (5_000, math.inf), True
+    ),
+    ModelRule("tiny symbols", _TINY, 0.1, 0.0, 0.003, Cost(1.0, 0.8), 0, 60, symbols=True),
 )
-"""Measured on corpora of 3,000 to 165,000 pairs with ``benchmarks/autoconfig.py``, see docs/autoconfig.md."""
+"""Measured on corpora of 3,000 to 165,000 pairs with ``benchmarks/autoconfig_experiments.py``, see
+docs/autoconfig.md."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ class ChosenModel:
     """target tokens of one epoch, estimated"""
     device: str
     next_rule: ModelRule | None
-    """a better rule for which the time is too short"""
+    """the next better rule, for which the time is too short"""
     speed: DeviceSpeed
 
     @property
@@ -153,10 +162,12 @@ class ChosenModel:
     def epochs(self) -> float:
         return self.tokens / self.epoch_tokens
 
-    def minutes_for(self, rule: ModelRule, epochs: float) -> float:
-        """The time that a rule needs for this many epochs and for its minimum number of tokens."""
-        tokens = max(rule.min_tokens, epochs * self.epoch_tokens)
-        return total_minutes(tokens / self.speed.tokens_per_second(rule.cost), self.device)
+    def minutes_for(self, rule: ModelRule) -> float:
+        """The time that a rule needs for its minimum number of epochs and tokens."""
+        tokens = max(rule.min_tokens, rule.min_epochs * self.epoch_tokens)
+        return total_minutes(
+            tokens / self.speed.tokens_per_second(rule.cost.on(self.device)), self.device
+        )
 
 
 TRAINING_SHARE = 0.9
@@ -193,22 +204,22 @@ def choose(
     ]
     if minutes is None:
         minutes = _default_minutes(rules, epoch_tokens, speed)
-    better = None
+    too_slow: list[ModelRule] = []
     for rule in rules:
         choice = ChosenModel(
             rule,
             vocabulary,
             minutes,
-            speed.tokens_per_second(rule.cost),
+            speed.tokens_per_second(rule.cost.on(speed.device)),
             epoch_tokens,
             speed.device,
-            better,
+            None,
             speed,
         )
         affordable = training_seconds(minutes, speed.device) * choice.tokens_per_second
         if rule.applies(affordable, epoch_tokens):
-            return choice
-        better = rule
+            return replace(choice, next_rule=min(too_slow, key=choice.minutes_for, default=None))
+        too_slow.append(rule)
     raise AssertionError("the last rule has no conditions")
 
 
@@ -218,7 +229,9 @@ def _default_minutes(rules: Sequence[ModelRule], epoch_tokens: float, speed: Dev
     for rule in rules:
         epochs = min(rule.max_epochs, max(10.0, 2 * rule.min_epochs))
         tokens = max(rule.min_tokens, epochs * epoch_tokens)
-        minutes = total_minutes(tokens / speed.tokens_per_second(rule.cost), speed.device)
+        minutes = total_minutes(
+            tokens / speed.tokens_per_second(rule.cost.on(speed.device)), speed.device
+        )
         if minutes <= longest:
             steps = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60)
             return float(next(step for step in steps if step >= minutes))
@@ -354,7 +367,7 @@ class AutomaticRecipe:
         """
         choice, device = self.choice, self.choice.device
         ratio = tokens_per_second / choice.tokens_per_second
-        speed = replace(choice.speed, tiny=choice.speed.tiny * ratio)
+        speed = replace(choice.speed, reference=choice.speed.reference * ratio)
         minutes = total_minutes(TRAINING_SHARE * seconds, device)
         fitted = replace(choice, minutes=minutes, tokens_per_second=tokens_per_second, speed=speed)
         batch: int | None = self.recipe.batch_tokens
@@ -417,7 +430,6 @@ def _training(
         "rdrop": rule.rdrop,
         "validate_every": every,
         "checkpoint_every": every,
-        "patience": PATIENCE,
     }
 
 
@@ -463,10 +475,7 @@ def _reasons(
         + (f" in {duration(60 * minutes)}" if minutes else ""),
         *(_alternatives(choice) if minutes else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
-        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens; stops early after "
-        f"{training.patience} validations without improvement"
-        if training.patience
-        else f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
+        f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
         *(_warnings(choice, corpus) if minutes else ()),
     ]
@@ -485,7 +494,7 @@ def _alternatives(choice: ChosenModel) -> list[str]:
     rule = choice.next_rule
     if rule is None:
         return []
-    minutes = choice.minutes_for(rule, rule.min_epochs)
+    minutes = choice.minutes_for(rule)
     layers = rule.model.get("encoder_layers", 6)
     width = PRESETS[rule.model["preset"]]["d_model"]
     return [

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 SAFETY = 0.93
 """The share of the remaining time that is planned; the rest is a margin for a machine that becomes slower."""
-VALIDATION_SHARE = 0.03
-"""One validation takes at most this share of the time left."""
+VALIDATION_SHARE, MAX_VALIDATION_SHARE = 0.03, 0.08
+"""One validation takes at most this share of the time left; the second, if it translates the fewest examples."""
 MAX_VALIDATIONS = 20
-MIN_EXAMPLES = 20
-"""Fewest validation pairs to translate, however short the time is."""
+MIN_EXAMPLES = 40
+"""Fewest validation pairs to translate. If there is no time for them, checkpoints are selected by the loss."""
 MEASURED_STEPS = 12
 """At most this many steps are timed, after the first ones, which are slower."""
 TEST_SHARE = 0.15
@@ -52,10 +52,8 @@ class DeviceSpeed:
 
     device: str
     """cpu or cuda"""
-    tiny: float
-    """target tokens per second with a model of cost 1, the preset tiny"""
-    min_cost: float = 0.0
-    """models of lower cost are not faster, since a GPU cannot use all of its units"""
+    reference: float
+    """target tokens per second with the model of cost 1, ``REFERENCE_MODELS``"""
     name: str = ""
     """for example “2 CPU cores” or “NVIDIA H200”"""
     batching: Literal["padded", "packed"] = "padded"
@@ -63,26 +61,26 @@ class DeviceSpeed:
     """how it trains fastest"""
 
     def tokens_per_second(self, cost: float) -> float:
-        """Target tokens per second for a model of this cost relative to tiny."""
-        return self.tiny / max(cost, self.min_cost)
+        """Target tokens per second for a model of this cost relative to the reference model."""
+        return self.reference / cost
 
     def describe(self) -> str:
-        speed = self.tokens_per_second(1.0)
-        return f"{self.name}: about {speed:,.0f} tokens/s with the preset tiny"
+        model = REFERENCE_MODELS[self.device]
+        return f"{self.name}: about {self.reference:,.0f} tokens/s with {model}"
 
 
-H200_MATMUL, H200_TINY = 7.0e14, 1.2e7
-"""Operations per second of a large bf16 product, and tokens per second of cost 1: a model of cost 17 trains at 690,000
-tokens per second in batches of 4,096 tokens. Another GPU is estimated from its own product."""
-GPU_MIN_COST = 6.0
+REFERENCE_MODELS = {"cpu": "the preset tiny", "cuda": "3+3 layers of width 512"}
+"""The models that costs are relative to."""
+H200_MATMUL, H200_REFERENCE = 7.0e14, 1.08e6
+"""Operations per second of a large bf16 product, and tokens per second of the reference model in batches of 4,096
+tokens (``python benchmarks/autoconfig_experiments.py --speeds``). Another GPU is estimated from its own product."""
 
 
 def measure_device(device: torch.device) -> DeviceSpeed:
     """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product."""
     if device.type == "cuda":
-        speed = H200_TINY * matmul_speed(device) / H200_MATMUL
-        name = torch.cuda.get_device_name(device)
-        return DeviceSpeed("cuda", speed, GPU_MIN_COST, name, "packed")
+        speed = H200_REFERENCE * matmul_speed(device) / H200_MATMUL
+        return DeviceSpeed("cuda", speed, torch.cuda.get_device_name(device), "packed")
     tokens, seconds = 1_000, math.inf
     batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
     precision = fastest_cpu_precision()
@@ -93,7 +91,7 @@ def measure_device(device: torch.device) -> DeviceSpeed:
         seconds = min(seconds, time.perf_counter() - start)
     cores = torch.get_num_threads()
     name = f"{cores} CPU core{'s' * (cores > 1)}"
-    return DeviceSpeed("cpu", tokens / seconds, 0.0, name, batching, precision)
+    return DeviceSpeed("cpu", tokens / seconds, name, batching, precision)
 
 
 def _tiny_step(
@@ -191,7 +189,7 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     """
     left = deadline - time.monotonic()
     seconds_per_step, tokens_per_step = step
-    trainer.limit_examples(VALIDATION_SHARE * left, MIN_EXAMPLES)
+    trainer.limit_examples(VALIDATION_SHARE * left, MAX_VALIDATION_SHARE * left, MIN_EXAMPLES)
     left = deadline - time.monotonic()
     # The loss of the validation pairs takes about a third of training on them.
     speed = 3 * tokens_per_step / seconds_per_step

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 20.0
 """Shortest time between two progress lines where there is no terminal for a progress bar."""
 REWRITE_SECONDS, ERASE_LINE = 0.2, "\x1b[2K"
-SLOW_STEPS, SECONDS_BEFORE_ESTIMATE = 6, 10.0
-"""The time left is estimated from the steps after the first few, once they have taken this long."""
+SECONDS_BEFORE_ESTIMATE = 10.0
+"""The time left is estimated from the steps after the first, slower ones, once they have taken this long."""
 SECONDS_BETWEEN_SAMPLES = 60.0
 """Shortest time between two prints of sample translations."""
 SAMPLE_WIDTH = 70
@@ -123,7 +123,7 @@ class ProgressReporter:
         self.last_line = 0.0
         self.first_step, self.steps, self.start_time = 0, 0, 0.0
         self.end_announced = False
-        self.skips_slow_steps = True
+        self.slow_steps, self.skips_slow_steps = 1, True
         """whether the time is still to be measured from another step: the first ones are slower"""
         self.last_samples = time.monotonic()
         self.deadline: float | None = None
@@ -146,8 +146,15 @@ class ProgressReporter:
             self.tensorboard = self.tensorboard or EventFile(self.run.events)
             self.tensorboard.write(values["step"], scalars)
 
-    def start(self, step: int, steps: int, deadline: float | None = None) -> None:
-        """Start the progress bar at ``step`` of ``steps``; ``deadline`` is a time of ``time.monotonic()``."""
+    def start(
+        self, step: int, steps: int, deadline: float | None = None, slow_steps: int = 1
+    ) -> None:
+        """Start the progress bar at ``step`` of ``steps``.
+
+        deadline: a time of ``time.monotonic()``.
+        slow_steps: the first steps, from which the time left is not estimated: a GPU compiles them.
+        """
+        self.slow_steps = slow_steps
         self.first_step, self.start_time, self.deadline = step, time.monotonic(), deadline
         self.steps, self.end_announced, self.skips_slow_steps = steps, False, True
         if not (self.enabled and self.console.is_terminal):
@@ -181,7 +188,7 @@ class ProgressReporter:
     def advance(self, step: int) -> None:
         """Move the progress bar. If there is no plan, print the expected end soon after the start."""
         now = time.monotonic()
-        if self.skips_slow_steps and step >= self.first_step + SLOW_STEPS:
+        if self.skips_slow_steps and step >= self.first_step + self.slow_steps:
             self.first_step, self.start_time = step, now
             self.skips_slow_steps = False
         elif self._can_announce_end(step, now):
@@ -214,7 +221,8 @@ class ProgressReporter:
 
     def _can_announce_end(self, step: int, now: float) -> bool:
         measured = step > self.first_step + 2 and now - self.start_time > SECONDS_BEFORE_ESTIMATE
-        return measured and not self.end_announced and self.deadline is None
+        known = self.end_announced or self.deadline is not None
+        return measured and not self.skips_slow_steps and not known
 
     def expected_end(self, step: int) -> str:
         """For example “About 3:40:00 left for 6,700 steps, ending at about 21:14”."""

@@ -244,7 +244,7 @@ class Trainer:
         """
         if deadline is not None and not self.validation_seconds:
             self.estimate_validation_time(limit=0.1 * (deadline - time.monotonic()))
-        reporter.start(self.state.step, self.training.steps, deadline)
+        reporter.start(self.state.step, self.training.steps, deadline, self.warmup_steps)
         while True:
             try:
                 return self._fit(reporter, deadline)
@@ -391,16 +391,19 @@ class Trainer:
         chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
         return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks)
 
-    def limit_examples(self, seconds: float, minimum: int) -> None:
-        """Translate fewer validation pairs if they would take longer than this; none, if fewer than ``minimum``."""
-        self.estimate_validation_time(limit=math.inf)
+    def limit_examples(self, seconds: float, most_seconds: float, minimum: int) -> None:
+        """Translate fewer validation pairs if they would take longer than ``seconds``.
+
+        There are at least ``minimum``, unless these take longer than ``most_seconds``; then only the loss is validated.
+        """
+        self.estimate_validation_time(limit=math.inf, measuring_seconds=seconds)
         if not self.examples or self.validation_seconds <= seconds:
             return
         each = self.validation_seconds / len(self.examples)
-        count = int(seconds / each)
-        values: dict[str, Any] = {"validate_sentences": count if count >= minimum else 0}
-        if count < minimum:
-            values["best_checkpoint_metric"] = "loss"
+        count = max(int(seconds / each), min(minimum, len(self.examples)))
+        values: dict[str, Any] = {"validate_sentences": count}
+        if count * each > most_seconds:
+            values = {"validate_sentences": 0, "best_checkpoint_metric": "loss"}
         training = self.training.model_copy(update=values)
         self.apply(self.recipe.model_copy(update={"training": training}))
         self.examples = evenly_spaced(
@@ -709,25 +712,43 @@ class Trainer:
             for pair, output in zip(few, outputs, strict=True):
                 reporter.message(f"    {shorten_text(pair.source)}  →  {shorten_text(output)}")
 
-    def estimate_validation_time(self, limit: float) -> None:
-        """Set ``validation_seconds`` before the first validation: a high estimate from a few examples.
+    def estimate_validation_time(self, limit: float, measuring_seconds: float = 0.0) -> None:
+        """Set ``validation_seconds`` before the first validation, from the translation of some examples.
 
         ``limit`` is an upper bound of the estimate. Without examples, only the loss is computed, which takes no longer
         than training on the same data, and nothing is estimated.
+
+        measuring_seconds: about how long the measurement may take. A GPU translates hundreds of sentences in hardly
+        more time than a few, so that more examples give a better estimate.
         """
-        few = self.examples[:16]
-        if not few:
+        if not self.examples:
             return
         with self.evaluation_mode():
             # Warm up, because the first use of a device is slow; on a slow device, one example has to do.
-            start = time.monotonic()
-            self.model.predict_pairs(few[:1], quick=True)
-            each = time.monotonic() - start
-            if each < 0.5 or self.group.device.type == "cuda":
-                start = time.monotonic()
-                self.model.predict_pairs(few, quick=True)
-                each = (time.monotonic() - start) / len(few)
-        self.validation_seconds = min(limit, each * len(self.examples) / self.group.size)
+            count, seconds = 1, self._seconds_to_translate(1)
+            if seconds < 0.5 or self.group.device.type == "cuda":
+                count, seconds = 16, self._seconds_to_translate(16)
+                while count < len(self.examples) and seconds < measuring_seconds / 8:
+                    count *= 4
+                    seconds = self._seconds_to_translate(count)
+        each = seconds / min(count, len(self.examples))
+        estimate = each * len(self.examples) / self.group.size
+        if self.state.step == 0:
+            estimate *= self._trained_output_length()
+        self.validation_seconds = min(limit, estimate)
+
+    def _seconds_to_translate(self, count: int) -> float:
+        """The time to translate the first examples greedily."""
+        start = time.monotonic()
+        self.model.predict_pairs(self.examples[:count], quick=True)
+        return time.monotonic() - start
+
+    def _trained_output_length(self) -> float:
+        """The length of a trained model's outputs relative to an untrained one's, which end at the length limit."""
+        if not isinstance(self.model, Translator):
+            return 1.0
+        source = float(self.prepared.valid.source_lengths[:].mean())
+        return min(1.0, 1.3 * source / (source + self.recipe.decoding.extra_length))
 
     def time_to_finish(self) -> float:
         """Seconds to reserve for the last validation; averaging and test scores are skipped if time is short."""

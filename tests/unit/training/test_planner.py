@@ -97,11 +97,11 @@ def test_durations_are_readable() -> None:
 
 
 def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
-    speed = DeviceSpeed("cuda", 1_200.0, min_cost=6.0)
-    assert [speed.tokens_per_second(cost) for cost in (1, 6, 12)] == [200, 200, 100]
+    speed = DeviceSpeed("cuda", 1_200.0)
+    assert [speed.tokens_per_second(cost) for cost in (0.5, 1, 12)] == [2_400, 1_200, 100]
     measured = measure_device(torch.device("cpu"))
     assert measured.device == "cpu"
-    assert measured.tiny > 10
+    assert measured.reference > 10
 
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
@@ -167,6 +167,44 @@ def test_a_plan_ends_before_the_deadline(trainer: Trainer) -> None:
     assert training.steps * fitted.seconds_per_step <= 20
     assert fitted.requested_steps == 100_000
     assert "pairs" in fitted.describe(160)
+
+
+def test_the_time_of_a_validation_is_not_proportional_to_its_examples_on_a_gpu(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "examples", trainer.examples * 10)
+    count = len(trainer.examples)
+    assert count > 300
+    measured: list[int] = []
+
+    def translate(first: int) -> float:
+        measured.append(first)
+        return 0.4 + 0.001 * min(first, count)
+
+    monkeypatch.setattr(trainer, "_seconds_to_translate", translate)
+    trainer.state.step = 1  # a trained model ends its outputs
+    trainer.limit_examples(10.0, 20.0, minimum=40)
+    assert measured == [1, 16, 64, 256, 1_024]
+    assert trainer.validation_seconds == pytest.approx(0.4 + 0.001 * count)
+    assert len(trainer.examples) == count
+    # An untrained one goes on to the limit of 50 tokens more than the source.
+    trainer.state.step = 0
+    trainer.estimate_validation_time(limit=100.0, measuring_seconds=10.0)
+    assert trainer.validation_seconds < 0.2 * (0.4 + 0.001 * count)
+
+
+def test_few_examples_are_better_than_none(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "_seconds_to_translate", lambda count: float(count))
+    trainer.state.step = 1
+    assert len(trainer.examples) > 20
+    trainer.limit_examples(5.0, 20.0, minimum=10)
+    assert (len(trainer.examples), trainer.validation_seconds) == (10, 10.0)
+    assert trainer.training.best_checkpoint_metric == "score"
+    trainer.limit_examples(5.0, 9.0, minimum=10)
+    assert (len(trainer.examples), trainer.validation_seconds) == (0, 0.0)
+    assert trainer.training.best_checkpoint_metric == "loss"
 
 
 def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> None:

@@ -133,9 +133,23 @@ def test_the_time_left_is_measured_from_the_first_steps_on(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    reporter.start(0, 300, deadline=1_000.0)
+    reporter.start(0, 300, deadline=1_000.0, slow_steps=6)
     for step in range(1, 101):
         now += 20.0 if step < 5 else 1.0 if step <= 50 else 2.0
         reporter.advance(step)
     # 44 steps of one second and 50 of two seconds, after the slow ones
     assert reporter.time_left(100, 300).total_seconds() == round(144 / 94 * 200)
+
+
+def test_the_end_is_not_estimated_from_steps_that_are_compiled(
+    reporter: ProgressReporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, messages = 0.0, []
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(reporter, "message", messages.append)
+    reporter.start(0, 1_000, slow_steps=5)
+    for step in range(1, 31):
+        now += 20.0 if step <= 5 else 1.0
+        reporter.advance(step)
+    (message,) = messages
+    assert message.startswith("About 0:16:24 left for 984 steps")
