@@ -42,7 +42,7 @@ from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.distributed import process_group
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import hardware, train
 from regard.training.trainer import Trainer, TrainingBatch

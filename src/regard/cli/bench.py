@@ -154,7 +154,7 @@ def train(
 ) -> None:
     """Measure a training step: target tokens per second, memory, and share of the peak speed."""
     from regard.bench import train as bench
-    from regard.data.dataset import TokenDataset
+    from regard.data.token_dataset import TokenDataset
     from regard.inference.precision import choose_device
     from regard.recipe import PRESETS, Device, parse_choice
     from regard.storage.run_dir import RunDir

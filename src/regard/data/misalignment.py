@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.lexicon import Floats, Lexicon
+from regard.data.ibm_model1 import Floats, Lexicon
 from regard.data.pair_batch import Alignment
 from regard.data.text_batch import Ints, Mask
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.lexicon import Floats, Lexicon, WordIds
+from regard.data.ibm_model1 import Floats, Lexicon, WordIds
 from regard.data.pairs import Pair
 from regard.data.text_batch import Hashes, Mask, TextBatch
 

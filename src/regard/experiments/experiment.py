@@ -11,7 +11,7 @@ from typing import Any
 
 from regard.demo.demo import write_corpus
 from regard.errors import RegardError
-from regard.experiments.design import Design, TrainingJob, training_jobs
+from regard.experiments.experiment_design import Design, TrainingJob, training_jobs
 from regard.experiments.report import write_report
 from regard.experiments.results import (
     collect,

@@ -14,7 +14,13 @@ from typing import Any
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.experiments.design import Design, Factor, TrainingJob, Variant, design_to_json
+from regard.experiments.experiment_design import (
+    Design,
+    Factor,
+    TrainingJob,
+    Variant,
+    design_to_json,
+)
 from regard.experiments.statistics import (
     Estimate,
     contrast,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from regard.experiments.design import TrainingJob
+from regard.experiments.experiment_design import TrainingJob
 from regard.experiments.worker import INTERRUPTED, SCORES
 from regard.inference.precision import choose_device
 from regard.inference.worker_pool import available_cores

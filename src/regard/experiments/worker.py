@@ -29,7 +29,7 @@ from regard.recipe import Recipe, make_recipe
 from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir
 from regard.tasks import Model
-from regard.training.prepare import data_identity, prepare
+from regard.training.prepare_data import data_identity, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import Interrupted, train
 

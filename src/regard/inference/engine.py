@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.data.special_tokens import BOS, EOS
-from regard.decoding.outputs import Hypothesis, Phrase, tokens_needed
+from regard.decoding.hypothesis import Hypothesis, Phrase, tokens_needed
 from regard.errors import RegardError
 from regard.inference.native_decoder import MAX_SLOTS, NativeDecoder, NativeRequest
 from regard.inference.worker_pool import (

@@ -243,7 +243,7 @@ def dot_product_attention(
     sentences, heads, queries, _ = query.shape
     dtype = kv.key.dtype
     if query.is_cuda and queries <= FEW_QUERIES and sentences >= LARGE_BATCH:
-        from regard.nn.kernels import decode_attention
+        from regard.nn.triton_kernels import decode_attention
 
         return decode_attention(query.to(dtype), *kv, bias).flatten(0, 1)
     if queries > FEW_QUERIES or query.is_cuda:

@@ -13,8 +13,8 @@ from regard.data.input_format import LANGUAGE_NAMES
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
-from regard.inspection.depth_lenses import decoder_lens_of, logit_lens_of
 from regard.inspection.description import example_sources, test_scores
+from regard.inspection.logit_lens import decoder_lens_of, logit_lens_of
 from regard.inspection.patching import patch
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force_ids
 from regard.recipe import Recipe

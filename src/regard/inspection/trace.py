@@ -29,9 +29,9 @@ from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
 from regard.decoding import mask_predict
-from regard.decoding.hypotheses import BeamTree, Node
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.search_state import BeamTree, Node
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import (
@@ -203,7 +203,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """The page in a sandboxed frame, for notebooks: its script runs but cannot touch anything outside."""
-        from regard.inspection.html import page
+        from regard.inspection.html_page import page
 
         return (
             f'<iframe sandbox="allow-scripts" srcdoc="{escape(page(self))}" title="Regard" '

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
+from regard.recipe.base import Section
 from regard.recipe.decoding import DecodingConfig
 from regard.recipe.registry import find_registry
 from regard.recipe.schema import (
@@ -23,7 +24,6 @@ from regard.recipe.schema import (
     Recipe,
     TokenizerConfig,
 )
-from regard.recipe.section import Section
 from regard.recipe.validation import as_written
 
 Name = TypeVar("Name", bound=str)

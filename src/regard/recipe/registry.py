@@ -124,7 +124,7 @@ def find_registry(key: str) -> Registry[Any]:
 
 
 CHECKED_NAMES: set[tuple[str, str]] = set()
-"""keys and names that an earlier process has looked up, see ``tasks/prepared_model.py``"""
+"""keys and names that an earlier process has looked up, see ``tasks/native_model_cache.py``"""
 
 
 def allowed_names(key: str) -> list[str]:

@@ -23,9 +23,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from regard.recipe.base import Section, registered
 from regard.recipe.decoding import DecodingConfig
 from regard.recipe.registry import find_registry
-from regard.recipe.section import Section, registered
 from regard.recipe.validation import find_problems
 
 Device = Literal["auto", "cpu", "cuda"]

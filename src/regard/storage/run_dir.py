@@ -95,7 +95,7 @@ class RunDir:
         self.metadata_file = self.data / "metadata.json"
         """describes the prepared data; written last, so that if it exists, everything else does"""
         self.train_sources_file = self.data / "train_sources.npy"
-        """hashes of the training sources, see ``training/overlap.py``"""
+        """hashes of the training sources, see ``training/train_test_overlap.py``"""
         self.test_outputs_file = self.folder / "test_outputs.jsonl"
         """the outputs that the test scores of the card were computed from, one JSON string per line"""
         self.plan_file = self.checkpoints / "plan.json"

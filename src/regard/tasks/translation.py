@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import Observer, Request
 from regard.inference.native_decoder import NativeDecoder, PositionTable
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
 from regard.tasks.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
 from regard.tasks.hallucinations import OutputChecker, OutputStatistics
-from regard.tasks.requests import (
+from regard.tasks.translation_requests import (
     Languages,
     Parses,
     TargetLanguages,
@@ -107,7 +107,7 @@ class Translator(SequenceGenerator):
     def load_prepared(
         cls, run: RunDir, device: Device, precision: Precision, threads: int | None
     ) -> Self | None:
-        from regard.tasks.prepared_model import read_prepared
+        from regard.tasks.native_model_cache import read_prepared
 
         def longer_positions(side: str, end: int) -> PositionTable:
             from regard.inference.native_packing import position_tables
@@ -130,7 +130,7 @@ class Translator(SequenceGenerator):
     def prepared_state(
         cls, run: RunDir, device: Device, precision: Precision
     ) -> dict[str, Any] | None:
-        from regard.tasks.prepared_model import prepared_state
+        from regard.tasks.native_model_cache import prepared_state
 
         return prepared_state(run, device, precision)
 
@@ -139,7 +139,7 @@ class Translator(SequenceGenerator):
             return
         from regard.inference.packed_transformer import PackedTransformer
         from regard.nn.transformer import Transformer
-        from regard.tasks.prepared_model import write_prepared
+        from regard.tasks.native_model_cache import write_prepared
 
         assert isinstance(self.network, Transformer)
         assert isinstance(self.engine.packed, PackedTransformer)

@@ -44,12 +44,12 @@ from regard.training.distributed import (
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
 from regard.training.micro_batches import is_out_of_memory
-from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, measure_steps, plan
-from regard.training.prepare import check_files, open_prepared, prepare
+from regard.training.prepare_data import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run_mirror import RunMirror
 from regard.training.summary import summarize, tune_length_penalty
+from regard.training.train_test_overlap import OverlapScores
 from regard.training.trainer import (
     NonFiniteError,
     StopReason,

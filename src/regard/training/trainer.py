@@ -39,8 +39,8 @@ from regard.data.batching import (
     share_of_old_rows,
 )
 from regard.data.corpus import read_pairs, valid_pairs
-from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
+from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.loss import Seq2SeqLoss
@@ -77,7 +77,7 @@ from regard.training.micro_batches import (
 )
 from regard.training.optimizers import OPTIMIZERS, learning_rate
 from regard.training.planner import adjust_steps
-from regard.training.prepare import PreparedData, valid_cleaning
+from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.run_mirror import RunMirror
 from regard.training.sharding import (

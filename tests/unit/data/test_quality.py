@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from regard.data import quality
-from regard.data.lexicon import PairSample
+from regard.data.ibm_model1 import PairSample
 from regard.data.misalignment import viterbi
 from regard.data.pair_batch import PairBatch, batches
 from regard.data.pairs import Pair

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from regard.experiments import scheduler as module
-from regard.experiments.design import TrainingJob, make_design, training_jobs
+from regard.experiments.experiment_design import TrainingJob, make_design, training_jobs
 from regard.experiments.scheduler import FixedSlots, MemorySlots, Scheduler, finished
 from tests.cli.commands import write_recipe, write_task
 

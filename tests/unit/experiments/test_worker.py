@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from regard.experiments import worker
-from regard.experiments.design import make_design, training_jobs
+from regard.experiments.experiment_design import make_design, training_jobs
 from regard.experiments.worker import SCORES, provide_data, train_and_score
 from regard.storage.run_dir import RunDir
-from regard.training.prepare import prepare
+from regard.training.prepare_data import prepare
 from tests.cli.commands import write_recipe, write_task
 
 

@@ -13,7 +13,7 @@ from regard.data.segmentation import whole_word_pattern
 from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
 from regard.tasks import Translator
-from regard.tasks.requests import phrase_of
+from regard.tasks.translation_requests import phrase_of
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The GPU kernels against plain float64. On a machine with a GPU: ``pytest tests/unit/nn/test_kernels.py``."""
+"""The GPU kernels against plain float64. On a machine with a GPU: ``pytest tests/unit/nn/test_triton_kernels.py``."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
 from regard.nn.attention import Attention, AttentionMask, KeyValue
-from regard.nn.kernels import decode_attention, layer_norm, packed_attention_kernel
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import Window
+from regard.nn.triton_kernels import decode_attention, layer_norm, packed_attention_kernel
 from regard.recipe import make_recipe
 
 SOURCES, TARGETS = [5, 30, 7, 12, 1, 50, 130], [7, 22, 9, 20, 3, 44, 99]

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import Penalty, gnmt_length_penalty
-from regard.decoding.outputs import Hypothesis
 
 NEG_INF = -torch.inf
 """log-probability of an impossible token or hypothesis"""

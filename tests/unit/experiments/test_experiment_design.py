@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RegardError
-from regard.experiments.design import (
+from regard.experiments.experiment_design import (
     THE_RECIPE,
     Design,
     make_design,

@@ -25,7 +25,7 @@ from torch import Tensor
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.history import training_history
-from regard.inspection.html import embed, model_page
+from regard.inspection.html_page import embed, model_page
 from regard.inspection.lenses import model_info
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.data import cleaning, dataset as module
+from regard.data import cleaning, token_dataset as module
 from regard.data.batching import pad_sources, pad_targets
 from regard.data.cleaning import CleaningCounts
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import CleaningConfig, TokenizerConfig as Section

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RegardError
-from regard.experiments.claims import CLAIMS, Expectation, Relation
-from regard.experiments.lab import (
+from regard.experiments.claim_verdicts import (
     CONFIRMED,
     CONTRADICTED,
     DIVERGED,
@@ -31,6 +30,7 @@ from regard.experiments.lab import (
     variant_name,
     write_lab_corpus,
 )
+from regard.experiments.claims import CLAIMS, Expectation, Relation
 from regard.experiments.statistics import Estimate
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ from regard.data.corpus import fingerprint, train_pairs
 from regard.data.deduplication import write_distinct
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.overlap import OverlapScores, in_training_data, record_sources
+from regard.training.train_test_overlap import OverlapScores, in_training_data, record_sources
 
 SOURCES = ["a", " b ", "d", "", "cafe\u0301"]
 

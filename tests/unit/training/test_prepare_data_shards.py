@@ -10,17 +10,17 @@ import pytest
 
 from regard.data.batching import EpochRows, rows_by_share
 from regard.data.corpus import train_pairs
-from regard.data.dataset import write_dataset
+from regard.data.token_dataset import write_dataset
 from regard.errors import RegardError
 from regard.recipe import Recipe, make_recipe
 from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir
 from regard.tasks import TASKS
-from regard.training import prepare_parts as module
-from regard.training.overlap import source_hash
-from regard.training.prepare import open_prepared, prepare
+from regard.training import prepare_data_shards as module
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import prepare_data
+from regard.training.train_test_overlap import source_hash
 
 
 @pytest.fixture(autouse=True)

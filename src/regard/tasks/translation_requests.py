@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import EOS, UNK
-from regard.decoding.outputs import Phrase, Spelling
+from regard.decoding.hypothesis import Phrase, Spelling
 from regard.errors import RegardError
 
 if TYPE_CHECKING:

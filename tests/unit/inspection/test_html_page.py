@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.decoding.hypotheses import Node
-from regard.inspection.html import WEB, bundle, embed, model_page, page
+from regard.decoding.search_state import Node
+from regard.inspection.html_page import WEB, bundle, embed, model_page, page
 from regard.inspection.trace import Candidate, Token, Trace
 
 HOSTILE = "</script><!--<script>alert(1)</script>\u2028\u2029&amp;\"'<img src=x onerror=alert(1)>"

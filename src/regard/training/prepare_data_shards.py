@@ -34,7 +34,10 @@ from regard.data.cleaning import (
     SeenPairs,
 )
 from regard.data.corpus import data_paths, read_pairs, select_train_pairs
-from regard.data.dataset import (
+from regard.data.deduplication import Hashes, find_duplicates, read_duplicates, write_distinct
+from regard.data.input_format import Skipped
+from regard.data.pairs import Pair
+from regard.data.token_dataset import (
     RowIndices,
     TokenDataset,
     check_not_empty,
@@ -42,9 +45,6 @@ from regard.data.dataset import (
     new_file,
     write_rows,
 )
-from regard.data.deduplication import Hashes, find_duplicates, read_duplicates, write_distinct
-from regard.data.input_format import Skipped
-from regard.data.pairs import Pair
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.recipe import Recipe
@@ -53,7 +53,7 @@ from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import TASKS
 from regard.training.fine_tuning import old_train_pairs
-from regard.training.overlap import SourceOverlap, record_sources
+from regard.training.train_test_overlap import SourceOverlap, record_sources
 
 PART_PAIRS = 2**16
 """pairs of a part: they take about two seconds to tokenize"""
@@ -248,7 +248,7 @@ PART_PROCESS = """
 import os, sys, threading
 # First of all, since imports take long: end when the process at the other end of standard input ends.
 threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
-from regard.training.prepare_parts import write_parts_of
+from regard.training.prepare_data_shards import write_parts_of
 write_parts_of(*sys.argv[1:])
 """
 """The program of a process that writes parts; its arguments are the run folder, the shard and the size of a part."""

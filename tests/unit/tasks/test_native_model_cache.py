@@ -20,20 +20,20 @@ from regard.inference.native_library import native_library
 from regard.nn.network import named_weights
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
-from regard.tasks import Translator, prepared_model
+from regard.tasks import Translator, native_model_cache
 
 pytestmark = pytest.mark.skipif(
     native_library().functions is None, reason="there is no native library"
 )
-HAS_GPU = any(map(os.path.exists, prepared_model.GPU_DEVICES))
+HAS_GPU = any(map(os.path.exists, native_model_cache.GPU_DEVICES))
 TEXTS = ["ein Hund", "a dog ein", "", "Hund " * 7]
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for prepared models."""
-    monkeypatch.setenv(prepared_model.VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(prepared_model, "GPU_DEVICES", ())
+    monkeypatch.setenv(native_model_cache.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(native_model_cache, "GPU_DEVICES", ())
     return tmp_path / "cache"
 
 
@@ -113,7 +113,7 @@ def test_more_positions_than_stored_are_computed(
 def test_the_recipe_of_a_prepared_model_is_complete(run: RunDir) -> None:
     load(run)
     stored, recipe = load(run).recipe, run.recipe()
-    assert isinstance(stored, prepared_model.StoredSection)
+    assert isinstance(stored, native_model_cache.StoredSection)
     assert list(stored.data.language_pairs) == recipe.data.language_pairs
     assert stored.decoding.protect == recipe.decoding.protect
     assert stored.decoding.is_sampling is False
@@ -141,7 +141,7 @@ def test_a_changed_run_is_prepared_again(
     elif changed == "card":
         run.write_card({"note": "new"})
     elif changed == "code":
-        monkeypatch.setattr(prepared_model, "_code_hash", lambda: "other")
+        monkeypatch.setattr(native_model_cache, "_code_hash", lambda: "other")
     else:
         other = small_recipe(**{**SECTIONS, "tokenizer": {"kind": "word", "vocab_size": 61}})
         write_run(other, run.folder, seed=1)
@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv(prepared_model.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(native_model_cache.VARIABLE, str(tmp_path / "file"))
     assert load(run).search(TEXTS) == load(run).search(TEXTS)
     assert not is_prepared(load(run))
 
@@ -197,16 +197,16 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 def test_when_no_prepared_model_is_used(
     run: RunDir, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = prepared_model.prepared_state
+    state = native_model_cache.prepared_state
     assert state(run, "cpu", "int8") == state(run, "auto", "auto") is not None
     assert state(run, "cpu", "fp32") is None
     assert state(run, "cuda", "auto") is None
-    monkeypatch.setattr(prepared_model, "GPU_DEVICES", (str(tmp_path),))
+    monkeypatch.setattr(native_model_cache, "GPU_DEVICES", (str(tmp_path),))
     assert state(run, "auto", "auto") is None
     assert state(run, "cpu", "auto") is not None
-    monkeypatch.setenv(prepared_model.VARIABLE, "off")
+    monkeypatch.setenv(native_model_cache.VARIABLE, "off")
     assert state(run, "cpu", "int8") is None
-    monkeypatch.delenv(prepared_model.VARIABLE)
+    monkeypatch.delenv(native_model_cache.VARIABLE)
     run.card_file.unlink()  # a run that is still trained
     assert state(run, "cpu", "int8") is None
     assert not cache.exists()
@@ -223,7 +223,7 @@ def test_the_oldest_models_are_deleted(
         other.write_bytes(bytes(size))
         os.utime(other, (number, number))
     path.unlink()
-    monkeypatch.setattr(prepared_model, "MAX_BYTES", 2 * size + size // 2)
+    monkeypatch.setattr(native_model_cache, "MAX_BYTES", 2 * size + size // 2)
     load(run)
     assert {one.name for one in cache.iterdir()} == {path.name, "2.safetensors"}
 

@@ -37,7 +37,7 @@ def page(trace: Trace) -> str:
 
 
 def model_page(model: Mapping[str, Any], weights: str) -> str:
-    """The page with a model inside, which translates what is typed; see ``interop/html.py`` for the two arguments."""
+    """The page with a model inside, which translates what is typed; arguments: ``interop/html_export.py``."""
     worker = _bundled("model/worker.js")
     data = [
         _data("application/json", "model", embed(model)),

@@ -20,7 +20,7 @@ from regard.data.corpus import fingerprint
 from regard.errors import RegardError
 from regard.metrics import METRICS, MODEL_METRICS, Metric
 from regard.recipe import Recipe, load_recipe
-from regard.training.prepare import check_files
+from regard.training.prepare_data import check_files
 
 THE_RECIPE = "the recipe"
 """name of the variant without changes"""

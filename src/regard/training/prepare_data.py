@@ -30,11 +30,11 @@ from regard.data.corpus import (
     train_pairs,
     valid_pairs,
 )
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.input_format import Skipped
 from regard.data.pairs import Pair, context_of, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
@@ -46,8 +46,7 @@ from regard.storage.run_dir import RunDir, sha256
 from regard.tasks import TASKS
 from regard.training.checkpoint import checkpoint_files
 from regard.training.fine_tuning import initial_tokenizer, old_data_fingerprint, old_train_pairs
-from regard.training.overlap import SourceOverlap
-from regard.training.prepare_parts import (
+from regard.training.prepare_data_shards import (
     OLD,
     TRAIN,
     PartFiles,
@@ -56,6 +55,7 @@ from regard.training.prepare_parts import (
     write_parts_in_processes,
 )
 from regard.training.progress import ProgressReporter
+from regard.training.train_test_overlap import SourceOverlap
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ COPYING_PROCESS = """
 import os, sys, threading
 # First of all, since imports take long: end when the process at the other end of standard input ends.
 threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
-from regard.training.prepare import write_numbered_copies
+from regard.training.prepare_data import write_numbered_copies
 write_numbered_copies(sys.argv[1], [int(number) for number in sys.argv[2:]])
 """
 """The program of a process that writes copies; its arguments are the run folder and the numbers of the copies."""

@@ -24,8 +24,8 @@ from regard.demo.demo import write_pairs
 from regard.demo.grammar import Split, generate
 from regard.errors import RegardError
 from regard.experiments.claims import CLAIMS, AblationScores, Claim, Expectation, Measure
-from regard.experiments.design import THE_RECIPE, Design, Variant, check_variants
 from regard.experiments.experiment import CORPUS, check_failures, run_experiment
+from regard.experiments.experiment_design import THE_RECIPE, Design, Variant, check_variants
 from regard.experiments.figures import Curve, IntervalRow, curve_plot, interval_plot
 from regard.experiments.report import mean_curve
 from regard.experiments.results import describe_difference

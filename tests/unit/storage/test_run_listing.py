@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
-from regard.storage.runs import find_runs, prunable, prune, summarize
+from regard.storage.run_listing import find_runs, prunable, prune, summarize
 
 RESULT = {"metric": "bleu", "name": "BLEU", "value": 31.25, "low": 30.0, "high": 32.5}
 RESULT |= {"signature": "s", "higher_is_better": True}

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from regard.data.corpus import train_pairs, valid_pairs
-from regard.data.dataset import TokenDataset
+from regard.data.token_dataset import TokenDataset
 from regard.errors import RegardError
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.prepare import PreparedData, open_prepared, prepare
+from regard.training.prepare_data import PreparedData, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 
 
@@ -87,7 +87,7 @@ def test_missing_validation_data_are_found_before_the_tokenizer_is_trained(
     def train_tokenizer(*_: Any) -> None:
         raise AssertionError("the tokenizer is trained")
 
-    monkeypatch.setattr("regard.training.prepare.initial_tokenizer", train_tokenizer)
+    monkeypatch.setattr("regard.training.prepare_data.initial_tokenizer", train_tokenizer)
     write(tmp_path / "train.tsv", "a\tx", "b\ty")
     write(tmp_path / "empty.tsv")
     write(tmp_path / "torn.tsv", "a\tx", "b")

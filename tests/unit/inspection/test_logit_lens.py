@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.inspection.depth_lenses import decoder_lens, logit_lens
+from regard.inspection.logit_lens import decoder_lens, logit_lens
 from regard.inspection.teacher_forcing import check_supported, force
 from regard.tasks import Translator
 

@@ -22,7 +22,7 @@ from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
-from regard.server.inspection import TraceCache, memory_bytes
+from regard.server.inspection_endpoints import TraceCache, memory_bytes
 from regard.server.schemas import LiveRequest, RequestRefused, Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
