@@ -244,7 +244,7 @@ def _find_recipe(
     from pathlib import Path
 
     from regard.data.corpus import CorpusPreview
-    from regard.data.input_format import suffix_format
+    from regard.data.formats.base import suffix_format
     from regard.recipe import DataConfig, DataFiles, load_recipe
     from regard.training.autoconfig import autoconfigure, tunes_decoding
     from regard.training.fine_tuning import (

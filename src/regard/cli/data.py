@@ -25,7 +25,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.data.corpus import CorpusPreview
-    from regard.data.output_formats import PairWriter
+    from regard.data.formats.writers import PairWriter
     from regard.data.pairs import Pair
     from regard.data.quality import RuleSet
     from regard.data.quality_report import QualityReport
@@ -433,7 +433,7 @@ def pair_files(
     output: list[Path], languages: tuple[str, str] | None, report: Path | None = None
 ) -> Iterator[PairFiles]:
     """Files that get their names when all of them are complete."""
-    from regard.data.output_formats import ParallelWriter, output_format
+    from regard.data.formats.writers import ParallelWriter, output_format
     from regard.storage.atomic_files import atomic_files
 
     names = [path.name for path in output]

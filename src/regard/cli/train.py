@@ -324,7 +324,7 @@ def _is_data(name: str) -> bool:
 
 def is_pair_file(name: str) -> bool:
     """Whether a file is one of pairs, by its suffix."""
-    from regard.data.input_format import suffix_format
+    from regard.data.formats.base import suffix_format
 
     return suffix_format(Path(name)) is not None
 

@@ -28,8 +28,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from regard.data.formats.base import Two
 from regard.data.ibm_model1 import MIN_PAIRS, Lexicon, PairSample
-from regard.data.input_format import Two
 from regard.data.language_identification import LanguageIdentifier, is_installed
 from regard.data.misalignment import Stretch, find_stretches
 from regard.data.pair_batch import PairBatch, batches, combine_keys

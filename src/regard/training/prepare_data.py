@@ -30,7 +30,7 @@ from regard.data.corpus import (
     train_pairs,
     valid_pairs,
 )
-from regard.data.input_format import Skipped
+from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair, context_of, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
 from regard.data.subword_sampling import SamplingTokenizer

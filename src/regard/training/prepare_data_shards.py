@@ -35,7 +35,7 @@ from regard.data.cleaning import (
 )
 from regard.data.corpus import data_paths, read_pairs, select_train_pairs
 from regard.data.deduplication import Hashes, find_duplicates, read_duplicates, write_distinct
-from regard.data.input_format import Skipped
+from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair
 from regard.data.token_dataset import (
     RowIndices,

@@ -1,68 +1,29 @@
-"""Input formats: each class reads pairs of text out of files of one format.
-
-To add a format, write a class here and register it:
-
-    @INPUT_FORMATS.register("bitext")
-    class Bitext(LineFormat):
-        '''source ||| target'''
-        suffixes = (".bitext",)
-
-        def parse(self, line: str) -> Pair: ...
-
-Files of ``data.train.pairs`` with that suffix, also compressed, are then read by it, and ``regard train`` accepts them
-on the command line. Readers stream: a corpus is never in memory as a whole. A reader whose files name languages yields
-``TaggedPair``. A line that cannot be read raises an error with its file and number, or is counted and skipped if the
-user says so; nothing is repaired.
-
-The other formats: ``table_formats.py`` (TSV, CSV, JSON lines, Parquet) and ``bilingual_formats.py`` (TMX, XLIFF, PO).
-"""
+"""Folders, patterns and zip archives: many files, each of which is read in its own format."""
 
 from __future__ import annotations
 
 import re
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-# Imported because their formats register themselves.
-from regard.data import bilingual_formats, table_formats  # noqa: F401
-from regard.data.bilingual_formats import how_to_choose_languages, language_names
-from regard.data.dependency_trees import MultiwordToken, ParsedSentence, check_parse
-from regard.data.input_format import (
-    INPUT_FORMATS as INPUT_FORMATS,
-    InputFormat as InputFormat,
+from regard.data.formats.base import (
+    INPUT_FORMATS,
+    InputFormat,
     Layout,
-    LineFormat as LineFormat,
-    ReadOptions as ReadOptions,
-    Skipped as Skipped,
     Two,
-    abbreviate as abbreviate,
     format_name,
-    is_language,
-    is_pattern as is_pattern,
-    language_code,
-    pair_format as pair_format,
-    pair_suffixes as pair_suffixes,
+    how_to_choose_languages,
+    language_names,
     suffix_format,
 )
+from regard.data.language_codes import is_language, language_code
 from regard.data.pairs import Pair
-from regard.data.text_files import (
-    BadLine,
-    DataFile,
-    decoded_lines,
-    read_error,
-    read_lines,
-    uncompressed_name,
-)
+from regard.data.text_files import DataFile, read_error, uncompressed_name
 from regard.errors import RegardError
-
-# ---------------------------------------------------------------------------------------------
-# Folders, patterns and zip archives: many files, each of which is read in its own format
-
 
 SPLITS = {"train": "train", "training": "train"} | dict.fromkeys(
     ("test", "valid", "validation", "dev", "val", "heldout", "eval"), "held out"
@@ -258,145 +219,3 @@ def _refuse_splits(path: DataFile, files: Sequence[DataFile]) -> None:
 def _inner_name(path: DataFile, file: DataFile) -> str:
     """The name of a file in a folder or archive."""
     return str(file).removeprefix(f"{path}/")
-
-
-# ---------------------------------------------------------------------------------------------
-# Files of one side each
-
-
-@INPUT_FORMATS.register("parallel")
-class ParallelText(InputFormat):
-    """two line-parallel text files: line n of one translates line n of the other"""
-
-    keys = ("source", "target")
-
-    def read(self, *paths: DataFile) -> Iterator[Pair]:
-        source_path, target_path = paths
-        sources, targets = decoded_lines(source_path), decoded_lines(target_path)
-        for number, (source, target) in enumerate(zip_longest(sources, targets)):
-            if source is None or target is None:
-                longer = number + 1 + sum(1 for _ in (targets if source is None else sources))
-                counts = (number, longer) if source is None else (longer, number)
-                raise RegardError(
-                    f"{source_path} has {counts[0]:,} lines but {target_path} has {counts[1]:,}: "
-                    "line n of one must translate line n of the other"
-                )
-            if isinstance(source, BadLine):
-                self.bad(f"{source_path}:{number + 1}", source.problem)
-            elif isinstance(target, BadLine):
-                self.bad(f"{target_path}:{number + 1}", target.problem)
-            else:
-                yield Pair(source, target)
-
-
-@INPUT_FORMATS.register("text")
-class PlainText(InputFormat):
-    """text without targets, for language modelling"""
-
-    keys = ("text",)
-
-    def read(self, *paths: DataFile) -> Iterator[Pair]:
-        (path,) = paths
-        return (Pair(line.strip(), "") for _, line in self.lines(path))
-
-
-# ---------------------------------------------------------------------------------------------
-# CoNLL-U: sentences of words with part-of-speech tags and dependency trees
-
-CONLLU_FIELDS = 10
-MAX_DIGITS = 9
-"""of the number of a word; Python refuses to read thousands of them"""
-
-
-@INPUT_FORMATS.register("conllu")
-class CoNLLU(InputFormat):
-    """CoNLL-U: the words of each sentence as source, their universal part-of-speech tags as target"""
-
-    keys = ("conllu",)
-    suffixes = (".conllu",)
-
-    def read(self, *paths: DataFile) -> Iterator[Pair]:
-        (path,) = paths
-        for sentence in read_conllu(path):
-            # Some languages have words with a space in them; a source has one word between spaces.
-            words = (word.replace(" ", "_") for word in sentence.words)
-            yield Pair(" ".join(words), " ".join(sentence.tags))
-
-
-def read_conllu(path: DataFile) -> Iterator[ParsedSentence]:
-    """The sentences of a CoNLL-U file.
-
-    Only syntactic words count: ranges such as 1-2 say how several words are written as one, and empty words such as 1.1
-    are skipped.
-    """
-    sentence = _SentenceBuilder()
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip():
-            if sentence.words:
-                yield sentence.build()
-            sentence = _SentenceBuilder()
-        elif not line.startswith("#"):
-            fields = line.split("\t")
-            if len(fields) != CONLLU_FIELDS:
-                raise RegardError(
-                    f"{path}:{number}: {len(fields)} fields, CoNLL-U has {CONLLU_FIELDS}"
-                )
-            sentence.line = sentence.line or number
-            first, _, last = fields[0].partition("-")
-            if max(map(len, (first, last, fields[6]))) > MAX_DIGITS:
-                raise RegardError(f"{path}:{number}: a number has more than {MAX_DIGITS} digits")
-            if last.isdecimal() and first.isdecimal():
-                sentence.multiword_tokens[int(first)] = MultiwordToken(fields[1], int(last))
-            elif fields[0].isdecimal():
-                word = _conllu_word(path, number, fields, len(sentence.words) + 1)
-                sentence.words.append(word)
-    if sentence.words:
-        yield sentence.build()
-
-
-class _SentenceBuilder:
-    """A sentence while its lines are being read."""
-
-    def __init__(self) -> None:
-        self.words: list[tuple[str, str, int]] = []
-        self.multiword_tokens: dict[int, MultiwordToken] = {}
-        self.line = 0
-
-    def build(self) -> ParsedSentence:
-        words, tags, heads = (list(column) for column in zip(*self.words, strict=True))
-        return ParsedSentence(words, tags, heads, self.multiword_tokens, self.line)
-
-
-def _conllu_word(
-    path: DataFile, number: int, fields: list[str], expected: int
-) -> tuple[str, str, int]:
-    """Form, universal part-of-speech tag, and head."""
-    if int(fields[0]) != expected:
-        raise RegardError(f"{path}:{number}: word {fields[0]} where word {expected} is expected")
-    if not fields[6].isdecimal():
-        raise RegardError(
-            f"{path}:{number}: the head of a word must be a number, not {fields[6]!r}"
-        )
-    return fields[1], fields[3], int(fields[6])
-
-
-def read_parses(lines: Iterable[str], path: DataFile, name: str) -> Iterator[ParsedSentence | None]:
-    """The parse of each line out of a CoNLL-U file, checked against the line; None for a blank line.
-
-    ``name``: what to call the lines in error messages, usually their file.
-    """
-    parses = read_conllu(path)
-    number = 0
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            yield None
-            continue
-        parse = next(parses, None)
-        if parse is None:
-            raise RegardError(f"{path}: there is no tree for line {number} of {name}")
-        check_parse(line, parse, f"{path}:{parse.line}, line {number} of {name}")
-        yield parse
-    if parse := next(parses, None):
-        raise RegardError(
-            f"{path}:{parse.line}: more trees than lines: {name} has only {number} lines"
-        )

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
-from regard.data.input_format import (
+from regard.data.formats.base import (
     INPUT_FORMATS,
     InputFormat,
     Layout,
     ReadOptions,
     Two,
-    is_language,
-    normalized_code,
+    how_to_choose_languages,
+    language_names,
     one_line,
 )
+from regard.data.language_codes import is_language, normalized_code
 from regard.data.pairs import Pair
 from regard.data.text_files import DataFile, read_chunks, split_lines
 from regard.errors import RegardError
@@ -174,18 +175,6 @@ def _text_parts(element: Element) -> Iterator[str]:
 def _is_line_break(code: Element) -> bool:
     kind = code.get("ctype") or code.get("subType") or code.get("type") or ""
     return kind in ("lb", "x-lb", "xlf:lb") or (code.text or "").strip().lower().startswith("<br")
-
-
-def language_names(languages: Two) -> str:
-    return f"{languages[0]} to {languages[1]}"
-
-
-def how_to_choose_languages(source: str, target: str) -> str:
-    """How to name the languages, in a command or in a recipe."""
-    return (
-        f"name them with --languages, such as --languages {source},{target} "
-        "(in a recipe: data.languages)"
-    )
 
 
 # ---------------------------------------------------------------------------------------------

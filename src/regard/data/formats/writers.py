@@ -8,7 +8,7 @@
         def line(self, pair: Pair) -> str: ...
 
 The name of the file chooses the format. The formats that ``regard data convert`` writes can also be read
-(``formats.py``).
+(the other modules of this package).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import zstandard
 
-from regard.data.input_format import Two, abbreviate
+from regard.data.formats.base import Two, abbreviate
 from regard.data.pairs import Pair
 from regard.data.text_files import uncompressed_name
 from regard.errors import RegardError

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
-from regard.data.input_format import (
+from regard.data.formats.base import (
     INPUT_FORMATS,
     InputFormat,
     Layout,
     ReadOptions,
     abbreviate,
-    is_language,
-    language_code,
     one_line,
 )
+from regard.data.language_codes import is_language, language_code
 from regard.data.pairs import Pair
 from regard.data.text_files import MAX_LINE_BYTES, DataFile, read_error, read_lines
 from regard.errors import RegardError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.formats import INPUT_FORMATS, ReadOptions, pair_format
-from regard.data.output_formats import OUTPUT_FORMATS, ParallelWriter, output_format
+from regard.data.formats.writers import OUTPUT_FORMATS, ParallelWriter, output_format
 from regard.data.pairs import Pair
 from regard.errors import RegardError
 

@@ -16,19 +16,19 @@ import zstandard
 from hypothesis import HealthCheck, given, settings, strategies as st
 from openpyxl import Workbook
 
-from regard.data import bilingual_formats
 from regard.data.corpus import CorpusPreview, fingerprint, read_pairs
 from regard.data.formats import (
     INPUT_FORMATS,
     InputFormat,
     Skipped,
+    bilingual,
     pair_format,
     pair_suffixes,
     read_conllu,
 )
-from regard.data.input_format import HOW_TO_SKIP, ReadOptions
+from regard.data.formats.base import HOW_TO_SKIP, ReadOptions
+from regard.data.formats.tables import choose_columns
 from regard.data.pairs import Pair
-from regard.data.table_formats import choose_columns
 from regard.data.text_files import DataFile, read_lines
 from regard.errors import RegardError
 from regard.recipe import DataConfig, DataFiles
@@ -458,8 +458,8 @@ def test_po_is_parsed_in_parts_as_if_it_were_whole(
     path.write_bytes(content)
     results = []
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual_formats, "PO_PART", size)
-        parts = [part for _, part in bilingual_formats._po_parts(path)]
+        monkeypatch.setattr(bilingual, "PO_PART", size)
+        parts = [part for _, part in bilingual._po_parts(path)]
         assert b"".join(parts).strip() == content.replace(b"\r", b"").strip()
         skipped = Skipped()
         results.append((read_file(path, skipped=skipped), skipped.counts))
@@ -476,14 +476,14 @@ def test_a_damaged_message_of_a_po_is_named(
     text = f'{GETTEXT}{more}\nmsgid "x"\nmsgstr y"\n{more}'
     line = text.split("\n").index('msgstr y"') + 1
     for size in (1 << 20, 1):
-        monkeypatch.setattr(bilingual_formats, "PO_PART", size)
+        monkeypatch.setattr(bilingual, "PO_PART", size)
         assert f":{line}: not a PO file" in refusal(written(tmp_path / "m.po", text))
     path = tmp_path / "m.po"
     path.write_bytes(text.encode().replace(b'msgid "x"', b'msgid "\xff"'))
     assert refusal(path) == f":{line - 1}: not utf-8: byte 0xFF"
     unknown = written(path, GETTEXT.replace("UTF-8", "klingon"))
     assert refusal(unknown) == ": the charset klingon is not known"
-    monkeypatch.setattr(bilingual_formats, "MAX_SIZE", 1000)
+    monkeypatch.setattr(bilingual, "MAX_SIZE", 1000)
     long = 'msgstr ""\n' + '"word word word"\n' * 100
     problem = refusal(written(tmp_path / "m.po", f'{GETTEXT}\nmsgid "x"\n{long}'))
     assert problem.endswith(": a message with more than 1,000 bytes")
