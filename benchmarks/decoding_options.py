@@ -21,7 +21,7 @@ import sacrebleu
 
 import regard
 import regard.recipe
-from regard.data.segmentation import whole_word_pattern
+from regard.data.sentence_splitter import whole_word_pattern
 from regard.data.text_files import read_lines
 
 OPTIONS: dict[str, dict[str, Any]] = {

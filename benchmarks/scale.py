@@ -39,7 +39,7 @@ from regard.data.token_dataset import (
     RowIndices,
 )
 from regard.data.tokenizer import Tokenizer
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.recipe import make_recipe
 from regard.storage.resumable_output import WHOLE
 from regard.storage.run_dir import RunDir

@@ -92,7 +92,7 @@ def check(
 ) -> None:
     """Report what is wrong with pairs: damage, noise, duplicates, misalignment, and overlap with test data."""
     from regard.data.quality_report import make_report, next_steps
-    from regard.inspection.data_report import page
+    from regard.data.quality_report_html import page
     from regard.storage.atomic_files import check_writable, write_text
 
     if html:

@@ -35,7 +35,7 @@ from regard.data.misalignment import Stretch, find_stretches
 from regard.data.pair_batch import PairBatch, batches, combine_keys
 from regard.data.pairs import Pair
 from regard.data.protected_spans import ProtectedSpans
-from regard.data.segmentation import count_sentences
+from regard.data.sentence_splitter import count_sentences
 from regard.data.text_batch import (
     CONTROL,
     LETTER,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from regard.data.pairs import Pair
-from regard.demo.grammar import Split, challenge, generate, pronoun_is_correct
+from regard.demo.corpus import Split, challenge, generate, pronoun_is_correct
 from regard.metrics import MetricResult
 from regard.recipe import load_recipe
 from regard.storage.atomic_files import write_text

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regard.data.segmentation import (
+from regard.data.sentence_splitter import (
     Sentences,
     Span,
     sentence_spans,
@@ -540,7 +540,7 @@ def insert_elements(
     """The translation with the elements of the sentence, in the format of the document.
 
     alignment: [unit of the translation, unit of the sentence], how much the one comes from the other; None aligns by
-    relative position. Units are words, or characters in scripts without spaces (``regard.data.segmentation``).
+    relative position. Units are words, or characters in scripts without spaces (``regard.data.sentence_splitter``).
     """
     placed = project_elements(sentence, translation, elements, alignment)
     return write_elements(translation, placed, encode)

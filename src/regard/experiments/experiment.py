@@ -12,6 +12,13 @@ from typing import Any
 from regard.demo.demo import write_corpus
 from regard.errors import RegardError
 from regard.experiments.experiment_design import Design, TrainingJob, training_jobs
+from regard.experiments.job_scheduler import (
+    Scheduler,
+    finished,
+    make_slots,
+    remove_large_files,
+    run_folder,
+)
 from regard.experiments.report import write_report
 from regard.experiments.results import (
     collect,
@@ -19,13 +26,6 @@ from regard.experiments.results import (
     summarize_experiment,
     to_json,
     write_results,
-)
-from regard.experiments.scheduler import (
-    Scheduler,
-    finished,
-    make_slots,
-    remove_large_files,
-    run_folder,
 )
 from regard.training.planner import duration
 from regard.training.trainer import catch_signals

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from regard.data.segmentation import Span, word_and_symbol_spans, word_spans
+from regard.data.sentence_splitter import Span, word_and_symbol_spans, word_spans
 from regard.data.tokenizer import Vocabulary
 from regard.errors import RegardError
 from regard.inference.engine import Request

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.segmentation import is_unspaced_script
+from regard.data.sentence_splitter import is_unspaced_script
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
 from regard.decoding import mask_predict

@@ -11,7 +11,7 @@ from contextlib import suppress
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from regard.data.segmentation import split_text
+from regard.data.sentence_splitter import split_text
 from regard.data.special_tokens import BOS
 from regard.decoding.search_state import BeamStep, BeamTree
 from regard.errors import RegardError

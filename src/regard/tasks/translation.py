@@ -14,11 +14,11 @@ from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
 from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
+from regard.inference.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
 from regard.inference.engine import Observer, Request
+from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.inference.native_decoder import NativeDecoder, PositionTable
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
-from regard.tasks.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
-from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from regard.tasks.translation_requests import (
     Languages,
     Parses,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.data.dependency_trees import ParsedSentence
+    from regard.inference.placeholders import Substitution
     from regard.inspection.trace import Trace
     from regard.metrics import MetricResult
     from regard.nn.loss import TrainingLoss
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from regard.storage.run_dir import RunDir
-    from regard.tasks.placeholders import Substitution
 
 
 QUICK: DecodingOptions = {
@@ -609,7 +609,7 @@ class Translator(SequenceGenerator):
         protected = ProtectedSpans(decoding.protect)
         if not any(map(placeholders.find, texts)):
             return {}
-        from regard.tasks.placeholders import substitutions
+        from regard.inference.placeholders import substitutions
 
         begun = self.tokenizer.target.decode(prefixes)
         tries = [
@@ -658,7 +658,7 @@ class Translator(SequenceGenerator):
         (tags,) = self.encode([""], to)
         known = self.substitutes = self.substitutes or {}
         if tuple(tags) not in known:
-            from regard.tasks.placeholders import copied_words
+            from regard.inference.placeholders import copied_words
 
             known[tuple(tags)] = copied_words(self.network, self.tokenizer, tags, self.device)
         return known[tuple(tags)]

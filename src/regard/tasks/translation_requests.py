@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from regard.data.protected_spans import ProtectedSpans
-from regard.data.segmentation import is_unspaced_script
+from regard.data.sentence_splitter import is_unspaced_script
 from regard.data.special_tokens import EOS, UNK
 from regard.decoding.hypothesis import Phrase, Spelling
 from regard.errors import RegardError

@@ -23,6 +23,8 @@ from torch import nn
 from regard import __version__
 from regard.data.corpus import fingerprint, read_pairs
 from regard.errors import RegardError
+from regard.inference.confidence import MAX_SENTENCES
+from regard.inference.hallucinations import OutputStatistics
 from regard.inference.native_library import native_library
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
@@ -31,8 +33,6 @@ from regard.storage.atomic_files import write_text
 from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model, Translator
-from regard.tasks.confidence import MAX_SENTENCES
-from regard.tasks.hallucinations import OutputStatistics
 from regard.training.autoconfig import AutomaticRecipe, describe_model
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
 from regard.training.distributed import (

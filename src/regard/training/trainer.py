@@ -40,13 +40,13 @@ from regard.data.batching import (
 )
 from regard.data.corpus import read_pairs, valid_pairs
 from regard.data.pairs import Pair
+from regard.data.prefetch import prefetch
 from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import copy_weights, named_weights
 from regard.recipe import TrainingConfig
-from regard.storage.prefetch import prefetch
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import TASKS, Translator, build_network
 from regard.training.autoconfig import AutomaticRecipe

@@ -17,7 +17,7 @@ from regard.data.pair_batch import PairBatch, batches
 from regard.data.pairs import Pair
 from regard.data.quality import QUALITY_RULES, Misaligned, RuleSet, make_rules, survey
 from regard.data.text_batch import HAN, MAX_WORDS, STEM, KeyCounter, TextBatch, character_table
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 
 CLEAN = list(generate("train", 2_000))

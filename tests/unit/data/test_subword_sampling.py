@@ -21,7 +21,7 @@ from regard.data.subword_sampling import (
 )
 from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.recipe import CleaningConfig, Recipe, TokenizerConfig as Section, make_recipe
 from regard.storage.run_dir import RunDir

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from regard.storage.prefetch import available_items, prefetch
+from regard.data.prefetch import available_items, prefetch
 
 Prefetcher = Callable[[Iterable[Any], int], Iterator[Any]]
 BOTH = pytest.mark.parametrize("fetch", [prefetch, available_items])

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.experiments import scheduler as module
+from regard.experiments import job_scheduler as module
 from regard.experiments.experiment_design import TrainingJob, make_design, training_jobs
-from regard.experiments.scheduler import FixedSlots, MemorySlots, Scheduler, finished
+from regard.experiments.job_scheduler import FixedSlots, MemorySlots, Scheduler, finished
 from tests.cli.commands import write_recipe, write_task
 
 PROGRAM = """

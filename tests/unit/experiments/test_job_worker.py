@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from regard.experiments import worker
+from regard.experiments import job_worker
 from regard.experiments.experiment_design import make_design, training_jobs
-from regard.experiments.worker import SCORES, provide_data, train_and_score
+from regard.experiments.job_worker import SCORES, provide_data, train_and_score
 from regard.storage.run_dir import RunDir
 from regard.training.prepare_data import prepare
 from tests.cli.commands import write_recipe, write_task
@@ -40,7 +40,7 @@ def test_data_are_shared_and_scores_written(
         prepared.append(run.folder)
         prepare(run, *more)
 
-    monkeypatch.setattr(worker, "prepare", counted)
+    monkeypatch.setattr(job_worker, "prepare", counted)
     job: dict[str, Any] = {
         "run": str(tmp_path / "runs" / first.name),
         "prepared": str(tmp_path / "prepared"),

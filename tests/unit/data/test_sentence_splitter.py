@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.data.segmentation import MAX_SENTENCE_LENGTH, count_sentences, split_text
+from regard.data.sentence_splitter import MAX_SENTENCE_LENGTH, count_sentences, split_text
 
 LANGUAGES = st.sampled_from(["", "en", "de", "zh-CN"])
 PIECES = [

@@ -1,6 +1,6 @@
 """One training of an experiment, in a process of its own: prepare or share the data, train or resume, score.
 
-    python -m regard.experiments.worker JOB.json
+    python -m regard.experiments.job_worker JOB.json
 
 Data are prepared once for all trainings with the same token ids; the first process to need them prepares them, and
 the others wait. If the process that started this one ends, training is saved and this process ends, too.

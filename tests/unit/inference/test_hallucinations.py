@@ -6,7 +6,7 @@ from regard.data import language_identification
 from regard.data.language_identification import identify_among
 from regard.data.pairs import Pair
 from regard.errors import RegardError
-from regard.tasks.hallucinations import (
+from regard.inference.hallucinations import (
     OutputChecker,
     OutputStatistics,
     is_copied,

@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 from regard.data.quality_report import Finding, HeldOutSplit, Histogram, NoiseExample, QualityReport
-from regard.inspection.data_report import page
+from regard.data.quality_report_html import page
 
 VOID = {"meta", "br"}
 

@@ -8,14 +8,14 @@ import torch
 
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import BOS, EOS
-from regard.tasks import Translator
-from regard.tasks.placeholders import (
+from regard.inference.placeholders import (
     TRIES,
     Substitution,
     copied_words,
     name_like_words,
     substitutions,
 )
+from regard.tasks import Translator
 
 PLACEHOLDERS = ProtectedSpans(("placeholders",))
 WORDS = ["London", "Park", "Rugby", "Texas", "Jenga"]
@@ -116,7 +116,7 @@ def test_it_makes_no_difference_how_many_are_looked_at_together(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = copied_words(model.network, model.tokenizer, [], model.device)
-    monkeypatch.setattr("regard.tasks.placeholders.WORDS_PER_BATCH", 3)
+    monkeypatch.setattr("regard.inference.placeholders.WORDS_PER_BATCH", 3)
     assert copied_words(model.network, model.tokenizer, [], model.device) == whole
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from regard.errors import RegardError
-from regard.tasks.confidence import (
+from regard.inference.confidence import (
     FEATURES,
     Calibration,
     features,

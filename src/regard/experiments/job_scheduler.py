@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from regard.experiments.experiment_design import TrainingJob
-from regard.experiments.worker import INTERRUPTED, SCORES
+from regard.experiments.job_worker import INTERRUPTED, SCORES
 from regard.inference.precision import choose_device
 from regard.inference.worker_pool import available_cores
 from regard.recipe import Device
@@ -32,7 +32,7 @@ SETTLE_SECONDS = 20.0
 """how long a training on a GPU runs before its memory is measured"""
 MEMORY_MARGIN = 1.5
 """another training starts on a GPU if this many times the memory of the largest one is free"""
-WORKER = (sys.executable, "-m", "regard.experiments.worker")
+WORKER = (sys.executable, "-m", "regard.experiments.job_worker")
 """the command of a training; its argument is the file that describes it"""
 OUT_OF_MEMORY = "out of memory"
 DIVERGED = "the loss is not finite"

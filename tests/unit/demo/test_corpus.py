@@ -12,8 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from regard.data.pairs import Pair
-from regard.demo.clauses import Clause, Order, english, explain, german, phrase
-from regard.demo.grammar import (
+from regard.demo.corpus import (
     Challenge,
     Split,
     challenge,
@@ -25,6 +24,7 @@ from regard.demo.grammar import (
     split_of,
     wordings,
 )
+from regard.demo.grammar import Clause, Order, english, explain, german, phrase
 from regard.demo.lexicon import (
     ADJECTIVE,
     ADJECTIVES,
@@ -350,7 +350,7 @@ def test_requesting_too_many_pairs_is_refused() -> None:
 
 def test_the_same_in_every_process() -> None:
     code = (
-        "from hashlib import sha256; from regard.demo.grammar import challenge, generate\n"
+        "from hashlib import sha256; from regard.demo.corpus import challenge, generate\n"
         "print(sha256(repr([*generate('train', 2000, 7), *challenge()]).encode()).hexdigest())"
     )
     path = os.pathsep.join(sys.path)
