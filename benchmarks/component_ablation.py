@@ -34,8 +34,8 @@ import torch
 from reporting import markdown_table, replace_section, student_t
 from torch import Tensor
 
-from regard.demo.corpus import challenge
-from regard.demo.demo import score_challenge, write_corpus
+from regard.demo.corpus import challenge, write_corpus
+from regard.demo.demo import score_challenge
 from regard.errors import RegardError
 from regard.recipe import Recipe, load_recipe
 from regard.storage.atomic_files import write_text

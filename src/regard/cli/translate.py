@@ -636,7 +636,7 @@ class Job:
         self, where: str, line: str, translations: Sequence[Translation | JoinedTranslation]
     ) -> None:
         """Report protected spans and glossary terms that are missing in a translation."""
-        from regard.data.sentence_splitter import whole_word_pattern
+        from regard.data.words import whole_word_pattern
 
         terms = self._terms(line)
         for one in translations:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.sentence_splitter import is_unspaced_script
+from regard.data.words import is_unspaced_script
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from math import prod
+from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
@@ -47,8 +48,11 @@ from regard.demo.grammar import (
     statement,
 )
 from regard.demo.lexicon import Adjective, Article, Frame, Noun, Verb, fits, nouns_with
+from regard.storage.atomic_files import write_text
 
 Split = Literal["train", "valid", "test"]
+PAIRS: dict[Split, int] = {"train": 120_000, "valid": 500, "test": 1_000}
+"""the number of pairs of each split"""
 T = TypeVar("T")
 
 
@@ -395,6 +399,22 @@ def generate(split: Split, count: int, seed: int = 1) -> Iterator[Pair]:
         if pair.source not in generated and split_of(pair.source) == split:
             generated.add(pair.source)
             yield pair
+
+
+def write_corpus(folder: Path, pairs: Mapping[Split, int] = PAIRS) -> None:
+    """Write two text files for each split. test.de is written last, so its existence means that all are complete.
+
+    pairs: the number of pairs of each split.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in pairs.items():
+        write_pairs(folder / split, generate(split, count))
+
+
+def write_pairs(stem: Path, pairs: Iterable[Pair]) -> None:
+    for suffix, lines in zip((".en", ".de"), zip(*pairs, strict=True), strict=True):
+        text = "".join(f"{line}\n" for line in lines)
+        write_text(stem.with_suffix(suffix), text)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Builds phrases, clauses and sentences in English and German at the same time.
+"""The grammar: builds phrases, clauses and sentences in English and German at the same time.
 
 Notable properties:
 
@@ -6,7 +6,7 @@ Notable properties:
   serves as statement, question, reason and relative clause.
 - Negation differs: English negates the verb (didn't eat bread); German uses nicht or, instead of ein or
   no article, kein (aß kein Brot).
-- Nothing here is random. `grammar` decides which phrases and clauses there are.
+- Nothing here is random. `corpus` decides which phrases and clauses there are.
 """
 
 from __future__ import annotations

@@ -27,12 +27,11 @@ import numpy.typing as npt
 
 from regard.data.sentence_splitter import (
     Sentences,
-    Span,
     sentence_spans,
     split_long_sentence,
     split_text,
-    word_and_symbol_spans,
 )
+from regard.data.words import Span, word_and_symbol_spans
 
 Floats = npt.NDArray[np.float32]
 

@@ -20,8 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regard.demo.corpus import Split, generate
-from regard.demo.demo import write_pairs
+from regard.demo.corpus import Split, generate, write_pairs
 from regard.errors import RegardError
 from regard.experiments.claims import CLAIMS, AblationScores, Claim, Expectation, Measure
 from regard.experiments.experiment import CORPUS, check_failures, run_experiment

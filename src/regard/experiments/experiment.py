@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.demo.demo import write_corpus
+from regard.demo.corpus import write_corpus
 from regard.errors import RegardError
 from regard.experiments.experiment_design import Design, TrainingJob, training_jobs
 from regard.experiments.job_scheduler import (

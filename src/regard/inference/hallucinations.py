@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from regard.data.sentence_splitter import word_and_symbol_spans
+from regard.data.words import word_and_symbol_spans
 from regard.errors import RegardError
 
 if TYPE_CHECKING:

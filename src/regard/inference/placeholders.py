@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from regard.data.protected_spans import ProtectedSpans
-from regard.data.sentence_splitter import whole_word_pattern
 from regard.data.special_tokens import BOS, EOS, SPACE_SYMBOL
 from regard.data.tokenizer import Tokenizer, Vocabulary
+from regard.data.words import whole_word_pattern
 from regard.inference.network_decoder import pad_rows
 from regard.nn.network import Network
 

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.sentence_splitter import is_unspaced_script
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
+from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from regard.data.protected_spans import ProtectedSpans
-from regard.data.sentence_splitter import is_unspaced_script
 from regard.data.special_tokens import EOS, UNK
+from regard.data.words import is_unspaced_script
 from regard.decoding.hypothesis import Phrase, Spelling
 from regard.errors import RegardError
 
