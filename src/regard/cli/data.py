@@ -180,7 +180,7 @@ def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
     """Write each pair to one of the files. Returns the number of pairs by reason; "" are those that are kept."""
     import numpy as np
 
-    from regard.data.pair_batch import batches
+    from regard.data.text_features import batches
 
     counts = {"": 0}
     for batch in batches(progress(corpus.pairs(), "Cleaning")):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.pairs import Pair
-from regard.data.text_batch import Hashes, Ints, TextBatch, Words
+from regard.data.text_features import Hashes, Ints, TextBatch, Words
 
 Floats = NDArray[np.float64]
 

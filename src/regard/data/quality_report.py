@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from regard.data.misalignment import Stretch
-from regard.data.pair_batch import PairBatch, batches
 from regard.data.pairs import Pair
 from regard.data.quality import (
     QUALITY_RULES,
     Misaligned,
     RuleSet,
 )
-from regard.data.text_batch import Ints, KeyCounter
+from regard.data.text_features import Ints, KeyCounter, PairBatch, batches
 
 EXAMPLES = 3
 LENGTH_BINS = [*range(0, 300, 20), 300]
