@@ -26,7 +26,7 @@ from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.history import training_history
 from regard.inspection.html_page import embed, model_page
-from regard.inspection.lenses import model_info
+from regard.inspection.page_data import model_info
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
 from regard.interop.verification import SampleBatch, sample_batch

@@ -26,7 +26,7 @@ from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
-from regard.inspection.lenses import depth_lenses, model_info
+from regard.inspection.page_data import depth_lenses, model_info
 from regard.inspection.patching import patch
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,

@@ -17,7 +17,7 @@ from regard.inspection import attribution
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.history import PastCheckpoints, training_history
-from regard.inspection.lenses import depth_lenses, model_info
+from regard.inspection.page_data import depth_lenses, model_info
 from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions

@@ -8,7 +8,7 @@ import pytest
 from regard.errors import RegardError
 from regard.inspection import attribution, lenses
 from regard.inspection.html_page import page
-from regard.inspection.lenses import lenses_for, model_info
+from regard.inspection.page_data import lenses_for, model_info
 from regard.recipe import Recipe
 from regard.tasks import Translator
 
