@@ -30,8 +30,7 @@ from regard.decoding.logits_processors import (
 from regard.decoding.mask_predict import mask_predict
 from regard.errors import RegardError
 from regard.inference.engine import SearchInterrupted
-from regard.inference.packed_ensemble import PackedEnsemble
-from regard.inference.packed_transformer import PackedTransformer, inference_context
+from regard.inference.packed_transformer import PackedEnsemble, PackedTransformer, inference_context
 from regard.inference.precision import autocast
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import Network

@@ -137,7 +137,7 @@ class Trace:
     history: dict[str, Any] | None = None
     """how the model was trained (``history.py``), if requested"""
     lenses: dict[str, Any] | None = None
-    """what would be said at each depth, and why (``lenses.py``), if requested"""
+    """what would be said at each depth, and why (``page_data.py``), if requested"""
 
     def weights(self, site: AttentionSite) -> Floats:
         array: Floats = getattr(self, site)

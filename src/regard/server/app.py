@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.inspection.description import example_sources, test_scores
+from regard.inspection.page_data import example_sources, test_scores
 from regard.server.api_page import add_api_page
 from regard.server.batching import Metrics
 from regard.server.files import SUFFIXES, add_file_routes

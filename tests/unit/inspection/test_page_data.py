@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RegardError
-from regard.inspection import attribution, lenses
+from regard.inspection import attribution, page_data
 from regard.inspection.html_page import page
-from regard.inspection.page_data import lenses_for, model_info
+from regard.inspection.page_data import (
+    EXAMPLES,
+    example_sources,
+    lenses_for,
+    model_info,
+    test_scores as scores,
+)
 from regard.recipe import Recipe
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 
 TEXT = "The dog was tired."
@@ -35,7 +42,7 @@ def test_a_trace_with_lenses(model: Translator, monkeypatch: pytest.MonkeyPatch)
 def test_attributions_of_a_large_model_are_left_out(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lenses, "ATTRIBUTION_WORK", 1)
+    monkeypatch.setattr(page_data, "ATTRIBUTION_WORK", 1)
     assert lenses_for(model, TEXT, [9, 10])["attributions"] == []
 
 
@@ -64,3 +71,27 @@ def test_the_examples_come_from_the_data(
     assert info["examples"] == sources[1:]
     assert info["languages"] == {"source": "English", "target": "German"}
     assert (info["name"], info["scores"]) == ("my", [])
+
+
+def test_scores_come_from_the_card(tmp_path: Path) -> None:
+    assert scores(None) == []
+    assert scores(RunDir(tmp_path)) == []
+    run = RunDir(tmp_path)
+    run.recipe_file.write_text("{}")
+    run.card_file.write_text(
+        '{"test": [{"name": "BLEU", "value": 42.71}, {"name": "x", "value": 1}]}'
+    )
+    assert scores(run) == ["BLEU 42.7"]
+
+
+def test_examples_are_distinct_sentences_of_medium_length(
+    tmp_path: Path, small_recipe: Callable[..., Recipe]
+) -> None:
+    lines = [f"This is sentence number {number}.\tx" for number in (1, 1, 2, 3, 4, 5)]
+    (tmp_path / "test.tsv").write_text("\n".join(["short\tx", *lines]) + "\n")
+    data = {"root": str(tmp_path), "train": {"pairs": "none.tsv"}, "languages": ["en", "de"]}
+    assert example_sources(small_recipe(data=data)) == []
+    recipe = small_recipe(data={**data, "test": {"pairs": "test.tsv"}})
+    assert example_sources(recipe) == [
+        f"This is sentence number {n}." for n in range(1, EXAMPLES + 1)
+    ]
