@@ -39,7 +39,7 @@ LOCATIONS = {
     "model.attention.cross_attention": "regard.nn.sparse_attention:PATTERNS",
     "model.non_autoregressive.length": "regard.nn.non_autoregressive:LENGTHS",
     "training.optimizer": "regard.training.optimizers:OPTIMIZERS",
-    "training.schedule": "regard.training.optimizers:SCHEDULES",
+    "training.schedule": "regard.training.lr_schedules:SCHEDULES",
     "training.label_smoothing_over": "regard.nn.loss:LABEL_SMOOTHINGS",
     "decoding.length_normalization": "regard.decoding.length_penalty_and_stopping:LENGTH_NORMALIZATIONS",
     "decoding.protect": "regard.data.protected_spans:PROTECTED_SPANS",

@@ -67,6 +67,7 @@ from regard.training.distillation import read_teacher
 from regard.training.distributed import FlatGradients, ProcessGroup, share_size
 from regard.training.distributed_evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
+from regard.training.lr_schedules import learning_rate
 from regard.training.micro_batches import (
     estimate_micro_batches,
     fits_in_memory,
@@ -75,7 +76,7 @@ from regard.training.micro_batches import (
     release_memory,
     split_rows,
 )
-from regard.training.optimizers import OPTIMIZERS, learning_rate
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.planner import adjust_steps
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
