@@ -26,9 +26,9 @@ from regard import __version__
 from regard.errors import RegardError
 from regard.inspection.page_data import example_sources, test_scores
 from regard.server.api_page import add_api_page
-from regard.server.batching import Metrics
 from regard.server.files import SUFFIXES, add_file_routes
 from regard.server.inspection_endpoints import add_history_routes, add_trace_routes, start_following
+from regard.server.metrics import Metrics
 from regard.server.middleware import (
     GuardMiddleware,
     RequestMiddleware,
