@@ -129,7 +129,7 @@ ENTRIES = [
     Entry("length penalty", "decoding/length_penalty_and_stopping.py", "gnmt_length_penalty", "The log-probability of a hypothesis is divided by ((5 + length) / 6) ** length_penalty, or by another function of the length."),
     Entry("Linformer", "nn/sparse_attention.py", "Linformer"),
     Entry("logits processor", "decoding/logits_processors.py"),
-    Entry("LSTM", "nn/lstm_and_convolution.py", "LSTMEncoderDecoder", "A recurrent network; here an encoder-decoder with cross-attention, the kind of network that the Transformer replaced."),
+    Entry("LSTM", "nn/lstm.py", "LSTMEncoderDecoder", "A recurrent network; here an encoder-decoder with cross-attention, the kind of network that the Transformer replaced."),
     Entry("mask-predict", "decoding/mask_predict.py"),
     Entry("masked language model", "tasks/masked_lm.py"),
     Entry("memory", "nn/transformer.py", "EncoderOutput"),
@@ -202,7 +202,7 @@ ENTRIES = [
     Entry("vocabulary", "data/tokenizer.py", "Vocabulary", "The tokens of one side, or of both sides if they share it, with their ids."),
     Entry("warm-up", "recipe/schema.py", "TrainingConfig.warmup", "The steps at the beginning of training, over which the learning rate rises linearly."),
     Entry("window attention", "nn/sparse_attention.py", "Window"),
-    Entry("word and phoneme error rate", "metrics/accuracy_and_error_rates.py", "", "The percentage of words, or the edit distance per phoneme, by which a pronunciation is wrong (WER, PER)."),
+    Entry("word and phoneme error rate", "metrics/error_rates.py", "", "The percentage of words, or the edit distance per phoneme, by which a pronunciation is wrong (WER, PER)."),
     Entry("word dropout", "nn/dropout.py", "drop_tokens"),
     Entry("worker pool", "inference/worker_pool.py", "WorkerPool"),
 ]  # fmt: skip
