@@ -41,11 +41,12 @@ from regard.recipe import Recipe, load_recipe
 from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from regard.training.data_loader import TrainingBatch
 from regard.training.distributed import process_group
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import hardware, train
-from regard.training.trainer import Trainer, TrainingBatch
+from regard.training.trainer import Trainer
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "parts.md"

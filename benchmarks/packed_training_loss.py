@@ -74,7 +74,7 @@ def curve(run: RunDir, recipe: Recipe, packed: bool, steps: int) -> Iterator[flo
         run, recipe, open_prepared(run, recipe), ProcessGroup(0, 1, torch.device(device))
     )
     if not packed:
-        trainer.cuda_graph_step = None
+        trainer.disable_cuda_graph()
         for module in trainer.network.modules():
             if isinstance(module, Dropout):
                 # Nothing would renew the seed, so every step would drop the same values.

@@ -28,7 +28,7 @@ from regard.experiments.results import (
     write_results,
 )
 from regard.training.planner import duration
-from regard.training.trainer import catch_signals
+from regard.training.stopping import catch_signals
 
 FOREVER = 1e9
 CORPUS = "corpus"
