@@ -17,6 +17,9 @@ from regard.cli.options import (
     BadLines,
     Columns,
     LanguagePair,
+    NewRunFolder,
+    RecipeChanges,
+    RecipeName,
     ShardOption,
     parse_bad_lines,
     parse_two,
@@ -279,24 +282,9 @@ def score(
 
 @app.command()
 def prepare(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
-        ),
-    ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe, for example data.root=corpora; repeatable.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
-    ] = None,
+    recipe: RecipeName,
+    changes: RecipeChanges = None,
+    out: NewRunFolder = None,
     shard: ShardOption = None,
     workers: Annotated[
         int | None,

@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import FLAG, INTERRUPTED, AsJson, default_group
+from regard.cli.options import (
+    FLAG,
+    INTERRUPTED,
+    AsJson,
+    RecipeChanges,
+    RecipeName,
+    default_group,
+)
 from regard.errors import RegardError
 
 app = typer.Typer(
@@ -43,12 +50,7 @@ Jobs = Annotated[
 
 @app.command("run")
 def run(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
-        ),
-    ],
+    recipe: RecipeName,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,14 +73,7 @@ def run(
             help="Change one key at a time, instead of training all combinations.",
         ),
     ] = False,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe for all variants, for example training.steps=500; repeatable.",
-        ),
-    ] = None,
+    changes: RecipeChanges = None,
     on: Annotated[
         str,
         typer.Option(
