@@ -149,7 +149,7 @@ _CLAIMS = (
         "Why residual connections?",
         "Residual connections carry the input past each sub-layer. Without them, a deep network hardly trains.",
         f"{VASWANI}, section 3.1; He et al. 2016, Deep Residual Learning",
-        {"residual": (POST,), "no residual": ("model.norm_order=no_residual",)},
+        {"residual": (POST,), "no residual": (POST, "model.residual=none")},
         (Expectation("no residual", "worse than", "residual"),),
         see="../parts.md",
     ),

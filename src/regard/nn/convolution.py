@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.nn.attention import AttentionMask, KeyValue
-from regard.nn.layers import RESIDUALS, cross_attention_sublayer
+from regard.nn.layers import NORM_ORDERS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NonPad
 from regard.nn.transformer import Decoder, Encoder, EncoderDecoder
@@ -72,7 +72,7 @@ class ConvolutionEncoderLayer(nn.Module):
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
         self.convolution = GatedConvolution(config)
-        self.residual = RESIDUALS[config.norm_order](config)
+        self.residual = NORM_ORDERS[config.norm_order](config)
 
     def forward(
         self, x: Float[Tensor, "B T d"], mask: AttentionMask, non_pad: NonPad
@@ -93,7 +93,7 @@ class ConvolutionDecoderLayer(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        residual = RESIDUALS[config.norm_order]
+        residual = NORM_ORDERS[config.norm_order]
         self.convolution = GatedConvolution(config)
         self.residual = residual(config)
         self.cross_attention = MultiHeadAttention(config, "cross_attention")

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from regard import recipe
 from regard.data.special_tokens import PAD
 from regard.nn.attention import AttentionMask, KeyValue
-from regard.nn.layers import RESIDUALS, cross_attention_sublayer
+from regard.nn.layers import NORM_ORDERS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NonPad
 from regard.nn.positions import PositionInfo
@@ -68,7 +68,7 @@ class BidirectionalLSTM(nn.Module):
         self.lstm = nn.LSTM(
             config.d_model, config.d_model // 2, batch_first=True, bidirectional=True
         )
-        self.residual = RESIDUALS[config.norm_order](config)
+        self.residual = NORM_ORDERS[config.norm_order](config)
 
     def forward(
         self, x: Float[Tensor, "B S d"], lengths: Int[Tensor, "B"], non_pad: NonPad
@@ -89,7 +89,7 @@ class LSTMDecoderLayer(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
-        residual = RESIDUALS[config.norm_order]
+        residual = NORM_ORDERS[config.norm_order]
         self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
         self.residual = residual(config)
         self.cross_attention = MultiHeadAttention(config, "cross_attention")

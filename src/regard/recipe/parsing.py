@@ -90,7 +90,11 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
         "decoder": "decoder_only",
     },
     "model.attention.score": {"scaled": "scaled_dot_product", "unscaled": "dot_product"},
-    "model.norm_order": {"after": "post", "before": "pre"},
+    "model.norm_order": {
+        "after": "post",
+        "before": "pre",
+        "no_residual": "model.residual: none",
+    },
     "model.non_autoregressive.length": {"cut": "eos"},
     "tokenizer.kind": {"characters": "char", "words": "word"},
     "tokenizer.target_kind": {"characters": "char", "words": "word"},

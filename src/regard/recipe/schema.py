@@ -404,7 +404,9 @@ class ModelConfig(Section):
     norm: Annotated[str, registered("model.norm")] = "layer"
     """normalization of each sub-layer: layer, rms, batch or none"""
     norm_order: Annotated[str, registered("model.norm_order")] = "post"
-    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x)); or no_residual"""
+    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x))"""
+    residual: Annotated[str, registered("model.residual")] = "add"
+    """residual connection around each sub-layer: add, as in the paper, or none"""
     final_norm: bool
     """one more norm after the last layer; true for pre-norm and false for post-norm by default"""
     position: Annotated[str, registered("model.position")] = "sinusoidal"
