@@ -94,8 +94,7 @@ def check(
     on_bad_line: BadLines = "error",
 ) -> None:
     """Report what is wrong with pairs: damage, noise, duplicates, misalignment, and overlap with test data."""
-    from regard.data.quality_report import make_report, next_steps
-    from regard.data.quality_report_html import page
+    from regard.data.quality_report import html_report, make_report, next_steps
     from regard.storage.atomic_files import check_writable, write_text
 
     if html:
@@ -117,7 +116,7 @@ def check(
         report, shlex.join(files), " ".join([corpus.options(), *held]).strip()
     )
     if html:
-        write_text(html, page(report))
+        write_text(html, html_report(report))
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:

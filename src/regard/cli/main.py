@@ -90,7 +90,7 @@ COMMANDS = {
     "experiment": ("experiment:app", ANALYSIS),
     "lab": ("experiment:lab", ANALYSIS),
     "bench": ("bench:app", ANALYSIS),
-    "selftest": ("selftest:selftest", ANALYSIS),
+    "selftest": ("bench:selftest", ANALYSIS),
     "serve": ("serve:serve", DEPLOYMENT),
     "import": ("convert:import_", DEPLOYMENT),
     "export": ("convert:export", DEPLOYMENT),
