@@ -539,7 +539,7 @@ def insert_elements(
     """The translation with the elements of the sentence, in the format of the document.
 
     alignment: [unit of the translation, unit of the sentence], how much the one comes from the other; None aligns by
-    relative position. Units are words, or characters in scripts without spaces (``regard.data.sentence_splitter``).
+    relative position. Units are words, or characters in scripts without spaces (``regard.data.words``).
     """
     placed = project_elements(sentence, translation, elements, alignment)
     return write_elements(translation, placed, encode)
