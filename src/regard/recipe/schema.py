@@ -424,6 +424,11 @@ class ModelConfig(Section):
     output_bias: bool = False
     """add a bias to the output projection; the paper has none, Marian has one"""
 
+    @property
+    def identity(self) -> str:
+        """The section as JSON, for hashes. A key that earlier versions do not have counts only if it is set."""
+        return self.model_dump_json(exclude={"residual"} if self.residual == "add" else None)
+
     @model_validator(mode="before")
     @classmethod
     def _fill_defaults(cls, given: Any) -> Any:

@@ -319,7 +319,7 @@ class RunDir:
     def _dependencies(self) -> dict[str, str]:
         """Hashes of what weights depend on: the recipe sections that define their shapes, and the tokenizer."""
         recipe = self.recipe()
-        sections = recipe.model.model_dump_json() + recipe.tokenizer.identity
+        sections = recipe.model.identity + recipe.tokenizer.identity
         digest = hashlib.sha256(sections.encode()).hexdigest()
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 
