@@ -43,8 +43,8 @@ from regard.errors import RegardError
 from regard.recipe import Recipe, load_recipe
 from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir
-from regard.training.prepare import data_identity
-from regard.training.trainer import catch_signals
+from regard.training.prepare_data import data_identity
+from regard.training.stopping import catch_signals
 
 HERE = Path(__file__).parent
 BOTH_DIRECTIONS = (

@@ -31,9 +31,10 @@ from regard.data.special_tokens import PAD
 from regard.inference.precision import autocast
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.attention import AttentionMask, KeyValue
+from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.layers import EncoderLayer
 from regard.nn.loss import Seq2SeqLoss
-from regard.nn.lstm_and_convolution import ConvolutionEncoderLayer, LSTMDecoderLayer
+from regard.nn.lstm import LSTMDecoderLayer
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.run import hardware
 

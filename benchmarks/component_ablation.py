@@ -34,18 +34,19 @@ import torch
 from reporting import markdown_table, replace_section, student_t
 from torch import Tensor
 
-from regard.demo.demo import score_challenge, write_corpus
-from regard.demo.grammar import challenge
+from regard.demo.corpus import challenge, write_corpus
+from regard.demo.demo import score_challenge
 from regard.errors import RegardError
 from regard.recipe import Recipe, load_recipe
 from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from regard.training.data_loader import TrainingBatch
 from regard.training.distributed import process_group
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import hardware, train
-from regard.training.trainer import Trainer, TrainingBatch
+from regard.training.trainer import Trainer
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "parts.md"

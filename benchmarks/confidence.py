@@ -24,9 +24,7 @@ import numpy as np
 
 import regard
 from regard.data.text_files import read_lines
-from regard.metrics.sacrebleu import sentence_chrf
-from regard.recipe import Device
-from regard.tasks.confidence import (
+from regard.inference.confidence import (
     FEATURES,
     GOOD_CHRF,
     Floats,
@@ -35,6 +33,8 @@ from regard.tasks.confidence import (
     geometric_mean,
     roc_auc,
 )
+from regard.metrics.sacrebleu import sentence_chrf
+from regard.recipe import Device
 
 BINS = 10
 

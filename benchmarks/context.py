@@ -18,7 +18,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from regard.data.pairs import Pair
-from regard.demo.clauses import Clause, Degree, NounPhrase, phrase, predicate, sentence, statement
+from regard.demo.grammar import Clause, Degree, NounPhrase, phrase, predicate, sentence, statement
 from regard.demo.lexicon import ADJECTIVES, BE, NOUNS, Adjective, Noun, fits, personal_pronoun
 from regard.recipe import make_recipe
 from regard.tasks import Translator

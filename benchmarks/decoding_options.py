@@ -21,8 +21,8 @@ import sacrebleu
 
 import regard
 import regard.recipe
-from regard.data.segmentation import whole_word_pattern
 from regard.data.text_files import read_lines
+from regard.data.words import whole_word_pattern
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"beam": 1},

@@ -15,7 +15,7 @@ from typing import Any
 from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.distributed import process_group
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import hardware, open_run
 from regard.training.trainer import Trainer

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.demo.lexicon import NOUNS
 from regard.documents.markup import split_html
 from regard.inspection import alignment

@@ -22,8 +22,7 @@ from random import Random
 from typing import Any
 
 from regard.data.pairs import Pair
-from regard.demo.clauses import Reason, Tense, explain
-from regard.demo.grammar import (
+from regard.demo.corpus import (
     Challenge,
     challenge,
     generate,
@@ -32,6 +31,7 @@ from regard.demo.grammar import (
     reasons,
     wordings,
 )
+from regard.demo.grammar import Reason, Tense, explain
 from regard.inspection.attribution import attribute
 from regard.inspection.head_ablation import (
     HeadTable,

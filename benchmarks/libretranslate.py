@@ -29,7 +29,7 @@ from typing import Any
 
 from server_throughput import cpu_seconds, measure, serving
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.storage.run_dir import RunDir
 
 LAUNCHER = """

@@ -32,10 +32,9 @@ import numpy as np
 from regard.data.cleaning import encode_pairs
 from regard.data.formats import INPUT_FORMATS
 from regard.data.language_identification import is_installed
-from regard.data.pair_batch import batches
 from regard.data.pairs import Pair
 from regard.data.quality import RuleSet, exceeds_ratio, make_rules, survey
-from regard.data.text_batch import TextBatch
+from regard.data.text_features import TextBatch, batches
 from regard.data.tokenizer import Tokenizer
 from regard.recipe import TokenizerConfig, load_recipe
 from regard.storage.atomic_files import write_text

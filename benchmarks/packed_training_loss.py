@@ -21,7 +21,7 @@ from regard.nn.dropout import Dropout
 from regard.recipe import Recipe, load_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.distributed import ProcessGroup
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import open_run
 from regard.training.trainer import Trainer
@@ -74,7 +74,7 @@ def curve(run: RunDir, recipe: Recipe, packed: bool, steps: int) -> Iterator[flo
         run, recipe, open_prepared(run, recipe), ProcessGroup(0, 1, torch.device(device))
     )
     if not packed:
-        trainer.cuda_graph_step = None
+        trainer.disable_cuda_graph()
         for module in trainer.network.modules():
             if isinstance(module, Dropout):
                 # Nothing would renew the seed, so every step would drop the same values.

@@ -31,14 +31,20 @@ import yaml
 from regard.data import batching
 from regard.data.batching import EpochPlan, Lengths, plan_batches
 from regard.data.corpus import train_pairs
-from regard.data.dataset import ROWS_PER_RECORD_BATCH, IntArray, ListLayout, ListLengths, RowIndices
+from regard.data.token_dataset import (
+    ROWS_PER_RECORD_BATCH,
+    IntArray,
+    ListLayout,
+    ListLengths,
+    RowIndices,
+)
 from regard.data.tokenizer import Tokenizer
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.recipe import make_recipe
 from regard.storage.resumable_output import WHOLE
 from regard.storage.run_dir import RunDir
-from regard.training.overlap import SourceOverlap
-from regard.training.prepare_parts import PART_PAIRS, PartFiles, merge_parts, write_parts
+from regard.training.prepare_data_shards import PART_PAIRS, PartFiles, merge_parts, write_parts
+from regard.training.train_test_overlap import SourceOverlap
 
 RESULTS = Path(__file__).with_suffix(".json")
 WORDS = [f"{first}{second}{last}" for first in "bdfgkl" for second in "aeiou" for last in "mnrst"]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.server.schemas import Settings
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator

@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from regard.data.pairs import Pair
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 
 STEPS = ("training.steps=20", "training.validate_every=20", "training.validate_sentences=20")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from regard.data.formats import INPUT_FORMATS
-from regard.data.output_formats import OUTPUT_FORMATS
+from regard.data.formats.writers import OUTPUT_FORMATS
 from regard.data.quality import QUALITY_RULES, threshold_names
 from regard.recipe import PRESETS, Recipe
 from regard.recipe.registry import LOCATIONS, allowed_names, find_registry

@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from regard.experiments.claim_verdicts import benchmark_evidence, score_figures, stored_results
 from regard.experiments.claims import CLAIMS, Claim
-from regard.experiments.lab import benchmark_evidence, score_figures, stored_results
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "lab"

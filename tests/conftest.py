@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS
 from regard.data.tokenizer import Tokenizer
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.inference import precision
 from regard.inference.native_library import native_library
 from regard.nn.network import named_weights

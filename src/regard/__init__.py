@@ -13,15 +13,15 @@ The packages are listed in the order of the data flow; a package imports only fr
     data/        read pairs, clean, tokenize, store token ids, form batches
     nn/          the networks: attention, positions, norms, layers, Transformer, loss
     decoding/    beam search, greedy search, sampling, mask-predict, constraints
-    inference/   the engine, packed networks, quantization, KV cache, workers
+    inference/   the engine, packed networks, quantization, KV cache, workers, confidence
     metrics/     BLEU, chrF, TER, ROUGE, error rates, accuracy, perplexity
-    storage/     run folders, atomic files, resumable output, prefetching
+    storage/     run folders, atomic files, resumable output
     tasks/       translation, tagging, classification, masked and causal language models
     training/    prepare data, train, checkpoint, fine-tune, distill, autoconfig
     inspection/  hooks, traces, lenses, alignment, training history, the HTML page
     documents/   office files, Markdown, subtitles, resources; translation memory
     interop/     Hugging Face, CTranslate2, ONNX, torch, one HTML file, bundles
-    server/      HTTP server: LibreTranslate's API, batching, streaming
+    server/      HTTP server: LibreTranslate's API, batching, streaming, metrics
     bench/       speed compared with other libraries, self-test
     demo/        the built-in corpus and the demo
     experiments/ variants of a recipe with several seeds, claims about the Transformer
@@ -244,7 +244,7 @@ def _find_recipe(
     from pathlib import Path
 
     from regard.data.corpus import CorpusPreview
-    from regard.data.input_format import suffix_format
+    from regard.data.formats.base import suffix_format
     from regard.recipe import DataConfig, DataFiles, load_recipe
     from regard.training.autoconfig import autoconfigure, tunes_decoding
     from regard.training.fine_tuning import (

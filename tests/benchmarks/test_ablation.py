@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regard.storage.run_dir import RunDir
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import check_run_folder, open_run
 from tests.cli.commands import write_task
@@ -152,7 +152,7 @@ def test_data_are_prepared_once_for_all_trainings_with_the_same_ids(
     data.store(first)
     shutil.rmtree(run.data)
     data.provide(second)
-    monkeypatch.setattr("regard.training.prepare.write_dataset", None)  # would fail if called
+    monkeypatch.setattr("regard.training.prepare_data.write_dataset", None)  # would fail if called
     other = RunDir(planned.folder(second))
     check_run_folder(other)
     open_run(other, planned.load(second))

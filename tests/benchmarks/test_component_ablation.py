@@ -30,14 +30,11 @@ def result(bleu: float, pronouns: int) -> dict[str, Any]:
 
 
 def test_every_row_is_a_recipe_and_every_choice_has_a_row(benchmark: ModuleType) -> None:
-    """All but ``position: tree``, since the demo's corpus has no parses, and ``no_residual``, which does not learn."""
+    """All but ``position: tree``, since the demo's corpus has no parses."""
     made = [benchmark.Job(row, 1).recipe(Path("corpus")) for row in benchmark.rows()]
     assert all(one not in made[:number] for number, one in enumerate(made))
     for key in KEYS:
-        assert {attrgetter(key)(one) for one in made} == {*allowed_names(key)} - {
-            "tree",
-            "no_residual",
-        }, key
+        assert {attrgetter(key)(one) for one in made} == {*allowed_names(key)} - {"tree"}, key
 
 
 def test_only_significant_differences_are_bold(benchmark: ModuleType) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from regard.demo.grammar import challenge
+from regard.demo.corpus import challenge
 from regard.tasks import Translator
 from tests.scripts import load_script
 

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from regard.data.pairs import Pair
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from tests.scripts import load_script
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
-from regard.inspection.html import page as page_of
+from regard.inspection.html_page import page as page_of
 from regard.inspection.trace import Trace
 from regard.nn.network import named_weights
 from regard.recipe import Recipe

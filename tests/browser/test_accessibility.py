@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regard.inspection.html import page as page_of
+from regard.inspection.html_page import page as page_of
 from regard.tasks import Translator
 from tests.browser.pages import until
 

@@ -11,7 +11,7 @@ import pytest
 
 from regard.inspection.activations import activations_of, embeddings
 from regard.inspection.attribution import attribute_token
-from regard.inspection.depth_lenses import logit_lens_of
+from regard.inspection.logit_lens import logit_lens_of
 from regard.inspection.teacher_forcing import force_ids
 from regard.tasks import Translator
 from tests.browser.pages import Open, texts, wait_for_text
@@ -137,7 +137,7 @@ def test_the_architecture_from_a_server(browser: Browser, address: str, model: T
 def test_a_model_in_a_file_computes_the_same(
     browser: Browser, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from regard.interop.html import export_html
+    from regard.interop.html_export import export_html
 
     run = make_run(decoding={"max_length": 8}, model={"output_bias": True})
     export_html(run, tmp_path / "model.html")

@@ -15,7 +15,7 @@ from regard.inspection.trace import trace
 from regard.interop.convert import export_model
 from regard.tasks import Translator
 from tests.browser.pages import rows_of, until, wait_for_text
-from tests.unit.interop.test_html import rounded_model
+from tests.unit.interop.test_html_export import rounded_model
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

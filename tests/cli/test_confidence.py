@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.tasks.confidence import FEATURES, Calibration
+from regard.inference.confidence import FEATURES, Calibration
 from tests.cli.commands import succeeds_inside
 
 
@@ -66,7 +66,7 @@ def test_suspicious_translations_are_reported_up_to_a_limit(
     workshop: Path, calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regard.cli.translate.MAX_FLAGGED_LINES", 2)
-    monkeypatch.setattr("regard.tasks.hallucinations.EXTRA_TOKENS", 0)
+    monkeypatch.setattr("regard.inference.hallucinations.EXTRA_TOKENS", 0)
     lines = ["a b c d e f", "b c d e f a", "c d e f a b", "d e f a b c"]
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))
     done = succeeds_inside("translate", calibrated, "--input", tmp_path / "lines", cwd=tmp_path)

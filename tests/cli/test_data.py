@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from tests.cli.commands import inside, succeeds_inside
 
 PAIRS = list(generate("train", 700))

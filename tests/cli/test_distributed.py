@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.data.batching import plan_batches
-from regard.data.dataset import TokenDataset
+from regard.data.token_dataset import TokenDataset
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from tests.cli.commands import (

@@ -15,7 +15,7 @@ import os
 before = dict(os.environ)
 import importlib, pkgutil, regard
 for module in pkgutil.walk_packages(regard.__path__, "regard."):
-    if module.name != "regard.__main__" and not module.name.startswith("regard.nn.kernels"):
+    if module.name != "regard.__main__" and not module.name.startswith("regard.nn.triton_kernels"):
         importlib.import_module(module.name)
 changed = {key for key in before.keys() | os.environ.keys() if before.get(key) != os.environ.get(key)}
 print(sorted(key for key in changed if key.startswith(("ONEDNN", "LRU_CACHE", "OMP"))), sorted(changed))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.recipe import DataConfig, DataFiles, DecodingConfig
 from regard.tasks import Translation, Translator
-from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from tests.cli.commands import environment, inside, write
 
 KILLER = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
 from tests.cli.commands import inside, succeeds, succeeds_inside, write

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.recipe import DataConfig, DataFiles, DecodingConfig
 from regard.recipe.schema import CleaningConfig
 from regard.tasks import Translation, Translator
-from regard.tasks.hallucinations import OutputChecker, OutputStatistics
 from tests.cli.commands import inside, regard, write
 
 WARNING = "line 2 has 2 sentences and is translated as one; --sentences translates each separately"

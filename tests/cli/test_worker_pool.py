@@ -18,7 +18,7 @@ import torch
 from regard.errors import RegardError
 from regard.inference.worker_pool import WorkerDied, WorkerPool, _cgroup_cores, map_in_threads
 from regard.tasks import Translator
-from regard.training.prepare import COPYING_PROCESS
+from regard.training.prepare_data import COPYING_PROCESS
 from tests.cli.commands import environment, write
 
 forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")

@@ -9,8 +9,7 @@ import pytest
 
 from regard.data.corpus import read_pairs
 from regard.data.text_files import read_lines
-from regard.demo.demo import write_pairs
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate, write_pairs
 from regard.recipe import DataFiles, bundled_recipes, load_recipe
 from tests.cli.commands import Done, in_workers, inside
 

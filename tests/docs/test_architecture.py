@@ -11,7 +11,7 @@ MODULES = {
     "class ScaleNorm": "regard.nn.norms",
     "class Dilated": "regard.nn.sparse_attention",
     "class MinLength": "regard.decoding.logits_processors",
-    "class Bitext": "regard.data.formats",
+    "class Bitext": "regard.data.formats.plain_text",
     "class Summarizer": "regard.tasks.translation",
     "class SplitRequest": "regard.server.schemas",
 }

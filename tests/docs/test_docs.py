@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 COMPONENTS = [
     *("model.attention.score", "model.attention.weighting", "model.attention.encoder"),
     *("model.attention.decoder", "model.attention.cross_attention", "model.position"),
-    *("model.norm", "model.norm_order", "model.activation"),
+    *("model.norm", "model.norm_order", "model.residual", "model.activation"),
     *("training.optimizer", "training.schedule", "training.label_smoothing_over"),
 ]
 """the recipe keys whose choices docs/parts.md explains"""

@@ -72,10 +72,10 @@ def write_data(folder: Path) -> None:
 def small_chunks() -> None:
     """Let commands save more often than they would for so few lines."""
     from regard.cli import text_io
-    from regard.training import distillation, prepare
+    from regard.training import distillation, prepare_data
 
     text_io.CHUNK_LINES = distillation.CHUNK_SIZE = 8
-    prepare.PAIRS_PER_PROCESS = 100
+    prepare_data.PAIRS_PER_PROCESS = 100
 
 
 # ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.formats import INPUT_FORMATS, ReadOptions, pair_format
-from regard.data.input_format import OnBadLine
+from regard.data.formats.base import OnBadLine
 from regard.data.tokenizer import load_tokenizer
 from regard.documents.markup import split_html, split_plain
 from regard.errors import RegardError

@@ -23,6 +23,7 @@ KEYS = (
     "model.position",
     "model.norm",
     "model.norm_order",
+    "model.residual",
     "model.activation",
     "training.optimizer",
 )
@@ -37,12 +38,13 @@ DEFAULTS = {
     "model.position=sinusoidal",
     "model.norm=layer",
     "model.norm_order=pre",
+    "model.residual=add",
     "model.activation=relu",
     "training.optimizer=adam",
 }
 """together one case"""
 
-TESTED_ELSEWHERE = {"model.position=tree", "model.norm_order=no_residual"}
+TESTED_ELSEWHERE = {"model.position=tree", "model.residual=none"}
 """needs parses: test_trees_end_to_end.py; does not learn, which is its purpose: docs/lab/residual-connections.md"""
 
 LONGER = ["training.steps=600", "training.validate_every=600"]

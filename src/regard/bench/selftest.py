@@ -24,8 +24,8 @@ from torch.nn import functional as F
 
 from regard.data.batching import Batch, collate, pack, packed_size, plan_packed
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.decoding.beam_search import beam_search
 from regard.inference.native_decoder import NativeDecoder, NativeRequest
@@ -218,7 +218,7 @@ def window_attention(device: torch.device) -> str:
 def packed_attention(device: torch.device) -> str:
     """The Triton kernel and its gradients against masked attention in float64; dropout keeps the mean."""
     require_gpu(device)
-    from regard.nn.kernels import packed_attention_kernel
+    from regard.nn.triton_kernels import packed_attention_kernel
 
     lengths = [7, 22, 9, 20, 3, 44, 99]
     tokens, ends = sum(lengths), np.cumsum(lengths)
@@ -251,7 +251,7 @@ def packed_attention(device: torch.device) -> str:
 def decode(device: torch.device) -> str:
     """The Triton kernel for a step of beam search against the formula in float64."""
     require_gpu(device)
-    from regard.nn.kernels import decode_attention
+    from regard.nn.triton_kernels import decode_attention
 
     query = torch.randn(3, 5, 2, 64, device=device).transpose(1, 2) / 8
     key, value = torch.randn(2, 3, 2, 40, 64, device=device)
@@ -266,7 +266,7 @@ def decode(device: torch.device) -> str:
 def layer_norm_kernel(device: torch.device) -> str:
     """The compiled norm and its gradients, in bfloat16, against float64."""
     require_gpu(device)
-    from regard.nn.kernels import layer_norm
+    from regard.nn.triton_kernels import layer_norm
 
     x = (torch.randn(2, 333, 512, device=device) * 2 + 1).requires_grad_()
     gain, bias = (torch.randn(512, device=device).requires_grad_() for _ in range(2))

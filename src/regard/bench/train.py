@@ -32,8 +32,8 @@ from regard.data.batching import (
     plan_packed,
 )
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.precision import autocast

@@ -1,10 +1,12 @@
-"""The commands of ``regard bench``: the speed of translation and of training, compared with other libraries."""
+"""The commands of ``regard bench``, speed compared with other libraries, and selftest, checks of the fast paths."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, get_args
@@ -154,7 +156,7 @@ def train(
 ) -> None:
     """Measure a training step: target tokens per second, memory, and share of the peak speed."""
     from regard.bench import train as bench
-    from regard.data.dataset import TokenDataset
+    from regard.data.token_dataset import TokenDataset
     from regard.inference.precision import choose_device
     from regard.recipe import PRESETS, Device, parse_choice
     from regard.storage.run_dir import RunDir
@@ -184,3 +186,32 @@ def train(
     )
     for line in bench.table(rows):
         print(line)
+
+
+def selftest(
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Device to test: cpu, cuda or auto.")
+    ] = "auto",
+) -> None:
+    """Check that fast paths give correct results on this machine and that training learns.
+
+    Kernels, packed batches, CUDA graphs and lower precisions are compared with reference implementations. Each check
+    prints one line: ok, failed or skipped. The exit status is 1 if a check failed.
+    """
+    import torch
+
+    from regard.bench.selftest import run_checks
+    from regard.inference.precision import choose_device
+    from regard.recipe import Device, parse_choice
+    from regard.training.run import hardware
+
+    torch_device = choose_device(parse_choice(get_args(Device), device, "--device"))
+    print(f"{hardware(torch_device)}, torch {torch.__version__}", flush=True)
+    start, counts = time.monotonic(), Counter[str]()
+    for result in run_checks(torch_device):
+        print(result, flush=True)
+        counts[result.status] += 1
+    summary = ", ".join(f"{counts[status]} {status}" for status in ("ok", "failed", "skipped"))
+    print(f"{summary}, in {time.monotonic() - start:.0f} s")
+    if counts["failed"]:
+        raise typer.Exit(1)

@@ -17,6 +17,9 @@ from regard.cli.options import (
     BadLines,
     Columns,
     LanguagePair,
+    NewRunFolder,
+    RecipeChanges,
+    RecipeName,
     ShardOption,
     parse_bad_lines,
     parse_two,
@@ -25,7 +28,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.data.corpus import CorpusPreview
-    from regard.data.output_formats import PairWriter
+    from regard.data.formats.writers import PairWriter
     from regard.data.pairs import Pair
     from regard.data.quality import RuleSet
     from regard.data.quality_report import QualityReport
@@ -91,8 +94,7 @@ def check(
     on_bad_line: BadLines = "error",
 ) -> None:
     """Report what is wrong with pairs: damage, noise, duplicates, misalignment, and overlap with test data."""
-    from regard.data.quality_report import make_report, next_steps
-    from regard.inspection.data_report import page
+    from regard.data.quality_report import html_report, make_report, next_steps
     from regard.storage.atomic_files import check_writable, write_text
 
     if html:
@@ -114,7 +116,7 @@ def check(
         report, shlex.join(files), " ".join([corpus.options(), *held]).strip()
     )
     if html:
-        write_text(html, page(report))
+        write_text(html, html_report(report))
     if as_json:
         print(json.dumps(report.to_dict(), ensure_ascii=False, indent=2))
     else:
@@ -180,7 +182,7 @@ def _clean(corpus: Corpus, rules: RuleSet, out: PairFiles) -> dict[str, int]:
     """Write each pair to one of the files. Returns the number of pairs by reason; "" are those that are kept."""
     import numpy as np
 
-    from regard.data.pair_batch import batches
+    from regard.data.text_features import batches
 
     counts = {"": 0}
     for batch in batches(progress(corpus.pairs(), "Cleaning")):
@@ -279,24 +281,9 @@ def score(
 
 @app.command()
 def prepare(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
-        ),
-    ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe, for example data.root=corpora; repeatable.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
-    ] = None,
+    recipe: RecipeName,
+    changes: RecipeChanges = None,
+    out: NewRunFolder = None,
     shard: ShardOption = None,
     workers: Annotated[
         int | None,
@@ -433,7 +420,7 @@ def pair_files(
     output: list[Path], languages: tuple[str, str] | None, report: Path | None = None
 ) -> Iterator[PairFiles]:
     """Files that get their names when all of them are complete."""
-    from regard.data.output_formats import ParallelWriter, output_format
+    from regard.data.formats.writers import ParallelWriter, output_format
     from regard.storage.atomic_files import atomic_files
 
     names = [path.name for path in output]

@@ -34,7 +34,7 @@ from regard.errors import RegardError
 if TYPE_CHECKING:
     from regard.data.pairs import Pair
     from regard.tasks import Model
-    from regard.training.overlap import OverlapScores
+    from regard.training.train_test_overlap import OverlapScores
 
 
 CHUNK_SIZE = 2_048
@@ -173,7 +173,7 @@ def _predict(model: Model, pairs: Sequence[Pair]) -> list[str]:
 
 def _overlap(model: Model, outputs: Sequence[str], test: Sequence[Pair]) -> OverlapScores | None:
     """The test sources that are in the training data; None if that is not known."""
-    from regard.training.overlap import OverlapScores
+    from regard.training.train_test_overlap import OverlapScores
 
     run = model.runs[0]  # the members of an ensemble usually have the same training data
     overlap = OverlapScores.of(model, run, outputs, test)
@@ -315,7 +315,7 @@ def look(
     The page is one file that works offline.
     """
     from regard.data.formats import read_parses
-    from regard.inspection.html import page
+    from regard.inspection.html_page import page
     from regard.storage.atomic_files import check_writable, write_text
     from regard.tasks import Translator
 

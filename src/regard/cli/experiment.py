@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import FLAG, INTERRUPTED, AsJson, default_group
+from regard.cli.options import (
+    FLAG,
+    INTERRUPTED,
+    AsJson,
+    RecipeChanges,
+    RecipeName,
+    default_group,
+)
 from regard.errors import RegardError
 
 app = typer.Typer(
@@ -43,12 +50,7 @@ Jobs = Annotated[
 
 @app.command("run")
 def run(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
-        ),
-    ],
+    recipe: RecipeName,
     vary: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,14 +73,7 @@ def run(
             help="Change one key at a time, instead of training all combinations.",
         ),
     ] = False,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe for all variants, for example training.steps=500; repeatable.",
-        ),
-    ] = None,
+    changes: RecipeChanges = None,
     on: Annotated[
         str,
         typer.Option(
@@ -94,8 +89,8 @@ def run(
 
     To resume, or to add seeds or values, run the command again: finished trainings are kept.
     """
-    from regard.experiments.design import make_design
     from regard.experiments.experiment import check_failures, demo_changes, run_experiment
+    from regard.experiments.experiment_design import make_design
 
     design = make_design(
         recipe,
@@ -154,8 +149,8 @@ def _show(content: dict[str, object], folder: Path, as_json: bool) -> None:
 @lab.command("list")
 def list_claims(as_json: AsJson = False) -> None:
     """List the claims and the verdicts that come with Regard; claims without one have not been run yet."""
+    from regard.experiments.claim_verdicts import stored_results
     from regard.experiments.claims import CLAIMS
-    from regard.experiments.lab import stored_results
 
     stored = stored_results()
     if as_json:
@@ -198,8 +193,8 @@ def run_claims(
 
     Claims share trainings. To resume, run the same command again.
     """
+    from regard.experiments.claim_verdicts import run_lab
     from regard.experiments.claims import CLAIMS
-    from regard.experiments.lab import run_lab
 
     if bool(names) == every:
         raise RegardError("give the names of claims, or --all")

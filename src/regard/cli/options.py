@@ -56,6 +56,22 @@ RunFolders = Annotated[
         help="Run folder of a trained model, or several joined by + as an ensemble.",
     ),
 ]
+RecipeName = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."),
+]
+RecipeChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a value of the recipe, for example training.steps=500; repeatable.",
+    ),
+]
+NewRunFolder = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
+]
 Texts = Annotated[
     list[str] | None,
     typer.Argument(

@@ -13,7 +13,7 @@ from regard.cli.options import FLAG, AsJson, default_group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.storage.runs import Prunable
+    from regard.storage.run_listing import Prunable
 
 DEFAULT_FOLDER = Path("runs")
 """where ``regard train`` writes runs"""
@@ -40,7 +40,7 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder with their task, languages, size, score, state and disk space."""
-    from regard.storage.runs import find_runs, summarize
+    from regard.storage.run_listing import find_runs, summarize
 
     runs = find_runs(folder)
     if not runs and not as_json:
@@ -129,7 +129,7 @@ def prune(
     The model, its recipe, tokenizer and card are never deleted. A pruned run can be used but not resumed. For an
     interrupted run, only temporary files are deleted. Runs that are training or damaged are left alone.
     """
-    from regard.storage.runs import find_runs, prunable, prune as delete, summarize
+    from regard.storage.run_listing import find_runs, prunable, prune as delete, summarize
 
     runs = [run for folder in folders or [DEFAULT_FOLDER] for run in find_runs(folder)]
     found = [one for run in runs if (one := prunable(summarize(run))).bytes]

@@ -119,7 +119,7 @@ def chunks(items: Iterable[Item], streamed: bool) -> Iterator[list[Item]]:
     at once.
     """
     if streamed:
-        from regard.storage.prefetch import available_items
+        from regard.data.prefetch import available_items
 
         return available_items(items, CHUNK_LINES)
     rest = iter(items)

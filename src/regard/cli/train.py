@@ -20,7 +20,10 @@ from regard.cli.options import (
     BadLines,
     Columns,
     LanguagePair,
+    NewRunFolder,
     Overwrite,
+    RecipeChanges,
+    RecipeName,
     RunFolder,
     ShardOption,
     TargetLanguage,
@@ -64,18 +67,8 @@ def train(
             "files of pairs: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives, or a folder of these.",
         ),
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe, for example model.dropout=0.2; repeatable.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Run folder to write (default: runs/NAME)."),
-    ] = None,
+    changes: RecipeChanges = None,
+    out: NewRunFolder = None,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -324,7 +317,7 @@ def _is_data(name: str) -> bool:
 
 def is_pair_file(name: str) -> bool:
     """Whether a file is one of pairs, by its suffix."""
-    from regard.data.input_format import suffix_format
+    from regard.data.formats.base import suffix_format
 
     return suffix_format(Path(name)) is not None
 
@@ -465,20 +458,8 @@ def average(
 
 
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A recipe: a YAML file or a name from  regard recipes."
-        ),
-    ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a value of the recipe, for example model.preset=huge; repeatable.",
-        ),
-    ] = None,
+    recipe: RecipeName,
+    changes: RecipeChanges = None,
     gpus: Annotated[
         list[int] | None,
         typer.Option(

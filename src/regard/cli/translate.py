@@ -44,7 +44,7 @@ from regard.cli.text_io import (
     is_parquet,
     total_lines,
 )
-from regard.data.segmentation import count_sentences, split_text
+from regard.data.sentence_splitter import count_sentences, split_text
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from regard.data.glossary import Glossary
     from regard.data.protected_spans import ProtectedSpans
     from regard.documents.translation_memory import Match, TranslationMemory
+    from regard.inference.hallucinations import OutputChecker, Problem
     from regard.storage.resumable_output import ResumableOutput
     from regard.tasks import Translation, Translator
-    from regard.tasks.hallucinations import OutputChecker, Problem
 
 MAX_FLAGGED_LINES = 20
 """suspicious translations that are reported individually; the others are only counted"""
@@ -636,7 +636,7 @@ class Job:
         self, where: str, line: str, translations: Sequence[Translation | JoinedTranslation]
     ) -> None:
         """Report protected spans and glossary terms that are missing in a translation."""
-        from regard.data.segmentation import whole_word_pattern
+        from regard.data.words import whole_word_pattern
 
         terms = self._terms(line)
         for one in translations:

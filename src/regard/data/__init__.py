@@ -1,9 +1,17 @@
-"""From text files to batches of token ids.
+"""From text files to batches of token ids, in the order of the data flow.
 
-``formats`` reads pairs of source and target text out of files, and ``corpus`` divides them into the splits train, valid
-and test. ``tokenizer`` learns a vocabulary from the training split and turns text into token ids (``subword_sampling``
-does so at random). ``cleaning`` drops unsuitable pairs, ``dataset`` stores the ids in a memory-mapped Arrow file, and
-``batching`` plans which rows go into a batch and collates them into tensors. ``quality`` has the rules of ``regard data
-check`` and ``regard data clean``, and ``output_formats`` writes pairs. The other modules work on texts at inference
-time: ``segmentation`` (words and sentences), ``glossary`` and ``protected_spans``.
+    formats/                    read pairs of text out of files, one class per format; write them
+    text_files, language_codes  open and decode files; language codes in headers and file names
+    pairs                       a pair of source and target text, with tags, context or a dependency tree
+    corpus                      the splits of a recipe (train, valid, test) as streams of pairs; fingerprints
+    tokenizer                   learn a vocabulary, turn text into token ids and back
+    subword_sampling            token ids at random (BPE-dropout, subword regularization); augmentation of texts
+    cleaning, deduplication     drop unsuitable pairs
+    token_dataset               the token ids of all pairs in one memory-mapped Arrow file
+    batching                    plan which rows go into a batch, and collate them into tensors
+    prefetch                    produce batches in a thread
+
+``quality`` has the rules of ``regard data check`` and ``regard data clean``; ``quality_report`` shows what they find,
+``text_features``, ``ibm_model1``, ``misalignment`` and ``language_identification`` compute what they compare. The other
+modules work on texts at inference time: ``words``, ``sentence_splitter``, ``glossary`` and ``protected_spans``.
 """

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.data.dataset import IntArray, ListLengths, RowIndices, TokenDataset
 from regard.data.dependency_trees import TokenTree, depth_and_distance
 from regard.data.special_tokens import BOS, EOS, PAD
+from regard.data.token_dataset import IntArray, ListLengths, RowIndices, TokenDataset
 
 Lengths: TypeAlias = npt.NDArray[np.integer] | ListLengths
 """the length of each row, in memory or on disk"""

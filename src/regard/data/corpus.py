@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from itertools import chain, tee
 from pathlib import Path
 
-from regard.data.bilingual_formats import how_to_choose_languages, language_names
 from regard.data.formats import (
     INPUT_FORMATS,
     InputFormat,
@@ -19,7 +18,13 @@ from regard.data.formats import (
     pair_format,
     read_parses,
 )
-from regard.data.input_format import Layout, Two, format_name
+from regard.data.formats.base import (
+    Layout,
+    Two,
+    format_name,
+    how_to_choose_languages,
+    language_names,
+)
 from regard.data.pairs import ContextPair, Pair, ParsedPair, TaggedPair, previous_sentences
 from regard.data.text_files import read_error
 from regard.errors import RegardError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from regard.data.segmentation import fold_case, whole_word_pattern
 from regard.data.text_files import read_lines
+from regard.data.words import fold_case, whole_word_pattern
 from regard.errors import RegardError
 
 PREFIX_LENGTH = 8

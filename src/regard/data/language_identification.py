@@ -7,7 +7,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from regard.data.input_format import normalized_code
+from regard.data.language_codes import normalized_code
 from regard.errors import RegardError
 
 _WIDESPREAD = """

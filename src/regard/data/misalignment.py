@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.lexicon import Floats, Lexicon
-from regard.data.pair_batch import Alignment
-from regard.data.text_batch import Ints, Mask
+from regard.data.ibm_model1 import Floats, Lexicon
+from regard.data.text_features import Alignment, Ints, Mask
 
 
 class Stretch(NamedTuple):

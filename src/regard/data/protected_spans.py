@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from regard.data.segmentation import UNSPACED, is_word_character
+from regard.data.words import UNSPACED, is_word_character
 from regard.recipe.registry import Registry
 
 _PLACEHOLDER = rf"""

@@ -14,7 +14,7 @@ defaults, ``rejects`` says whether ``regard data clean`` drops the pairs or ``re
             return np.array([target.endswith("!!!") for target in batch.target.texts])
 
 Training applies four of the rules (``cleaning.py``): empty sides, exact duplicates, length and length ratio, the last
-two in tokens. Everything is computed for thousands of pairs at a time, see ``text_batch.py``.
+two in tokens. Everything is computed for thousands of pairs at a time, see ``text_features.py``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from regard.data.input_format import Two
+from regard.data.formats.base import Two
+from regard.data.ibm_model1 import MIN_PAIRS, Lexicon, PairSample
 from regard.data.language_identification import LanguageIdentifier, is_installed
-from regard.data.lexicon import MIN_PAIRS, Lexicon, PairSample
 from regard.data.misalignment import Stretch, find_stretches
-from regard.data.pair_batch import PairBatch, batches, combine_keys
 from regard.data.pairs import Pair
 from regard.data.protected_spans import ProtectedSpans
-from regard.data.segmentation import count_sentences
-from regard.data.text_batch import (
+from regard.data.sentence_splitter import count_sentences
+from regard.data.text_features import (
     CONTROL,
     LETTER,
     LOWER,
@@ -47,9 +46,12 @@ from regard.data.text_batch import (
     Ints,
     KeyCounter,
     Mask,
+    PairBatch,
     TextBatch,
+    batches,
     character_set,
     character_table,
+    combine_keys,
 )
 from regard.errors import RegardError
 from regard.recipe import Registry

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import sentencepiece
 
 from regard.data.pairs import Pair
-from regard.data.segmentation import is_word_character
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS, UNK
+from regard.data.words import is_word_character
 from regard.errors import RegardError
 from regard.recipe.registry import Registry
 

@@ -17,7 +17,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.decoding.greedy_and_sampling import chunks_are_faster, top_k, top_k_sums
-from regard.decoding.hypotheses import (
+from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.length_penalty_and_stopping import (
+    GNMT,
+    BeamState,
+    LengthNormalization,
+    Penalty,
+)
+from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
+from regard.decoding.search_state import (
     NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
@@ -26,14 +34,6 @@ from regard.decoding.hypotheses import (
     SequenceRules,
     StepFunction,
 )
-from regard.decoding.length_penalty_and_stopping import (
-    GNMT,
-    BeamState,
-    LengthNormalization,
-    Penalty,
-)
-from regard.decoding.logits_processors import BeamSelection, LogitsProcessor, LogitsProcessorList
-from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 
 

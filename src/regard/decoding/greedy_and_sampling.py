@@ -7,7 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.decoding.hypotheses import (
+from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.length_penalty_and_stopping import GNMT, LengthNormalization
+from regard.decoding.logits_processors import LogitsProcessor, LogitsProcessorList
+from regard.decoding.search_state import (
     NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
@@ -15,9 +18,6 @@ from regard.decoding.hypotheses import (
     SequenceRules,
     StepFunction,
 )
-from regard.decoding.length_penalty_and_stopping import GNMT, LengthNormalization
-from regard.decoding.logits_processors import LogitsProcessor, LogitsProcessorList
-from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.recipe import MIN_TEMPERATURE
 

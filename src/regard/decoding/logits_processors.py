@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypotheses import NEG_INF, ActiveHypotheses, BeamCandidates, S
+from regard.decoding.search_state import NEG_INF, ActiveHypotheses, BeamCandidates, S
 from regard.errors import RegardError
 from regard.recipe import DecodingConfig
 

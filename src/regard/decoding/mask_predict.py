@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.hypotheses import NEG_INF
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.search_state import NEG_INF
 
 PredictFunction = Callable[
     [Int[Tensor, "rows T"], Bool[Tensor, "rows T"]],

@@ -1,1 +1,1 @@
-"""The built-in English-German corpus, and the demo that trains on it."""
+"""The built-in English-German corpus (``corpus``, from ``grammar`` and ``lexicon``), and the demo that trains on it."""

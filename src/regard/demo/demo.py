@@ -1,27 +1,22 @@
 """The demo: train, score and try a small translator in about three minutes on two CPU cores, without any download.
 
-The corpus comes from the built-in grammar. It tests what attention is known for: in "The dog didn't cross the street
-because it was too tired", what does *it* refer to? The German pronoun shows the answer.
+The corpus comes from the built-in grammar (``corpus.py``). It tests what attention is known for: in "The dog didn't
+cross the street because it was too tired", what does *it* refer to? The German pronoun shows the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from regard.data.pairs import Pair
-from regard.demo.grammar import Split, challenge, generate, pronoun_is_correct
+from regard.demo.corpus import PAIRS, challenge, pronoun_is_correct, write_corpus
 from regard.metrics import MetricResult
 from regard.recipe import load_recipe
-from regard.storage.atomic_files import write_text
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.run import check_run_folder, train
-
-PAIRS: dict[Split, int] = {"train": 120_000, "valid": 500, "test": 1_000}
 
 EXAMPLES = (
     "The dog didn't cross the street because it was too tired.",
@@ -52,22 +47,6 @@ def demo(out: Path) -> None:
     for source, translation in zip(EXAMPLES, model.translate(EXAMPLES), strict=True):
         console.print(f"  [dim]{escape(source)}[/]\n  [bold]{escape(translation)}[/]\n")
     console.print(f'Try it:  regard translate {out} "The cat was hungry."')
-
-
-def write_corpus(folder: Path, pairs: Mapping[Split, int] = PAIRS) -> None:
-    """Write two text files for each split. test.de is written last, so its existence means that all are complete.
-
-    pairs: the number of pairs of each split.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, count in pairs.items():
-        write_pairs(folder / split, generate(split, count))
-
-
-def write_pairs(stem: Path, pairs: Iterable[Pair]) -> None:
-    for suffix, lines in zip((".en", ".de"), zip(*pairs, strict=True), strict=True):
-        text = "".join(f"{line}\n" for line in lines)
-        write_text(stem.with_suffix(suffix), text)
 
 
 def score_challenge(model: Translator) -> tuple[int, int]:

@@ -1,461 +1,274 @@
-"""A small English-German corpus generated from a grammar, so that the demo needs no download.
+"""The grammar: builds phrases, clauses and sentences in English and German at the same time.
 
 Notable properties:
 
-- Many sentences have a pronoun that only the meaning resolves: "The dog didn't cross the street
-  because it was too tired" (er, the dog) or "too wide" (sie, the street). The adjective fits
-  exactly one of the two nouns, and the German pronoun shows which one was understood.
-- English determines German: every English sentence has one translation. English past is always German
-  simple past, and present is present.
-- A hash of the English sentence determines its split, so train, valid and test are disjoint for every
-  seed, and the split of any sentence can be checked.
-- Some pairs of noun and adjective are held out: in no split does a pronoun refer to that noun with
-  that adjective. `challenge` consists of exactly these pairs.
+- A `NounPhrase` has all its German cases, and a `Clause` has its parts but not their order, so one clause
+  serves as statement, question, reason and relative clause.
+- Negation differs: English negates the verb (didn't eat bread); German uses nicht or, instead of ein or
+  no article, kein (aß kein Brot).
+- Nothing here is random. `corpus` decides which phrases and clauses there are.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from hashlib import blake2b
-from math import prod
-from random import Random
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from regard.data.pairs import Pair
-from regard.demo import lexicon
-from regard.demo.clauses import (
-    PERSONAL,
-    WHO,
-    Clause,
-    Degree,
-    Expression,
-    Framing,
-    NounPhrase,
-    Reason,
-    Tense,
-    explain,
-    phrase,
-    place,
-    predicate,
-    question,
-    related_subject,
-    relative,
-    sentence,
-    statement,
+from regard.demo.lexicon import (
+    BE,
+    CAN,
+    Adjective,
+    Article,
+    Case,
+    Noun,
+    Verb,
+    adjective_form,
+    article_form,
+    english_third,
+    german_finite,
+    noun_form,
+    personal_pronoun,
+    relative_pronoun,
 )
-from regard.demo.lexicon import Adjective, Article, Frame, Noun, Verb, fits, nouns_with
 
-Split = Literal["train", "valid", "test"]
-T = TypeVar("T")
-
-
-def _pick(rng: Random, items: Sequence[T]) -> T:
-    """A random element; `Random.choice` takes twice as long."""
-    return items[int(rng.random() * len(items))]
+Expression = tuple[str, str]  # the same in English and in German
+Degree = Literal["", "very", "too", "so"]
+Order = Literal["statement", "inverted", "final"]
 
 
-def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+# Phrases.
 
 
-# Sentences with a reason, in which a pronoun must be resolved.
+class NounPhrase(NamedTuple):
+    """A noun phrase or pronoun in English, and in the German cases it is used in."""
+
+    english: str
+    german: dict[Case, str]
+    plural: bool = False
+    first_person: bool = False
+    is_denied: bool = False  # German uses kein where English negates the verb
 
 
-class Wordings(NamedTuple):
-    """The ways to put a reason into words; the first of each is the simplest."""
-
-    framings: tuple[Framing, ...]
-    tenses: tuple[Tense, ...]
-    subjects: tuple[NounPhrase, ...]
-    objects: tuple[NounPhrase, ...]
+def _pronoun(english: str, column: str) -> NounPhrase:
+    return NounPhrase(english, {"nom": personal_pronoun(column)}, plural=column == "p")
 
 
-_TENSES = (Tense(True), Tense(False), *(Tense(True, time) for time in lexicon.TIMES_PAST))
-_ATTRIBUTES = tuple(lexicon.ADJECTIVE[word] for word in ("white", "black", "old", "big", "small"))
-_UNWILLING = frozenset(  # reasons not to want something, rather than not to be able to
-    lexicon.ADJECTIVE[word]
-    for word in (
-        *("lazy", "stubborn", "timid", "nervous", "careful", "impatient"),
-        *("spooky", "damp", "cramped", "boring", "dirty"),
-    )
+_THEY = _pronoun("they", "p")
+_HE_OR_SHE = {"m": _pronoun("he", "m"), "f": _pronoun("she", "f")}
+_IT = {"m": _pronoun("it", "m"), "f": _pronoun("it", "f"), "n": _pronoun("it", "n")}
+WHO = NounPhrase("who", {"nom": "wer"})
+PERSONAL = (
+    NounPhrase("I", {"nom": "ich"}, first_person=True),
+    NounPhrase("we", {"nom": "wir"}, plural=True),
+    *_HE_OR_SHE.values(),
+    _THEY,
 )
 
 
-@cache
-def reasons() -> tuple[Reason, ...]:
-    """All reasons, including those that are held out."""
-    found = (reason for frame in lexicon.ACTIONS for reason in _reasons_of(frame))
-    return tuple(dict.fromkeys(found))
-
-
-def _reasons_of(frame: Frame) -> Iterator[Reason]:
-    """Every reason of the frame in which the adjective fits only one of the two nouns."""
-    for subject in frame.subjects:
-        if subject.is_person and subject.gender == "n":  # she or it, es or sie: both are used
-            continue
-        for thing in frame.objects:
-            for adjective in (*frame.hinders, *frame.drives):
-                of_subject, of_object = fits(adjective, subject), fits(adjective, thing)
-                if of_subject != of_object:
-                    hinders = adjective in frame.hinders
-                    yield Reason(frame.verb, subject, thing, adjective, of_subject, hinders)
+def _pronoun_for(noun: Noun, plural: bool) -> NounPhrase:
+    if plural:
+        return _THEY
+    return (_HE_OR_SHE if noun.is_person else _IT)[noun.gender]
 
 
 @cache
-def held_out() -> frozenset[tuple[Noun, Adjective]]:
-    """The pairs of antecedent and adjective that are reserved for the challenge.
+def phrase(
+    noun: Noun,
+    article: Article,
+    adjective: Adjective | None = None,
+    plural: bool = False,
+    is_denied: bool = False,
+) -> NounPhrase:
+    """Article, adjective and noun. Plurals and uncountable nouns (bread) have no article instead of "a"."""
+    is_bare = article == "a" and (plural or (not noun.english_plural and noun.english != "sheep"))
+    words = [adjective.english] if adjective else []
+    words.append(noun.english_plural if plural else noun.english)
+    if not is_bare:
+        words.insert(0, "an" if article == "a" and words[0][0] in "aeiou" else article)
+    column = "p" if plural else noun.gender
+    german_article: Article | None = "no" if is_denied else None if is_bare else article
 
-    The two of the dog sentence, then others by hash, the same number for each gender of animals and of things.
-    Every noun and adjective keeps a few partners in training, so that all parts of a challenge are learned.
-    """
-    animals = [reason for reason in reasons() if not reason.subject.is_person]
-    pairs = {(reason.antecedent, reason.adjective) for reason in animals}
-    partners = Counter[Noun | Adjective](part for pair in pairs for part in pair)
-    cells = Counter[tuple[str, bool]]()
-    held = set()
-    for noun, adjective in sorted(pairs, key=_held_out_order):
-        cell = noun.gender, noun.is_living
-        if (
-            cells[cell] < _HELD_OUT_PER_CELL
-            and min(partners[noun], partners[adjective]) > _MIN_PARTNERS
-        ):
-            held.add((noun, adjective))
-            partners.subtract((noun, adjective))
-            cells[cell] += 1
-    return frozenset(held)
+    def form(case: Case) -> str:
+        before = [article_form(german_article, column, case)] if german_article else []
+        if adjective:
+            before.append(adjective_form(adjective.german, german_article, column, case))
+        return " ".join([*before, noun_form(noun, case, plural)])
 
-
-_HELD_OUT_PER_CELL = 11  # pairs for each gender of animals and of things
-_MIN_PARTNERS = 2  # partners in training that every noun and adjective keeps at least
-
-
-def _held_out_order(pair: tuple[Noun, Adjective]) -> tuple[bool, int]:
-    name = f"{pair[0].english}/{pair[1].english}"
-    return name not in ("dog/tired", "street/wide"), _digest(name)
+    forms: dict[Case, str] = {"nom": form("nom"), "acc": form("acc"), "dat": form("dat")}
+    return NounPhrase(" ".join(words), forms, plural, is_denied=is_denied)
 
 
-def _is_held_out(reason: Reason) -> bool:
-    return (reason.antecedent, reason.adjective) in held_out()
+def place(prepositions: Expression, where: NounPhrase) -> Expression:
+    """In the garden, im Garten: a preposition with the dative."""
+    article, rest = where.german["dat"].split(" ", 1)
+    start = f"{prepositions[1]} {article}"
+    return f"{prepositions[0]} {where.english}", f"{_CONTRACTIONS.get(start, start)} {rest}"
 
 
-@cache
-def wordings(reason: Reason) -> Wordings:
-    """All wordings of a reason."""
-    subject, thing = reason.subject, reason.object
-    plurals = [phrase(subject, "the", plural=True)] if subject.english_plural else []
-    of_subject = [word for word in _ATTRIBUTES if fits(word, subject)]
-    of_object = [w for w in _ATTRIBUTES[:3] if fits(w, thing) and w != reason.adjective]
-    return Wordings(
-        _framings(reason),
-        _TENSES,
-        (phrase(subject, "the"), *plurals, *(phrase(subject, "the", word) for word in of_subject)),
-        (phrase(thing, "the"), *(phrase(thing, "the", word) for word in of_object)),
-    )
+def predicate(adjective: Adjective, degree: Degree) -> Expression:
+    """Tired, very tired, too tired, so tired."""
+    if not degree:
+        return adjective.english, adjective.german
+    return f"{degree} {adjective.english}", f"{_DEGREES[degree]} {adjective.german}"
 
 
-def _framings(reason: Reason) -> tuple[Framing, ...]:
-    although: tuple[Degree, ...] = ("",) if reason.adjective.is_absolute else ("very", "")
-    can_be_too = reason.hinders and not reason.adjective.is_absolute
-    because: tuple[Degree, ...] = ("too", *although) if can_be_too else although
-    unable = reason.hinders and reason.adjective not in _UNWILLING
-    return (
-        *(Framing(False, False, degree) for degree in because),
-        *(Framing(False, True, degree) for degree in because if unable),
-        *(Framing(True, False, degree) for degree in although),
-    )
+_CONTRACTIONS = {"in dem": "im", "zu dem": "zum", "zu der": "zur"}
+_DEGREES: dict[Degree, str] = {"very": "sehr", "too": "zu", "so": "so"}
 
 
-@cache
-def _training_reasons() -> dict[tuple[bool, bool], tuple[tuple[Reason, ...], ...]]:
-    """The reasons that are not held out, by (is person, is about the subject), grouped by verb and polarity."""
-    groups: dict[tuple[bool, bool], dict[tuple[Verb, bool], list[Reason]]] = {}
-    for reason in reasons():
-        if not _is_held_out(reason):
-            group = groups.setdefault((reason.subject.is_person, reason.of_subject), {})
-            group.setdefault((reason.verb, reason.hinders), []).append(reason)
-    return {key: tuple(map(tuple, group.values())) for key, group in groups.items()}
+# Clauses.
 
 
-def _reason_sentence(rng: Random) -> Pair:
-    key = (rng.random() < 0.25, rng.random() < 0.5)
-    reason = _pick(rng, _pick(rng, _training_reasons()[key]))
-    framings, tenses, subjects, objects = wordings(reason)
-    tense = tenses[0] if rng.random() < 0.4 else _pick(rng, tenses)
-    subject = subjects[0] if rng.random() < 0.6 else _pick(rng, subjects)
-    thing = objects[0] if rng.random() < 0.6 else _pick(rng, objects)
-    return explain(reason, _pick(rng, framings), tense, subject, thing)
+class Clause(NamedTuple):
+    """Subject, verb and objects, without an order of words."""
+
+    subject: NounPhrase
+    verb: Verb
+    past: bool
+    negated: bool = False
+    objects: tuple[tuple[NounPhrase, Case], ...] = ()
+    tail: Expression = ("", "")  # the end of the clause: a place or a predicate
+    can: bool = False
 
 
-# Other sentences.
+def english(clause: Clause, inverted: bool = False) -> str:
+    """The clause in English; ``inverted``: with the auxiliary first, as in a question."""
+    auxiliary, main = _english_verb(clause, inverted)
+    start = [auxiliary, clause.subject.english] if inverted else [clause.subject.english, auxiliary]
+    objects = [thing.english for thing, _ in clause.objects]
+    words = [*start, main, clause.verb.english_rest, *objects, clause.tail[0]]
+    return " ".join(filter(None, words))
 
 
-@cache
-def _adjectives_of(noun: Noun) -> tuple[Adjective, ...]:
-    return tuple(adjective for adjective in lexicon.ADJECTIVES if fits(adjective, noun))
-
-
-_DESCRIBED = tuple(noun for noun in lexicon.NOUNS if _adjectives_of(noun))
-_LIVING, _PEOPLE = nouns_with("animal person"), nouns_with("person")
-_PLURAL_NOUNS = frozenset(nouns_with("animal fruit carrot sausage text portable")) - {
-    lexicon.NOUN["sheep"]
-}
-_DRAWBACKS = frozenset(adjective for frame in lexicon.ACTIONS for adjective in frame.hinders)
-_GIFTS = nouns_with("gift apple pear")
-_NOUNS_FOR_WHAT = nouns_with(
-    "plant fodder savoury drink pullable portable text ware gate door window"
-)
-_CIRCUMSTANCES = (("where", "wo"), ("when", "wann"), ("why", "warum"))
-_ARTICLE_CHOICES: dict[str, tuple[Article, ...]] = {
-    "definite": ("the",),
-    "positive": ("the", "the", "a"),
-    "any": ("the", "the", "the", "a", "a", "no"),
-}
-
-
-def _noun_phrase(rng: Random, noun: Noun, articles: str, negated: bool = False) -> NounPhrase:
-    """A noun phrase, singular or plural, with or without an adjective."""
-    adjectives = _adjectives_of(noun)
-    adjective = _pick(rng, adjectives) if adjectives and rng.random() < 0.3 else None
-    article = _pick(rng, _ARTICLE_CHOICES[articles])
-    has_plural = noun in _PLURAL_NOUNS if article == "a" else bool(noun.english_plural)
-    plural = has_plural and rng.random() < 0.25
-    return phrase(noun, article, adjective, plural, is_denied=negated and article == "a")
-
-
-def _plain(rng: Random, noun: Noun) -> NounPhrase:
-    return phrase(noun, "the", plural=bool(noun.english_plural) and rng.random() < 0.3)
-
-
-def _degree(rng: Random, adjective: Adjective, degrees: tuple[Degree, ...]) -> Degree:
-    return "" if adjective.is_absolute else _pick(rng, degrees)
-
-
-def _subject(rng: Random, noun: Noun, negated: bool) -> NounPhrase:
-    if noun.is_person and rng.random() < 0.3:
-        return _pick(rng, PERSONAL)
-    return _noun_phrase(rng, noun, "definite" if negated else "any")
-
-
-def _action(rng: Random, frame: Frame, subject: Noun, negated: bool) -> Clause:
-    """A clause of subject, verb, and an object that is not the subject."""
-    noun = _pick(rng, frame.objects)
-    while noun is subject:
-        noun = _pick(rng, frame.objects)
-    thing = _noun_phrase(rng, noun, "positive", negated)
-    past = rng.random() < 0.6
-    who = _subject(rng, subject, negated)
-    return Clause(who, frame.verb, past, negated, ((thing, frame.verb.case),))
-
-
-def _action_sentence(rng: Random) -> Pair:
-    frame = _pick(rng, lexicon.ACTIONS)
-    clause = _action(rng, frame, _pick(rng, frame.subjects), rng.random() < 0.3)
-    is_dated = clause.past and frame.verb not in lexicon.STATES and rng.random() < 0.4
-    return sentence(*statement(clause, _pick(rng, lexicon.TIMES_PAST) if is_dated else None))
-
-
-def _question_sentence(rng: Random) -> Pair:
-    """Did the dog cross the street? Why did it? Who crossed it? What did it cross?"""
-    frame, kind = _pick(rng, lexicon.ACTIONS), rng.random()
-    noun, negated = _pick(rng, frame.subjects), kind < 0.6 and rng.random() < 0.25
-    clause = _action(rng, frame, noun, negated)
-    if kind > 0.8 and noun.is_person:
-        return sentence(*statement(clause._replace(subject=WHO)), "?")
-    clause = clause._replace(subject=_noun_phrase(rng, noun, "definite"))
-    question_word = _object_question(frame)
-    if kind > 0.6 and question_word:
-        return question(clause._replace(objects=()), question_word)
-    return question(clause, ("why", "warum") if kind < 0.3 else None)
-
-
-@cache
-def _object_question(frame: Frame) -> Expression | None:
-    """The question word for the object: who for living beings, what for things, none for places."""
-    if all(noun.is_living for noun in frame.objects):
-        return ("who", "wem" if frame.verb.case == "dat" else "wen")
-    return ("what", "was") if all(noun in _NOUNS_FOR_WHAT for noun in frame.objects) else None
-
-
-def _description_sentence(rng: Random) -> Pair:
-    """The street is very wide. Why was the dog so tired?"""
-    noun, kind, past = _pick(rng, _DESCRIBED), rng.random(), rng.random() < 0.5
-    adjective, negated = _pick(rng, _adjectives_of(noun)), rng.random() < 0.3
-    degrees: tuple[Degree, ...] = ("", "very", "too") if adjective in _DRAWBACKS else ("", "very")
-    degree = _degree(rng, adjective, degrees)
-    is_personal = noun.is_person and kind < 0.3
-    subject = _pick(rng, PERSONAL) if is_personal else _plain(rng, noun)
-    clause = Clause(subject, lexicon.BE, past, tail=predicate(adjective, degree))
-    if kind < 0.7:
-        return sentence(*statement(clause._replace(negated=negated)))
-    if kind < 0.85 or adjective.is_absolute:
-        return question(clause)
-    return question(clause._replace(tail=predicate(adjective, "so")), ("why", "warum"))
-
-
-def _place(rng: Random, places: Sequence[tuple[str, str, Noun]]) -> Expression:
-    preposition, german_preposition, noun = _pick(rng, places)
-    adjective = _pick(rng, _adjectives_of(noun)) if rng.random() < 0.2 else None
-    return place((preposition, german_preposition), phrase(noun, "the", adjective))
-
-
-def _doing_sentence(rng: Random) -> Pair:
-    """The child slept in the garden. Every day she goes to the lake. Where did the dog wait?"""
-    kind, past, negated = rng.random(), rng.random() < 0.6, rng.random() < 0.25
-    if kind < 0.3:
-        who, goal = _subject(rng, _pick(rng, _LIVING), negated), _place(rng, lexicon.GOALS)
-        clause = Clause(who, _pick(rng, lexicon.GOING), past, negated, tail=goal)
+def _english_verb(clause: Clause, inverted: bool) -> tuple[str, str]:
+    """The auxiliary and the main verb; either may be empty."""
+    subject, verb, past = clause.subject, clause.verb, clause.past
+    is_third = not (subject.plural or subject.first_person)
+    if verb is BE and past:
+        auxiliary, main = "were" if subject.plural else "was", ""
+    elif verb is BE:
+        auxiliary, main = "is" if is_third else "are" if subject.plural else "am", ""
+    elif clause.can:
+        auxiliary, main = "could" if past else "can", verb.english
+    elif clause.negated or inverted:
+        auxiliary, main = "did" if past else "does" if is_third else "do", verb.english
+    elif past:
+        auxiliary, main = "", verb.english_past
     else:
-        verb, nouns = _pick(rng, lexicon.DOINGS)
-        clause = Clause(_subject(rng, _pick(rng, nouns), negated), verb, past, negated)
-        if kind > 0.85:
-            who = _noun_phrase(rng, _pick(rng, nouns), "definite")
-            question_word = _pick(rng, _CIRCUMSTANCES if not verb.prefix else _CIRCUMSTANCES[1:])
-            return question(clause._replace(subject=who, negated=False), question_word)
-        if kind < 0.7 and not verb.prefix:
-            clause = clause._replace(tail=_place(rng, lexicon.PLACES))
-    is_dated = not clause.subject.english.startswith("no ") and not negated and rng.random() < 0.4
-    times = lexicon.TIMES_PAST if past else lexicon.TIMES_PRESENT
-    return sentence(*statement(clause, _pick(rng, times) if is_dated else None))
+        auxiliary, main = "", english_third(verb.english) if is_third else verb.english
+    if clause.negated:
+        auxiliary = {"am": "am not", "can": "can't"}.get(auxiliary, auxiliary + "n't")
+    return auxiliary, main
 
 
-def _giving_sentence(rng: Random) -> Pair:
-    """The woman showed the child the picture."""
-    negated, past = rng.random() < 0.25, rng.random() < 0.6
-    giver, taker = rng.sample(_PEOPLE, 2)
-    subject = _subject(rng, giver, negated)
-    whom = _noun_phrase(rng, taker, "definite")
-    what = _noun_phrase(rng, _pick(rng, _GIFTS), "positive", negated)
-    clause = Clause(
-        subject, _pick(rng, lexicon.GIVING), past, negated, ((whom, "dat"), (what, "acc"))
-    )
-    return sentence(*statement(clause))
+def german(clause: Clause, order: Order) -> str:
+    """The clause in German, with its verb second (statement), first (inverted) or last (final).
 
-
-def _relative_sentence(rng: Random) -> Pair:
-    """The dog that crossed the street was tired. We saw the dog that crossed the street."""
-    frame, past, kind = _pick(rng, lexicon.ACTIONS), rng.random() < 0.6, rng.random()
-    subject = _pick(rng, frame.subjects)
-    clause = _action(rng, frame, subject, False)._replace(past=past)
-    if kind < 0.35:
-        thing = _pick(rng, [noun for noun in frame.objects if noun is not subject])
-        who = _noun_phrase(rng, subject, "definite")
-        which = relative(thing, clause._replace(subject=who, objects=()), frame.verb.case)
-        return _describe_related(rng, thing, which, past)
-    which = relative(subject, clause, "nom")
-    if kind < 0.65 or frame.verb in lexicon.NOTICING:
-        return _describe_related(rng, subject, which, past)
-    is_named = kind < 0.85 and not subject.is_person
-    witness = _plain(rng, _pick(rng, _PEOPLE)) if is_named else _pick(rng, PERSONAL)
-    verb = _pick(rng, lexicon.NOTICING)
-    main = statement(Clause(witness, verb, past, objects=((phrase(subject, "the"), verb.case),)))
-    return sentence(f"{main.source} {which[0]}", f"{main.target}, {which[1]}")
-
-
-def _describe_related(rng: Random, noun: Noun, which: Expression, past: bool) -> Pair:
-    adjective = _pick(rng, _adjectives_of(noun))
-    tail = predicate(adjective, _degree(rng, adjective, ("", "very")))
-    return sentence(*statement(Clause(related_subject(noun, which), lexicon.BE, past, tail=tail)))
-
-
-# The corpus.
-
-_SENTENCE_KINDS: tuple[tuple[int, Callable[[Random], Pair]], ...] = (
-    (40, _reason_sentence),
-    (18, _action_sentence),
-    (12, _question_sentence),
-    (9, _description_sentence),
-    (8, _doing_sentence),
-    (5, _giving_sentence),
-    (8, _relative_sentence),
-)
-_TENTHS: dict[Split, int] = {"train": 8, "valid": 1, "test": 1}  # size of each split
-
-
-def split_of(source: str) -> Split:
-    """The split that an English sentence belongs to."""
-    tenth = _digest(source) % 10
-    return "valid" if tenth == 0 else "test" if tenth == 1 else "train"
-
-
-def generate(split: Split, count: int, seed: int = 1) -> Iterator[Pair]:
-    """``count`` distinct pairs of a split, always the same for the same seed."""
-    limit = (
-        distinct_sentences() * _TENTHS[split] // 40
-    )  # a quarter, because the last ones take long to find
-    if count > limit:
-        raise ValueError(f"{count} pairs requested of split {split}, which has at most {limit}")
-    rng = Random(f"{split} {seed}")
-    kinds = [kind for weight, kind in _SENTENCE_KINDS for _ in range(weight)]
-    generated: set[str] = set()
-    while len(generated) < count:
-        pair = _pick(rng, kinds)(rng)
-        if pair.source not in generated and split_of(pair.source) == split:
-            generated.add(pair.source)
-            yield pair
-
-
-@cache
-def distinct_sentences() -> int:
-    """A lower bound: the number of sentences with a reason; no two wordings are the same sentence."""
-    return sum(prod(map(len, wordings(reason))) for reason in reasons() if not _is_held_out(reason))
-
-
-# The challenge.
-
-
-class Challenge(NamedTuple):
-    """A sentence whose translation must have `pronoun` in its because-clause."""
-
-    source: str
-    target: str
-    pronoun: str
-
-
-def challenge() -> list[Challenge]:
-    """Sentences with held-out pairs of noun and adjective.
-
-    The pronouns er, sie and es, and references to subjects and objects, are equally frequent. Subject and object
-    differ in gender, so that the pronoun shows which one is meant.
+    Nicht follows the objects and precedes the end of the clause: place, predicate, prefix and infinitive.
     """
-    shuffled = [
-        reason
-        for reason in reasons()
-        if _is_held_out(reason)
-        and not reason.subject.is_person
-        and reason.subject.gender != reason.object.gender
-    ]
-    Random("challenge").shuffle(shuffled)
-    shuffled.sort(key=lambda reason: not _is_dog_sentence(reason))
-    cells: dict[tuple[str, bool], list[Challenge]] = {}
-    uses: Counter[tuple[Noun, Adjective]] = Counter()
-    for reason in shuffled:
-        pair = reason.antecedent, reason.adjective
-        cell = cells.setdefault((reason.antecedent.gender, reason.of_subject), [])
-        if len(cell) < _CELL_SIZE and uses[pair] < _MAX_USES:
-            uses[pair] += 1
-            cell.append(_as_challenge(reason, past=len(cell) % 2 == 0))
-    return [item for cell in cells.values() for item in cell]
+    subject, verb = clause.subject, clause.verb
+    finite = german_finite(
+        CAN if clause.can else verb, subject.first_person, subject.plural, clause.past
+    )
+    middle = [thing.german[case] for thing, case in clause.objects]
+    if clause.negated and not any(thing.is_denied for thing, _ in clause.objects):
+        middle.append("nicht")
+    middle.append(clause.tail[1])
+    end = verb.prefix + verb.infinitive if clause.can else verb.prefix
+    if order == "final":
+        words = [subject.german["nom"], *middle, f"{end} {finite}" if clause.can else end + finite]
+    elif order == "inverted":
+        words = [finite, subject.german["nom"], *middle, end]
+    else:
+        words = [subject.german["nom"], finite, *middle, end]
+    return " ".join(filter(None, words))
 
 
-_CELL_SIZE = 34  # sentences for each pronoun and grammatical role
-_MAX_USES = 4  # sentences for each pair of noun and adjective
+def relative(noun: Noun, clause: Clause, case: Case) -> Expression:
+    """The clause as a relative clause about the noun, which is its subject (nominative) or its object."""
+    pronoun = relative_pronoun(noun.gender, case)
+    if case == "nom":
+        who = NounPhrase("who" if noun.is_person else "that", {"nom": pronoun})
+        clause = clause._replace(subject=who)
+        return english(clause), german(clause, "final")
+    whom = "whom" if noun.is_person else "that"
+    return f"{whom} {english(clause)}", f"{pronoun} {german(clause, 'final')}"
 
 
-def _is_dog_sentence(reason: Reason) -> bool:
-    names = reason.subject.english, reason.object.english, reason.adjective.english
-    return names in (("dog", "street", "tired"), ("dog", "street", "wide"))
+def related_subject(noun: Noun, which: Expression) -> NounPhrase:
+    """The noun with a relative clause about it, which ends in a comma in German."""
+    head = phrase(noun, "the")
+    return NounPhrase(f"{head.english} {which[0]}", {"nom": f"{head.german['nom']}, {which[1]},"})
 
 
-def _as_challenge(reason: Reason, past: bool) -> Challenge:
-    framings, _, subjects, objects = wordings(reason)
-    pair = explain(reason, framings[0], Tense(past), subjects[0], objects[0])
-    return Challenge(*pair, lexicon.personal_pronoun(reason.antecedent.gender))
+# Sentences.
 
 
-def pronoun_is_correct(challenge: Challenge, translation: str) -> bool:
-    """Whether the first pronoun after *weil* is the expected one."""
-    found = re.search(r"\bweil\b.*?\b(er|sie|es)\b", translation)
-    return found is not None and found[1] == challenge.pronoun
+def statement(clause: Clause, time: Expression | None = None) -> Pair:
+    """A main clause, not yet a complete sentence; a time expression before it inverts the German order."""
+    if time is None:
+        return Pair(english(clause), german(clause, "statement"))
+    return Pair(f"{time[0]} {english(clause)}", f"{time[1]} {german(clause, 'inverted')}")
+
+
+def question(clause: Clause, question_word: Expression | None = None) -> Pair:
+    """Did the dog wait? With a question word: why did the dog wait?"""
+    source, target = english(clause, inverted=True), german(clause, "inverted")
+    if question_word:
+        source, target = f"{question_word[0]} {source}", f"{question_word[1]} {target}"
+    return sentence(source, target, "?")
+
+
+def sentence(source: str, target: str, punctuation: str = ".") -> Pair:
+    """A complete sentence: a capital letter at the beginning, punctuation at the end."""
+    source, target = (text[0].upper() + text[1:] + punctuation for text in (source, target))
+    return Pair(source, target)
+
+
+# Sentences with a reason.
+
+
+class Reason(NamedTuple):
+    """An action that is done or not done, and the adjective of its subject or object that is the reason."""
+
+    verb: Verb
+    subject: Noun
+    object: Noun
+    adjective: Adjective
+    of_subject: bool
+    hinders: bool
+
+    @property
+    def antecedent(self) -> Noun:
+        return self.subject if self.of_subject else self.object
+
+
+class Framing(NamedTuple):
+    """Because or although, with or without can, too or very or neither."""
+
+    although: bool
+    can: bool
+    degree: Degree
+
+
+class Tense(NamedTuple):
+    past: bool
+    time: Expression | None = None  # at the beginning of the sentence
+
+
+def explain(
+    reason: Reason, framing: Framing, tense: Tense, subject: NounPhrase, thing: NounPhrase
+) -> Pair:
+    """The dog didn't cross the street because it was too tired."""
+    verb, (past, time) = reason.verb, tense
+    negated = reason.hinders != framing.although
+    main = Clause(subject, verb, past, negated, ((thing, verb.case),), can=framing.can)
+    pronoun = _pronoun_for(reason.antecedent, subject.plural and reason.of_subject)
+    why = Clause(pronoun, BE, past, tail=predicate(reason.adjective, framing.degree))
+    conjunction = ("although", "obwohl") if framing.although else ("because", "weil")
+    statements = statement(main, time)
+    return sentence(
+        f"{statements.source} {conjunction[0]} {english(why)}",
+        f"{statements.target}, {conjunction[1]} {german(why, 'final')}",
+    )

@@ -25,14 +25,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regard.data.segmentation import (
+from regard.data.sentence_splitter import (
     Sentences,
-    Span,
     sentence_spans,
     split_long_sentence,
     split_text,
-    word_and_symbol_spans,
 )
+from regard.data.words import Span, word_and_symbol_spans
 
 Floats = npt.NDArray[np.float32]
 
@@ -540,7 +539,7 @@ def insert_elements(
     """The translation with the elements of the sentence, in the format of the document.
 
     alignment: [unit of the translation, unit of the sentence], how much the one comes from the other; None aligns by
-    relative position. Units are words, or characters in scripts without spaces (``regard.data.segmentation``).
+    relative position. Units are words, or characters in scripts without spaces (``regard.data.words``).
     """
     placed = project_elements(sentence, translation, elements, alignment)
     return write_elements(translation, placed, encode)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
-from regard.data.segmentation import Sentences, Span, split_text, word_and_symbol_spans
+from regard.data.sentence_splitter import Sentences, split_text
+from regard.data.words import Span, word_and_symbol_spans
 from regard.documents.base import (
     DOCUMENT_FORMATS,
     ArchiveFormat,

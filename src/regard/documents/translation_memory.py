@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.formats import pair_format
-from regard.data.input_format import ReadOptions, Two
+from regard.data.formats.base import ReadOptions, Two
 from regard.data.pairs import Pair
-from regard.data.segmentation import word_and_symbol_spans
+from regard.data.words import word_and_symbol_spans
 from regard.errors import RegardError
 
 CANDIDATES = 20

@@ -1,8 +1,8 @@
 """The claims about the Transformer that people learn, each with an experiment that can confirm or contradict it.
 
-A claim is one entry of ``CLAIMS``. Its experiment changes the recipe of the lab (``lab.py``), a small Transformer on
-the built-in corpus, and its expectations say which variant should be better. Some claims also have evidence from a
-benchmark of the repository, whose committed numbers are judged by the same rules.
+A claim is one entry of ``CLAIMS``. Its experiment changes the recipe of the lab (``claim_verdicts.py``), a small
+Transformer on the built-in corpus, and its expectations say which variant should be better. Some claims also have
+evidence from a benchmark of the repository, whose committed numbers are judged by the same rules.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _CLAIMS = (
         "Why residual connections?",
         "Residual connections carry the input past each sub-layer. Without them, a deep network hardly trains.",
         f"{VASWANI}, section 3.1; He et al. 2016, Deep Residual Learning",
-        {"residual": (POST,), "no residual": ("model.norm_order=no_residual",)},
+        {"residual": (POST,), "no residual": (POST, "model.residual=none")},
         (Expectation("no residual", "worse than", "residual"),),
         see="../parts.md",
     ),

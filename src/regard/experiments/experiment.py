@@ -9,9 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.demo.demo import write_corpus
+from regard.demo.corpus import write_corpus
 from regard.errors import RegardError
-from regard.experiments.design import Design, TrainingJob, training_jobs
+from regard.experiments.experiment_design import Design, TrainingJob, training_jobs
+from regard.experiments.job_scheduler import (
+    Scheduler,
+    finished,
+    make_slots,
+    remove_large_files,
+    run_folder,
+)
 from regard.experiments.report import write_report
 from regard.experiments.results import (
     collect,
@@ -20,15 +27,8 @@ from regard.experiments.results import (
     to_json,
     write_results,
 )
-from regard.experiments.scheduler import (
-    Scheduler,
-    finished,
-    make_slots,
-    remove_large_files,
-    run_folder,
-)
 from regard.training.planner import duration
-from regard.training.trainer import catch_signals
+from regard.training.stopping import catch_signals
 
 FOREVER = 1e9
 CORPUS = "corpus"

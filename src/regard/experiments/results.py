@@ -14,7 +14,14 @@ from typing import Any
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.experiments.design import Design, Factor, TrainingJob, Variant, design_to_json
+from regard.experiments.experiment_design import (
+    Design,
+    Factor,
+    TrainingJob,
+    Variant,
+    design_to_json,
+)
+from regard.experiments.job_worker import split_pairs
 from regard.experiments.statistics import (
     Estimate,
     contrast,
@@ -22,7 +29,6 @@ from regard.experiments.statistics import (
     pooled_deviation,
     student_t,
 )
-from regard.experiments.worker import split_pairs
 from regard.metrics import MODEL_METRICS, compare
 from regard.metrics.base import SIGNIFICANCE_LEVEL
 from regard.storage.atomic_files import write_text

@@ -1,1 +1,1 @@
-"""Inference: the engine, packed networks and quantization, the KV cache, worker processes."""
+"""Inference: the engine, packed networks, quantization, KV cache, worker processes, confidence, hallucinations."""

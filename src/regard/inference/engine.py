@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from regard.data.special_tokens import BOS, EOS
-from regard.decoding.outputs import Hypothesis, Phrase, tokens_needed
+from regard.decoding.hypothesis import Hypothesis, Phrase, tokens_needed
 from regard.errors import RegardError
 from regard.inference.native_decoder import MAX_SLOTS, NativeDecoder, NativeRequest
 from regard.inference.worker_pool import (
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from regard.data.dependency_trees import TokenTree
     from regard.data.tokenizer import Vocabulary
     from regard.inference.network_decoder import NetworkDecoder
-    from regard.inference.packed_ensemble import PackedEnsemble
-    from regard.inference.packed_transformer import PackedTransformer
+    from regard.inference.packed_transformer import PackedEnsemble, PackedTransformer
     from regard.nn.network import Network
     from regard.nn.positions import Tree
     from regard.recipe import DecodingConfig, Precision
@@ -194,7 +193,7 @@ class Engine:
             )
 
     def _pack(self, network: Network) -> PackedTransformer | PackedEnsemble:
-        from regard.inference.packed_ensemble import PackedEnsemble
+        from regard.inference.packed_transformer import PackedEnsemble
         from regard.inference.precision import pack_network
         from regard.nn.ensemble import Ensemble
         from regard.nn.transformer import Transformer

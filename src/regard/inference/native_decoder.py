@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.special_tokens import EOS
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
 from regard.inference.native_library import native_library
 from regard.inference.worker_pool import map_in_threads

@@ -19,6 +19,7 @@ from regard.data.special_tokens import BOS, EOS, MASK, PAD
 from regard.decoding.beam_search import beam_search
 from regard.decoding.constraints import Constraints, WordBoundaries
 from regard.decoding.greedy_and_sampling import greedy, sample
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
 from regard.decoding.logits_processors import (
     DecodingContext,
@@ -27,11 +28,9 @@ from regard.decoding.logits_processors import (
     enabled_processors,
 )
 from regard.decoding.mask_predict import mask_predict
-from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.inference.engine import SearchInterrupted
-from regard.inference.packed_ensemble import PackedEnsemble
-from regard.inference.packed_transformer import PackedTransformer, inference_context
+from regard.inference.packed_transformer import PackedEnsemble, PackedTransformer, inference_context
 from regard.inference.precision import autocast
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import Network

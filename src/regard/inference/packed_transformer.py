@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from regard.data.special_tokens import PAD
 from regard.inference.kv_cache import BeamKVCache, contiguous, move_rows
 from regard.nn.attention import KeyValue
+from regard.nn.ensemble import EnsembleState, mean_log_probabilities
 from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Gated, PostNorm, PreNorm
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import LayerNorm, NoNorm
@@ -243,7 +244,7 @@ def dot_product_attention(
     sentences, heads, queries, _ = query.shape
     dtype = kv.key.dtype
     if query.is_cuda and queries <= FEW_QUERIES and sentences >= LARGE_BATCH:
-        from regard.nn.kernels import decode_attention
+        from regard.nn.triton_kernels import decode_attention
 
         return decode_attention(query.to(dtype), *kv, bias).flatten(0, 1)
     if queries > FEW_QUERIES or query.is_cuda:
@@ -505,3 +506,42 @@ def _padding_bias(padding: Bool[Tensor, "S K"], dtype: torch.dtype) -> Attention
     bias = torch.zeros(padding.shape, dtype=dtype, device=padding.device)
     bias.masked_fill_(padding, -math.inf)
     return bias[:, None, None, :]
+
+
+# ---------------------------------------------------------------------------------------------
+# Several packed networks that decode together, see ``nn/ensemble.py``
+
+
+class PackedEnsemble:
+    """The same function as ``nn.ensemble.Ensemble``, with the interface of ``PackedTransformer``."""
+
+    def __init__(self, members: Sequence[PackedTransformer]) -> None:
+        self.members = members
+
+    def for_sentences(self, sentences: int) -> PackedEnsemble:
+        """The ensemble with the cache data type that is fastest for this many sentences."""
+        return PackedEnsemble([member.for_sentences(sentences) for member in self.members])
+
+    @property
+    def bytes(self) -> int:
+        """Size of the packed weights."""
+        return sum(member.bytes for member in self.members)
+
+    def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> list[Memory]:
+        """The memory of each member."""
+        return [member.encode(source, tree) for member in self.members]
+
+    def start(self, memory: list[Memory]) -> EnsembleState:
+        """The state before the first token."""
+        each = zip(self.members, memory, strict=True)
+        return EnsembleState([member.start(one) for member, one in each])
+
+    def step(
+        self, tokens: Int[Tensor, " R"], state: EnsembleState
+    ) -> tuple[Float[Tensor, "R V"], EnsembleState]:
+        """Read one token in each row. Returns the log-probabilities of the next token and the new state."""
+        states = cast(Sequence[PackedDecoderState], state.states)
+        each = zip(self.members, states, strict=True)
+        steps: list[tuple[Tensor, Any]] = [member.step(tokens, one) for member, one in each]
+        logits = mean_log_probabilities([one for one, _ in steps])
+        return logits, EnsembleState([new for _, new in steps])

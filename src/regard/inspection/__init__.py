@@ -13,17 +13,17 @@ from regard.inspection.activations import (
     embeddings as embeddings,
 )
 from regard.inspection.attribution import Attribution as Attribution, attribute as attribute
-from regard.inspection.depth_lenses import (
-    DepthLens as DepthLens,
-    decoder_lens as decoder_lens,
-    logit_lens as logit_lens,
-)
 from regard.inspection.head_ablation import (
     HeadTable as HeadTable,
     ablate_heads as ablate_heads,
     mean_ablated as mean_ablated,
 )
 from regard.inspection.hooks import Head as Head, mute_heads as mute_heads
+from regard.inspection.logit_lens import (
+    DepthLens as DepthLens,
+    decoder_lens as decoder_lens,
+    logit_lens as logit_lens,
+)
 from regard.inspection.patching import (
     PatchMap as PatchMap,
     break_choice as break_choice,

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from regard.data.segmentation import Span, word_and_symbol_spans, word_spans
 from regard.data.tokenizer import Vocabulary
+from regard.data.words import Span, word_and_symbol_spans, word_spans
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import Floats, observe

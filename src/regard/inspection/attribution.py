@@ -48,9 +48,9 @@ from regard.nn.layers import (
     DecoderLayer,
     Embedding,
     EncoderLayer,
-    NoResidual,
     PostNorm,
     PreNorm,
+    add_residual,
 )
 from regard.nn.multi_head_attention import MultiHeadAttention, record_attention
 from regard.nn.norms import LayerNorm
@@ -421,7 +421,7 @@ def alti(model: Translator, read: ForcedTranslation) -> Doubles | None:
     residuals = _residuals(network)
     if not all(
         module.pattern.keeps_tokens
-        and not isinstance(one, NoResidual)
+        and one.residual is add_residual
         and (isinstance(one, PreNorm) or isinstance(one.norm, LayerNorm))
         for module, one in residuals.items()
     ):

@@ -19,7 +19,7 @@ import torch
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import observe
-from regard.inspection.lenses import lenses_for, model_info
+from regard.inspection.page_data import lenses_for, model_info
 from regard.inspection.teacher_forcing import check_supported
 from regard.inspection.trace import Trace, pack, pack_uint8, trace
 from regard.nn.loss import smoothed_target
@@ -28,7 +28,7 @@ from regard.nn.positions import NoPosition
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, checkpoint_weights
-from regard.training.optimizers import learning_rate
+from regard.training.lr_schedules import learning_rate
 
 POSITIONS = 64
 """rows of the position map"""

@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.segmentation import is_unspaced_script
 from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
+from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
-from regard.decoding.hypotheses import BeamTree, Node
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.search_state import BeamTree, Node
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import (
@@ -137,7 +137,7 @@ class Trace:
     history: dict[str, Any] | None = None
     """how the model was trained (``history.py``), if requested"""
     lenses: dict[str, Any] | None = None
-    """what would be said at each depth, and why (``lenses.py``), if requested"""
+    """what would be said at each depth, and why (``page_data.py``), if requested"""
 
     def weights(self, site: AttentionSite) -> Floats:
         array: Floats = getattr(self, site)
@@ -203,7 +203,7 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """The page in a sandboxed frame, for notebooks: its script runs but cannot touch anything outside."""
-        from regard.inspection.html import page
+        from regard.inspection.html_page import page
 
         return (
             f'<iframe sandbox="allow-scripts" srcdoc="{escape(page(self))}" title="Regard" '

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regard.errors import RegardError
 from regard.interop.ctranslate2 import export_ctranslate2
-from regard.interop.html import export_html
+from regard.interop.html_export import export_html
 from regard.interop.huggingface import export_huggingface, import_huggingface
 from regard.interop.onnx import export_onnx
 from regard.interop.pytorch import export_torch, import_torch

@@ -23,7 +23,7 @@ from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.data.tokenizer import Tokenizer
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe

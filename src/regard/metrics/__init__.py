@@ -6,7 +6,7 @@ register it in the file it belongs to.
 
 # Importing these modules registers their metrics. The order is that of lists of metrics.
 # isort: off
-from regard.metrics import sacrebleu, accuracy_and_error_rates, rouge, perplexity  # noqa: F401
+from regard.metrics import sacrebleu, error_rates, accuracy, rouge, perplexity  # noqa: F401
 from regard.metrics.base import METRICS, Comparison, Metric, MetricResult, compare, score
 # isort: on
 

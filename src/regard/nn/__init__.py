@@ -12,8 +12,8 @@ In the order of "Attention Is All You Need" (Vaswani et al. 2017):
     loss                  label smoothing and the training losses (5.4)
 
 Other networks: ``language_model`` (decoder only), ``encoder_heads`` (encoder only), ``non_autoregressive``,
-``lstm_and_convolution``, and ``ensemble`` of several networks. ``architectures`` lists what a recipe can select;
-``kernels`` holds Triton kernels for GPUs.
+``lstm``, ``convolution``, and ``ensemble`` of several networks. ``architectures`` lists what a recipe can select;
+``triton_kernels`` holds Triton kernels for GPUs.
 
 Every choice that a recipe can name is a class or function here, registered where it is defined (``Registry``).
 

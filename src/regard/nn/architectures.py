@@ -6,8 +6,9 @@ Each is built from the model section of a recipe and the sizes of the source and
 from collections.abc import Callable
 
 from regard import recipe
+from regard.nn.convolution import ConvolutionEncoderDecoder
 from regard.nn.language_model import DecoderOnlyTransformer
-from regard.nn.lstm_and_convolution import ConvolutionEncoderDecoder, LSTMEncoderDecoder
+from regard.nn.lstm import LSTMEncoderDecoder
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
 from regard.nn.transformer import Transformer

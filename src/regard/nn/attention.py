@@ -286,7 +286,7 @@ class Attention(nn.Module):
             dropout = self.dropout if self.training else 0.0
             return self.packed_kernel(query, key, value, spans, self.score.scale, dropout)
         # Imported here because Triton comes only with torch for CUDA.
-        from regard.nn.kernels import packed_attention_kernel
+        from regard.nn.triton_kernels import packed_attention_kernel
 
         key, value = repeat_kv(query, key), repeat_kv(query, value)
         seed = torch.randint(2**31 - 1, (1,), device=query.device, dtype=torch.int32)

@@ -109,15 +109,30 @@ ACTIVATIONS.register(
 
 
 # ---------------------------------------------------------------------------------------------
-# Residual connections
+# Residual connections and norms around a sub-layer
 
 Sublayer = Callable[[Tensor], Tensor]
 
 
-RESIDUALS: Registry[Callable[[recipe.ModelConfig], "PostNorm"]] = Registry("model.norm_order")
+RESIDUALS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("model.residual")
 
 
-@RESIDUALS.register("post", packed_batches=True, fast_inference=True, formats=FORMATS)
+@RESIDUALS.register("add", packed_batches=True, fast_inference=True, formats=FORMATS)
+def add_residual(x: Float[Tensor, "B T d"], y: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+    """x + Sublayer(x): the input of a sub-layer is added to its output, as in the paper (He et al. 2016)."""
+    return x + y
+
+
+@RESIDUALS.register("none")
+def no_residual(x: Float[Tensor, "B T d"], y: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
+    """Sublayer(x): without residual connections, to see what they are good for."""
+    return y
+
+
+NORM_ORDERS: Registry[Callable[[recipe.ModelConfig], "PostNorm"]] = Registry("model.norm_order")
+
+
+@NORM_ORDERS.register("post", packed_batches=True, fast_inference=True, formats=FORMATS)
 class PostNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
 
@@ -125,17 +140,18 @@ class PostNorm(nn.Module):
         super().__init__()
         self.norm = NORMS[config.norm](config.d_model)
         self.dropout = Dropout(config.dropout)
+        self.residual = RESIDUALS[config.residual]
 
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
         output = self.dropout(sublayer(x))
         # Under autocast, norms compute in float32; go back to the data type of the sub-layers.
-        y: Float[Tensor, "B T d"] = self.norm(x + output, non_pad).to(output.dtype)
+        y: Float[Tensor, "B T d"] = self.norm(self.residual(x, output), non_pad).to(output.dtype)
         return y
 
 
-@RESIDUALS.register(
+@NORM_ORDERS.register(
     "pre",
     packed_batches=True,
     fast_inference=True,
@@ -147,20 +163,7 @@ class PreNorm(PostNorm):
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
     ) -> Float[Tensor, "B T d"]:
-        y: Float[Tensor, "B T d"] = x + self.dropout(sublayer(self.norm(x, non_pad)))
-        return y
-
-
-@RESIDUALS.register("no_residual")
-class NoResidual(PostNorm):
-    """LayerNorm(Dropout(Sublayer(x))): without the residual connection, to see what it is good for."""
-
-    def forward(
-        self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
-    ) -> Float[Tensor, "B T d"]:
-        output = self.dropout(sublayer(x))
-        y: Float[Tensor, "B T d"] = self.norm(output, non_pad).to(output.dtype)
-        return y
+        return self.residual(x, self.dropout(sublayer(self.norm(x, non_pad))))
 
 
 def final_norm(config: recipe.ModelConfig) -> nn.Module:
@@ -199,7 +202,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, config: recipe.ModelConfig, site: recipe.AttentionSite = "encoder") -> None:
         super().__init__()
-        residual = RESIDUALS[config.norm_order]
+        residual = NORM_ORDERS[config.norm_order]
         self.attention = MultiHeadAttention(config, site)
         self.attention_residual = residual(config)
         self.feed_forward = ACTIVATIONS[config.activation](config)
@@ -249,7 +252,7 @@ class DecoderLayer(EncoderLayer):
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__(config, "decoder")
         self.cross_attention = MultiHeadAttention(config, "cross_attention")
-        self.cross_attention_residual = RESIDUALS[config.norm_order](config)
+        self.cross_attention_residual = NORM_ORDERS[config.norm_order](config)
 
     def forward(  # type: ignore[override]
         self,

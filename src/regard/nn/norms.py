@@ -22,7 +22,7 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Float[Tensor, "B T d"], non_pad: NonPad = None) -> Float[Tensor, "B T d"]:
         if torch.compiler.is_compiling() and x.is_cuda and torch.is_autocast_enabled("cuda"):
             # Imported here because Triton comes only with torch for CUDA.
-            from regard.nn.kernels import layer_norm
+            from regard.nn.triton_kernels import layer_norm
 
             return layer_norm(x, self.weight, self.bias, self.eps)
         return super().forward(x)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         parse_recipe as parse_recipe,
         suggest as suggest,
     )
+    from regard.recipe.presets import PRESETS as PRESETS, Preset as Preset
     from regard.recipe.registry import FORMATS as FORMATS, Choice as Choice, Registry as Registry
     from regard.recipe.schema import (
         ALL_BUT as ALL_BUT,
         FREEZE_GROUPS as FREEZE_GROUPS,
-        PRESETS as PRESETS,
         AttentionSite as AttentionSite,
         AugmentConfig as AugmentConfig,
         CleaningConfig as CleaningConfig,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         Device as Device,
         ModelConfig as ModelConfig,
         Precision as Precision,
-        Preset as Preset,
         Recipe as Recipe,
         TokenizerConfig as TokenizerConfig,
         TrainingConfig as TrainingConfig,
@@ -52,10 +51,11 @@ _NAMES = {
         abbreviate bundled_recipes decoding_overrides load_recipe make_recipe
         override_decoding parse_choice parse_recipe suggest
     """,
+    "presets": "PRESETS Preset",
     "registry": "FORMATS Choice Registry",
     "schema": """
-        ALL_BUT FREEZE_GROUPS PRESETS AttentionSite AugmentConfig CleaningConfig DataConfig
-        DataFiles Device ModelConfig Precision Preset Recipe TokenizerConfig TrainingConfig
+        ALL_BUT FREEZE_GROUPS AttentionSite AugmentConfig CleaningConfig DataConfig
+        DataFiles Device ModelConfig Precision Recipe TokenizerConfig TrainingConfig
         language_tag
     """,
     "validation": "PACKED_CHUNKS as_written max_sequence_length model_choices",

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
+from regard.recipe.base import Section
 from regard.recipe.decoding import DecodingConfig
 from regard.recipe.registry import find_registry
 from regard.recipe.schema import (
@@ -23,7 +24,6 @@ from regard.recipe.schema import (
     Recipe,
     TokenizerConfig,
 )
-from regard.recipe.section import Section
 from regard.recipe.validation import as_written
 
 Name = TypeVar("Name", bound=str)
@@ -90,7 +90,11 @@ RENAMED_VALUES: dict[str, dict[str, str]] = {
         "decoder": "decoder_only",
     },
     "model.attention.score": {"scaled": "scaled_dot_product", "unscaled": "dot_product"},
-    "model.norm_order": {"after": "post", "before": "pre"},
+    "model.norm_order": {
+        "after": "post",
+        "before": "pre",
+        "no_residual": "model.residual: none",
+    },
     "model.non_autoregressive.length": {"cut": "eos"},
     "tokenizer.kind": {"characters": "char", "words": "word"},
     "tokenizer.target_kind": {"characters": "char", "words": "word"},

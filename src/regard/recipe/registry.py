@@ -29,7 +29,8 @@ LOCATIONS = {
     "tokenizer.normalize": "regard.data.tokenizer:NORMALIZATIONS",
     "model.architecture": "regard.nn.architectures:ARCHITECTURES",
     "model.norm": "regard.nn.norms:NORMS",
-    "model.norm_order": "regard.nn.layers:RESIDUALS",
+    "model.norm_order": "regard.nn.layers:NORM_ORDERS",
+    "model.residual": "regard.nn.layers:RESIDUALS",
     "model.position": "regard.nn.positions:POSITIONS",
     "model.activation": "regard.nn.layers:ACTIVATIONS",
     "model.attention.score": "regard.nn.attention:SCORES",
@@ -39,7 +40,7 @@ LOCATIONS = {
     "model.attention.cross_attention": "regard.nn.sparse_attention:PATTERNS",
     "model.non_autoregressive.length": "regard.nn.non_autoregressive:LENGTHS",
     "training.optimizer": "regard.training.optimizers:OPTIMIZERS",
-    "training.schedule": "regard.training.optimizers:SCHEDULES",
+    "training.schedule": "regard.training.lr_schedules:SCHEDULES",
     "training.label_smoothing_over": "regard.nn.loss:LABEL_SMOOTHINGS",
     "decoding.length_normalization": "regard.decoding.length_penalty_and_stopping:LENGTH_NORMALIZATIONS",
     "decoding.protect": "regard.data.protected_spans:PROTECTED_SPANS",
@@ -124,7 +125,7 @@ def find_registry(key: str) -> Registry[Any]:
 
 
 CHECKED_NAMES: set[tuple[str, str]] = set()
-"""keys and names that an earlier process has looked up, see ``tasks/prepared_model.py``"""
+"""keys and names that an earlier process has looked up, see ``tasks/native_model_cache.py``"""
 
 
 def allowed_names(key: str) -> list[str]:

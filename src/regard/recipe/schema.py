@@ -1,8 +1,9 @@
 """The recipe schema: everything that determines a model, with every default.
 
-The sections are ``data``, ``tokenizer``, ``model``, ``training``, ``decoding`` (in ``decoding.py``) and
-``evaluation``. Names of components (norms, positions, optimizers, tasks …) are looked up in the registries,
-``registry.py``. ``validation.py`` checks how the sections fit together, and ``parsing.py`` reads recipes from YAML.
+The sections are ``data``, ``tokenizer``, ``model``, ``training``, ``decoding`` (in ``decoding.py``) and ``evaluation``.
+Names of components (norms, positions, optimizers, tasks …) are looked up in the registries, ``registry.py``, and model
+sizes in ``presets.py``. ``validation.py`` checks how the sections fit together, and ``parsing.py`` reads recipes from
+YAML.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from regard.recipe.base import Section, registered
 from regard.recipe.decoding import DecodingConfig
+from regard.recipe.presets import BATCH_TOKENS, PRESETS, Preset
 from regard.recipe.registry import find_registry
-from regard.recipe.section import Section, registered
 from regard.recipe.validation import find_problems
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -321,38 +323,6 @@ class TokenizerConfig(Section):
 # ---------------------------------------------------------------------------------------------
 # Model
 
-# Presets: model sizes by name. A preset only fills in the keys that a recipe leaves out.
-
-Preset = Literal["tiny", "small", "fast", "base", "big", "huge"]
-
-PRESETS: dict[Preset, dict[str, Any]] = {
-    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "d_ff": 256}
-    | {"heads": 4, "dropout": 0.3},
-    "small": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 256, "d_ff": 1024}
-    | {"heads": 4, "dropout": 0.3},
-    "fast": {"encoder_layers": 8, "decoder_layers": 1, "d_model": 256, "d_ff": 1024}
-    | {"heads": 4, "dropout": 0.3},
-    "base": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "d_ff": 2048}
-    | {"heads": 8, "dropout": 0.1},
-    "big": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 1024, "d_ff": 4096}
-    | {"heads": 16, "dropout": 0.3},
-    "huge": {"encoder_layers": 24, "decoder_layers": 24, "d_model": 1024, "d_ff": 8192}
-    | {"heads": 16, "dropout": 0.1},
-}
-"""``base`` and ``big`` are the paper's (table 3). ``fast`` has a deep encoder and a shallow decoder: the encoder runs
-once for each sentence, the decoder once for each token and hypothesis (Kasai et al. 2021). ``huge`` has the layers of
-NLLB-200 1.3B (NLLB Team 2022): 1.1 billion parameters with 32,000 vocabulary entries."""
-
-BATCH_TOKENS: dict[Preset, int] = {
-    "tiny": 4_096,
-    "small": 8_192,
-    "fast": 8_192,
-    "base": 25_000,
-    "big": 25_000,
-    "huge": 100_000,
-}
-"""The batch of ``training.tokens_per_batch: auto``: the paper's for its models, less for smaller ones."""
-
 
 class AttentionConfig(Section):
     score: Annotated[str, registered("model.attention.score")] = "scaled_dot_product"
@@ -434,7 +404,9 @@ class ModelConfig(Section):
     norm: Annotated[str, registered("model.norm")] = "layer"
     """normalization of each sub-layer: layer, rms, batch or none"""
     norm_order: Annotated[str, registered("model.norm_order")] = "post"
-    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x)); or no_residual"""
+    """post: LayerNorm(x + Sublayer(x)), as in the paper; pre: x + Sublayer(LayerNorm(x))"""
+    residual: Annotated[str, registered("model.residual")] = "add"
+    """residual connection around each sub-layer: add, as in the paper, or none"""
     final_norm: bool
     """one more norm after the last layer; true for pre-norm and false for post-norm by default"""
     position: Annotated[str, registered("model.position")] = "sinusoidal"
@@ -451,6 +423,11 @@ class ModelConfig(Section):
     """weight tying: use the target embedding as the output projection"""
     output_bias: bool = False
     """add a bias to the output projection; the paper has none, Marian has one"""
+
+    @property
+    def identity(self) -> str:
+        """The section as JSON, for hashes. A key that earlier versions do not have counts only if it is set."""
+        return self.model_dump_json(exclude={"residual"} if self.residual == "add" else None)
 
     @model_validator(mode="before")
     @classmethod

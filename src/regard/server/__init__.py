@@ -2,15 +2,16 @@
 
 Modules in import order; each imports only from those above it:
 
-    schemas       settings; request and response bodies; reading, validation, OpenAPI descriptions
-    batching      queue that groups the sentences of all requests into batches for the model; Prometheus metrics
-    models        the models of a server: loading, eviction, routes between languages
-    service       translation of documents on top of the queues
-    middleware    every request: security headers, metrics, host check; time limit for headers
-    inspection    routes for traces and for the training history; reloads the weights of a running training
-    files         routes that translate uploaded documents
-    streaming     route that streams a translation while it is being decoded
-    api_page      the page /docs, written from the OpenAPI description
-    app           FastAPI application: middleware, error handlers, all other routes
-    process       the processes of a server: a supervisor and its workers; reload, restart, shutdown
+    schemas               settings; request and response bodies; reading, validation, OpenAPI descriptions
+    metrics               the Prometheus metrics of /metrics
+    batching              queue that groups the sentences of all requests into batches for the model
+    models                the models of a server: loading, eviction, routes between languages
+    service               translation of documents on top of the queues
+    middleware            every request: security headers, metrics, host check; time limit for headers
+    inspection_endpoints  traces and the training history; reloads the weights of a running training
+    files                 routes that translate uploaded documents
+    streaming             route that streams a translation while it is being decoded
+    api_page              the page /docs, written from the OpenAPI description
+    app                   FastAPI application: middleware, error handlers, all other routes
+    process               the processes of a server: a supervisor and its workers; reload, restart, shutdown
 """

@@ -1,4 +1,4 @@
-"""The HTTP application: middleware, error handlers, routes (others: ``inspection``, ``streaming``).
+"""The HTTP application: middleware, error handlers, routes (others: ``inspection_endpoints``, ``streaming``).
 
 ``/translate``, ``/languages``, ``/detect`` and ``/frontend/settings`` are LibreTranslate's, so its clients work
 unchanged. Regard's own routes begin with ``/v1``. Every error response is ``{"error": "reason"}``.
@@ -24,11 +24,11 @@ from starlette.types import Receive, Scope, Send
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.inspection.description import example_sources, test_scores
+from regard.inspection.page_data import example_sources, test_scores
 from regard.server.api_page import add_api_page
-from regard.server.batching import Metrics
 from regard.server.files import SUFFIXES, add_file_routes
-from regard.server.inspection import add_history_routes, add_trace_routes, start_following
+from regard.server.inspection_endpoints import add_history_routes, add_trace_routes, start_following
+from regard.server.metrics import Metrics
 from regard.server.middleware import (
     GuardMiddleware,
     RequestMiddleware,

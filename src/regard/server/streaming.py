@@ -11,12 +11,12 @@ from contextlib import suppress
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
-from regard.data.segmentation import split_text
+from regard.data.sentence_splitter import split_text
 from regard.data.special_tokens import BOS
-from regard.decoding.hypotheses import BeamStep, BeamTree
+from regard.decoding.search_state import BeamStep, BeamTree
 from regard.errors import RegardError
 from regard.server.batching import Batcher
-from regard.server.inspection import inspected_model
+from regard.server.inspection_endpoints import inspected_model
 from regard.server.schemas import (
     LiveRequest,
     RequestRefused,

@@ -1,1 +1,1 @@
-"""Files on disk: run folders, atomic writes, output that can be resumed, and prefetching in a thread."""
+"""Files on disk: run folders, atomic writes, and output that can be resumed."""

@@ -95,7 +95,7 @@ class RunDir:
         self.metadata_file = self.data / "metadata.json"
         """describes the prepared data; written last, so that if it exists, everything else does"""
         self.train_sources_file = self.data / "train_sources.npy"
-        """hashes of the training sources, see ``training/overlap.py``"""
+        """hashes of the training sources, see ``training/train_test_overlap.py``"""
         self.test_outputs_file = self.folder / "test_outputs.jsonl"
         """the outputs that the test scores of the card were computed from, one JSON string per line"""
         self.plan_file = self.checkpoints / "plan.json"
@@ -319,7 +319,7 @@ class RunDir:
     def _dependencies(self) -> dict[str, str]:
         """Hashes of what weights depend on: the recipe sections that define their shapes, and the tokenizer."""
         recipe = self.recipe()
-        sections = recipe.model.model_dump_json() + recipe.tokenizer.identity
+        sections = recipe.model.identity + recipe.tokenizer.identity
         digest = hashlib.sha256(sections.encode()).hexdigest()
         return {self.recipe_file.name: digest} | {p.name: sha256(p) for p in self.tokenizer_files()}
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from regard.data.batching import Batch
     from regard.data.cleaning import AugmentFunction, EncodedPair, SeenPairs
-    from regard.data.dataset import RowIndices, TokenDataset
     from regard.data.dependency_trees import TokenTree
+    from regard.data.token_dataset import RowIndices, TokenDataset
     from regard.data.tokenizer import Tokenizer, Vocabulary
     from regard.inference.native_decoder import NativeDecoder
     from regard.metrics import Comparison, MetricResult
@@ -226,7 +226,7 @@ class Model(ABC):
 
     @property
     def network(self) -> nn.Module:
-        """The network in torch. A model that was loaded without it (``prepared_model.py``) loads it here."""
+        """The network in torch. A model that was loaded without it (``native_model_cache.py``) loads it here."""
         assert self._network is not None
         return self._network
 
@@ -282,7 +282,7 @@ class Model(ABC):
     def prepared_state(
         cls, run: RunDir, device: Device, precision: Precision
     ) -> dict[str, Any] | None:
-        """What a prepared model depends on, see ``prepared_model.py``; None: none can be used."""
+        """What a prepared model depends on, see ``native_model_cache.py``; None: none can be used."""
         return None
 
     @classmethod

@@ -11,9 +11,9 @@ import torch
 
 from regard.data.batching import Batch, as_tensors, pad_targets, shard_rows
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, UNK
+from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.engine import Request

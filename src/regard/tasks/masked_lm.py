@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from regard.data.batching import Batch, pad_sources, shard_rows
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
+from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.metrics import MetricResult
-from regard.metrics.accuracy_and_error_rates import ACCURACY
+from regard.metrics.accuracy import ACCURACY
 from regard.metrics.perplexity import TOKEN_PERPLEXITY
 from regard.nn.dropout import mask_tokens
 from regard.nn.encoder_heads import EncoderForMaskedLM

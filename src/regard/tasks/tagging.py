@@ -10,10 +10,10 @@ import torch
 
 from regard.data.batching import Batch, pad_sources, pad_targets, shard_rows
 from regard.data.cleaning import EncodedPair
-from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.formats import abbreviate
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, PAD, SPECIAL_TOKENS
+from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.inference.network_decoder import pad_rows, plan_rows

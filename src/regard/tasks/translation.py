@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import UNK
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
+from regard.inference.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
 from regard.inference.engine import Observer, Request
+from regard.inference.hallucinations import OutputChecker, OutputStatistics
 from regard.inference.native_decoder import NativeDecoder, PositionTable
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task
-from regard.tasks.confidence import MAX_SENTENCES, Calibration, features, geometric_mean
-from regard.tasks.hallucinations import OutputChecker, OutputStatistics
-from regard.tasks.requests import (
+from regard.tasks.translation_requests import (
     Languages,
     Parses,
     TargetLanguages,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from regard.data.dependency_trees import ParsedSentence
+    from regard.inference.placeholders import Substitution
     from regard.inspection.trace import Trace
     from regard.metrics import MetricResult
     from regard.nn.loss import TrainingLoss
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         TrainingConfig,
     )
     from regard.storage.run_dir import RunDir
-    from regard.tasks.placeholders import Substitution
 
 
 QUICK: DecodingOptions = {
@@ -107,7 +107,7 @@ class Translator(SequenceGenerator):
     def load_prepared(
         cls, run: RunDir, device: Device, precision: Precision, threads: int | None
     ) -> Self | None:
-        from regard.tasks.prepared_model import read_prepared
+        from regard.tasks.native_model_cache import read_prepared
 
         def longer_positions(side: str, end: int) -> PositionTable:
             from regard.inference.native_packing import position_tables
@@ -130,7 +130,7 @@ class Translator(SequenceGenerator):
     def prepared_state(
         cls, run: RunDir, device: Device, precision: Precision
     ) -> dict[str, Any] | None:
-        from regard.tasks.prepared_model import prepared_state
+        from regard.tasks.native_model_cache import prepared_state
 
         return prepared_state(run, device, precision)
 
@@ -139,7 +139,7 @@ class Translator(SequenceGenerator):
             return
         from regard.inference.packed_transformer import PackedTransformer
         from regard.nn.transformer import Transformer
-        from regard.tasks.prepared_model import write_prepared
+        from regard.tasks.native_model_cache import write_prepared
 
         assert isinstance(self.network, Transformer)
         assert isinstance(self.engine.packed, PackedTransformer)
@@ -609,7 +609,7 @@ class Translator(SequenceGenerator):
         protected = ProtectedSpans(decoding.protect)
         if not any(map(placeholders.find, texts)):
             return {}
-        from regard.tasks.placeholders import substitutions
+        from regard.inference.placeholders import substitutions
 
         begun = self.tokenizer.target.decode(prefixes)
         tries = [
@@ -658,7 +658,7 @@ class Translator(SequenceGenerator):
         (tags,) = self.encode([""], to)
         known = self.substitutes = self.substitutes or {}
         if tuple(tags) not in known:
-            from regard.tasks.placeholders import copied_words
+            from regard.inference.placeholders import copied_words
 
             known[tuple(tags)] = copied_words(self.network, self.tokenizer, tags, self.device)
         return known[tuple(tags)]

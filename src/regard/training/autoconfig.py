@@ -10,7 +10,7 @@ from unicodedata import normalize
 
 from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
-from regard.data.segmentation import count_ideographs, is_unspaced_script
+from regard.data.words import count_ideographs, is_unspaced_script
 from regard.errors import RegardError
 from regard.inference.precision import choose_device
 from regard.recipe import (

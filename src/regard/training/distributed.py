@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
 from regard.data.batching import TILE, Lengths, PackedSize, row_owners
-from regard.data.dataset import RowIndices
+from regard.data.token_dataset import RowIndices
 from regard.errors import RegardError
 from regard.inference.precision import choose_device
 from regard.recipe import Device

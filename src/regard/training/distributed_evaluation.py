@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from regard.data.dataset import RowIndices
 from regard.data.pairs import Pair
+from regard.data.token_dataset import RowIndices
 from regard.nn.network import copy_weights, named_weights
 from regard.recipe import Precision, Recipe
 

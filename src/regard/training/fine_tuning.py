@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.corpus import fingerprint, is_held_out, read_pairs, train_pairs
-from regard.data.input_format import KNOWN_CODES, normalized_code
+from regard.data.language_codes import KNOWN_CODES, normalized_code
 from regard.data.pairs import Pair, TaggedPair
 from regard.data.special_tokens import UNK
 from regard.data.tokenizer import (
@@ -48,7 +48,7 @@ from regard.recipe import (
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files
 from regard.training.distillation import teacher_tokenizer
-from regard.training.optimizers import learning_rate
+from regard.training.lr_schedules import learning_rate
 
 # ---------------------------------------------------------------------------------------------
 # The recipe: what comes from the run, and what is chosen from the new data

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batching import Batch, Lengths
-from regard.data.dataset import RowIndices
+from regard.data.token_dataset import RowIndices
 from regard.training.train_step import TrainStep
 
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")

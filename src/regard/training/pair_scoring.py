@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.data.batching import collate, plan_sorted
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
 from regard.data.special_tokens import PAD
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.errors import RegardError
 from regard.recipe import Recipe, TokenizerConfig, make_recipe
 from regard.tasks import TASKS, Translator

@@ -24,7 +24,8 @@ from regard.training.cpu_kernels import (
     fastest_cpu_precision,
     has_cpu_kernels,
 )
-from regard.training.optimizers import OPTIMIZERS, SCHEDULES
+from regard.training.lr_schedules import SCHEDULES
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep
 
 if TYPE_CHECKING:

@@ -23,6 +23,8 @@ from torch import nn
 from regard import __version__
 from regard.data.corpus import fingerprint, read_pairs
 from regard.errors import RegardError
+from regard.inference.confidence import MAX_SENTENCES
+from regard.inference.hallucinations import OutputStatistics
 from regard.inference.native_library import native_library
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
@@ -31,10 +33,9 @@ from regard.storage.atomic_files import write_text
 from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import Model, Translator
-from regard.tasks.confidence import MAX_SENTENCES
-from regard.tasks.hallucinations import OutputStatistics
 from regard.training.autoconfig import AutomaticRecipe, describe_model
 from regard.training.checkpoint import average_checkpoints, checkpoint_files, checkpoint_step
+from regard.training.data_loader import unpackable_choices
 from regard.training.distributed import (
     ProcessGroup,
     first_sentence,
@@ -44,21 +45,14 @@ from regard.training.distributed import (
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
 from regard.training.micro_batches import is_out_of_memory
-from regard.training.overlap import OverlapScores
 from regard.training.planner import duration, measure_steps, plan
-from regard.training.prepare import check_files, open_prepared, prepare
+from regard.training.prepare_data import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run_mirror import RunMirror
+from regard.training.stopping import NonFiniteError, StopReason, finished
 from regard.training.summary import summarize, tune_length_penalty
-from regard.training.trainer import (
-    NonFiniteError,
-    StopReason,
-    Trainer,
-    describe_environment,
-    finished,
-    perplexity,
-    unpackable_choices,
-)
+from regard.training.train_test_overlap import OverlapScores
+from regard.training.trainer import Trainer, describe_environment, perplexity
 
 CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),
@@ -505,7 +499,7 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
         reporter.message(trainer.init_message)
     reasons = unpackable_choices(recipe) + ["sharded weights"] * trainer.sharded
     packed, on_cpu = recipe.training.batching == "packed", trainer.group.device.type == "cpu"
-    if packed and (reasons or (on_cpu and not trainer.packs_on_cpu)):
+    if packed and (reasons or (on_cpu and not trainer.data_loader.packs_on_cpu)):
         no_library = f"there is no native library ({native_library().reason})"
         cause = f"packing does not support {', '.join(reasons)}" if reasons else no_library
         reporter.message(f"Batches are padded, which is slower: {cause}")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from enum import IntEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,32 +17,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from regard import recipe as recipes
-from regard.data.batching import (
-    Batch,
-    EpochPlan,
-    EpochRows,
-    Lengths,
-    PackedSize,
-    common_packed_size,
-    pack,
-    pack_evenly,
-    packed_size,
-    plan_batches,
-    plan_packed,
-    plan_sorted,
-    row_owners,
-    rows_by_share,
-    share_of_old_rows,
-)
+from regard.data.batching import Batch, plan_sorted
 from regard.data.corpus import read_pairs, valid_pairs
-from regard.data.dataset import RowIndices, TokenDataset
 from regard.data.pairs import Pair
+from regard.data.prefetch import prefetch
+from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import copy_weights, named_weights
-from regard.recipe import TrainingConfig
-from regard.storage.prefetch import prefetch
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import TASKS, Translator, build_network
 from regard.training.autoconfig import AutomaticRecipe
@@ -62,22 +41,29 @@ from regard.training.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
-from regard.training.cpu_kernels import CPU_ROW_TOKENS, attach_cpu_kernels, has_cpu_kernels
+from regard.training.cpu_kernels import attach_cpu_kernels
+from regard.training.data_loader import (
+    DataCursor,
+    TrainingBatch,
+    TrainingDataLoader,
+    can_pack,
+    packs_on_cpu,
+)
 from regard.training.distillation import read_teacher
-from regard.training.distributed import FlatGradients, ProcessGroup, share_size
+from regard.training.distributed import FlatGradients, ProcessGroup
 from regard.training.distributed_evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
+from regard.training.lr_schedules import learning_rate
 from regard.training.micro_batches import (
     estimate_micro_batches,
     fits_in_memory,
     is_out_of_memory,
     largest_batch,
     release_memory,
-    split_rows,
 )
-from regard.training.optimizers import OPTIMIZERS, learning_rate
+from regard.training.optimizers import OPTIMIZERS
 from regard.training.planner import adjust_steps
-from regard.training.prepare import PreparedData, valid_cleaning
+from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.run_mirror import RunMirror
 from regard.training.sharding import (
@@ -88,6 +74,13 @@ from regard.training.sharding import (
     shard,
     shard_all,
     shards,
+)
+from regard.training.stopping import (
+    NonFiniteError,
+    StopReason,
+    all_steps_done,
+    catch_signals,
+    early_stop,
 )
 from regard.training.train_step import (
     EAGER_STEPS,
@@ -100,29 +93,6 @@ from regard.training.train_step import (
 PREFETCHED_BATCHES = 8
 MEASURED_SHARE = 0.03
 """A plan is changed only after steps have been measured for this share of the time left."""
-
-
-class NonFiniteError(Exception):
-    """A weight or the loss is infinite or not a number."""
-
-
-class DataCursor(NamedTuple):
-    """A position in the training data."""
-
-    epoch: int
-    batch: int
-    """position after the last batch, see ``EpochPlan``"""
-
-
-class TrainingBatch(NamedTuple):
-    """One batch from the training data."""
-
-    micro_batches: list[Batch]
-    """processed one after the other, their gradients summed"""
-    tokens: int
-    """target tokens of the whole batch, over all processes"""
-    cursor: DataCursor
-    """the position after this batch"""
 
 
 class Validation(NamedTuple):
@@ -195,25 +165,10 @@ class Trainer:
         if self.training.teacher:
             assert isinstance(self.loss_fn, Seq2SeqLoss)
             self.loss_fn.teachers = (read_teacher(recipe, run, group.device),)
-        self.packs_on_cpu = packs_on_cpu(recipe, group.device) and not self.sharded
-        """whether batches are packed rows for the native kernels"""
-        if self.packs_on_cpu:
-            attach_cpu_kernels(self.loss_fn)
+        self.data_loader = TrainingDataLoader(recipe, prepared, self.encoder, group)
         self.distributed_loss_fn: nn.Module = self.loss_fn
-        gradients = None
-        if group.size > 1 and can_pack(recipe) and not self.sharded:
-            trained = [one for one in self.network.parameters() if one.requires_grad]
-            gradients = FlatGradients(trained, group)
-        elif group.size > 1 and not self.sharded:
-            ids = [group.device.index] if group.device.type == "cuda" else None
-            self.distributed_loss_fn = DistributedDataParallel(self.loss_fn, ids)
-        self.train_step = TrainStep(
-            self.distributed_loss_fn, self.optimizer, self.training, group.device, gradients
-        )
         self.cuda_graph_step: CUDAGraphStep | None = None
-        if group.device.type == "cuda" and can_pack(recipe) and not self.sharded:
-            graph_step = CUDAGraphStep if gradients is None else DistributedCUDAGraphStep
-            self.cuda_graph_step = graph_step(self.train_step, self.network)
+        self.train_step = self._make_train_step(packs=can_pack(recipe) and not self.sharded)
         self.ema: dict[str, Tensor] | None = None
         if self.training.ema:
             self._set_ema({name: w.clone() for name, w in named_weights(self.network).items()})
@@ -223,6 +178,36 @@ class Trainer:
         self.examples = self.validation_pairs(self.training.validate_sentences)
         """the validation pairs that are translated and scored"""
         self.evaluation = DistributedEvaluation(self)
+
+    def _make_train_step(self, packs: bool) -> TrainStep:
+        """The function for one optimizer step, and how batches are laid out for it.
+
+        packs: whether batches are packed rows, if the device has kernels for them.
+        """
+        group, gradients = self.group, None
+        if packs and packs_on_cpu(self.recipe, group.device):
+            attach_cpu_kernels(self.loss_fn)
+            self.data_loader.packs_on_cpu = True
+        if group.size > 1 and packs:
+            trained = [one for one in self.network.parameters() if one.requires_grad]
+            gradients = FlatGradients(trained, group)
+            self.data_loader.balances_tokens = True
+        elif group.size > 1 and not self.sharded:
+            ids = [group.device.index] if group.device.type == "cuda" else None
+            self.distributed_loss_fn = DistributedDataParallel(self.loss_fn, ids)
+        step = TrainStep(
+            self.distributed_loss_fn, self.optimizer, self.training, group.device, gradients
+        )
+        if group.device.type == "cuda" and packs:
+            graph_step = CUDAGraphStep if gradients is None else DistributedCUDAGraphStep
+            self.cuda_graph_step = graph_step(step, self.network)
+            self.data_loader.packs_on_gpu = True
+        return step
+
+    def disable_cuda_graph(self) -> None:
+        """Run every step eagerly from now on, on padded batches: a graph needs the whole batch as one packed row."""
+        self.cuda_graph_step = None
+        self.data_loader.packs_on_gpu = False
 
     def validation_pairs(self, most: int) -> list[Pair]:
         """Validation pairs, evenly spaced: at most this many, less those that cleaning drops."""
@@ -257,8 +242,7 @@ class Trainer:
     def _fit(self, reporter: ProgressReporter, deadline: float | None) -> StopReason:
         training, state, group = self.training, self.state, self.group
         meter = Meter(self, reporter)
-        prefetched = closing(prefetch(self.batches(), PREFETCHED_BATCHES))
-        with catch_signals() as interrupted, prefetched as batches:
+        with catch_signals() as interrupted, self._prefetched_batches() as batches:
             if self.validation_is_due():
                 self.validate_and_save_best(reporter)
                 self.save()
@@ -288,6 +272,14 @@ class Trainer:
                         return StopReason.TOO_SLOW
                     self._keep_to_time(reporter, deadline, meter)
                     training = self.training
+
+    def batches(self) -> Iterator[TrainingBatch]:
+        """An endless stream of batches, starting at the current position in the data."""
+        cursor = DataCursor(self.state.epoch, self.state.batch)
+        return self.data_loader.batches(cursor, self.state.micro_batches)
+
+    def _prefetched_batches(self) -> closing[Generator[TrainingBatch, None, None]]:
+        return closing(prefetch(self.batches(), PREFETCHED_BATCHES))
 
     def validation_is_due(self) -> bool:
         """Whether the last step was saved without its validation, because memory ran out."""
@@ -358,7 +350,7 @@ class Trainer:
         state = replace(self.state)
         weights = {name: w.clone() for name, w in named_weights(self.network).items()}
         known = {p: {k: _clone(v) for k, v in s.items()} for p, s in self.optimizer.state.items()}
-        with closing(prefetch(self.batches(), PREFETCHED_BATCHES)) as batches:
+        with self._prefetched_batches() as batches:
 
             def run_step() -> int:
                 chosen = [next(batches) for _ in range(self.training.accumulate)]
@@ -467,18 +459,21 @@ class Trainer:
         """Split batches into as few parts as fit into memory, judged by the largest batch of the first pool of rows."""
         if self.cuda_graph_step is not None:
             return  # its memory is that of compiled layers; if it runs out, batches are split then
-        dataset, state = self.prepared.dataset_for_epoch(0), self.state
-        plan = self._plan_epoch(dataset, 0).pool(0)
+        loader, dataset, state = self.data_loader, self.prepared.dataset_for_epoch(0), self.state
+        plan = loader.plan_epoch(dataset, 0).pool(0)
         rows = largest_batch(plan, dataset.source_lengths, dataset.target_lengths)
 
-        def largest() -> Batch:
-            return max(self._collate(dataset, rows), key=lambda one: one.source.numel())
+        def parts_of(rows: RowIndices) -> list[Batch]:
+            return loader.collate(dataset, rows, state.micro_batches)
 
-        if self._collate(dataset, rows):  # a process may have no row of the batch
+        def largest() -> Batch:
+            return max(parts_of(rows), key=lambda one: one.source.numel())
+
+        if parts_of(rows):  # a process may have no row of the batch
             if self.group.device.type == "cpu":
-                some = rows[: max(1, len(rows) // 16)] if self.packs_on_cpu else rows
+                some = rows[: max(1, len(rows) // 16)] if loader.packs_on_cpu else rows
                 state.micro_batches = estimate_micro_batches(
-                    self.train_step, self._collate(dataset, some)[0], largest(), len(rows)
+                    self.train_step, parts_of(some)[0], largest(), len(rows)
                 )
             while not fits_in_memory(self.train_step, largest()) and state.micro_batches < len(
                 rows
@@ -499,7 +494,7 @@ class Trainer:
         if self.train_step.updating and not checkpoint_files(self.run.checkpoints):
             return False
         dataset = self.prepared.dataset_for_epoch(self.state.epoch)
-        plan = self._plan_epoch(dataset, self.state.epoch).pool(0)
+        plan = self.data_loader.plan_epoch(dataset, self.state.epoch).pool(0)
         return self.state.micro_batches < max(map(len, plan))
 
     def _split_batches(self, reporter: ProgressReporter) -> None:
@@ -507,7 +502,7 @@ class Trainer:
         failed, parts = self.state.step, 2 * self.state.micro_batches
         earlier = self.state.out_of_memory
         release_memory(self.train_step)
-        self.cuda_graph_step = None
+        self.disable_cuda_graph()
         if self.train_step.updating:  # the weights belong to no step
             self.load()
             self.train_step.updating = False
@@ -520,87 +515,6 @@ class Trainer:
             "micro-batches: the same tokens in each step, but the weights are not bit for bit those of a run with "
             "more memory"
         )
-
-    # -----------------------------------------------------------------------------------------
-    # Training data
-
-    def batches(self) -> Iterator[TrainingBatch]:
-        """An endless stream of batches, starting at the current position in the data."""
-        epoch, first = self.state.epoch, self.state.batch
-        while True:
-            dataset = self.prepared.dataset_for_epoch(epoch)
-            for position, rows in self._plan_epoch(dataset, epoch).batches(first):
-                tokens = self.encoder.count_labels(dataset, rows)
-                micro_batches = self._collate(dataset, rows)
-                yield TrainingBatch(micro_batches, tokens, DataCursor(epoch, position))
-            epoch, first = epoch + 1, 0
-
-    def _plan_epoch(self, dataset: TokenDataset, epoch: int) -> EpochPlan:
-        """The batches of an epoch."""
-        training, new, rows = self.training, self.prepared.new_rows, None
-        if new is not None:
-            ranges = share_of_old_rows(new, len(dataset) - new, training.mix)
-            rows = EpochRows(ranges, training.seed, epoch)
-        elif (file_rows := self.prepared.file_rows) is not None:
-            shares = self.recipe.data.train.sampling_shares(file_rows)
-            rows = EpochRows(rows_by_share(file_rows, shares), training.seed, epoch)
-        lengths = dataset.source_lengths, dataset.target_lengths
-        return EpochPlan(*lengths, self._plan_pool, training.seed, epoch, rows)
-
-    def _plan_pool(
-        self, source_lengths: Lengths, target_lengths: Lengths, seed: int, epoch: int
-    ) -> list[RowIndices]:
-        """The batches of some rows of an epoch."""
-        if self.training.batching == "packed":
-            return plan_packed(source_lengths, target_lengths, self.packed_size, seed, epoch)
-        return plan_batches(source_lengths, target_lengths, self.recipe.batch_tokens, seed, epoch)
-
-    @cached_property
-    def packed_size(self) -> PackedSize:
-        """The size of packed rows, the same for all copies of the training data."""
-        datasets = self.prepared.copies or [self.prepared.train]
-        lengths = [(dataset.source_lengths, dataset.target_lengths) for dataset in datasets]
-        return common_packed_size(lengths, self.recipe.batch_tokens)
-
-    @cached_property
-    def packed_share_size(self) -> PackedSize:
-        """The size of the packed rows of one of several processes; in a few batches a process needs two."""
-        dataset = self.prepared.dataset_for_epoch(0)
-        plan, processes = self._plan_epoch(dataset, 0).pool(0), self.group.size
-        size = share_size(plan, dataset.source_lengths, dataset.target_lengths, processes)
-        for copy in self.prepared.copies:  # the longest text of each must fit
-            size = PackedSize(
-                *map(max, size, packed_size(copy.source_lengths, copy.target_lengths, 1))
-            )
-        return size
-
-    def _collate(self, dataset: TokenDataset, rows: RowIndices) -> list[Batch]:
-        """The tensors of a batch: one packed row, a few padded chunks of similar length, or one padded batch.
-
-        Of several processes, each gets its share; of packed batches possibly none, or more than one row.
-        """
-        rank, processes = self.group.rank, self.group.size
-        chunk_tokens = self.recipe.batch_tokens
-        if self.train_step.gradients is not None:
-            lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
-            rows = rows[row_owners(*lengths, processes) == rank]
-            rank, processes, chunk_tokens = 0, 1, -(-chunk_tokens // processes)
-        lengths = dataset.source_lengths[rows], dataset.target_lengths[rows]
-        if self.cuda_graph_step is not None:
-            chunks, size = [rows], self.packed_size
-            if self.train_step.gradients is not None:
-                size = self.packed_share_size
-                plan = plan_packed(*lengths, size, self.training.seed, 0)
-                chunks = [rows[chunk] for chunk in plan]
-            return [pack(dataset, part, size).map(torch.Tensor.pin_memory) for part in chunks]
-        if self.packs_on_cpu:
-            return pack_evenly(dataset, rows, CPU_ROW_TOKENS // self.state.micro_batches)
-        if self.training.batching == "packed":
-            parts = recipes.PACKED_CHUNKS * self.state.micro_batches
-            chunks = [rows[chunk] for chunk in plan_sorted(*lengths, -(-chunk_tokens // parts))]
-        else:
-            chunks = split_rows(rows, self.state.micro_batches)
-        return [self.encoder.collate(dataset, chunk, rank, processes) for chunk in chunks]
 
     # -----------------------------------------------------------------------------------------
     # Validation
@@ -845,7 +759,7 @@ class Trainer:
             return
         self.state, tensors = load_checkpoint(files[-1])
         if self.state.micro_batches > 1:
-            self.cuda_graph_step = None  # which needs the whole batch as one row
+            self.disable_cuda_graph()
         own = named_weights(self.network)
         copy_weights(self.network, shard_all(tensors["model"], own), str(files[-1]))
         if self.ema is not None:
@@ -864,23 +778,6 @@ class Trainer:
         ranked = sorted(self.state.validations, key=lambda validation: validation[1:])
         best = [by_step[step] for step, *_ in ranked if step in by_step]
         return best[: training.keep_checkpoints if training.average == "best" else 1]
-
-
-def unpackable_choices(recipe: recipes.Recipe) -> list[str]:
-    """The choices of a recipe that do not support packed rows, such as ``model.norm: batch``."""
-    optimizer = OPTIMIZERS.choices[recipe.training.optimizer]
-    choices = [("training.optimizer", optimizer), *recipes.model_choices(recipe.model)]
-    return [f"{key}: {choice.name}" for key, choice in choices if not choice.packed_batches]
-
-
-def can_pack(recipe: recipes.Recipe) -> bool:
-    """Whether the batches of a recipe are planned for packing, and all of its choices support packed rows."""
-    return recipe.training.batching == "packed" and not unpackable_choices(recipe)
-
-
-def packs_on_cpu(recipe: recipes.Recipe, device: torch.device) -> bool:
-    """Whether batches are packed for the native kernels of a CPU."""
-    return device.type == "cpu" and can_pack(recipe) and has_cpu_kernels()
 
 
 def reset_optimizer(
@@ -918,7 +815,7 @@ def describe_environment(trainer: Trainer) -> str:
     else:
         threads = torch.get_num_threads()
         device = f"{torch.backends.cpu.get_cpu_capability()}, {threads} thread{'s' * (threads > 1)}"
-    kernels = ", native kernels" if trainer.packs_on_cpu else ""
+    kernels = ", native kernels" if trainer.data_loader.packs_on_cpu else ""
     plural = "es" * (group.size > 1)
     return f"torch {torch.__version__}, {device}{kernels}, {group.size} process{plural}"
 
@@ -930,78 +827,6 @@ def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
     selected = min(count, most)
     indices = {number * count // selected for number in range(selected)}
     return [pair for index, pair in enumerate(pairs) if index in indices]
-
-
-# ---------------------------------------------------------------------------------------------
-# When training stops
-
-
-class StopReason(IntEnum):
-    """Why training stops. If processes disagree, the highest value counts."""
-
-    NONE = 0
-    ALL_STEPS = 1
-    PATIENCE = 2
-    TIME_LIMIT = 3
-    TOO_SLOW = 4
-    """for the chosen model: training is started again with another one"""
-    INTERRUPTED = 5
-
-    def describe(self, training: TrainingConfig) -> str:
-        many = training.patience != 1
-        return {
-            StopReason.ALL_STEPS: f"all {training.steps:,} steps are done",
-            StopReason.PATIENCE: f"no improvement in the last {training.patience} validations"
-            if many
-            else "no improvement in the last validation",
-            StopReason.TIME_LIMIT: "the time limit was reached",
-            StopReason.INTERRUPTED: "interrupted",
-        }[self]
-
-
-def finished(state: TrainingState, training: TrainingConfig) -> StopReason:
-    """Why there is nothing left to train, if so."""
-    return max(all_steps_done(state, training), early_stop(state, training))
-
-
-def all_steps_done(state: TrainingState, training: TrainingConfig) -> StopReason:
-    return StopReason.ALL_STEPS if state.step >= training.steps else StopReason.NONE
-
-
-def early_stop(state: TrainingState, training: TrainingConfig) -> StopReason:
-    """Whether patience is exhausted. Only the main process has the validations; the others follow it."""
-    if training.patience is None or not state.validations:
-        return StopReason.NONE
-    best_step, *_ = min(state.validations, key=lambda validation: validation[1:])
-    # A validation at a time limit does not count: training in several sessions must not stop a run sooner.
-    since = [
-        step
-        for step, *_ in state.validations
-        if step > best_step and step % training.validate_every == 0
-    ]
-    return StopReason.PATIENCE if len(since) >= training.patience else StopReason.NONE
-
-
-@contextmanager
-def catch_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT (Ctrl-C) or SIGTERM sets; a second signal raises KeyboardInterrupt."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = [signal.signal(number, handle) for number in signals]
-    try:
-        yield event
-    finally:
-        for number, handler in zip(signals, previous, strict=True):
-            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from regard.data.batching import (
     share_of_old_rows,
 )
 from regard.data.cleaning import encode_pairs
-from regard.data.dataset import IntArray, RowIndices, TokenDataset, write_dataset
 from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, PAD
+from regard.data.token_dataset import IntArray, RowIndices, TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.recipe import TokenizerConfig as Section
 

@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 
 from regard.data.batching import collate, collate_trees
 from regard.data.corpus import read_pairs
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.dependency_trees import (
     MultiwordToken,
     ParsedSentence,
@@ -22,6 +21,7 @@ from regard.data.dependency_trees import (
 )
 from regard.data.pairs import Pair, ParsedPair, parse_of
 from regard.data.special_tokens import EOS, PAD
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.nn.positions import SinusoidalInTree, Tree, sinusoids

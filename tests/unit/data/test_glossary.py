@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from regard.data.glossary import Glossary
-from regard.data.segmentation import fold_case, is_word_character, whole_word_pattern
+from regard.data.words import fold_case, is_word_character, whole_word_pattern
 from regard.errors import RegardError
 
 

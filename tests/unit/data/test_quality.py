@@ -11,13 +11,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from regard.data import quality
-from regard.data.lexicon import PairSample
+from regard.data.ibm_model1 import PairSample
 from regard.data.misalignment import viterbi
-from regard.data.pair_batch import PairBatch, batches
 from regard.data.pairs import Pair
 from regard.data.quality import QUALITY_RULES, Misaligned, RuleSet, make_rules, survey
-from regard.data.text_batch import HAN, MAX_WORDS, STEM, KeyCounter, TextBatch, character_table
-from regard.demo.grammar import generate
+from regard.data.text_features import (
+    HAN,
+    MAX_WORDS,
+    STEM,
+    KeyCounter,
+    PairBatch,
+    TextBatch,
+    batches,
+    character_table,
+)
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 
 CLEAN = list(generate("train", 2_000))

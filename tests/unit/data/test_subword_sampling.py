@@ -12,7 +12,6 @@ from hypothesis import given, strategies as st
 
 from regard.data import subword_sampling
 from regard.data.batching import pad_sources, pad_targets
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
 from regard.data.subword_sampling import (
     SUBWORD_SAMPLERS,
@@ -20,14 +19,15 @@ from regard.data.subword_sampling import (
     SamplingVocabulary,
     UnigramSampler,
 )
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.recipe import CleaningConfig, Recipe, TokenizerConfig as Section, make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training import prepare as module
+from regard.training import prepare_data as module
 from regard.training.checkpoint import checkpoint_files, load_checkpoint
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run import train
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy, sample
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import (
     LENGTH_NORMALIZATIONS,
     LengthNormalization,
     gnmt_length_penalty,
 )
-from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from tests.unit.decoding.mock_model import (
     BOS,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS, gnmt_length_penalty
-from regard.decoding.outputs import Hypothesis
 
 BOS, EOS, V = 0, 1, 9
 

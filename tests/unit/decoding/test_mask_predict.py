@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.mask_predict import Iteration, mask_predict
-from regard.decoding.outputs import Hypothesis
 
 PAD, EOS, MASK = 0, 1, 2
 Model = Callable[[int, list[int], int], list[float]]

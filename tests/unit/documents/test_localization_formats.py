@@ -7,8 +7,8 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies as st
 
-from regard.data.bilingual_formats import PO, TMX, XLIFF
-from regard.data.input_format import ReadOptions
+from regard.data.formats.base import ReadOptions
+from regard.data.formats.bilingual import PO, TMX, XLIFF
 from regard.documents import DocumentOptions
 from tests.unit.documents import samples
 from tests.unit.documents.translators import copy, parse, reverse, translate

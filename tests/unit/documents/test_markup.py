@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.data.segmentation import word_and_symbol_spans
+from regard.data.words import word_and_symbol_spans
 from regard.documents.markup import Document, split_html, split_plain, tokenize_html
-from tests.unit.data.test_segmentation import LANGUAGES, PIECES
+from tests.unit.data.test_sentence_splitter import LANGUAGES, PIECES
 
 MARKUP = [
     *("<p>", "</p>", "<b class='a>b'>", "</B >", "<br/>", '<i title="x.">', "</i>", "<a href=x/>"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from regard.data.segmentation import word_and_symbol_spans
+from regard.data.words import word_and_symbol_spans
 from regard.documents import DocumentOptions, ParsedDocument, format_of_name
 from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Floats

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.errors import RegardError
-from regard.experiments.design import Design, make_design
+from regard.experiments.experiment_design import Design, make_design
 from regard.experiments.report import figures, html_report, text_report, verdicts
 from regard.experiments.results import (
     RESULTS,

@@ -10,7 +10,7 @@ import torch
 
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
-from regard.decoding.outputs import Hypothesis
+from regard.decoding.hypothesis import Hypothesis
 from regard.inference import native_packing, quantization
 from regard.inference.engine import Request, SearchInterrupted
 from regard.inference.native_library import NativeLibrary
@@ -18,7 +18,7 @@ from regard.inference.worker_pool import WorkerPool
 from regard.nn.network import named_weights
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
-from regard.tasks import Translator, prepared_model
+from regard.tasks import Translator, native_model_cache
 
 
 @pytest.mark.parametrize("workers", [False, True])
@@ -104,7 +104,7 @@ def test_without_the_library_the_summary_names_the_reason(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing = NativeLibrary(None, "there is no C++ compiler to build it with")
-    for module in (quantization, native_packing, prepared_model):
+    for module in (quantization, native_packing, native_model_cache):
         monkeypatch.setattr(module, "native_library", lambda: missing)
     model = Translator.load(finished_run, "cpu", "int8")
     assert model.engine.native is None

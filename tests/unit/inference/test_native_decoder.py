@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
+from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.outputs import Hypothesis
 from regard.errors import RegardError
 from regard.inference.native_decoder import NativeDecoder, NativeRequest
 from regard.inference.native_library import INSTRUCTION_SETS, native_library

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.inspection.html import WEB
+from regard.inspection.html_page import WEB
 
 
 def test_the_code_is_a_build_of_the_source() -> None:

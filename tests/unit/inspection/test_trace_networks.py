@@ -9,7 +9,7 @@ import torch
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
 from regard.inspection.hooks import SITES
-from regard.inspection.html import page
+from regard.inspection.html_page import page
 from regard.inspection.trace import trace
 from regard.recipe import Recipe
 from regard.tasks import Translator, build_network

@@ -16,7 +16,7 @@ from regard.decoding.mask_predict import Iteration
 from regard.errors import RegardError
 from regard.inspection.alignment import align
 from regard.inspection.hooks import Head
-from regard.inspection.html import page
+from regard.inspection.html_page import page
 from regard.inspection.trace import trace
 from regard.recipe import Recipe
 from regard.tasks import Translator, build_network

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sentencepiece
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.interop import ctranslate2 as export
 from regard.interop.convert import export_model

@@ -17,7 +17,7 @@ import torch
 
 from regard.data.pairs import Pair
 from regard.data.special_tokens import BOS, EOS, SPECIAL_TOKENS
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 from regard.errors import RegardError
 from regard.inspection.trace import trace
 from regard.interop import huggingface

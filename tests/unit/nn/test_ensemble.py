@@ -16,7 +16,7 @@ from torch import Tensor
 import regard
 from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
-from regard.inference.packed_ensemble import PackedEnsemble
+from regard.inference.packed_transformer import PackedEnsemble
 from regard.nn.ensemble import Ensemble
 from regard.nn.network import Network, named_weights
 from regard.recipe import Recipe

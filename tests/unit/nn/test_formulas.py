@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
 from regard.nn.attention import WEIGHTINGS, AttentionIntermediates, AttentionMask
-from regard.nn.layers import RESIDUALS
+from regard.nn.layers import NORM_ORDERS, RESIDUALS
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, BatchNorm, RMSNorm
 from regard.nn.positions import Index, Relative, Rotary
@@ -353,11 +354,12 @@ def test_batch_norm_of_one_token_is_finite() -> None:
 def test_no_norm_changes_nothing_and_has_no_weights(small_recipe: SmallRecipe) -> None:
     x = torch.randn(1, 2, 16)
     assert NORMS["none"](16)(x) is x
-    for order in RESIDUALS:
-        residual = RESIDUALS[order](small_recipe(model={"norm": "none"}).model)
-        assert not list(residual.parameters())
-        expected = 2 * x if order == "no_residual" else 3 * x
-        assert torch.equal(residual(x, lambda y: 2 * y, None), expected)
+    for order, residual in product(NORM_ORDERS, RESIDUALS):
+        config = small_recipe(model={"norm": "none", "residual": residual}).model
+        sublayer = NORM_ORDERS[order](config)
+        assert not list(sublayer.parameters())
+        expected = 2 * x if residual == "none" else 3 * x
+        assert torch.equal(sublayer(x, lambda y: 2 * y, None), expected)
 
 
 # Weightings

@@ -18,7 +18,6 @@ from regard.nn.layers import (
     FeedForward,
     Gated,
     KVCache,
-    NoResidual,
     PostNorm,
     PreNorm,
     final_norm,
@@ -159,11 +158,15 @@ def test_pre_norm_equals_its_formula(small_recipe: SmallRecipe) -> None:
 
 
 def test_without_residual_connections_the_input_is_not_added(small_recipe: SmallRecipe) -> None:
-    plain = NoResidual(small_recipe().model).double()
-    randomize(plain)
+    config = small_recipe(model={"residual": "none"}).model
     x = torch.randn(2, 3, 16, dtype=torch.float64)
-    expected = numpy_norm(3 * x.numpy() + 1, plain.norm)
-    np.testing.assert_allclose(plain(x, linear, None).detach().numpy(), expected, atol=1e-12)
+    post, pre = PostNorm(config).double(), PreNorm(config).double()
+    randomize(post)
+    randomize(pre)
+    expected = numpy_norm(3 * x.numpy() + 1, post.norm)
+    np.testing.assert_allclose(post(x, linear, None).detach().numpy(), expected, atol=1e-12)
+    expected = 3 * numpy_norm(x.numpy(), pre.norm) + 1
+    np.testing.assert_allclose(pre(x, linear, None).detach().numpy(), expected, atol=1e-12)
 
 
 def test_pre_norm_has_a_final_norm_by_default(small_recipe: SmallRecipe) -> None:

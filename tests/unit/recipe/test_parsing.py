@@ -238,7 +238,7 @@ def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
         "mine.yaml: line 2: training.steps: 'many' must be a valid integer"
     )
     assert refusal(DATA + "model: {norm_order: under}\n") == (
-        "mine.yaml: line 2: model.norm_order: 'under' must be 'post', 'pre' or 'no_residual'"
+        "mine.yaml: line 2: model.norm_order: 'under' must be 'post' or 'pre'"
     )
     assert "'vast' must be 'tiny', 'small', 'fast', 'base', 'big' or 'huge'" in refusal(
         DATA + "model: {preset: vast}"
@@ -467,6 +467,14 @@ def test_old_names_are_refused_with_the_new_ones() -> None:
         "line 3: search was renamed to decoding, search.alpha to decoding.length_penalty" in message
     )
     assert "model.norm_order: before was renamed to pre" in refusal(DATA, "model.norm_order=before")
+    message = refusal(DATA, "model.norm_order=no_residual")
+    assert "model.norm_order: no_residual was renamed to model.residual: none" in message
+
+
+def test_a_network_may_have_neither_norms_nor_residual_connections() -> None:
+    """Both have an effect; only the order of norms has none without norms."""
+    model = parse(DATA, "model.norm=none", "model.residual=none").model
+    assert (model.norm, model.residual) == ("none", "none")
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())

@@ -12,7 +12,7 @@ import pytest
 from regard.errors import RegardError
 from regard.recipe import Recipe
 from regard.server.app import create_app
-from regard.server.batching import Metrics
+from regard.server.metrics import Metrics
 from regard.server.models import ModelEntry, ModelPool, check_memory, entries_of_runs
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translator

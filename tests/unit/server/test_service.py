@@ -14,7 +14,7 @@ from regard.documents.markup import split_html
 from regard.inspection.alignment import align
 from regard.nn.network import named_weights
 from regard.server.app import create_app
-from regard.server.inspection import follow_training
+from regard.server.inspection_endpoints import follow_training
 from regard.server.process import limit_threads
 from regard.server.schemas import Settings
 from regard.storage.run_dir import RunDir
@@ -65,7 +65,7 @@ def test_admitted_requests_are_finished(
 def test_new_weights_of_a_running_training_are_loaded(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.server.inspection.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("regard.server.inspection_endpoints.POLL_SECONDS", 0.01)
     folder = RunDir(run_folder)
     folder.card_file.unlink()
     model = Translator.load(run_folder, "cpu")

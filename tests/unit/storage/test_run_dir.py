@@ -90,6 +90,7 @@ def test_weights_without_a_card_name_their_tokenizer(run_folder: Path) -> None:
     [
         ({"decoding": {"beam": 2}, "training": {"steps": 7}, **WORDS}, True),
         ({"model": {"norm_order": "pre"}, **WORDS}, False),
+        ({"model": {"residual": "none"}, **WORDS}, False),
     ],
 )
 def test_weights_without_a_card_name_the_model_of_their_recipe(

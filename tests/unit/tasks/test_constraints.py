@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from regard.data.protected_spans import ProtectedSpans
-from regard.data.segmentation import whole_word_pattern
 from regard.data.special_tokens import BOS, EOS
+from regard.data.words import whole_word_pattern
 from regard.errors import RegardError
 from regard.tasks import Translator
-from regard.tasks.requests import phrase_of
+from regard.tasks.translation_requests import phrase_of
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from fastapi.testclient import TestClient
 from regard.cli.evaluate import _test_pairs
 from regard.data.batching import pad_sources
 from regard.data.corpus import fingerprint, read_pairs, train_pairs
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair, TaggedPair, tags_of
 from regard.data.special_tokens import SPECIAL_TOKENS
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.interop.convert import export_model

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from regard import recipe as recipes
 from regard.data.batching import pad_sources
 from regard.data.corpus import read_pairs
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
 from regard.data.special_tokens import EOS, MASK, PAD, SPECIAL_TOKENS
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.metrics.base import METRICS

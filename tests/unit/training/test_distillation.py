@@ -16,7 +16,7 @@ from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator, build_network
 from regard.training.distillation import distill, read_teacher, teacher_tokenizer
-from regard.training.prepare import check_files
+from regard.training.prepare_data import check_files
 from regard.training.run import train
 
 TEXTS = ["a dog", "a dog", "", "ein\tHund"]

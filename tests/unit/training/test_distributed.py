@@ -3,8 +3,7 @@
 import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 
 from regard.data.batching import TILE, plan_packed, row_owners
 from regard.errors import RegardError
-from regard.recipe import make_recipe
 from regard.training import distributed
 from regard.training.distributed import (
     SILENT_PEER_SECONDS,
@@ -26,8 +24,6 @@ from regard.training.distributed import (
     open_files,
     share_size,
 )
-from regard.training.trainer import Trainer
-from tests.unit.training.test_packed_batches import dataset_of
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=80)
 CPU = torch.device("cpu")
@@ -80,34 +76,6 @@ def test_gradients_are_added_to_one_buffer() -> None:
     assert layer.weight.grad is not None
     assert not layer.weight.grad.any()
     assert layer.weight.grad.data_ptr() == gradients.buffer.data_ptr()
-
-
-def test_gpu_processes_pack_their_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every label of a batch is in a packed row of exactly one process, and all rows have one shape."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    dataset = dataset_of([(3, 4), (7, 5), (2, 2), (6, 9), (4, 4), (8, 8), (200, 100)] * 9)
-    sections = {"data": {"train": {"pairs": "x"}}, "training": {"batching": "packed"}}
-    shapes, counts = set(), []
-    for rank in range(3):
-        trainer = SimpleNamespace(
-            group=ProcessGroup(rank, 3, CPU),
-            train_step=SimpleNamespace(gradients=object()),
-            cuda_graph_step=object(),
-            packed_size=None,
-            recipe=make_recipe(sections, "test"),
-            training=make_recipe(sections, "test").training,
-            packed_share_size=share_size(
-                [np.arange(7)], dataset.source_lengths, dataset.target_lengths, 3
-            ),
-        )
-        batches = Trainer._collate(cast(Any, trainer), dataset, np.arange(63))
-        assert len(batches) > 1, "a share that is too large for one row"
-        shapes |= {(batch.source.shape, batch.target.shape) for batch in batches}
-        counts.append(sum(batch.tokens for batch in batches))
-        few = Trainer._collate(cast(Any, trainer), dataset, np.arange(1))
-        assert len(few) == (rank == 0), "no row is left for the other processes"
-    assert len(shapes) == 1
-    assert sum(counts) == int(dataset.target_lengths.sum()) + 63
 
 
 class Failing(ProcessGroup):

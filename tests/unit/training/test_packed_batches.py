@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from regard.data.batching import Batch, PackedSize, collate, pack, packed_size, plan_packed
-from regard.data.dataset import TokenDataset
 from regard.data.special_tokens import BOS, EOS, PAD
+from regard.data.token_dataset import TokenDataset
 from regard.nn import loss
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.dropout import Dropout, attach_dropout_seeds, keep_mask

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.dataset import TokenDataset, write_dataset
 from regard.data.pairs import Pair
+from regard.data.token_dataset import TokenDataset, write_dataset
 from regard.tasks import Translator
 from regard.training.pair_scoring import dual_score, target_entropies
 

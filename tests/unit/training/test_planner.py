@@ -22,7 +22,7 @@ from regard.training.planner import (
     measure_steps,
     plan,
 )
-from regard.training.prepare import open_prepared, prepare
+from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.trainer import Meter, Trainer
 

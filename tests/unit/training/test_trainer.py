@@ -1,4 +1,4 @@
-"""The scalars of a step, selected checkpoints, validation examples, early stopping, and the time left."""
+"""The scalars of a step, selected checkpoints, validation examples, and the time left."""
 
 import time
 from datetime import timedelta
@@ -15,16 +15,10 @@ from regard.data.pairs import Pair
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import TrainingState, checkpoint_name, checkpoint_step
+from regard.training.data_loader import DataCursor, TrainingBatch
 from regard.training.progress import ProgressReporter
 from regard.training.train_step import StepScalars
-from regard.training.trainer import (
-    DataCursor,
-    StopReason,
-    Trainer,
-    TrainingBatch,
-    evenly_spaced,
-    finished,
-)
+from regard.training.trainer import Trainer, evenly_spaced
 
 
 def recipe_with(**training: Any) -> Any:
@@ -40,17 +34,6 @@ def test_examples_are_evenly_spaced_over_the_file(count: int, examples: int) -> 
     gaps = [after - before for before, after in pairwise(edges)]
     assert not gaps or max(gaps) - min(gaps) <= 1
     assert indices[:1] == [0][: len(indices)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "stop"),
-    [([100, 150, 170, 190], StopReason.NONE), ([100, 200, 300], StopReason.PATIENCE)],
-)
-def test_a_validation_at_a_time_limit_costs_no_patience(steps: list[int], stop: StopReason) -> None:
-    """The first validation is the best. Training in several sessions must not stop sooner."""
-    state = TrainingState(step=steps[-1], validations=[(step, step / 100, 1.0) for step in steps])
-    training = recipe_with(patience=2, validate_every=100).training
-    assert finished(state, training) is stop
 
 
 def test_the_time_left_is_at_most_the_time_to_the_deadline(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 /**
- * Lenses, as `lenses.py` writes them: what would be said at each depth, why a token and not another, and what makes two
- * sentences differ. They come from the file or from the server.
+ * Lenses, as `page_data.py` writes them: what would be said at each depth, why a token and not another, and what makes
+ * two sentences differ. They come from the file or from the server.
  *
  * @typedef {import("./render.js").Context} Context
  * @typedef {import("./trace.js").Candidate} Candidate

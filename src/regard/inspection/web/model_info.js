@@ -2,7 +2,7 @@
  * What the page says about the model.
  *
  * @typedef {{ name: string, languages: { source: string | null, target: string | null }, parameters: number,
- *   scores: string[], examples: string[], lenses: boolean }} ModelInfo as `model_info` of lenses.py writes it
+ *   scores: string[], examples: string[], lenses: boolean }} ModelInfo as `model_info` of page_data.py writes it
  */
 
 import { grouped } from "./format.js";

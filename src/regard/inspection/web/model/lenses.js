@@ -1,5 +1,5 @@
 /**
- * Lenses that need no gradients, computed in the browser as depth_lenses.py and patching.py compute them.
+ * Lenses that need no gradients, computed in the browser as logit_lens.py and patching.py compute them.
  *
  * @typedef {import("../lenses.js").DepthLensJson} DepthLensJson
  * @typedef {import("../lenses.js").DepthLensesJson} DepthLensesJson

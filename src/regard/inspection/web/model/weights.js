@@ -1,5 +1,5 @@
 /**
- * The weights of the model, as interop/html.py writes them.
+ * The weights of the model, as interop/html_export.py writes them.
  *
  * A matrix is quantized row by row: a weight is its integer times the scale of the row. The integers of all matrices are
  * two streams of bytes: their upper 8 bits, and the bits below, several in a byte. Scales and vectors are floats. Each

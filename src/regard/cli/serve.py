@@ -1,0 +1,195 @@
+"""The command serve: an HTTP server for models."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.options import PrecisionName, Threads, parse_precision
+from regard.errors import RegardError
+from regard.storage.atomic_files import shared_folder
+
+
+def serve(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Run folders of trained models.")
+    ],
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port to listen on; 0 selects a free one."
+        ),
+    ] = 8000,
+    api_keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY,KEY…",
+            envvar="REGARD_API_KEYS",
+            help="API keys that clients must use, separated by commas (default: no key is needed).",
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Another name of this server that the Host header may have; can be repeated; * allows all "
+            "(default: localhost, --host and every IP address).",
+        ),
+    ] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin whose pages may use the API from a browser, such as https://example.org; can be repeated; "
+            "* allows all (default: none).",
+        ),
+    ] = None,
+    rate_limit: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="POST requests that one client may send per minute; 0 means no limit. A client is an API key in "
+            "the Authorization header, or an address.",
+        ),
+    ] = 0,
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append one JSON object per request, without texts; - is standard output (default: none).",
+        ),
+    ] = None,
+    languages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FROM,TO",
+            help="Language codes of source and target, for example en,de (default: the run's).",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory for the weights of several models, such as 2GB, for all --workers together; the least "
+            "recently used models are unloaded (default: no limit).",
+        ),
+    ] = None,
+    pivot: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LANGUAGE",
+            help="Language through which two models may be combined: with en, German to English to French; can be "
+            "repeated (default: none).",
+        ),
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Number of processes that serve requests on the same port, each with its own copy of the models.",
+        ),
+    ] = 1,
+    precision: PrecisionName = "auto",
+    threads: Threads = None,
+) -> None:
+    """Serve translation models over HTTP, with LibreTranslate's API and a web page.
+
+    With several models, requests are routed by their languages. SIGHUP reloads the models; so does a new card.json.
+    """
+    with share_metrics():  # before prometheus_client is imported
+        try:
+            from regard.server.process import serve as run_server
+            from regard.server.schemas import Settings
+        except ModuleNotFoundError as error:
+            raise RegardError(f"serve needs {error.name}: pip install 'regard[serve]'") from None
+        keys = tuple(filter(None, map(str.strip, (api_keys or "").split(","))))
+        if api_keys is not None and not keys:
+            raise RegardError(
+                f"--api-keys {api_keys!r}: contains no key, so anyone could use the server; "
+                "give at least one"
+            )
+        pair = None if languages is None else _language_pair(languages)
+        settings = Settings(
+            api_keys=keys,
+            allowed_hosts=tuple(allowed_host or ()),
+            cors_origins=_origins(cors or []),
+            rate_limit=rate_limit,
+            access_log=access_log is not None,
+            memory=None if memory is None else _bytes(memory),
+            pivots=tuple(pivot or ()),
+        )
+        if access_log is not None:
+            _write_access_log(access_log)
+        how = parse_precision(precision)
+        run_server(runs, host, port, settings, "auto", how, threads, pair, workers)
+
+
+@contextmanager
+def share_metrics() -> Iterator[None]:
+    """Let the processes of the server share their metrics in a temporary folder."""
+    variable = "PROMETHEUS_MULTIPROC_DIR"
+    if variable in os.environ:
+        yield
+        return
+    with shared_folder("regard-metrics-") as folder:
+        os.environ[variable] = str(folder)
+        try:
+            yield
+        finally:
+            del os.environ[variable]
+
+
+SIZE_UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+
+
+def _bytes(size: str) -> int:
+    match = re.fullmatch(rf"([0-9.]+) ?({'|'.join(SIZE_UNITS)})", size)
+    try:
+        return int(float(match[1]) * SIZE_UNITS[match[2]]) if match else int("")
+    except ValueError:
+        raise RegardError(
+            f"--memory {size}: expected a number and a unit, for example 2GB or 500MB"
+        ) from None
+
+
+def _write_access_log(file: Path) -> None:
+    """Send the records of the logger ``regard.access`` to a file."""
+    try:
+        handler: logging.Handler = (
+            logging.StreamHandler(sys.stdout) if file == Path("-") else logging.FileHandler(file)
+        )
+    except OSError as error:
+        raise RegardError(f"--access-log {file}: {error.strerror}") from None
+    logger = logging.getLogger("regard.access")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+
+
+def _origins(origins: list[str]) -> tuple[str, ...]:
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/?#\s]+", origin):
+            raise RegardError(
+                f"--cors {origin}: expected an origin, for example https://example.org, or *"
+            )
+    return tuple(origins)
+
+
+def _language_pair(languages: str) -> tuple[str, str]:
+    codes = re.fullmatch(r"([\w-]+),([\w-]+)", languages)
+    if codes is None:
+        raise RegardError(
+            f"--languages {languages}: expected two codes separated by a comma, for example en,de"
+        )
+    return codes[1], codes[2]

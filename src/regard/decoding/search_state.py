@@ -1,0 +1,411 @@
+"""What all decoding methods share: the step function, the rules for the next token, the hypotheses, the beam tree.
+
+Shape letters: ``sentences`` are the sentences still being decoded, ``beams`` the active hypotheses of each of them,
+``rows`` all of these hypotheses, those of one sentence next to each other, and ``V`` is the vocabulary size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.length_penalty_and_stopping import Penalty, gnmt_length_penalty
+
+NEG_INF = -torch.inf
+"""log-probability of an impossible token or hypothesis"""
+ANY_TOKEN = -1
+"""in a padded prefix: no token is forced at this position"""
+
+# ---------------------------------------------------------------------------------------------
+# The model, as decoding sees it
+
+
+Self = TypeVar("Self")
+
+
+@runtime_checkable
+class StepState(Protocol):
+    """What the step function needs from earlier steps, such as cached keys and values.
+
+    It has one row per sentence at first, and later one row per hypothesis, those of a sentence next to each other.
+    """
+
+    def select(self: Self, rows: Int[Tensor, "sentences beams"]) -> Self:
+        """The state of the given rows, which are numbers of rows of the current state.
+
+        Each line of ``rows`` has the hypotheses to continue for one sentence; all of them come from the same sentence.
+        Sentences keep their order, but some may be missing. So whatever belongs to a sentence, such as the encoder
+        output, can be stored once per sentence and shared by its beams.
+        """
+        ...
+
+
+S = TypeVar("S", bound=StepState)
+
+StepFunction = Callable[[Int[Tensor, "rows"], S], tuple[Float[Tensor, "rows V"], S]]
+"""The last token of each row and the state, to the logits of the next token and the new state."""
+
+# ---------------------------------------------------------------------------------------------
+# Rules for the next token
+
+
+@dataclass(frozen=True)
+class SequenceRules:
+    """Which tokens may come next in each sentence, whatever the decoding method."""
+
+    bos: int
+    """the first token that the decoder reads"""
+    eos: int
+    max_lengths: Int[Tensor, "sentences"]
+    """largest number of tokens of each sentence, EOS not counted"""
+    prefixes: Int[Tensor, "sentences longest"]
+    """the tokens each sentence must begin with, padded with ``ANY_TOKEN``"""
+    suppressed: Int[Tensor, "suppressed"]
+    """tokens that are never generated, except as part of a prefix"""
+    forces_eos: bool = False
+    """at the maximum length EOS is the only possible token, and costs nothing"""
+
+    @classmethod
+    def create(
+        cls,
+        max_lengths: Sequence[int],
+        bos: int,
+        eos: int,
+        prefixes: Sequence[Sequence[int]] | None,
+        suppressed: Sequence[int],
+        device: torch.device | str,
+        forces_eos: bool = False,
+    ) -> "SequenceRules":
+        """The rules as tensors on ``device``. A prefix that is longer than the maximum length is not cut."""
+        prefixes = prefixes if prefixes is not None else [()] * len(max_lengths)
+        assert len(prefixes) == len(max_lengths), "give one prefix per sentence (it may be empty)"
+        assert eos not in suppressed, "without EOS no sequence would end"
+        assert all(eos not in prefix for prefix in prefixes), "a prefix cannot contain EOS"
+        longest = max(map(len, prefixes), default=0)
+        padded = [[*prefix, *[ANY_TOKEN] * (longest - len(prefix))] for prefix in prefixes]
+        lengths = [max(n, len(prefix)) for n, prefix in zip(max_lengths, prefixes, strict=True)]
+        return cls(
+            bos=bos,
+            eos=eos,
+            max_lengths=torch.tensor(lengths, dtype=torch.long, device=device),
+            prefixes=torch.tensor(padded, dtype=torch.long, device=device).view(
+                len(lengths), longest
+            ),
+            suppressed=torch.tensor(suppressed, dtype=torch.long, device=device),
+            forces_eos=forces_eos,
+        )
+
+    def log_probabilities(
+        self,
+        logits: Float[Tensor, "rows V"],
+        sentences: Int[Tensor, "rows"],
+        position: int,
+    ) -> Float[Tensor, "rows V"]:
+        """The model's log-probability of each allowed token at ``position``, ``NEG_INF`` for the others.
+
+        The allowed tokens are not renormalized: a forced token costs what the model assigns to it.
+        """
+        log_probabilities = logits.log_softmax(-1, dtype=torch.float32)
+        if self.forces_eos:
+            only_eos = torch.full_like(log_probabilities, NEG_INF)
+            only_eos[:, self.eos] = 0.0
+            at_limit = (position >= self.max_lengths[sentences]).unsqueeze(1)
+            log_probabilities = torch.where(at_limit, only_eos, log_probabilities)
+        if position >= self.prefixes.shape[1]:
+            return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
+        prefix = self.prefixes[sentences, position].unsqueeze(1)
+        token = prefix.clamp(min=0)
+        forced = torch.full_like(log_probabilities, NEG_INF).scatter(
+            1, token, log_probabilities.gather(1, token)
+        )
+        allowed = log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
+        return torch.where(prefix == ANY_TOKEN, allowed, forced)
+
+
+# ---------------------------------------------------------------------------------------------
+# Active hypotheses, and the candidates for their next token
+
+
+@dataclass(frozen=True)
+class BeamCandidates:
+    """Active hypotheses of each sentence, each extended by one token."""
+
+    beams: Int[Tensor, "sentences count"]
+    """which hypothesis of the sentence is extended"""
+    tokens: Int[Tensor, "sentences count"]
+    log_probabilities: Float[Tensor, "sentences count"]
+    """of the new tokens"""
+    totals: Float[Tensor, "sentences count"]
+    """log-probability of the extended hypothesis; ``NEG_INF`` if it is impossible"""
+
+    def select(self, indices: Int[Tensor, "sentences fewer"]) -> "BeamCandidates":
+        """These candidates of each sentence."""
+        return self._map(lambda x: x.gather(1, indices))
+
+    def first(self, count: int) -> "BeamCandidates":
+        """The first candidates of each sentence."""
+        return self._map(lambda x: x[:, :count])
+
+    def select_sentences(self, sentences: Int[Tensor, "fewer"]) -> "BeamCandidates":
+        """The candidates of these sentences."""
+        return self._map(lambda x: x[sentences])
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> "BeamCandidates":
+        return BeamCandidates(
+            function(self.beams),
+            function(self.tokens),
+            function(self.log_probabilities),
+            function(self.totals),
+        )
+
+
+@dataclass(frozen=True)
+class ActiveHypotheses(Generic[S]):
+    """The unfinished hypotheses of all unfinished sentences. They have the same length."""
+
+    state: S
+    sentences: Int[Tensor, "sentences"]
+    """row numbers of the sentences in the original batch"""
+    log_probabilities: Float[Tensor, "sentences beams length"]
+    """of each token"""
+    tokens: Int[Tensor, "sentences beams length+1"]
+    """BOS first"""
+    totals: Float[Tensor, "sentences beams"]
+    """Sums of the log-probabilities; ``NEG_INF`` where a sentence has fewer hypotheses than beams.
+
+    In double precision, so that adding a large sum never makes two different tokens equal.
+    """
+
+    @classmethod
+    def initial(cls, state: S, rules: SequenceRules) -> "ActiveHypotheses[S]":
+        """One empty hypothesis per sentence."""
+        count, device = len(rules.max_lengths), rules.max_lengths.device
+        return cls(
+            state=state,
+            sentences=torch.arange(count, device=device),
+            tokens=torch.full((count, 1, 1), rules.bos, device=device),
+            log_probabilities=torch.zeros(count, 1, 0, device=device),
+            totals=torch.zeros(count, 1, dtype=torch.float64, device=device),
+        )
+
+    @property
+    def length(self) -> int:
+        """Number of generated tokens."""
+        return self.log_probabilities.shape[2]
+
+    def step(
+        self, step: StepFunction[S], rules: SequenceRules
+    ) -> tuple["ActiveHypotheses[S]", Float[Tensor, "sentences beams V"]]:
+        """Run the model on the last tokens. Returns the new state and the log-probabilities of the next token."""
+        beams = self.tokens.shape[1]
+        logits, state = step(self.tokens[:, :, -1].flatten(), self.state)
+        assert logits.device == self.tokens.device, (
+            f"the logits are on {logits.device}, the search runs on {self.tokens.device}: "
+            "pass the right device"
+        )
+        sentence_of_row = self.sentences.repeat_interleave(beams)
+        allowed = rules.log_probabilities(logits, sentence_of_row, self.length)
+        return replace(self, state=state), allowed.view(-1, beams, allowed.shape[1])
+
+    def advance(
+        self, keep: Bool[Tensor, "sentences"], continued: BeamCandidates
+    ) -> "ActiveHypotheses[S]":
+        """Extend the hypotheses by the selected candidates, and drop the sentences that are not kept."""
+        kept = keep.nonzero().squeeze(1)
+        if len(kept) < len(keep):
+            continued = continued.select_sentences(kept)
+        sentence, beams = kept.unsqueeze(1), continued.beams
+        rows = sentence * self.tokens.shape[1] + beams
+        present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
+        log_probabilities, tokens = (
+            self.log_probabilities[sentence, beams],
+            self.tokens[sentence, beams],
+        )
+        new = continued.log_probabilities.unsqueeze(2)
+        return ActiveHypotheses(
+            # Reordering cached keys and values is expensive: skip it if every row stays in place.
+            state=self.state if torch.equal(rows, present) else self.state.select(rows),
+            sentences=self.sentences[kept],
+            tokens=torch.cat([tokens, continued.tokens.unsqueeze(2)], dim=2),
+            log_probabilities=torch.cat([log_probabilities, new], dim=2),
+            totals=continued.totals,
+        )
+
+    def finish(
+        self,
+        finished: Bool[Tensor, "sentences count"],
+        candidates: BeamCandidates,
+        length_penalty: float = 0.0,
+        penalty: Penalty = gnmt_length_penalty,
+        bonus: Float[Tensor, "sentences beams"] | None = None,
+        by_eos: bool = True,
+    ) -> list[tuple[int, Hypothesis]]:
+        """The hypotheses that the marked candidates finish, each with the row number of its sentence.
+
+        by_eos: the candidates are EOS; otherwise they are ordinary tokens at the maximum length.
+        """
+        sentences, columns = finished.nonzero(as_tuple=True)
+        beams = candidates.beams[sentences, columns]
+        last = candidates.log_probabilities[sentences, columns].unsqueeze(1)
+        log_probabilities = torch.cat([self.log_probabilities[sentences, beams], last], dim=1)
+        tokens = self.tokens[sentences, beams, 1:]
+        if not by_eos:
+            new = candidates.tokens[sentences, columns].unsqueeze(1)
+            tokens = torch.cat([tokens, new], dim=1)
+        totals = candidates.totals[sentences, columns]
+        return self._hypotheses(
+            sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
+        )
+
+    def truncate(
+        self,
+        which: Bool[Tensor, "sentences"],
+        length_penalty: float = 0.0,
+        penalty: Penalty = gnmt_length_penalty,
+        bonus: Float[Tensor, "sentences beams"] | None = None,
+        complete: Bool[Tensor, "sentences beams"] | None = None,
+    ) -> list[tuple[int, Hypothesis]]:
+        """The hypotheses of the marked sentences as they are, without EOS.
+
+        complete: which hypotheses satisfy all constraints. If a sentence has such hypotheses, only they are returned.
+        """
+        possible = which.unsqueeze(1) & self.totals.isfinite()
+        if complete is not None:
+            satisfied = possible & complete
+            possible = torch.where(satisfied.any(1, keepdim=True), satisfied, possible)
+        sentences, beams = possible.nonzero(as_tuple=True)
+        tokens = self.tokens[sentences, beams, 1:]
+        log_probabilities = self.log_probabilities[sentences, beams]
+        totals = self.totals[sentences, beams]
+        return self._hypotheses(
+            sentences, beams, tokens, log_probabilities, totals, length_penalty, penalty, bonus
+        )
+
+    def _hypotheses(
+        self,
+        sentences: Int[Tensor, "count"],
+        beams: Int[Tensor, "count"],
+        tokens: Int[Tensor, "count words"],
+        log_probabilities: Float[Tensor, "count length"],
+        totals: Float[Tensor, "count"],
+        length_penalty: float,
+        penalty: Penalty,
+        bonus: Float[Tensor, "sentences beams"] | None,
+    ) -> list[tuple[int, Hypothesis]]:
+        rows: list[int] = self.sentences[sentences].tolist()
+        bonuses = [0.0] * len(rows) if bonus is None else bonus[sentences, beams].tolist()
+        columns = (tokens.tolist(), log_probabilities.tolist(), totals.tolist(), bonuses)
+        return [
+            (row, Hypothesis.scored(ids, each, total, length_penalty, penalty, extra))
+            for row, ids, each, total, extra in zip(rows, *columns, strict=True)
+        ]
+
+
+# ---------------------------------------------------------------------------------------------
+# Beam tree: every candidate of every step, and whether it was kept, pruned or finished
+
+
+NodeState = Literal["kept", "pruned", "finished"]
+
+
+class BeamStep(NamedTuple):
+    """One step of beam search, as passed to an observer."""
+
+    length: int
+    """tokens before this step"""
+    candidates: BeamCandidates
+    """the candidates that were considered, best first"""
+    finished: Bool[Tensor, "sentences count"]
+    """which candidates finish a hypothesis"""
+    continued: BeamCandidates
+    """the candidates that stay in the beam"""
+    done: Bool[Tensor, "sentences"]
+    """which sentences end with this step"""
+    penalty: float
+    """length penalty of a hypothesis of the new length"""
+    groups: int = 1
+    """groups of the beam; the candidates and the continued ones of each group are side by side"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A hypothesis after one step: its last token, and the node of the hypothesis before it."""
+
+    id: int
+    parent: int | None
+    token: int
+    log_probability: float
+    """of the token"""
+    total: float
+    """log-probability of the whole hypothesis"""
+    score: float
+    """total divided by the length penalty"""
+    state: NodeState
+
+
+@dataclass
+class BeamTree:
+    """An observer that records the search for one sentence. The root, node 0, is the first token."""
+
+    start: int
+    """the first token that the decoder reads"""
+    nodes: list[Node] = field(default_factory=list)
+    active_nodes: list[int] = field(default_factory=list)
+    """the node of each active hypothesis"""
+
+    def __post_init__(self) -> None:
+        self.nodes.append(Node(0, None, self.start, 0.0, 0.0, 0.0, "kept"))
+        self.active_nodes.append(0)
+
+    def __call__(self, step: BeamStep) -> None:
+        assert len(step.done) == 1, "a beam tree records one sentence"
+        extensions = _extensions(step.continued, step.groups)
+        kept = set() if bool(step.done[0]) else set(extensions)
+        log_probabilities = step.candidates.log_probabilities[0].tolist()
+        totals = step.candidates.totals[0].tolist()
+        finished = step.finished[0].tolist()
+        candidates = zip(
+            _extensions(step.candidates, step.groups),
+            log_probabilities,
+            totals,
+            finished,
+            strict=True,
+        )
+        ids: dict[Extension, int] = {}
+        for extension, log_probability, total, ends in candidates:
+            if total == -torch.inf:
+                continue
+            state: NodeState = "finished" if ends else "kept" if extension in kept else "pruned"
+            _, beam, token = extension
+            ids[extension] = number = len(self.nodes)
+            parent, score = self.active_nodes[beam], total / step.penalty
+            self.nodes.append(Node(number, parent, token, log_probability, total, score, state))
+        # An empty place of the beam points to the root; it never gets a possible candidate.
+        self.active_nodes = [ids.get(extension, 0) for extension in extensions]
+
+    def add_path(self, hypothesis: Hypothesis, end: int, penalty: Callable[[int], float]) -> None:
+        """Add a sampled hypothesis, which has no beam, as a single branch. ``end`` is the EOS token."""
+        tokens = [*hypothesis.tokens, end] if hypothesis.finished else hypothesis.tokens
+        total = 0.0
+        for step, log_probability in enumerate(hypothesis.token_log_probabilities, 1):
+            total += log_probability
+            token, score = tokens[step - 1], total / penalty(step)
+            state: NodeState = "finished" if token == end else "kept"
+            self.nodes.append(Node(step, step - 1, token, log_probability, total, score, state))
+
+
+Extension = tuple[int, int, int]
+"""A group, a beam and the token it is extended by: unique among the candidates of a step."""
+
+
+def _extensions(candidates: BeamCandidates, groups: int) -> list[Extension]:
+    beams, tokens = candidates.beams[0].tolist(), candidates.tokens[0].tolist()
+    per_group = len(beams) // groups
+    return [
+        (column // per_group, beam, token)
+        for column, (beam, token) in enumerate(zip(beams, tokens, strict=True))
+    ]

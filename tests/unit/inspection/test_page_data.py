@@ -1,0 +1,97 @@
+"""The lenses of a file, and what the page says about a model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regard.errors import RegardError
+from regard.inspection import attribution, page_data
+from regard.inspection.html_page import page
+from regard.inspection.page_data import (
+    EXAMPLES,
+    example_sources,
+    lenses_for,
+    model_info,
+    test_scores as scores,
+)
+from regard.recipe import Recipe
+from regard.storage.run_dir import RunDir
+from regard.tasks import Translator
+
+TEXT = "The dog was tired."
+
+
+@pytest.fixture(scope="module")
+def model(make_run: Callable[..., Path]) -> Translator:
+    return Translator.load(make_run(decoding={"max_length": 4}), "cpu")
+
+
+def test_a_trace_with_lenses(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution, "MOST_STEPS", 16)
+    trace = model.trace(TEXT, lenses=True)
+    assert trace.lenses is not None
+    outputs = trace.lenses["logit_lens"]["outputs"]
+    assert [one["position"] for one in trace.lenses["attributions"]] == list(range(len(outputs)))
+    assert trace.lenses["decoder_lens"]["translations"][-1] == model.translate([TEXT], beam=1)[0]
+    assert trace.lenses["patching"] is None
+    assert "integrated_gradients" in page(trace)
+    assert model.trace(TEXT).lenses is None
+
+
+def test_attributions_of_a_large_model_are_left_out(
+    model: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_data, "ATTRIBUTION_WORK", 1)
+    assert lenses_for(model, TEXT, [9, 10])["attributions"] == []
+
+
+def test_two_sentences_must_be_comparable(model: Translator) -> None:
+    with pytest.raises(RegardError, match="same translation"):
+        model.trace(TEXT, against=TEXT)
+
+
+def test_other_networks_are_refused_before_anything_is_computed(
+    make_run: Callable[..., Path],
+) -> None:
+    run = make_run(model={"architecture": "decoder_only", "encoder_layers": 6})
+    with pytest.raises(RegardError, match="lenses need an autoregressive encoder-decoder"):
+        Translator.load(run, "cpu").trace(TEXT, lenses=True)
+
+
+def test_the_examples_come_from_the_data(
+    model: Translator, small_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    sources = ["short", "A sentence of a good length.", "Another sentence of that length."]
+    (tmp_path / "my.en").write_text("\n".join([*sources, sources[1]]) + "\n", encoding="utf-8")
+    (tmp_path / "my.de").write_text("x\n" * 4, encoding="utf-8")
+    files = {"source": "my.en", "target": "my.de"}
+    model.recipe = small_recipe(data={"root": str(tmp_path), "train": files})
+    info = model_info(model, "my")
+    assert info["examples"] == sources[1:]
+    assert info["languages"] == {"source": "English", "target": "German"}
+    assert (info["name"], info["scores"]) == ("my", [])
+
+
+def test_scores_come_from_the_card(tmp_path: Path) -> None:
+    assert scores(None) == []
+    assert scores(RunDir(tmp_path)) == []
+    run = RunDir(tmp_path)
+    run.recipe_file.write_text("{}")
+    run.card_file.write_text(
+        '{"test": [{"name": "BLEU", "value": 42.71}, {"name": "x", "value": 1}]}'
+    )
+    assert scores(run) == ["BLEU 42.7"]
+
+
+def test_examples_are_distinct_sentences_of_medium_length(
+    tmp_path: Path, small_recipe: Callable[..., Recipe]
+) -> None:
+    lines = [f"This is sentence number {number}.\tx" for number in (1, 1, 2, 3, 4, 5)]
+    (tmp_path / "test.tsv").write_text("\n".join(["short\tx", *lines]) + "\n")
+    data = {"root": str(tmp_path), "train": {"pairs": "none.tsv"}, "languages": ["en", "de"]}
+    assert example_sources(small_recipe(data=data)) == []
+    recipe = small_recipe(data={**data, "test": {"pairs": "test.tsv"}})
+    assert example_sources(recipe) == [
+        f"This is sentence number {n}." for n in range(1, EXAMPLES + 1)
+    ]

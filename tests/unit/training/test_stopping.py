@@ -1,0 +1,24 @@
+"""When training stops: early stopping."""
+
+import pytest
+
+from regard.recipe import make_recipe
+from regard.training.checkpoint import TrainingState
+from regard.training.stopping import StopReason, finished
+
+
+@pytest.mark.parametrize(
+    ("steps", "stop"),
+    [([100, 150, 170, 190], StopReason.NONE), ([100, 200, 300], StopReason.PATIENCE)],
+)
+def test_a_validation_at_a_time_limit_costs_no_patience(steps: list[int], stop: StopReason) -> None:
+    """The first validation is the best. Training in several sessions must not stop sooner."""
+    state = TrainingState(step=steps[-1], validations=[(step, step / 100, 1.0) for step in steps])
+    training = make_recipe(
+        {
+            "data": {"train": {"pairs": "x.tsv"}},
+            "training": {"patience": 2, "validate_every": 100},
+        },
+        "test",
+    ).training
+    assert finished(state, training) is stop
