@@ -168,15 +168,13 @@ def measure_speed(name: str, folder: Path) -> float:
     from regard.recipe import make_recipe
     from regard.training.distributed import process_group
     from regard.training.planner import measure_steps
-    from regard.training.prepare import open_prepared
-    from regard.training.progress import ProgressReporter
+    from regard.training.prepare_data import open_prepared
     from regard.training.run import prepare_data
     from regard.training.trainer import Trainer
 
     values = recipe(Experiment("speed", "en-ibo", name), 1_000, folder)
     complete = make_recipe(values, name)
     run = prepare_data(complete, folder / f"speed-{name}")
-    reporter = ProgressReporter(run, enabled=False)
     with process_group("auto") as group:
         trainer = Trainer(run, complete, open_prepared(run, complete), group)
         with trainer.rehearsal() as step:
@@ -185,7 +183,6 @@ def measure_speed(name: str, folder: Path) -> float:
         with (folder / "speed.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             times = [measure_steps(trainer, 100.0) for _ in range(3)]
-    reporter.close()
     return max(one.tokens / one.seconds for one in times)
 
 

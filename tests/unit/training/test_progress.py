@@ -144,7 +144,8 @@ def test_the_time_left_is_measured_from_the_first_steps_on(
 def test_the_end_is_not_estimated_from_steps_that_are_compiled(
     reporter: ProgressReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now, messages = 0.0, []
+    now = 0.0
+    messages: list[str] = []
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(reporter, "message", messages.append)
     reporter.start(0, 1_000, slow_steps=5)
