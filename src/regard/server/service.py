@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from regard.documents import ParsedDocument
 from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
-from regard.server.batching import SearchOptions
+from regard.server.batching import SearchModel, SearchOptions, TranslationsFuture
 from regard.server.models import LoadedModel, ModelPool, Route, RouteStage
 from regard.server.schemas import (
     DetectedLanguage,
@@ -29,6 +29,7 @@ from regard.server.schemas import (
 )
 
 if TYPE_CHECKING:
+    from regard.data.glossary import Glossary
     from regard.tasks import Translation
 
 T = TypeVar("T")
@@ -195,12 +196,8 @@ class Service:
     ) -> list[TranslatedText]:
         """Translate texts with one model."""
         options = self.search_options(request, stage, alternatives)
-        documents, tokens = await self.split(texts, stage, request.format)
-        sentences = [sentence for document in documents for sentence in document.sentences]
-        submitted = stage.model.batcher.submit(
-            sentences, tokens, options, admitted=not stage.is_first
-        )
-        with submitted as futures:
+        documents, queued = await self.split(texts, stage, request, options)
+        with self._submit(queued, stage, options) as futures:
             results = iter(await self.with_timeout(asyncio.gather(*futures), start))
         translated = []
         for document in documents:
@@ -240,11 +237,8 @@ class Service:
         self, text: str, stage: RouteStage, request: StreamRequest, start: float
     ) -> AsyncIterator[str]:
         options = self.search_options(request, stage)
-        (document,), tokens = await self.split([text], stage, request.format)
-        submitted = stage.model.batcher.submit(
-            document.sentences, tokens, options, admitted=not stage.is_first
-        )
-        with submitted as futures:
+        (document,), queued = await self.split([text], stage, request, options)
+        with self._submit(queued, stage, options) as futures:
             yield server_sent_event("start", {"sentences": len(futures)})
             try:
                 for index, future in enumerate(futures):
@@ -295,15 +289,23 @@ class Service:
     async def _translate_sentences(
         self, sentences: Sequence[str], stage: RouteStage, request: TextRequest, start: float
     ) -> list[str]:
-        count = partial(stage.model.model.count_tokens, sentences)
-        tokens = await in_thread_if_long(sum(map(len, sentences)), count)
-        self.check_tokens(tokens)
-        submitted = stage.model.batcher.submit(
-            sentences, tokens, self.search_options(request, stage), admitted=not stage.is_first
+        options = self.search_options(request, stage)
+        prepare = partial(
+            prepare_sentences, sentences, stage.model.model, request.glossary, options
         )
-        with submitted as futures:
+        queued = await in_thread_if_long(work_of(sentences, request.glossary), prepare)
+        self.check_sentences(queued)
+        with self._submit(queued, stage, options) as futures:
             found = await self.with_timeout(asyncio.gather(*futures), start)
         return [best.text for best, *_ in found]
+
+    @staticmethod
+    def _submit(
+        queued: PreparedSentences, stage: RouteStage, options: SearchOptions
+    ) -> AbstractContextManager[list[TranslationsFuture]]:
+        return stage.model.batcher.submit(
+            queued.texts, queued.tokens, options, queued.terms, admitted=not stage.is_first
+        )
 
     async def join(
         self,
@@ -356,6 +358,11 @@ class Service:
     def route(self, source: str, request: TextRequest) -> Route:
         """The models for a source language and the request's target language."""
         if route := self.models.route(source, request.target, request.model):
+            if request.glossary is not None and len(route.entries) > 1:
+                raise RequestRefused(
+                    400,
+                    f"glossary: not for {' to '.join(route.languages)}, which two models translate; leave it out",
+                )
             return route
         entries = self.models.entries
         pairs = self.models.entry(request.model).pairs if request.model else self.models.pairs
@@ -386,23 +393,31 @@ class Service:
             raise RequestRefused(400, f"beam {beam}: at most {self.settings.max_beam}")
 
     async def split(
-        self, texts: Sequence[str], stage: RouteStage, format: str
-    ) -> tuple[list[Document], list[int]]:
-        """The sentences of each text, and the number of tokens of all sentences, after checking the limits."""
-        split = split_html if format == "html" else split_plain
+        self, texts: Sequence[str], stage: RouteStage, request: TextRequest, options: SearchOptions
+    ) -> tuple[list[Document], PreparedSentences]:
+        """The sentences of each text, and those of all texts for the queue, after checking the limits."""
+        split = split_html if request.format == "html" else split_plain
+        glossary = request.glossary
 
-        def split_and_count() -> tuple[list[Document], list[int]]:
+        def split_and_prepare() -> tuple[list[Document], PreparedSentences]:
             documents = [split(text, stage.source) for text in texts]
             sentences = [sentence for document in documents for sentence in document.sentences]
-            return documents, stage.model.model.count_tokens(sentences)
+            return documents, prepare_sentences(sentences, stage.model.model, glossary, options)
 
-        documents, tokens = await in_thread_if_long(sum(map(len, texts)), split_and_count)
-        self.check_tokens(tokens)
-        return documents, tokens
+        documents, queued = await in_thread_if_long(work_of(texts, glossary), split_and_prepare)
+        self.check_sentences(queued)
+        return documents, queued
 
-    def check_tokens(self, tokens: Sequence[int]) -> None:
+    def check_sentences(self, sentences: PreparedSentences) -> None:
         """Refuse what would keep the model busy for too long, before any of it is translated."""
-        settings, total, longest = self.settings, sum(tokens), max(tokens, default=0)
+        settings, tokens = self.settings, sentences.tokens
+        total, longest = sum(tokens), max(tokens, default=0)
+        terms = max(map(len, sentences.terms or ()), default=0)
+        if terms > settings.max_sentence_terms:
+            raise RequestRefused(
+                400,
+                f"a sentence with {terms} glossary terms: at most {settings.max_sentence_terms} are allowed",
+            )
         if total > settings.max_tokens:
             raise RequestRefused(
                 413, f"{total:,} tokens: at most {settings.max_tokens:,} are allowed in one request"
@@ -427,6 +442,43 @@ class Service:
             )
 
 
+class PreparedSentences(NamedTuple):
+    """Sentences for the queue of a model."""
+
+    texts: Sequence[str]
+    tokens: list[int]
+    """of each sentence and its terms"""
+    terms: list[list[str]] | None
+    """what each translation must contain; None without a glossary"""
+
+
+def prepare_sentences(
+    sentences: Sequence[str],
+    model: SearchModel,
+    glossary: Glossary | None,
+    options: SearchOptions,
+) -> PreparedSentences:
+    """Count the tokens of sentences and find their glossary terms."""
+    tokens = model.count_tokens(sentences)
+    if glossary is None:
+        return PreparedSentences(sentences, tokens, None)
+    # As on the command line: the model must be able to use every term, also those that do not occur.
+    model.search([""], constraints=[[*glossary.terms.values()]], **options.arguments())
+    terms = [glossary.target_terms(sentence) for sentence in sentences]
+    added = model.count_tokens([" ".join(some) for some in terms])
+    total = [
+        one + more if some else one for one, more, some in zip(tokens, added, terms, strict=True)
+    ]
+    return PreparedSentences(sentences, total, terms)
+
+
+def work_of(texts: Sequence[str], glossary: Glossary | None) -> int:
+    """How much work it is to prepare texts, in characters."""
+    terms = 0 if glossary is None else len(glossary.terms)
+    return sum(map(len, texts)) + terms * CHARACTERS_PER_TERM
+
+
+CHARACTERS_PER_TERM = 100
 LONG_TEXT = 2_000
 """characters; longer texts are split and joined in another thread, so that other requests need not wait"""
 

@@ -91,6 +91,17 @@ def test_a_pivot_language_combines_two_models(entries: list[ModelEntry]) -> None
     assert ask(app, "auto", "fr").status_code == 200
 
 
+def test_a_glossary_is_refused_with_a_pivot_language(entries: list[ModelEntry]) -> None:
+    """Its terms are those of the first language, and their translations those of the last one."""
+    app = create_app(entries, Settings(pivots=("en",)))
+    refused = ask(app, "de", "fr", glossary={"Hund": "chien"})
+    assert refused.status_code == 400
+    assert refused.json()["error"] == (
+        "glossary: not for de to en to fr, which two models translate; leave it out"
+    )
+    assert ask(app, "de", "en", glossary={"Hund": "dog"}).status_code == 200
+
+
 def test_an_admitted_request_passes_a_full_queue_after_its_pivot(
     entries: list[ModelEntry],
 ) -> None:
