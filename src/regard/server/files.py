@@ -171,7 +171,9 @@ def add_file_routes(app: FastAPI, service: Service) -> None:
 
     described = openapi_body(FileRequest, service.models.pairs, settings)
     content = described["requestBody"]["content"]["multipart/form-data"]
-    content["schema"]["properties"]["file"] = {"type": "string", "format": "binary"}
+    file = {"type": "string", "format": "binary", "description": "the document"}
+    content["schema"]["properties"]["file"] = file
+    content["schema"]["required"].append("file")
     described["requestBody"]["content"] = {"multipart/form-data": content}
 
     @app.post("/translate_file", openapi_extra=described)

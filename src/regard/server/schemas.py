@@ -206,6 +206,13 @@ class TranslateRequest(TextRequest):
     """also return the confidence of each translation, between 0 and 1: the lowest of its sentences"""
 
 
+class DetailedRequest(TextRequest):
+    q: Texts
+    """one text, or a list of texts"""
+    alignment: bool = False
+    """also return the source word that each word of a translation comes from"""
+
+
 class StreamRequest(TextRequest):
     q: str
     """the text"""
@@ -297,6 +304,41 @@ class TranslateResponse(BaseModel):
     confidence: float | list[float] | None = None
     model: str | list[str] | None = None
     """the models that were used, if the server has several; ``a, b`` for two with a pivot language between them"""
+
+
+class DetailedSentence(BaseModel):
+    """A sentence and its translation, as ``regard translate --json`` has it."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    source: str
+    text: str
+    confidence: float
+    """between 0 and 1"""
+    score: float
+    log_probability: float
+    tokens: list[str]
+    token_log_probabilities: list[float]
+    """of each token, then of the end of the sentence"""
+    finished: bool
+    """false if the translation was cut off at its largest length"""
+    alignment: list[tuple[int, int]] | None = None
+    """numbers of words, source and target; words are separated by spaces"""
+
+
+class DetailedTranslation(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    text: str
+    confidence: float
+    """the lowest of its sentences"""
+    detectedLanguage: DetectedLanguage | None = None  # noqa: N815
+    model: str
+    sentences: list[DetailedSentence]
+
+
+class DetailedResponse(BaseModel):
+    translations: list[DetailedTranslation]
 
 
 class FileResponse(BaseModel):
@@ -442,7 +484,7 @@ def _group(fields: Fields) -> dict[str, str | list[str]]:
 
 def check_api_key(request: Request, given: str | None, settings: Settings) -> None:
     """Refuse a request without a valid API key, from its body (``given``) or its Authorization header."""
-    if given is None:
+    if not given:  # clients of LibreTranslate send an empty one
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
     # Compare with all keys, each in constant time, so that the time reveals nothing about them.
     matches = [hmac.compare_digest(given.encode(), key.encode()) for key in settings.api_keys]

@@ -17,6 +17,10 @@ from regard.errors import RegardError
 from regard.server.batching import SearchModel, SearchOptions, TranslationsFuture
 from regard.server.models import LoadedModel, ModelPool, Route, RouteStage
 from regard.server.schemas import (
+    DetailedRequest,
+    DetailedResponse,
+    DetailedSentence,
+    DetailedTranslation,
     DetectedLanguage,
     Language,
     RequestRefused,
@@ -55,6 +59,40 @@ class TranslatedText(NamedTuple):
     alternatives: list[str]
     confidence: float
     """the lowest of its sentences"""
+
+
+class SearchedText(NamedTuple):
+    """A text whose sentences are translated, but not joined yet."""
+
+    document: Document
+    hypotheses: list[list[Translation]]
+    """of each sentence"""
+
+    @property
+    def confidence(self) -> float:
+        return min((some[0].confidence for some in self.hypotheses), default=1.0)
+
+
+class RoutedTexts(NamedTuple):
+    """The texts of a request with their models."""
+
+    texts: Sequence[str]
+    detected: list[DetectedLanguage] | None
+    routes: list[Route]
+
+    async def map(
+        self, translate: Callable[[Sequence[str], Route], Coroutine[Any, Any, list[T]]]
+    ) -> list[T]:
+        """The result of each text; the texts of a route are translated together.
+
+        All languages enter the queues at once. If one is refused, so is the request.
+        """
+        groups: dict[tuple[str, ...], tuple[Route, list[str]]] = {}
+        for text, route in zip(self.texts, self.routes, strict=True):
+            groups.setdefault(route.languages, (route, []))[1].append(text)
+        every = await all_or_none([translate(some, route) for route, some in groups.values()])
+        results = {key: iter(some) for key, some in zip(groups, every, strict=True)}
+        return [next(results[route.languages]) for route in self.routes]
 
 
 class Service:
@@ -117,24 +155,66 @@ class Service:
         start = asyncio.get_running_loop().time()
         texts = [request.q] if isinstance(request.q, str) else request.q
         self.check_options(request, request.alternatives)
+        routed = await self._route_texts(texts, request)
+
+        async def translate(some: Sequence[str], route: Route) -> list[TranslatedText]:
+            return await self._translate(some, route, request, start)
+
+        results = await routed.map(translate)
+        return self._response(request, results, routed.detected, routed.routes)
+
+    async def translate_with_details(self, request: DetailedRequest) -> DetailedResponse:
+        start = asyncio.get_running_loop().time()
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        self.check_options(request)
+        routed = await self._route_texts(texts, request)
+        for route in routed.routes:
+            refuse_pivot(route, "details")
+
+        async def translate(some: Sequence[str], route: Route) -> list[DetailedTranslation]:
+            async with self.models.use(*route.entries) as loaded:
+                (stage,) = route.stages(loaded)
+                return [
+                    (await self._details(one, stage, request, start)).model_copy(
+                        update={"model": route.name}
+                    )
+                    for one in await self._search(some, stage, request, start)
+                ]
+
+        translations = await routed.map(translate)
+        for translation, detected in zip(translations, routed.detected or (), strict=False):
+            translation.detectedLanguage = detected
+        return DetailedResponse(translations=translations)
+
+    async def _details(
+        self, searched: SearchedText, stage: RouteStage, request: DetailedRequest, start: float
+    ) -> DetailedTranslation:
+        document, model, to = searched.document, stage.model, stage.to
+        best = [some[0] for some in searched.hypotheses]
+        sentences = []
+        for source, one in zip(document.sentences, best, strict=True):
+            links = None
+            if request.alignment:
+                find = partial(model.word_links, source, one.text, to)
+                links = await self.with_timeout(model.batcher.run(find), start)
+            sentences.append(DetailedSentence(source=source, alignment=links, **one._asdict()))
+        return DetailedTranslation(
+            text=await self.join(document, [one.text for one in best], model, to, start),
+            confidence=searched.confidence,
+            model="",
+            sentences=sentences,
+        )
+
+    async def _route_texts(self, texts: Sequence[str], request: TextRequest) -> RoutedTexts:
+        """Check texts, detect their languages if necessary, and find their models."""
         self.check_texts(texts)
         detected = await self.sources_of(texts, request)
         if detected is None:
-            sources = [request.source] * len(texts)
-            routes = {request.source: self.route(request.source, request)}
+            routes = [self.route(request.source, request)] * len(texts)
         else:
-            sources = [one.language for one in detected]
-            routes = {source: self.route(source, request) for source in sources}
-
-        async def translate_from(source: str) -> list[TranslatedText]:
-            some = [text for text, one in zip(texts, sources, strict=True) if one == source]
-            return await self._translate(some, routes[source], request, start)
-
-        # All languages enter the queues at once. If one is refused, so is the request.
-        every = await all_or_none([translate_from(source) for source in routes])
-        translated = {source: iter(some) for source, some in zip(routes, every, strict=True)}
-        results = [next(translated[source]) for source in sources]
-        return self._response(request, results, detected, [routes[source] for source in sources])
+            found = {one.language: self.route(one.language, request) for one in detected}
+            routes = [found[one.language] for one in detected]
+        return RoutedTexts(texts, detected, routes)
 
     def _response(
         self,
@@ -195,21 +275,34 @@ class Service:
         alternatives: int = 0,
     ) -> list[TranslatedText]:
         """Translate texts with one model."""
+        translated = []
+        for searched in await self._search(texts, stage, request, start, alternatives):
+            ranks = [_texts_of_rank(searched.hypotheses, rank) for rank in range(alternatives + 1)]
+            first, *others = [
+                await self.join(searched.document, one, stage.model, stage.to, start)
+                for one in ranks
+            ]
+            others = [text for text in dict.fromkeys(others) if text != first]
+            translated.append(TranslatedText(first, others, searched.confidence))
+        return translated
+
+    async def _search(
+        self,
+        texts: Sequence[str],
+        stage: RouteStage,
+        request: TextRequest,
+        start: float,
+        alternatives: int = 0,
+    ) -> list[SearchedText]:
+        """The hypotheses of each sentence of texts."""
         options = self.search_options(request, stage, alternatives)
         documents, queued = await self.split(texts, stage, request, options)
         with self._submit(queued, stage, options) as futures:
             results = iter(await self.with_timeout(asyncio.gather(*futures), start))
-        translated = []
-        for document in documents:
-            hypotheses = [next(results) for _ in document.sentences]
-            ranks = [_texts_of_rank(hypotheses, rank) for rank in range(options.nbest)]
-            first, *others = [
-                await self.join(document, one, stage.model, options.to, start) for one in ranks
-            ]
-            others = [text for text in dict.fromkeys(others) if text != first]
-            confidence = min((some[0].confidence for some in hypotheses), default=1.0)
-            translated.append(TranslatedText(first, others, confidence))
-        return translated
+        return [
+            SearchedText(document, [next(results) for _ in document.sentences])
+            for document in documents
+        ]
 
     async def stream(self, request: StreamRequest) -> AsyncIterator[str]:
         """Server-sent events: ``start`` once queued, a ``part`` for each sentence in order, then ``end``.
@@ -358,11 +451,8 @@ class Service:
     def route(self, source: str, request: TextRequest) -> Route:
         """The models for a source language and the request's target language."""
         if route := self.models.route(source, request.target, request.model):
-            if request.glossary is not None and len(route.entries) > 1:
-                raise RequestRefused(
-                    400,
-                    f"glossary: not for {' to '.join(route.languages)}, which two models translate; leave it out",
-                )
+            if request.glossary is not None:
+                refuse_pivot(route, "glossary")
             return route
         entries = self.models.entries
         pairs = self.models.entry(request.model).pairs if request.model else self.models.pairs
@@ -486,6 +576,12 @@ LONG_TEXT = 2_000
 async def in_thread_if_long(characters: int, function: Callable[[], T]) -> T:
     """Call a function in another thread if its text is long; else here, because starting a thread takes time too."""
     return await asyncio.to_thread(function) if characters > LONG_TEXT else function()
+
+
+def refuse_pivot(route: Route, what: str) -> None:
+    if len(route.entries) > 1:
+        languages = " to ".join(route.languages)
+        raise RequestRefused(400, f"{what}: not for {languages}, which two models translate")
 
 
 async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

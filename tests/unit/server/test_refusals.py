@@ -258,7 +258,9 @@ def test_api_keys(model: ServedUppercaseModel, path: str) -> None:
     assert send(app, "POST", path, json={**body, "api_key": "zweitér"}).status_code == 200
     assert send(app, "POST", path, data={**body, "api_key": "first"}).status_code == 200
     bearer = {"authorization": "Bearer first"}
-    assert send(app, "POST", path, json=body, headers=bearer).status_code == 200
+    for key in ({}, {"api_key": None}, {"api_key": ""}):
+        assert send(app, "POST", path, json={**body, **key}, headers=bearer).status_code == 200
+    assert send(app, "POST", path, json={**body, "api_key": ""}).status_code == 403
     assert send(create_app(model), "POST", path, json={**body, "api_key": "x"}).status_code == 200
 
 
