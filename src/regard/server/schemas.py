@@ -52,6 +52,8 @@ class Settings:
     """size of a request body, checked while it is read (413)"""
     max_file_bytes: int = 4 << 20
     """size of an uploaded file with its form (413)"""
+    document_seconds: int = 20
+    """CPU time to read an uploaded file, and again to write its translation (413)"""
     file_folder: Path | None = None
     """where translated files are kept; None: in a temporary folder of this process"""
     file_store_bytes: int = 64 << 20

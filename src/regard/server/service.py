@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from regard.data.language_identification import identify_among
-from regard.documents import ParsedDocument
 from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
@@ -59,6 +58,13 @@ class TranslatedText(NamedTuple):
     alternatives: list[str]
     confidence: float
     """the lowest of its sentences"""
+
+
+class DocumentSentences(NamedTuple):
+    """The sentences of a file, and whether each has inline elements."""
+
+    sentences: list[str]
+    has_elements: list[bool]
 
 
 class SearchedText(NamedTuple):
@@ -352,7 +358,7 @@ class Service:
                 yield server_sent_event("end", {})
 
     async def translate_document(
-        self, document: ParsedDocument, source: str, request: TextRequest
+        self, document: DocumentSentences, source: str, request: TextRequest
     ) -> list[SentenceTranslation]:
         """Translate the sentences of a file, with alignments for those that have inline elements."""
         start = asyncio.get_running_loop().time()
