@@ -184,25 +184,34 @@ def measure(
 
 
 def worst_requests(run: Path) -> dict[str, dict[str, Any]]:
-    """Requests that are as expensive as the limits allow, with the widest beam: long sentences, and many sentences."""
-    return {"long sentences": _worst_request(run, 598), "many sentences": _worst_request(run, 24)}
+    """Requests that are as expensive as the limits allow, with the widest beam."""
+    limit = Settings().max_sentence_terms
+    words = [pair.target.split()[0] for pair in generate("test", 10)]
+    terms = {f"{chr(97 + number)}x": words[number % len(words)] for number in range(limit)}
+    return {
+        "long sentences": _worst_request(run, 598),
+        "many sentences": _worst_request(run, 24),
+        "glossary terms": _worst_request(run, 500, terms),
+    }
 
 
-def _worst_request(run: Path, length: int) -> dict[str, Any]:
-    """As many sentences of this number of random letters as the limits allow."""
+def _worst_request(run: Path, length: int, terms: dict[str, str] | None = None) -> dict[str, Any]:
+    """As many sentences of this number of random letters as the limits allow, each with all terms of a glossary."""
     settings = Settings()
     model = Translator.load(run, "cpu")
     letters, draw = "bcdfghjklmnpqrstvwxyz", random.Random(1)
     sentences: list[str] = []
     tokens = 0
     while len(sentences) < settings.max_queued_sentences // 2:
-        sentence = "".join(draw.choice(letters) for _ in range(length)) + "."
+        random_letters = "".join(draw.choice(letters) for _ in range(length))
+        sentence = " ".join([random_letters, *(terms or ())]) + "."
         tokens += sum(model.count_tokens([sentence]))
         characters = sum(map(len, sentences)) + len(sentence) + len(sentences)
         if tokens > settings.max_tokens or characters > settings.max_characters:
             break
         sentences.append(sentence)
-    return {"q": "\n".join(sentences), "beam": settings.max_beam}
+    glossary = {"glossary": terms} if terms else {}
+    return {"q": "\n".join(sentences), "beam": settings.max_beam, **glossary}
 
 
 async def fairness(

@@ -5,16 +5,20 @@ trace.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings, strategies as st
 from typer.testing import CliRunner
 
 from regard.cli.main import app as command_line
+from regard.data.glossary import Glossary
+from regard.data.words import whole_word_pattern
 from regard.server.app import create_app
 from regard.tasks import Translator
 
@@ -78,19 +82,75 @@ def test_every_surface_gives_the_same_translation(
     assert last_text(events) == expected
 
 
-def by_command(run: Path, text: str, precision: str, options: dict[str, Any]) -> str:
+TERMS = {"dog": "Köter", "cat": "Mieze", "old house": "Altbau"}
+TERM_TEXTS = ["The dog sees an old house.", "A dog and a cat.", "No terms."]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_glossary_gives_the_same_translation_on_every_surface(
+    run: Path, precision: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "terms.tsv"
+    file.write_text("".join(f"{one}\t{other}\n" for one, other in TERMS.items()), encoding="utf-8")
+    glossary = Glossary.read(file)
+    assert glossary.terms == TERMS
+    model = Translator.load(run, "cpu", precision)
+    constraints = [glossary.target_terms(text) for text in TERM_TEXTS]
+    expected = model.translate(TERM_TEXTS, constraints=constraints)
+    for text, required in zip(expected, constraints, strict=True):
+        assert all(whole_word_pattern(term).search(text) for term in required)
+    assert expected[:2] != model.translate(TERM_TEXTS[:2])
+    options = [f"--glossary={file}"]
+    assert [by_command(run, text, precision, {}, options) for text in TERM_TEXTS] == expected
+    form = {"source": "en", "target": "de", "glossary": file.read_text(encoding="utf-8")}
+    body = {**form, "glossary": TERMS}
+    with TestClient(create_app(model), base_url="http://localhost") as client:
+
+        def post(path: str, **request: Any) -> httpx.Response:
+            response: httpx.Response = client.post(path, **request)
+            assert response.status_code == 200, response.text
+            return response
+
+        together = post("/translate", json={**body, "q": TERM_TEXTS}).json()
+        assert together["translatedText"] == expected
+        for text, translation in zip(TERM_TEXTS, expected, strict=True):
+            assert post("/translate", data={**form, "q": text}).json() == {
+                "translatedText": translation
+            }
+            html = {**body, "q": f"<p>{text}</p>", "format": "html"}
+            assert post("/translate", json=html).json()["translatedText"] == (
+                f"<p>{escape(translation, quote=False)}</p>"
+            )
+            assert last_text(post("/v1/live", json={"q": text, "glossary": TERMS}).text) == (
+                translation
+            )
+            streamed = all_texts(post("/v1/translate/stream", json={**body, "q": text}).text)
+            assert "".join(streamed) == translation
+        upload = {"file": ("a.txt", "\n\n".join(TERM_TEXTS).encode(), "text/plain")}
+        address = post("/translate_file", data=form, files=upload).json()["translatedFileUrl"]
+        assert client.get(address).text == "\n\n".join(expected)
+
+
+def by_command(
+    run: Path, text: str, precision: str, options: dict[str, Any], more: Sequence[str] = ()
+) -> str:
     changes = [f"--set={key}={json.dumps(value)}" for key, value in options.items()]
-    arguments = ["translate", str(run), text, "--precision", precision, *changes]
+    arguments = ["translate", str(run), text, "--precision", precision, *changes, *more]
     result = CliRunner().invoke(command_line, arguments)
     assert result.exit_code == 0, result.output
     return result.stdout.rstrip("\n")
 
 
-def last_text(events: str) -> str:
+def all_texts(events: str) -> list[str]:
+    """The texts of server-sent events."""
     data = [line[len("data: ") :] for line in events.split("\n") if line.startswith("data: ")]
     texts = [json.loads(one) for one in data]
     assert not any("error" in one for one in texts), texts
-    return str([one["text"] for one in texts if "text" in one][-1])
+    return [one["text"] for one in texts if "text" in one]
+
+
+def last_text(events: str) -> str:
+    return all_texts(events)[-1]
 
 
 def test_prefix_and_sampling_are_options_of_the_command(run: Path) -> None:

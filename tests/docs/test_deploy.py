@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,48 @@ def test_the_image_is_small_and_needs_no_rights() -> None:
     copied = [one for name, rest in instructions if name == "COPY" for one in rest.split()[:-1]]
     for name in copied:
         assert name.startswith(("--", "/")) or (ROOT / name).exists(), name
+
+
+def copied_paths() -> set[str]:
+    """What the Dockerfile copies from the repository."""
+    copies = [rest.split() for name, rest in dockerfile() if name == "COPY"]
+    return {one for words in copies if words[0][:2] != "--" for one in words[:-1]}
+
+
+def test_the_image_gets_everything_that_the_build_reads() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], wheel["hooks"]["custom"]["path"]}
+    needed |= {project["project"]["readme"], *project["project"]["license-files"]}
+    needed |= {"pyproject.toml", project["tool"]["hatch"]["version"]["path"]}
+    copied = copied_paths()
+    for path in needed:
+        parents = {path, *map(str, Path(path).parents)}
+        assert parents & copied, f"{path} is not copied into the image"
+
+
+def test_docker_may_read_only_what_is_copied() -> None:
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert lines[1] == "*"
+    assert {line[1:] for line in lines if line[0] == "!"} == copied_paths()
+
+
+def test_the_build_installs_torch_as_pinned() -> None:
+    (command,) = [rest for name, rest in dockerfile() if name == "RUN" and "TORCH_OPTIONS" in rest]
+    substitution = re.search(r'"\$\((.+)\)"', command)
+    assert substitution
+    done = subprocess.run(
+        ["sh", "-c", substitution[1]], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"torch==[\d.]+\n", done.stdout)
+
+
+def test_the_extras_of_the_image_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (command,) = [rest for name, rest in dockerfile() if '".[' in rest]
+    extras = command.partition('".[')[2].partition("]")[0].split(",")
+    assert {"serve", "documents", "language-id"} == {*extras}
+    assert {*extras} <= {*project["optional-dependencies"]}
 
 
 def has_buildx() -> bool:

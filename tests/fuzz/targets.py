@@ -101,7 +101,13 @@ class FakeModel:
         return [len(text) for text in texts]
 
     def search(
-        self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None,
+        length_penalty: float | None,
+        nbest: int,
+        constraints: Sequence[Sequence[str]] | None = None,
     ) -> list[list[Translation]]:
         return [[Translation(one.upper(), 0.0, 0.0, [one], [0.0], True)] * nbest for one in texts]
 

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
+from regard.data.formats.base import abbreviate
 from regard.data.text_files import read_lines
-from regard.data.words import fold_case, whole_word_pattern
+from regard.data.words import fold_case, whole_word_pattern, word_and_symbol_spans
 from regard.errors import RegardError
 
-PREFIX_LENGTH = 8
-"""characters by which terms are indexed"""
+
+class TermTrie:
+    """Terms as sequences of words and symbols: finds those that may occur in a text, at once.
+
+    Trying every term of a large glossary is slow.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[str, TermTrie] = {}
+        self._terms: list[int] = []
+
+    def add(self, term: str, index: int) -> None:
+        node = self
+        for unit in _units(term):
+            node = node._children.setdefault(unit, TermTrie())
+        node._terms.append(index)
+
+    def find(self, text: str) -> set[int]:
+        """The terms whose words and symbols follow each other in a text, whatever is between them, in any case."""
+        units = [*_units(text), ""]  # the last one is in no term
+        found: set[int] = set()
+        for start in range(len(units)):
+            node, at = self._children.get(units[start]), start
+            while node is not None:
+                if node._terms:
+                    found.update(node._terms)
+                at += 1
+                node = node._children.get(units[at])
+        return found
+
+
+def _units(text: str) -> list[str]:
+    return [fold_case(text[start:end]) for start, end in word_and_symbol_spans(text)]
 
 
 class Glossary:
@@ -21,33 +54,36 @@ class Glossary:
     """
 
     def __init__(self, terms: dict[str, str]) -> None:
-        if invalid := [term for term in terms if not term or term != term.strip()]:
-            raise RegardError(
-                f"glossary term {invalid[0]!r}: must not be empty or begin or end with a space"
-            )
+        for term in chain.from_iterable(terms.items()):
+            if not term or term != term.strip():
+                raise RegardError(
+                    f"glossary term {abbreviate(term)}: must not be empty or begin or end with a space"
+                )
         self.terms = terms
         self._longest_first = sorted(terms, key=lambda term: -len(term))
-        self._by_prefix: dict[str, list[int]] = {}
-        """indices into the terms, longest first"""
+        self._trie = TermTrie()
         for index, term in enumerate(self._longest_first):
-            prefix = fold_case(term.split()[0][:PREFIX_LENGTH])
-            self._by_prefix.setdefault(prefix, []).append(index)
-        self._prefix_lengths = {len(prefix) for prefix in self._by_prefix}
+            self._trie.add(term, index)
 
     @classmethod
     def read(cls, path: Path) -> Glossary:
-        """Read a file with lines of source term, tab, target term; blank lines are skipped."""
+        """Read a file with lines of source term, tab, target term."""
+        return cls.parse(read_lines(path), str(path))
+
+    @classmethod
+    def parse(cls, lines: Iterable[str], name: str) -> Glossary:
+        """A glossary from lines of source term, tab, target term; blank lines are skipped. name: for error messages."""
         terms: dict[str, str] = {}
-        for number, line in enumerate(read_lines(path), 1):
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             source, _, target = (part.strip() for part in line.partition("\t"))
             if not source or not target or "\t" in target:
-                raise RegardError(f"{path}:{number}: a line must be source term, tab, target term")
+                raise RegardError(f"{name}:{number}: a line must be source term, tab, target term")
             if terms.get(source, target) != target:
                 raise RegardError(
-                    f"{path}:{number}: {source!r} is translated as {target!r} here "
-                    f"and as {terms[source]!r} before"
+                    f"{name}:{number}: {abbreviate(source)} is translated as {abbreviate(target)} "
+                    f"here and as {abbreviate(terms[source])} before"
                 )
             terms[source] = target
         return cls(terms)
@@ -55,7 +91,7 @@ class Glossary:
     def target_terms(self, text: str) -> list[str]:
         """The translations of the source terms in a text, each once."""
         found: dict[str, None] = {}
-        for term in self._candidates(text):
+        for term in (self._longest_first[index] for index in sorted(self._trie.find(text))):
             # Matches are blanked out, so that shorter terms inside them do not match.
             pattern = whole_word_pattern(term, ignore_case=term == term.lower())
             rest = pattern.sub(lambda match: "\0" * len(match[0]), text)
@@ -63,14 +99,3 @@ class Glossary:
                 found[self.terms[term]] = None
             text = rest
         return list(found)
-
-    def _candidates(self, text: str) -> list[str]:
-        """The terms whose prefix occurs in a text, longest first. Trying every term of a large glossary is slow."""
-        folded = fold_case(text)
-        substrings = {
-            folded[start : start + length]
-            for length in self._prefix_lengths
-            for start in range(len(folded))
-        }
-        indices = (self._by_prefix[prefix] for prefix in substrings & self._by_prefix.keys())
-        return [self._longest_first[index] for index in sorted(chain.from_iterable(indices))]

@@ -8,6 +8,7 @@ Modules in import order; each imports only from those above it:
     office_formats         DOCX, PPTX, ODT
     localization_formats   PO, XLIFF, TMX, JSON, YAML, Java properties
     translation_memory     exact and fuzzy matches in earlier translations
+    worker                 a process that reads or writes one document of a client
 """
 
 from regard.documents import localization_formats, office_formats, text_formats

@@ -399,9 +399,14 @@ def xml_attribute(attributes: str, name: str) -> str | None:
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
+def without_control_characters(text: str) -> str:
+    """Text without the characters that XML does not allow."""
+    return _NOT_XML.sub("", text)
+
+
 def escape_xml(text: str) -> str:
-    """Text in an XML document, without the characters that XML does not allow."""
-    return html.escape(_NOT_XML.sub("", text), quote=False)
+    """Text in an XML document."""
+    return html.escape(without_control_characters(text), quote=False)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ its quotes, line breaks and order.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from regard.documents.base import (
     XmlToken,
     end_of_element,
     escape_xml,
+    without_control_characters,
     xml_attribute,
     xml_tokens,
 )
@@ -37,6 +39,8 @@ from regard.documents.markup import (
     Inline,
     InlineKind,
     add_run,
+    escape_html,
+    split_html,
     text_token,
     unescaped_tokens,
 )
@@ -50,17 +54,21 @@ _BRACE = re.compile("[{}]")
 _PLACEHOLDERS = ProtectedSpans(("placeholders",))
 
 
-def message_tokens(message: str, in_plural: bool = False) -> Iterator[Inline]:
+MAX_MESSAGE_DEPTH = 16
+"""of variants inside variants; deeper ones are text"""
+
+
+def message_tokens(message: str, in_plural: bool = False, depth: int = 0) -> Iterator[Inline]:
     """The tokens of a message; the variants of an ICU message are separate texts."""
     done = 0
-    while match := _VARIANTS.search(message, done):
+    while depth < MAX_MESSAGE_DEPTH and (match := _VARIANTS.search(message, done)):
         yield from _text_tokens(message[done : match.start()], in_plural)
         start = match.start()
         at = match.end()
         while (brace := _BRACE.search(message, at)) and brace[0] == "{":
             end = _closing_brace(message, brace.end())
             yield Inline(message[start : brace.end()], InlineKind.TEXT, "\n")
-            yield from message_tokens(message[brace.end() : end], "plural" in match[0])
+            yield from message_tokens(message[brace.end() : end], "plural" in match[0], depth + 1)
             start, at = end, end + 1
         done = brace.end() if brace else len(message)
         yield Inline(message[start:done], InlineKind.TEXT, "\n")
@@ -73,15 +81,19 @@ _TAG = re.compile(r"<(?P<slash>/?)(?P<name>[a-zA-Z][\w.:-]*|\d+)(?:\s[^<>]*)?/?>
 
 def _text_tokens(text: str, in_plural: bool) -> Iterator[Inline]:
     done = 0
+    last = {tag["name"].lower(): tag.start() for tag in _TAG.finditer(text) if tag["slash"]}
     for match in _TAG.finditer(text):
         yield from _number_tokens(text[done : match.start()], in_plural)
-        yield _tag_token(match, text)
+        yield _tag_token(match, match.start() < last.get(match["name"].lower(), 0))
         done = match.end()
     yield from _number_tokens(text[done:], in_plural)
 
 
-def _tag_token(match: re.Match[str], text: str) -> Inline:
-    """A tag of HTML or of a component. Others, such as <file>, stand for a text that the program inserts."""
+def _tag_token(match: re.Match[str], is_closed: bool) -> Inline:
+    """A tag of HTML or of a component. Others, such as <file>, stand for a text that the program inserts.
+
+    is_closed: whether a closing tag of this name follows.
+    """
     raw, name = match[0], match["name"].lower()
     if raw.endswith("/>") or name in VOID_ELEMENTS:
         return Inline(raw, InlineKind.TEXT, "\n") if name == "br" else Inline(raw, InlineKind.ATOM)
@@ -89,7 +101,6 @@ def _tag_token(match: re.Match[str], text: str) -> Inline:
         return Inline(raw, InlineKind.TEXT, "\n")
     if match["slash"]:
         return Inline(raw, InlineKind.CLOSE, name)
-    is_closed = f"</{name}" in text[match.end() :].lower()
     return Inline(raw, InlineKind.OPEN if is_closed else InlineKind.ATOM, name if is_closed else "")
 
 
@@ -216,10 +227,10 @@ def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
         token = tokens[at]
         tag = token.name.rpartition(":")[2]
         end = at + 1
-        if token.raw.startswith("<![CDATA["):
-            found.append(Inline(token.raw, InlineKind.TEXT, token.raw[9:-3]))
+        if token.raw.startswith(CDATA):
+            found.append(Inline(token.raw, InlineKind.TEXT, cdata_content(token)))
         elif token.is_text:
-            found += unescaped_tokens(token.raw, soft_breaks)
+            found += _escaped_html(token.raw, soft_breaks)
         elif tag in PAIRED_TAGS and not (token.opens and token.closes):
             found.append(_paired(token, tag))
         elif token.name:
@@ -229,6 +240,38 @@ def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
             found.append(Inline(token.raw, InlineKind.ANCHOR))
         at = end
     return found
+
+
+CDATA, CDATA_END = "<![CDATA[", "]]>"
+_HTML = re.compile(r"</?[a-zA-Z][^<>]*>|&(?:#\d+|#[xX][0-9a-fA-F]+|[a-zA-Z]\w*);")
+"""a tag or an entity"""
+_ESCAPED_TAG = re.compile(r"&lt;/?[a-zA-Z](?:[^&<>]|&(?!lt;|gt;))*&gt;")
+
+
+def cdata_content(token: XmlToken) -> str:
+    return token.raw[len(CDATA) : -len(CDATA_END)]
+
+
+def _escaped_html(raw: str, soft_breaks: bool) -> Iterator[Inline]:
+    """Text of a segment; tags of HTML in it, which are escaped in XML, are no text."""
+    done = 0
+    found = [
+        (match, tag)
+        for match in _ESCAPED_TAG.finditer(raw)
+        if (tag := _TAG.fullmatch(html.unescape(match[0])))
+    ]
+    last = {tag["name"].lower(): match.start() for match, tag in found if tag["slash"]}
+    for match, tag in found:
+        yield from unescaped_tokens(raw[done : match.start()], soft_breaks)
+        is_closed = match.start() < last.get(tag["name"].lower(), 0)
+        yield _tag_token(tag, is_closed)._replace(raw=match[0])
+        done = match.end()
+    yield from unescaped_tokens(raw[done:], soft_breaks)
+
+
+def escape_html_in_cdata(text: str) -> str:
+    """Text of HTML in a CDATA section. It cannot end the section, because ``>`` is escaped."""
+    return escape_html(without_control_characters(text))
 
 
 def _paired(token: XmlToken, tag: str) -> Inline:
@@ -301,20 +344,45 @@ class BilingualXml(XmlFormat):
     def is_blank(self, node: XmlNode) -> bool:
         """Whether an element has no content; segments (mrk) without a text are none."""
         parts = [one for one in self.content(node) if one.name.rpartition(":")[2] != "mrk"]
-        return not any(one.raw.strip() for one in parts)
+        return not any(
+            cdata_content(one).strip() if one.raw.startswith(CDATA) else one.raw.strip()
+            for one in parts
+        )
 
-    def slot(self, source: XmlNode, soft_breaks: bool) -> Slot:
-        document = Document(escape=escape_xml)
-        add_run(document, inline_xml(self.content(source), soft_breaks), self.options.source)
-        return Slot(document)
+    def slots(self, source: XmlNode, soft_breaks: bool) -> list[str | Slot]:
+        """The content of a segment; HTML in a CDATA section is a document of its own."""
+        parts: list[str | Slot] = []
+        tokens, start = self.content(source), 0
+        for at in [*_html_sections(tokens), len(tokens)]:
+            if start < at:
+                document = Document(escape=escape_xml)
+                add_run(document, inline_xml(tokens[start:at], soft_breaks), self.options.source)
+                parts.append(Slot(document))
+            if at < len(tokens):
+                section = split_html(cdata_content(tokens[at]), self.options.source, atoms=True)
+                section.escape = escape_html_in_cdata
+                parts += [CDATA, Slot(section), CDATA_END]
+            start = at + 1
+        return parts
 
     def space_before(self, node: XmlNode) -> str:
         """The line break and indentation before an element."""
         before = self.tokens[node.first - 1]
         return before.raw if before.is_text and before.raw.isspace() else ""
 
-    def add_element(self, opening: str, slot: Slot, name: str) -> None:
-        self.template.add(opening, slot, f"</{name}>")
+    def add_element(self, opening: str, content: Sequence[str | Slot], name: str) -> None:
+        self.template.add(opening, *content, f"</{name}>")
+
+
+def _html_sections(tokens: Sequence[XmlToken]) -> Iterator[int]:
+    """Where the CDATA sections with HTML are; those in an element that stands for a code belong to the code."""
+    at = 0
+    while at < len(tokens):
+        token = tokens[at]
+        if token.raw.startswith(CDATA) and _HTML.search(cdata_content(token)):
+            yield at
+        is_code = token.opens and token.name.rpartition(":")[2] not in PAIRED_TAGS
+        at = end_of_element(tokens, at) if is_code else at + 1
 
 
 def with_attribute(tag: str, name: str, value: str) -> str:
@@ -369,7 +437,7 @@ class XliffDocument(BilingualXml):
             return
         segmented = parts.get("seg-source", source)
         preserve = preserve or 'xml:space="preserve"' in source.token.attributes
-        slot = self.slot(segmented, soft_breaks=not preserve)
+        content = self.slots(segmented, soft_breaks=not preserve)
         prefix = source.token.name.removesuffix("source")
         if unit.token.name.endswith("segment") and state:
             self.add_until(unit.first)
@@ -379,13 +447,13 @@ class XliffDocument(BilingualXml):
             last = max(source.last, segmented.last)
             self.add_until(last + 1)
             self.template.add(self.space_before(source))
-            self.add_element(f"<{prefix}target>", slot, f"{prefix}target")
+            self.add_element(f"<{prefix}target>", content, f"{prefix}target")
             return
         self.add_until(target.first)
         opening = re.sub(r"\s*/>$", ">", target.token.raw)
         if xml_attribute(opening, "state"):
             opening = with_attribute(opening, "state", "needs-review-translation")
-        self.add_element(opening, slot, f"{prefix}target")
+        self.add_element(opening, content, f"{prefix}target")
         self.done = target.last + 1
 
 
@@ -435,15 +503,15 @@ class TmxDocument(BilingualXml):
     ) -> None:
         """Add a variant, or fill an empty one. source, existing: a variant and its segment."""
         variant, segment = source
-        slot = self.slot(segment, soft_breaks=True)
+        content = self.slots(segment, soft_breaks=True)
         if existing is None:
             space = self.space_before(variant)
             last = max(node.last for name, node in self.children(unit) if name == "tuv")
             self.add_until(last + 1)
-            self.template.add(f'{space}<tuv xml:lang="{target}"><seg>', slot, "</seg></tuv>")
+            self.template.add(f'{space}<tuv xml:lang="{target}"><seg>', *content, "</seg></tuv>")
         elif self.is_blank(existing[1]):
             self.add_until(existing[1].first)
-            self.add_element(re.sub(r"\s*/>$", ">", existing[1].token.raw), slot, "seg")
+            self.add_element(re.sub(r"\s*/>$", ">", existing[1].token.raw), content, "seg")
             self.done = existing[1].last + 1
 
 

@@ -322,6 +322,9 @@ def add_run(document: Document, run: Sequence[Inline], language: str) -> None:
     document.add_markup(separators[-1])
 
 
+_PLACEHOLDER = re.compile(r"\{[0-9]+\}")
+
+
 class PlainRun(NamedTuple):
     """The text of a run as the model gets it, with placeholders for atoms."""
 
@@ -334,7 +337,8 @@ class PlainRun(NamedTuple):
     @classmethod
     def of(cls, run: Sequence[Inline]) -> PlainRun:
         literal = "".join(token.text for token in run if token.kind is InlineKind.TEXT)
-        placeholders = (name for name in map("{{{}}}".format, count(1)) if name not in literal)
+        taken = set(_PLACEHOLDER.findall(literal))
+        placeholders = (name for name in map("{{{}}}".format, count(1)) if name not in taken)
         texts: list[str] = []
         spans: list[Span] = []
         tags: list[InlineTag] = []
@@ -353,11 +357,11 @@ class PlainRun(NamedTuple):
 
 def _has_text(text: str, span: Span, atoms: Sequence[Span]) -> bool:
     """Whether a span has letters or digits outside of atoms."""
-    first = bisect_left(atoms, span.start, key=lambda atom: atom.start)
+    first, last = (
+        bisect_left(atoms, offset, key=lambda atom: atom.start) for offset in (span.start, span.end)
+    )
     done = span.start
-    for atom in atoms[first:]:
-        if atom.start >= span.end:
-            break
+    for atom in atoms[first:last]:
         if any(map(str.isalnum, text[done : atom.start])):
             return True
         done = atom.end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,6 +30,7 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
+    from markdown_it.rules_block import StateBlock
     from markdown_it.token import Token
 
 LINE_BREAK = re.compile(r"\r\n?|\n")
@@ -185,7 +187,39 @@ def _markdown_parser() -> MarkdownIt:
         raise RegardError(
             "Markdown files need markdown-it-py: pip install 'regard[documents]'"
         ) from None
-    return MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    parser = MarkdownIt("commonmark").enable("table")
+    parser.core.ruler.enableOnly(["normalize", "block"])  # the content of blocks is split here
+    ends = {"alt": ["paragraph", "reference", "blockquote"]}
+    parser.block.ruler.before("reference", "footnote", _footnote, ends)
+    return parser
+
+
+_FOOTNOTE = re.compile(r"\[\^[^\]\s]+\]:[ \t]*")
+FOOTNOTE_INDENT = 4
+"""columns by which the lines of a footnote after the first are indented"""
+
+
+def _footnote(state: StateBlock, first: int, end: int, silent: bool) -> bool:
+    """A block rule for footnotes of several paragraphs: the first line begins after the label, the others are indented.
+
+    CommonMark has no footnotes, and its parser would take the second paragraph for code.
+    """
+    start = state.bMarks[first] + state.tShift[first]
+    label = _FOOTNOTE.match(state.src, start, state.eMarks[first])
+    if label is None or state.is_code_block(first):
+        return False
+    if silent:
+        return True
+    line = state.bMarks[first], state.tShift[first], state.sCount[first]
+    state.blkIndent += FOOTNOTE_INDENT
+    state.bMarks[first], state.tShift[first] = label.end(), 0
+    state.sCount[first] = state.blkIndent
+    state.push("footnote_open", "", 1)
+    state.md.block.tokenize(state, first, end)
+    state.push("footnote_close", "", -1)
+    state.blkIndent -= FOOTNOTE_INDENT
+    state.bMarks[first], state.tShift[first], state.sCount[first] = line
+    return True
 
 
 def normalized_label(label: str) -> str:
@@ -274,8 +308,8 @@ _MARKDOWN = re.compile(
     | (?P<hard_break> (?:[ ]{2,}|\\)\n )
     | (?P<space> [ \t]*\n[ \t]* | [ \t]{2,} )
     | (?P<code> (?<!`)(?P<ticks>`+)(?!`) (?:.*?[^`])?? (?P=ticks)(?!`) )
-    | (?P<math> \$\$.+?\$\$ | \$(?=[^\s$])[^$\n]*?[^\s$\\]\$(?!\d) )
-    | (?P<template> \{\{.*?\}\} | \{%.*?%\} )
+    | (?P<math> \$\$.{1,2000}?\$\$ | \$(?=[^\s$])[^$\n]*?[^\s$\\]\$(?!\d) )
+    | (?P<template> \{\{.{0,2000}?\}\} | \{%.{0,2000}?%\} )
     | (?P<attributes> \{[#.:][^{}\n]*\} )
     | (?P<url> <(?:[a-zA-Z][\w+.-]{1,31}:[^\s<>]* | [\w.+-]+@[\w.-]+)> | \bhttps?://[^\s<>*]*[^\s<>*.,;:!?'"_)\]] )
     | (?P<comment> <!--.*?--> )
@@ -307,12 +341,15 @@ class MarkdownInline:
     breaks: Sequence[str]
     references: set[str]
 
+    def __post_init__(self) -> None:
+        self.line_ends = [match.start() for match in re.finditer("\n", self.content)]
+
     def raw(self, start: int, end: int) -> str:
         """A part of the content as it is written in the file."""
         part = self.content[start:end]
         if "\n" not in part:
             return part
-        first = self.content.count("\n", 0, start)
+        first = bisect_left(self.line_ends, start)
         pieces = part.split("\n")
         joined = pieces[0]
         for number, piece in enumerate(pieces[1:], first):
@@ -513,7 +550,7 @@ def match_delimiters(tokens: Sequence[Inline | Delimiter]) -> list[Inline]:
 
 
 _SPECIAL = re.compile(
-    r"[\\`\[\]]|<(?=[a-zA-Z/!?])|(?<!\w)_|_(?!\w)|(?<!\s)\*|\*(?!\s)|~~|&(?=#?\w+;)"
+    r"[\\`\[\]]|<(?=[a-zA-Z/!?])|(?<![^\W_])_|_(?![^\W_])|(?<!\s)\*|\*(?!\s)|~~|&(?=#?\w+;)"
     r"|(?:(?<=^\d)|(?<=^\d\d)|(?<=^\d{3})|(?<=^\d{4}))[.)](?=\s|$)"  # 1. is a list
     r"|^(?:>|[+-](?=\s|$)|-(?=[- ]+$)|#{1,6}(?=\s|$))"
 )

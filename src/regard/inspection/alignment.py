@@ -49,16 +49,23 @@ def align(
     return balance(rows @ weights @ columns)
 
 
-def pharaoh(model: Translator, sentence: str, translation: str) -> str:
-    """The source word of each target word in Pharaoh format, ``0-0 1-2``: source-target, whitespace-separated words."""
+def word_links(
+    model: Translator, sentence: str, translation: str, to: str | None = None
+) -> list[tuple[int, int]]:
+    """The source word of each target word, as numbers: (source, target), whitespace-separated words."""
     if not sentence.strip() or not translation.strip():
-        return ""
+        return []
     if (
         model.needs_trees
-        or (weights := align(model, sentence, translation, split=word_spans)) is None
+        or (weights := align(model, sentence, translation, to, split=word_spans)) is None
     ):
         raise RegardError("alignment: this model has no cross-attention to source tokens")
-    links = sorted((int(row.argmax()), target) for target, row in enumerate(weights))
+    return sorted((int(row.argmax()), target) for target, row in enumerate(weights))
+
+
+def pharaoh(model: Translator, sentence: str, translation: str) -> str:
+    """The source word of each target word in Pharaoh format, ``0-0 1-2``: source-target."""
+    links = word_links(model, sentence, translation)
     return " ".join(f"{source}-{target}" for source, target in links)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html import escape
 from typing import Any
 
@@ -57,10 +58,10 @@ def render(description: dict[str, Any]) -> str:
 
 def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     paragraphs = "".join(
-        f"<p>{escape(one)}</p>\n" for one in operation.get("description", "").split("\n\n") if one
+        f"<p>{_prose(one)}</p>\n" for one in operation.get("description", "").split("\n\n") if one
     )
     content = operation.get("requestBody", {}).get("content", {})
-    schema: dict[str, Any] = content.get("application/json", {}).get("schema", {})
+    schema: dict[str, Any] = next(iter(content.values()), {}).get("schema", {})
     body = _fields(schema, list(content)) if schema else ""
     return f"<h2><code>{method.upper()} {escape(path)}</code></h2>\n{paragraphs}{body}"
 
@@ -70,7 +71,7 @@ def _fields(schema: dict[str, Any], content_types: list[str]) -> str:
     required = schema.get("required", [])
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code>{' (required)' if name in required else ''}</td>"
-        f"<td>{escape(field.get('description', ''))}{_choices(field)}</td></tr>\n"
+        f"<td>{_prose(field.get('description', ''))}{_choices(field)}</td></tr>\n"
         for name, field in schema["properties"].items()
     )
     example = {name: _example(name, schema["properties"][name]) for name in required}
@@ -79,6 +80,11 @@ def _fields(schema: dict[str, Any], content_types: list[str]) -> str:
         f"<table><tr><th>field</th><th>meaning</th></tr>\n{rows}</table>\n"
         f"<pre>{escape(json.dumps(example, ensure_ascii=False))}</pre>\n"
     )
+
+
+def _prose(text: str) -> str:
+    """Text as HTML, with code between backticks."""
+    return re.sub("(`+)(.+?)\\1", r"<code>\2</code>", escape(text))
 
 
 def _choices(field: dict[str, Any]) -> str:

@@ -37,6 +37,8 @@ from regard.server.middleware import (
 )
 from regard.server.models import ModelEntry, ModelPool, ServedModel
 from regard.server.schemas import (
+    DetailedRequest,
+    DetailedResponse,
     DetectedLanguage,
     DetectRequest,
     ErrorResponse,
@@ -217,6 +219,16 @@ def _add_libretranslate_routes(app: FastAPI, service: Service) -> None:
 
 def _add_regard_routes(app: FastAPI, service: Service) -> None:
     settings, pairs = service.settings, service.models.pairs
+
+    @app.post(
+        "/v1/translate",
+        openapi_extra=openapi_body(DetailedRequest, pairs, settings),
+        response_model_exclude_none=True,
+    )
+    async def translate_with_details(request: Request) -> DetailedResponse:
+        """Translate texts; for each sentence its tokens, probabilities, confidence, and alignment if wanted."""
+        body = await read_body(request, DetailedRequest, settings)
+        return await cancel_on_disconnect(request, service.translate_with_details(body))
 
     @app.post(
         "/v1/translate/stream",

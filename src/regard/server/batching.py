@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from regard.inference.engine import SearchInterrupted
@@ -47,7 +48,13 @@ class SearchModel(Protocol):
     def count_tokens(self, texts: Sequence[str]) -> list[int]: ...
 
     def search(
-        self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None,
+        length_penalty: float | None,
+        nbest: int,
+        constraints: Sequence[Sequence[str]] | None = None,
     ) -> list[list[Translation]]: ...
 
 
@@ -82,17 +89,31 @@ def cost(tokens: int) -> float:
     return tokens * max(1.0, tokens / LONG_SENTENCE)
 
 
+CONSTRAINED_COST = 8
+"""times the cost of a sentence without terms: constrained search is not in native code, and its beam is wider"""
+
+
 class QueuedSentence(NamedTuple):
     text: str
     cost: float
     future: TranslationsFuture
+    terms: Sequence[str] = ()
+    """what the translation must contain"""
+
+
+class BatchKind(NamedTuple):
+    """What the sentences of a batch have in common."""
+
+    options: SearchOptions
+    constrained: bool
+    """whether they have terms: others would have to wait for them"""
 
 
 @dataclass(eq=False)
 class QueuedRequest:
-    """The sentences of one request that are not in a batch yet."""
+    """The sentences of one request that are not in a batch yet; those with and without terms are two of them."""
 
-    options: SearchOptions
+    kind: BatchKind
     sentences: deque[QueuedSentence]
     queued_at: float
 
@@ -109,11 +130,32 @@ def is_small(tokens: Sequence[int], beam: int) -> bool:
     return max(tokens, default=0) <= SMALL_SENTENCE and sum(tokens) * beam <= SMALL_REQUEST
 
 
-class Lane:
-    """A part of the queue, and the thread that translates it."""
+class Speed:
+    """How fast recent batches were: cost per second. Of the last few, the fastest one counts.
 
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
+    valid_for: seconds; what was measured before may be due to other work on the machine.
+    """
+
+    def __init__(self, valid_for: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._valid_for, self._now = valid_for, now
+        self._recent: deque[tuple[float, float]] = deque(maxlen=8)  # when, cost per second
+
+    def add(self, cost: float, seconds: float) -> None:
+        self._recent.append((self._now(), cost / max(seconds, 1e-6)))
+
+    def seconds(self, cost: float) -> float:
+        """How long this will take; 0 if nothing is known."""
+        since = self._now() - self._valid_for
+        return cost / max((speed for when, speed in self._recent if when > since), default=inf)
+
+
+class Lane:
+    """A part of the queue, and the thread that translates it. valid_for: of its speeds."""
+
+    def __init__(self, thread: ThreadPoolExecutor, valid_for: float) -> None:
         self.thread = thread
+        self.speeds = Speed(valid_for), Speed(valid_for)
+        """of batches without and with terms"""
         self.requests: list[QueuedRequest] = []
         self.queued = 0
         """number of sentences of all requests"""
@@ -122,6 +164,11 @@ class Lane:
     def add(self, request: QueuedRequest) -> None:
         self.requests.append(request)
         self.queued += len(request.sentences)
+
+    def seconds(self, request: QueuedRequest) -> float:
+        """How long the rest of a request will take; 0 if nothing is known."""
+        rest = sum(sentence.cost for sentence in request.sentences)
+        return self.speeds[request.kind.constrained].seconds(rest)
 
     def remove(self, request: QueuedRequest) -> bool:
         """Remove what is left of a request; returns whether there was any."""
@@ -133,7 +180,7 @@ class Lane:
 
 
 class SentenceBatch(NamedTuple):
-    options: SearchOptions
+    kind: BatchKind
     sentences: list[QueuedSentence]
 
 
@@ -157,13 +204,14 @@ class Batcher:
         self._metrics = metrics
         self._beam = beam
         self._calls = 0
-        self._small = Lane(ThreadPoolExecutor(1, thread_name_prefix="model"))
+        valid_for = settings.timeout
+        self._small = Lane(ThreadPoolExecutor(1, thread_name_prefix="model"), valid_for)
         self._large, self._call_thread = self._small, self._small.thread
         if concurrent:
             background = ThreadPoolExecutor(
                 1, thread_name_prefix="model-background", initializer=lower_priority
             )
-            self._large = Lane(background)
+            self._large = Lane(background, valid_for)
             self._call_thread = ThreadPoolExecutor(1, thread_name_prefix="model-calls")
         self._running_work: dict[int, Callable[[], bool]] = {}
         """for each thread that uses the model, whether its work is abandoned"""
@@ -190,24 +238,39 @@ class Batcher:
         texts: Sequence[str],
         tokens: Sequence[int],
         options: SearchOptions,
+        terms: Sequence[Sequence[str]] | None = None,
         *,
         admitted: bool = False,
     ) -> Iterator[list[TranslationsFuture]]:
         """Put texts with these numbers of tokens in the queue; yield the futures of their translations, in order.
 
         On exit, sentences that are still in the queue are removed from it, and a search that is mostly for this
-        request is stopped: the client disconnected or timed out. admitted: the request was admitted before.
+        request is stopped: the client disconnected or timed out. terms: what each translation must contain; their
+        tokens count too. admitted: the request was admitted before.
         """
         if not admitted:
             self._admit(len(texts))
         loop = asyncio.get_running_loop()
         futures: list[TranslationsFuture] = [loop.create_future() for _ in texts]
         beam = options.beam or self._beam
-        costs = [cost(one) * max(1.0, beam / self._beam) for one in tokens]
-        sentences = deque(map(QueuedSentence, texts, costs, futures))
-        request = QueuedRequest(options, sentences, time.monotonic())
-        lane = self._small if is_small(tokens, beam) else self._large
-        if texts:
+        small = self._small if is_small(tokens, beam) else self._large
+        added: list[tuple[Lane, QueuedRequest]] = []
+        for constrained in (False, True) if terms and any(terms) else (False,):
+            factor = max(1.0, beam / self._beam) * (CONSTRAINED_COST if constrained else 1)
+            sentences = deque(
+                QueuedSentence(text, factor * cost(count), future, some)
+                for text, count, future, some in zip(
+                    texts, tokens, futures, terms or [()] * len(texts), strict=True
+                )
+                if bool(some) is constrained
+            )
+            if sentences:
+                kind = BatchKind(options, constrained)
+                lane = self._large if constrained else small
+                added.append((lane, QueuedRequest(kind, sentences, time.monotonic())))
+        if not admitted:
+            self._refuse_late(added)
+        for lane, request in added:
             lane.add(request)
             self._report_queued()
             if lane.worker is None or lane.worker.done():
@@ -215,7 +278,7 @@ class Batcher:
         try:
             yield futures
         finally:
-            if lane.remove(request):
+            if [lane for lane, request in added if lane.remove(request)]:
                 self._report_queued()
             for future in futures:
                 if not future.cancel() and not future.cancelled():
@@ -310,6 +373,32 @@ class Batcher:
                 429, f"the queue is full ({self.queued:,} sentences): try again later"
             )
 
+    def _refuse_late(self, added: Sequence[tuple[Lane, QueuedRequest]]) -> None:
+        """Refuse a request that would not be finished within its time, as far as is known from recent batches.
+
+        The requests of a lane take turns, so it waits for each of them at most as long as it takes itself.
+        """
+        limit, total = self._settings.timeout, 0.0
+        for lane, request in added:
+            own = lane.seconds(request)
+            if own > limit:
+                raise RequestRefused(
+                    413,
+                    f"the translation would take about {own:,.0f} seconds: at most {limit:g} are allowed; "
+                    "send the text in parts",
+                )
+            waiting = own * len(lane.requests)
+            if waiting > limit / 4:  # else the exact sum makes no difference
+                waiting = sum(min(own, lane.seconds(other)) for other in lane.requests)
+            total += own + waiting
+        if total > limit:
+            raise RequestRefused(
+                503,
+                f"the translation would take about {total:,.0f} seconds, because others wait too: "
+                f"at most {limit:g} are allowed; try again later",
+                retry_after=ceil(total - limit),
+            )
+
     async def _translate_queue(self, lane: Lane) -> None:
         """Translate batch after batch until the lane is empty."""
         loop = asyncio.get_running_loop()
@@ -317,7 +406,14 @@ class Batcher:
             await asyncio.sleep(self._delay(lane))
             if not (batch := self._next_batch(lane)):
                 return
+            start = time.monotonic()
             results = await loop.run_in_executor(lane.thread, self._search_batch, batch)
+            batch_cost = sum(one.cost for one in batch.sentences)
+            # A small batch takes long for its cost, and an abandoned one was not finished.
+            if 2 * batch_cost >= self._settings.max_batch_cost and len(results) == len(
+                batch.sentences
+            ):
+                lane.speeds[batch.kind.constrained].add(batch_cost, time.monotonic() - start)
             for sentence, result in results:
                 if sentence.future.done():
                     continue  # the client has disconnected
@@ -335,14 +431,14 @@ class Batcher:
         return max(0.0, self._settings.batch_delay - waited)
 
     def _next_batch(self, lane: Lane) -> SentenceBatch | None:
-        """Take the next batch from a lane: round-robin over all requests with the options of the first.
+        """Take the next batch from a lane: round-robin over all requests of the same kind as the first.
 
-        This way a short request does not wait for a long one. Requests with other options move to the front.
+        This way a short request does not wait for a long one. Requests of another kind move to the front.
         """
         if not lane.requests:
             return None
-        batch = SentenceBatch(lane.requests[0].options, [])
-        turns = deque(request for request in lane.requests if request.options == batch.options)
+        batch = SentenceBatch(lane.requests[0].kind, [])
+        turns = deque(request for request in lane.requests if request.kind == batch.kind)
         budget = float(self._settings.max_batch_cost)
         while turns and (budget >= turns[0].sentences[0].cost or not batch.sentences):
             request = turns.popleft()
@@ -351,7 +447,7 @@ class Batcher:
             budget -= sentence.cost
             if request.sentences:
                 turns.append(request)
-        others = [request for request in lane.requests if request.options != batch.options]
+        others = [request for request in lane.requests if request.kind != batch.kind]
         lane.requests = [*others, *turns]
         lane.queued -= len(batch.sentences)
         self._report_queued()
@@ -366,27 +462,29 @@ class Batcher:
         """
         while waiting := [one for one in batch.sentences if not one.future.done()]:
             with suppress(SearchInterrupted), self._running(partial(_mostly_done, waiting)):
-                texts = [one.text for one in waiting]
-                return list(zip(waiting, self._search(texts, batch.options), strict=True))
+                return list(zip(waiting, self._search(waiting, batch.kind), strict=True))
             time.sleep(INTERRUPT_SECONDS)
         return []
 
     def _search(
-        self, texts: list[str], options: SearchOptions
+        self, sentences: Sequence[QueuedSentence], kind: BatchKind
     ) -> list[list[Translation] | Exception]:
-        """The translations of texts. If a batch fails, each sentence is retried alone, so only the bad one fails."""
+        """The translations of sentences. If a batch fails, each is retried alone, so that only the bad one fails."""
         start = time.monotonic()
+        arguments = kind.options.arguments()
+        if kind.constrained:
+            arguments["constraints"] = [one.terms for one in sentences]
         try:
-            found = self._model.search(texts, **options.arguments())
+            found = self._model.search([one.text for one in sentences], **arguments)
         except SearchInterrupted:
             raise
         except Exception as error:
-            if len(texts) == 1:
+            if len(sentences) == 1:
                 return [error]
-            return [result for text in texts for result in self._search([text], options)]
+            return [result for one in sentences for result in self._search([one], kind)]
         self._metrics.batch_seconds.observe(time.monotonic() - start)
-        self._metrics.batch_sentences.observe(len(texts))
-        self._metrics.sentences.inc(len(texts))
+        self._metrics.batch_sentences.observe(len(sentences))
+        self._metrics.sentences.inc(len(sentences))
         self._metrics.tokens.inc(sum(len(best.tokens) for best, *_ in found))
         return list(found)
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import pickle
 import re
 import secrets
 import shutil
+import signal
+import sys
 import time
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from regard.documents import DOCUMENT_FORMATS, DocumentOptions, ParsedDocument, format_of_name
-from regard.errors import RegardError
+from regard.documents import DOCUMENT_FORMATS, DocumentOptions
+from regard.documents.worker import DocumentTask
 from regard.server.schemas import (
     MAX_FIELDS,
     FileRequest,
@@ -33,9 +38,11 @@ from regard.server.schemas import (
     openapi_body,
     read_bytes,
 )
-from regard.server.service import Service
+from regard.server.service import DocumentSentences, Service
 
 SUFFIXES = sorted({suffix for one in DOCUMENT_FORMATS.values() for suffix in one.suffixes})
+MAX_PROCESSES = 2
+"""that read or write documents at the same time"""
 MAX_ARCHIVE_BYTES = 16 << 20
 """of the parts of an uploaded archive together when they are decompressed"""
 
@@ -140,38 +147,65 @@ def _suffix(name: str) -> str:
     return max(found, key=len)
 
 
-def parse_upload(upload: Upload, source: str, target: str) -> ParsedDocument:
-    kind = format_of_name(f"file{upload.suffix}")
-    assert kind is not None
+async def perform(task: DocumentTask, seconds: int) -> tuple[dict[str, Any], bytes]:
+    """Read or write a document in a process of its own, which ends if it takes too long or the client leaves.
+
+    seconds: of CPU time.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "regard.documents.worker", str(seconds)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
     try:
-        options = DocumentOptions(source, target, max_bytes=MAX_ARCHIVE_BYTES)
-        return kind(options).parse(upload.content)
-    except (ValueError, RegardError) as error:
-        raise RequestRefused(400, f"file: {error}") from None
+        output, _ = await process.communicate(pickle.dumps(task))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise RequestRefused(
+            413, f"file: reading it takes more than {seconds} seconds; it is too large"
+        )
+    if process.returncode:
+        raise RuntimeError(f"the process for a document ended with status {process.returncode}")
+    line, _, content = output.partition(b"\n")
+    description: dict[str, Any] = json.loads(line)
+    if "error" in description:
+        raise RequestRefused(400, f"file: {description['error']}")
+    return description, content
 
 
 def add_file_routes(app: FastAPI, service: Service) -> None:
     settings = service.settings
     store = FileStore(settings.file_folder, settings.file_store_bytes, settings.file_seconds)
-    parsing = asyncio.Semaphore(1)  # bounds the memory of parsed documents
+    reading = asyncio.Semaphore(MAX_PROCESSES)
 
     async def translate(upload: Upload) -> str:
         """Translate an uploaded file and store it; returns the name of the translation."""
         request = upload.request
         service.check_options(request)
         source = request.source
-        async with parsing:
-            document = await asyncio.to_thread(parse_upload, upload, source, request.target)
+        options = DocumentOptions(source, request.target, max_bytes=MAX_ARCHIVE_BYTES)
+        task = DocumentTask(f"file{upload.suffix}", upload.content, options)
+        async with reading:
+            description, _ = await perform(task, settings.document_seconds)
+        document = DocumentSentences(**description)
         service.check_texts([" ".join(document.sentences)])
         if detected := await service.sources_of([" ".join(document.sentences)], request):
             source = detected[0].language
         translations = await service.translate_document(document, source, request)
-        content = await asyncio.to_thread(document.write, translations)
+        async with reading:  # it is read again, so that it takes no memory during the translation
+            task = task._replace(translations=translations)
+            _, content = await perform(task, settings.document_seconds)
         return await asyncio.to_thread(store.add, content, upload.suffix)
 
     described = openapi_body(FileRequest, service.models.pairs, settings)
     content = described["requestBody"]["content"]["multipart/form-data"]
-    content["schema"]["properties"]["file"] = {"type": "string", "format": "binary"}
+    file = {"type": "string", "format": "binary", "description": "the document"}
+    content["schema"]["properties"]["file"] = file
+    content["schema"]["required"].append("file")
     described["requestBody"]["content"] = {"multipart/form-data": content}
 
     @app.post("/translate_file", openapi_extra=described)
@@ -181,7 +215,7 @@ def add_file_routes(app: FastAPI, service: Service) -> None:
         The response has the address of the translated file, which is deleted after a few minutes.
         """
         upload = await read_upload(request, settings)
-        name = await cancel_on_disconnect(request, translate(upload))
+        name = await cancel_on_disconnect(request, service.with_timeout(translate(upload)))
         return FileResponse(translatedFileUrl=f"{request.base_url}download_file/{name}")
 
     @app.get("/download_file/{name}", response_class=Response)

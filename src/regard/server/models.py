@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from regard.documents.markup import Floats
 from regard.errors import RegardError
-from regard.inspection.alignment import align
+from regard.inspection.alignment import align, word_links
 from regard.server.batching import Batcher, SearchModel
 from regard.server.metrics import Metrics
 from regard.server.schemas import RequestRefused, Settings
@@ -70,6 +70,12 @@ class LoadedModel:
             if isinstance(self.model, Translator)
             else None
         )
+
+    def word_links(self, sentence: str, translation: str, to: str | None) -> list[tuple[int, int]]:
+        """The source word of each word of a translation."""
+        if not isinstance(self.model, Translator):
+            raise RegardError("alignment: this model cannot align words")
+        return word_links(self.model, sentence, translation, to)
 
     async def close(self) -> None:
         """Free what the model uses besides memory, once no request uses it."""

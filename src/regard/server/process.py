@@ -43,6 +43,8 @@ SHUTDOWN_SECONDS = 5.0
 """how long a shutdown may take in addition to the timeout of a request"""
 LINGER_SECONDS = 0.5
 """how long a worker that stops still serves requests on open connections, which are closed after their response"""
+SWITCH_SECONDS = 0.0005
+"""how long a thread that splits a long text may keep Python's interpreter lock while small requests wait for it"""
 POLL_SECONDS = 2.0
 """how often the supervisor checks whether a run has a new card"""
 RESTART_SECONDS = 1.0
@@ -95,9 +97,7 @@ def serve(
             if len(entries) == 1:
                 _warn_about_unnamed_languages(pool)
                 load_now(pool, processes=workers == 1)
-            # What exists now stays for good: the collector need not look at it again after some of the requests.
-            gc.collect()
-            gc.freeze()
+            tune_interpreter()
             config = uvicorn.Config(
                 app,
                 http=TimeLimitedProtocol,
@@ -127,6 +127,14 @@ def load_now(pool: ModelPool, processes: bool) -> None:
     if processes and model.run.card_file.is_file():
         model.start_workers(background=True)
     pool.add(entry, model)
+
+
+def tune_interpreter() -> None:
+    """Settings of Python for a process that answers many small requests."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    # What exists now stays for good: the collector need not look at it again after some of the requests.
+    gc.collect()
+    gc.freeze()
 
 
 def _warn_about_unnamed_languages(pool: ModelPool) -> None:

@@ -11,9 +11,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+)
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
+
+from regard.data.formats.base import abbreviate
+from regard.data.glossary import Glossary
+from regard.errors import RegardError
 
 # ---------------------------------------------------------------------------------------------
 # Settings: limits of the server. A request that exceeds one is refused with the reason in JSON.
@@ -41,6 +52,8 @@ class Settings:
     """size of a request body, checked while it is read (413)"""
     max_file_bytes: int = 4 << 20
     """size of an uploaded file with its form (413)"""
+    document_seconds: int = 20
+    """CPU time to read an uploaded file, and again to write its translation (413)"""
     file_folder: Path | None = None
     """where translated files are kept; None: in a temporary folder of this process"""
     file_store_bytes: int = 64 << 20
@@ -70,7 +83,10 @@ class Settings:
     max_tokens: int = 50_000
     """source tokens of all texts of a request (413)"""
     max_sentence_tokens: int = 1_024
-    """source tokens of a sentence; the splitter makes no sentence of more than 600 characters (413)"""
+    """source tokens of a sentence, and of its glossary terms; the splitter makes no sentence of more than 600
+    characters (413)"""
+    max_sentence_terms: int = 16
+    """glossary terms in a sentence: the time of constrained search grows with the square of their number (400)"""
     max_batch_cost: int = 4_096
     """the cost of one batch: its tokens, more for long sentences (``batching.cost``)"""
     batch_delay: float = 0.005
@@ -99,12 +115,65 @@ Beam = Annotated[int, Field(ge=1)] | None
 LengthPenalty = Annotated[float, Field(ge=0, le=10)] | None
 Texts = str | Annotated[list[str], Field(fail_fast=True)]
 
+MAX_GLOSSARY_TERMS = 1_000
+"""terms in a glossary (400)"""
+MAX_TERM_CHARACTERS = 100
+"""characters of a term, and of its translation (400)"""
+
+
+def read_glossary(value: object) -> Glossary | None:
+    """The field ``glossary``: an object with terms and their translations, or the text of a glossary file."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        glossary = Glossary.parse(value.split("\n"), "glossary")
+    elif isinstance(value, dict):
+        for term, translation in value.items():
+            if not isinstance(translation, str):
+                raise RegardError(
+                    f"glossary: {abbreviate(term)} is translated as {abbreviate(translation)}, which is not a text"
+                )
+        glossary = Glossary(value)
+    else:
+        raise RegardError(
+            f"glossary {abbreviate(value)}: must be an object of terms and their translations, "
+            "or lines of source term, tab, target term"
+        )
+    if len(glossary.terms) > MAX_GLOSSARY_TERMS:
+        raise RegardError(
+            f"glossary: {len(glossary.terms):,} terms, at most {MAX_GLOSSARY_TERMS:,} are allowed"
+        )
+    for term in (*glossary.terms, *glossary.terms.values()):
+        if len(term) > MAX_TERM_CHARACTERS:
+            raise RegardError(
+                f"glossary: {abbreviate(term)} has {len(term):,} characters, at most {MAX_TERM_CHARACTERS} are allowed"
+            )
+    return glossary if glossary.terms else None
+
+
+GLOSSARY_SCHEMA = {
+    "anyOf": [
+        {
+            "type": "object",
+            "additionalProperties": {"type": "string", "maxLength": MAX_TERM_CHARACTERS},
+            "maxProperties": MAX_GLOSSARY_TERMS,
+        },
+        {"type": "string"},
+        {"type": "null"},
+    ]
+}
+GlossaryField = Annotated[
+    Glossary | None, PlainValidator(read_glossary), WithJsonSchema(GLOSSARY_SCHEMA)
+]
+
 # ---------------------------------------------------------------------------------------------
 # Requests
 
 
 class RequestBody(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        use_attribute_docstrings=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     api_key: str | None = None
     """API key, if the server requires one; ``Authorization: Bearer KEY`` works too"""
@@ -126,6 +195,8 @@ class TextRequest(ModelRequest):
     """beam size; the default is the model's"""
     length_penalty: LengthPenalty = None
     """length penalty; the default is the model's"""
+    glossary: GlossaryField = None
+    """how terms must be translated: ``{"dog": "Hund"}``, or lines of source term, tab, target term"""
 
 
 class TranslateRequest(TextRequest):
@@ -135,6 +206,13 @@ class TranslateRequest(TextRequest):
     """number of alternative translations of each text"""
     confidence: bool = False
     """also return the confidence of each translation, between 0 and 1: the lowest of its sentences"""
+
+
+class DetailedRequest(TextRequest):
+    q: Texts
+    """one text, or a list of texts"""
+    alignment: bool = False
+    """also return the source word that each word of a translation comes from"""
 
 
 class StreamRequest(TextRequest):
@@ -154,6 +232,8 @@ class DetectRequest(RequestBody):
 class LiveRequest(ModelRequest):
     q: str
     """a short text"""
+    glossary: GlossaryField = None
+    """how terms must be translated: ``{"dog": "Hund"}``, or lines of source term, tab, target term"""
 
 
 HeadName = Annotated[
@@ -226,6 +306,41 @@ class TranslateResponse(BaseModel):
     confidence: float | list[float] | None = None
     model: str | list[str] | None = None
     """the models that were used, if the server has several; ``a, b`` for two with a pivot language between them"""
+
+
+class DetailedSentence(BaseModel):
+    """A sentence and its translation, as ``regard translate --json`` has it."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    source: str
+    text: str
+    confidence: float
+    """between 0 and 1"""
+    score: float
+    log_probability: float
+    tokens: list[str]
+    token_log_probabilities: list[float]
+    """of each token, then of the end of the sentence"""
+    finished: bool
+    """false if the translation was cut off at its largest length"""
+    alignment: list[tuple[int, int]] | None = None
+    """numbers of words, source and target; words are separated by spaces"""
+
+
+class DetailedTranslation(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    text: str
+    confidence: float
+    """the lowest of its sentences"""
+    detectedLanguage: DetectedLanguage | None = None  # noqa: N815
+    model: str
+    sentences: list[DetailedSentence]
+
+
+class DetailedResponse(BaseModel):
+    translations: list[DetailedTranslation]
 
 
 class FileResponse(BaseModel):
@@ -371,7 +486,7 @@ def _group(fields: Fields) -> dict[str, str | list[str]]:
 
 def check_api_key(request: Request, given: str | None, settings: Settings) -> None:
     """Refuse a request without a valid API key, from its body (``given``) or its Authorization header."""
-    if given is None:
+    if not given:  # clients of LibreTranslate send an empty one
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
     # Compare with all keys, each in constant time, so that the time reveals nothing about them.
     matches = [hmac.compare_digest(given.encode(), key.encode()) for key in settings.api_keys]

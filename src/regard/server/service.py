@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from regard.data.language_identification import identify_among
-from regard.documents import ParsedDocument
 from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
-from regard.server.batching import SearchOptions
+from regard.server.batching import SearchModel, SearchOptions, TranslationsFuture
 from regard.server.models import LoadedModel, ModelPool, Route, RouteStage
 from regard.server.schemas import (
+    DetailedRequest,
+    DetailedResponse,
+    DetailedSentence,
+    DetailedTranslation,
     DetectedLanguage,
     Language,
     RequestRefused,
@@ -29,6 +32,7 @@ from regard.server.schemas import (
 )
 
 if TYPE_CHECKING:
+    from regard.data.glossary import Glossary
     from regard.tasks import Translation
 
 T = TypeVar("T")
@@ -54,6 +58,47 @@ class TranslatedText(NamedTuple):
     alternatives: list[str]
     confidence: float
     """the lowest of its sentences"""
+
+
+class DocumentSentences(NamedTuple):
+    """The sentences of a file, and whether each has inline elements."""
+
+    sentences: list[str]
+    has_elements: list[bool]
+
+
+class SearchedText(NamedTuple):
+    """A text whose sentences are translated, but not joined yet."""
+
+    document: Document
+    hypotheses: list[list[Translation]]
+    """of each sentence"""
+
+    @property
+    def confidence(self) -> float:
+        return min((some[0].confidence for some in self.hypotheses), default=1.0)
+
+
+class RoutedTexts(NamedTuple):
+    """The texts of a request with their models."""
+
+    texts: Sequence[str]
+    detected: list[DetectedLanguage] | None
+    routes: list[Route]
+
+    async def map(
+        self, translate: Callable[[Sequence[str], Route], Coroutine[Any, Any, list[T]]]
+    ) -> list[T]:
+        """The result of each text; the texts of a route are translated together.
+
+        All languages enter the queues at once. If one is refused, so is the request.
+        """
+        groups: dict[tuple[str, ...], tuple[Route, list[str]]] = {}
+        for text, route in zip(self.texts, self.routes, strict=True):
+            groups.setdefault(route.languages, (route, []))[1].append(text)
+        every = await all_or_none([translate(some, route) for route, some in groups.values()])
+        results = {key: iter(some) for key, some in zip(groups, every, strict=True)}
+        return [next(results[route.languages]) for route in self.routes]
 
 
 class Service:
@@ -116,24 +161,66 @@ class Service:
         start = asyncio.get_running_loop().time()
         texts = [request.q] if isinstance(request.q, str) else request.q
         self.check_options(request, request.alternatives)
+        routed = await self._route_texts(texts, request)
+
+        async def translate(some: Sequence[str], route: Route) -> list[TranslatedText]:
+            return await self._translate(some, route, request, start)
+
+        results = await routed.map(translate)
+        return self._response(request, results, routed.detected, routed.routes)
+
+    async def translate_with_details(self, request: DetailedRequest) -> DetailedResponse:
+        start = asyncio.get_running_loop().time()
+        texts = [request.q] if isinstance(request.q, str) else request.q
+        self.check_options(request)
+        routed = await self._route_texts(texts, request)
+        for route in routed.routes:
+            refuse_pivot(route, "details")
+
+        async def translate(some: Sequence[str], route: Route) -> list[DetailedTranslation]:
+            async with self.models.use(*route.entries) as loaded:
+                (stage,) = route.stages(loaded)
+                return [
+                    (await self._details(one, stage, request, start)).model_copy(
+                        update={"model": route.name}
+                    )
+                    for one in await self._search(some, stage, request, start)
+                ]
+
+        translations = await routed.map(translate)
+        for translation, detected in zip(translations, routed.detected or (), strict=False):
+            translation.detectedLanguage = detected
+        return DetailedResponse(translations=translations)
+
+    async def _details(
+        self, searched: SearchedText, stage: RouteStage, request: DetailedRequest, start: float
+    ) -> DetailedTranslation:
+        document, model, to = searched.document, stage.model, stage.to
+        best = [some[0] for some in searched.hypotheses]
+        sentences = []
+        for source, one in zip(document.sentences, best, strict=True):
+            links = None
+            if request.alignment:
+                find = partial(model.word_links, source, one.text, to)
+                links = await self.with_timeout(model.batcher.run(find), start)
+            sentences.append(DetailedSentence(source=source, alignment=links, **one._asdict()))
+        return DetailedTranslation(
+            text=await self.join(document, [one.text for one in best], model, to, start),
+            confidence=searched.confidence,
+            model="",
+            sentences=sentences,
+        )
+
+    async def _route_texts(self, texts: Sequence[str], request: TextRequest) -> RoutedTexts:
+        """Check texts, detect their languages if necessary, and find their models."""
         self.check_texts(texts)
         detected = await self.sources_of(texts, request)
         if detected is None:
-            sources = [request.source] * len(texts)
-            routes = {request.source: self.route(request.source, request)}
+            routes = [self.route(request.source, request)] * len(texts)
         else:
-            sources = [one.language for one in detected]
-            routes = {source: self.route(source, request) for source in sources}
-
-        async def translate_from(source: str) -> list[TranslatedText]:
-            some = [text for text, one in zip(texts, sources, strict=True) if one == source]
-            return await self._translate(some, routes[source], request, start)
-
-        # All languages enter the queues at once. If one is refused, so is the request.
-        every = await all_or_none([translate_from(source) for source in routes])
-        translated = {source: iter(some) for source, some in zip(routes, every, strict=True)}
-        results = [next(translated[source]) for source in sources]
-        return self._response(request, results, detected, [routes[source] for source in sources])
+            found = {one.language: self.route(one.language, request) for one in detected}
+            routes = [found[one.language] for one in detected]
+        return RoutedTexts(texts, detected, routes)
 
     def _response(
         self,
@@ -194,25 +281,34 @@ class Service:
         alternatives: int = 0,
     ) -> list[TranslatedText]:
         """Translate texts with one model."""
-        options = self.search_options(request, stage, alternatives)
-        documents, tokens = await self.split(texts, stage, request.format)
-        sentences = [sentence for document in documents for sentence in document.sentences]
-        submitted = stage.model.batcher.submit(
-            sentences, tokens, options, admitted=not stage.is_first
-        )
-        with submitted as futures:
-            results = iter(await self.with_timeout(asyncio.gather(*futures), start))
         translated = []
-        for document in documents:
-            hypotheses = [next(results) for _ in document.sentences]
-            ranks = [_texts_of_rank(hypotheses, rank) for rank in range(options.nbest)]
+        for searched in await self._search(texts, stage, request, start, alternatives):
+            ranks = [_texts_of_rank(searched.hypotheses, rank) for rank in range(alternatives + 1)]
             first, *others = [
-                await self.join(document, one, stage.model, options.to, start) for one in ranks
+                await self.join(searched.document, one, stage.model, stage.to, start)
+                for one in ranks
             ]
             others = [text for text in dict.fromkeys(others) if text != first]
-            confidence = min((some[0].confidence for some in hypotheses), default=1.0)
-            translated.append(TranslatedText(first, others, confidence))
+            translated.append(TranslatedText(first, others, searched.confidence))
         return translated
+
+    async def _search(
+        self,
+        texts: Sequence[str],
+        stage: RouteStage,
+        request: TextRequest,
+        start: float,
+        alternatives: int = 0,
+    ) -> list[SearchedText]:
+        """The hypotheses of each sentence of texts."""
+        options = self.search_options(request, stage, alternatives)
+        documents, queued = await self.split(texts, stage, request, options)
+        with self._submit(queued, stage, options) as futures:
+            results = iter(await self.with_timeout(asyncio.gather(*futures), start))
+        return [
+            SearchedText(document, [next(results) for _ in document.sentences])
+            for document in documents
+        ]
 
     async def stream(self, request: StreamRequest) -> AsyncIterator[str]:
         """Server-sent events: ``start`` once queued, a ``part`` for each sentence in order, then ``end``.
@@ -240,11 +336,8 @@ class Service:
         self, text: str, stage: RouteStage, request: StreamRequest, start: float
     ) -> AsyncIterator[str]:
         options = self.search_options(request, stage)
-        (document,), tokens = await self.split([text], stage, request.format)
-        submitted = stage.model.batcher.submit(
-            document.sentences, tokens, options, admitted=not stage.is_first
-        )
-        with submitted as futures:
+        (document,), queued = await self.split([text], stage, request, options)
+        with self._submit(queued, stage, options) as futures:
             yield server_sent_event("start", {"sentences": len(futures)})
             try:
                 for index, future in enumerate(futures):
@@ -265,7 +358,7 @@ class Service:
                 yield server_sent_event("end", {})
 
     async def translate_document(
-        self, document: ParsedDocument, source: str, request: TextRequest
+        self, document: DocumentSentences, source: str, request: TextRequest
     ) -> list[SentenceTranslation]:
         """Translate the sentences of a file, with alignments for those that have inline elements."""
         start = asyncio.get_running_loop().time()
@@ -295,15 +388,23 @@ class Service:
     async def _translate_sentences(
         self, sentences: Sequence[str], stage: RouteStage, request: TextRequest, start: float
     ) -> list[str]:
-        count = partial(stage.model.model.count_tokens, sentences)
-        tokens = await in_thread_if_long(sum(map(len, sentences)), count)
-        self.check_tokens(tokens)
-        submitted = stage.model.batcher.submit(
-            sentences, tokens, self.search_options(request, stage), admitted=not stage.is_first
+        options = self.search_options(request, stage)
+        prepare = partial(
+            prepare_sentences, sentences, stage.model.model, request.glossary, options
         )
-        with submitted as futures:
+        queued = await in_thread_if_long(work_of(sentences, request.glossary), prepare)
+        self.check_sentences(queued)
+        with self._submit(queued, stage, options) as futures:
             found = await self.with_timeout(asyncio.gather(*futures), start)
         return [best.text for best, *_ in found]
+
+    @staticmethod
+    def _submit(
+        queued: PreparedSentences, stage: RouteStage, options: SearchOptions
+    ) -> AbstractContextManager[list[TranslationsFuture]]:
+        return stage.model.batcher.submit(
+            queued.texts, queued.tokens, options, queued.terms, admitted=not stage.is_first
+        )
 
     async def join(
         self,
@@ -356,6 +457,8 @@ class Service:
     def route(self, source: str, request: TextRequest) -> Route:
         """The models for a source language and the request's target language."""
         if route := self.models.route(source, request.target, request.model):
+            if request.glossary is not None:
+                refuse_pivot(route, "glossary")
             return route
         entries = self.models.entries
         pairs = self.models.entry(request.model).pairs if request.model else self.models.pairs
@@ -386,23 +489,31 @@ class Service:
             raise RequestRefused(400, f"beam {beam}: at most {self.settings.max_beam}")
 
     async def split(
-        self, texts: Sequence[str], stage: RouteStage, format: str
-    ) -> tuple[list[Document], list[int]]:
-        """The sentences of each text, and the number of tokens of all sentences, after checking the limits."""
-        split = split_html if format == "html" else split_plain
+        self, texts: Sequence[str], stage: RouteStage, request: TextRequest, options: SearchOptions
+    ) -> tuple[list[Document], PreparedSentences]:
+        """The sentences of each text, and those of all texts for the queue, after checking the limits."""
+        split = split_html if request.format == "html" else split_plain
+        glossary = request.glossary
 
-        def split_and_count() -> tuple[list[Document], list[int]]:
+        def split_and_prepare() -> tuple[list[Document], PreparedSentences]:
             documents = [split(text, stage.source) for text in texts]
             sentences = [sentence for document in documents for sentence in document.sentences]
-            return documents, stage.model.model.count_tokens(sentences)
+            return documents, prepare_sentences(sentences, stage.model.model, glossary, options)
 
-        documents, tokens = await in_thread_if_long(sum(map(len, texts)), split_and_count)
-        self.check_tokens(tokens)
-        return documents, tokens
+        documents, queued = await in_thread_if_long(work_of(texts, glossary), split_and_prepare)
+        self.check_sentences(queued)
+        return documents, queued
 
-    def check_tokens(self, tokens: Sequence[int]) -> None:
+    def check_sentences(self, sentences: PreparedSentences) -> None:
         """Refuse what would keep the model busy for too long, before any of it is translated."""
-        settings, total, longest = self.settings, sum(tokens), max(tokens, default=0)
+        settings, tokens = self.settings, sentences.tokens
+        total, longest = sum(tokens), max(tokens, default=0)
+        terms = max(map(len, sentences.terms or ()), default=0)
+        if terms > settings.max_sentence_terms:
+            raise RequestRefused(
+                400,
+                f"a sentence with {terms} glossary terms: at most {settings.max_sentence_terms} are allowed",
+            )
         if total > settings.max_tokens:
             raise RequestRefused(
                 413, f"{total:,} tokens: at most {settings.max_tokens:,} are allowed in one request"
@@ -427,6 +538,43 @@ class Service:
             )
 
 
+class PreparedSentences(NamedTuple):
+    """Sentences for the queue of a model."""
+
+    texts: Sequence[str]
+    tokens: list[int]
+    """of each sentence and its terms"""
+    terms: list[list[str]] | None
+    """what each translation must contain; None without a glossary"""
+
+
+def prepare_sentences(
+    sentences: Sequence[str],
+    model: SearchModel,
+    glossary: Glossary | None,
+    options: SearchOptions,
+) -> PreparedSentences:
+    """Count the tokens of sentences and find their glossary terms."""
+    tokens = model.count_tokens(sentences)
+    if glossary is None:
+        return PreparedSentences(sentences, tokens, None)
+    # As on the command line: the model must be able to use every term, also those that do not occur.
+    model.search([""], constraints=[[*glossary.terms.values()]], **options.arguments())
+    terms = [glossary.target_terms(sentence) for sentence in sentences]
+    added = model.count_tokens([" ".join(some) for some in terms])
+    total = [
+        one + more if some else one for one, more, some in zip(tokens, added, terms, strict=True)
+    ]
+    return PreparedSentences(sentences, total, terms)
+
+
+def work_of(texts: Sequence[str], glossary: Glossary | None) -> int:
+    """How much work it is to prepare texts, in characters."""
+    terms = 0 if glossary is None else len(glossary.terms)
+    return sum(map(len, texts)) + terms * CHARACTERS_PER_TERM
+
+
+CHARACTERS_PER_TERM = 100
 LONG_TEXT = 2_000
 """characters; longer texts are split and joined in another thread, so that other requests need not wait"""
 
@@ -434,6 +582,12 @@ LONG_TEXT = 2_000
 async def in_thread_if_long(characters: int, function: Callable[[], T]) -> T:
     """Call a function in another thread if its text is long; else here, because starting a thread takes time too."""
     return await asyncio.to_thread(function) if characters > LONG_TEXT else function()
+
+
+def refuse_pivot(route: Route, what: str) -> None:
+    if len(route.entries) > 1:
+        languages = " to ".join(route.languages)
+        raise RequestRefused(400, f"{what}: not for {languages}, which two models translate")
 
 
 async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 
 from fastapi import FastAPI, Request
@@ -15,7 +15,7 @@ from regard.data.sentence_splitter import split_text
 from regard.data.special_tokens import BOS
 from regard.decoding.search_state import BeamStep, BeamTree
 from regard.errors import RegardError
-from regard.server.batching import Batcher
+from regard.server.batching import Batcher, SearchOptions
 from regard.server.inspection_endpoints import inspected_model
 from regard.server.schemas import (
     LiveRequest,
@@ -24,7 +24,7 @@ from regard.server.schemas import (
     read_body,
     server_sent_event,
 )
-from regard.server.service import INTERNAL_ERROR, Service
+from regard.server.service import INTERNAL_ERROR, Service, prepare_sentences
 from regard.tasks import Translator
 
 log = logging.getLogger("regard.server")
@@ -92,11 +92,14 @@ async def stream_partials(service: Service, body: LiveRequest) -> AsyncGenerator
     try:
         async with inspected_model(service, body.model) as (loaded, model):
             document = split_text(body.q, model.recipe.data.language_pair[0])
+            prepared = prepare_sentences(document.sentences, model, body.glossary, SearchOptions())
+            service.check_sentences(prepared)
             done = ""
             with loaded.batcher.admit():
                 for index, sentence in enumerate(document.sentences):
                     before = done + document.separators[index]
-                    texts = _partial_translations(service, loaded.batcher, model, sentence)
+                    terms = prepared.terms[index] if prepared.terms else ()
+                    texts = _partial_translations(service, loaded.batcher, model, sentence, terms)
                     async for text in texts:
                         done = before + text + document.space_after(index, text)
                         yield server_sent_event("partial", {"text": done})
@@ -111,7 +114,7 @@ async def stream_partials(service: Service, body: LiveRequest) -> AsyncGenerator
 
 
 async def _partial_translations(
-    service: Service, batcher: Batcher, model: Translator, sentence: str
+    service: Service, batcher: Batcher, model: Translator, sentence: str, terms: Sequence[str]
 ) -> AsyncGenerator[str, None]:
     """The best translation of a sentence after each step; the last one is final."""
     loop = asyncio.get_running_loop()
@@ -131,7 +134,8 @@ async def _partial_translations(
         # Mask-predict has no beam to observe: only its result is sent.
         observer = None if model.non_autoregressive else BestHypothesisObserver(report)
         with suppress(ClientGone):
-            ((best, *_),) = model.search([sentence], observer=observer)
+            constraints = [terms] if terms else None
+            ((best, *_),) = model.search([sentence], observer=observer, constraints=constraints)
             send(best.text)
 
     searching = asyncio.ensure_future(service.with_timeout(batcher.run(search)))

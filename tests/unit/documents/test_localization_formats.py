@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from regard.data.formats.base import ReadOptions
 from regard.data.formats.bilingual import PO, TMX, XLIFF
 from regard.documents import DocumentOptions
+from regard.documents.base import xml_tokens
 from tests.unit.documents import samples
 from tests.unit.documents.translators import copy, parse, reverse, translate
 
@@ -106,6 +107,72 @@ def test_empty_segments_of_an_xliff_target_are_filled() -> None:
         '<target><mrk mtype="seg" mid="1">ONE.</mrk> <mrk mtype="seg" mid="2">TWO.</mrk></target>'
     )
     assert unit + target in filled
+
+
+UNIT = '<trans-unit id="1"><source>{}</source></trans-unit>'
+
+
+def xliff_unit(source: str) -> str:
+    """An XLIFF file with one unit."""
+    head, body = '<file source-language="en" target-language="de">', UNIT.format(source)
+    return f'<xliff version="1.2">{head}<body>{body}</body></file></xliff>'
+
+
+def target_of(filled: bytes) -> str:
+    return filled.decode().partition("<target>")[2].partition("</target>")[0]
+
+
+CDATA_HTML = (
+    "<![CDATA[<h1 class='x'>The <b>big</b> dog</h1>\n"
+    '<p>Tom &amp; Ann&nbsp;slept.<br/>It <code>a < b</code> was <a href="x?a=1&b=2">old</a>.</p>'
+    "<script>if (a < b) {}</script>]]>"
+)
+
+
+def test_html_in_a_cdata_section_of_xliff_is_no_text() -> None:
+    source = xliff_unit(CDATA_HTML)
+    assert parse("a.xlf", source).sentences == [
+        "The big dog",
+        "Tom & Ann\xa0slept.",
+        "It {1} was old.",
+    ]
+    assert target_of(translate("a.xlf", source, copy)) == CDATA_HTML
+    reversed_ = target_of(reverse("a.xlf", source))
+    assert reversed_ == (
+        "<![CDATA[<h1 class='x'>dog <b>big</b> The</h1>\n"
+        '<p>. slept Ann &amp; Tom<br/>. <a href="x?a=1&b=2">old</a> was <code>a < b</code> It</p>'
+        "<script>if (a < b) {}</script>]]>"
+    )
+    ended = translate("a.xlf", source, lambda _: "]]> <x> & \x00").decode()
+    assert ended.count("]]>") == 2
+    assert "]]&gt; &lt;x&gt; &amp; " in ended
+    xml_tokens(ended)  # is well-formed
+
+
+def test_cdata_sections_with_and_without_html_beside_text() -> None:
+    mixed = 'AT<![CDATA[&]]>T has <g id="1"><![CDATA[<i>big</i> dogs.]]></g> Yes.'
+    source = xliff_unit(mixed)
+    assert parse("a.xlf", source).sentences == ["AT&T has", "big dogs.", "Yes."]
+    assert target_of(translate("a.xlf", source, copy)) == mixed
+    assert target_of(translate("a.xlf", source, str.upper)) == (
+        'AT&amp;T HAS <g id="1"><![CDATA[<i>BIG</i> DOGS.]]></g> YES.'
+    )
+    code = 'The <ph id="1"><![CDATA[<br>]]></ph> dog.'
+    assert parse("a.xlf", xliff_unit(code)).sentences == ["The {1} dog."]
+    empty = xliff_unit("<![CDATA[<b>A</b>]]>").replace(
+        "</trans-unit>", "<target><![CDATA[]]></target></trans-unit>"
+    )
+    assert target_of(translate("a.xlf", empty, str.lower)) == "<![CDATA[<b>a</b>]]>"
+
+
+def test_escaped_html_in_xliff_is_no_text() -> None:
+    escaped = "The &lt;b&gt;big&lt;/b&gt; dog&lt;br /&gt;presses &lt;Enter&gt; if 1 &lt; 2."
+    source = xliff_unit(escaped)
+    assert parse("a.xlf", source).sentences == ["The big dog", "presses {1} if 1 < 2."]
+    assert target_of(translate("a.xlf", source, copy)) == escaped
+    assert target_of(reverse("a.xlf", source)) == (
+        "dog &lt;b&gt;big&lt;/b&gt; The&lt;br /&gt;. 2 &lt; 1 if &lt;Enter&gt; presses"
+    )
 
 
 def test_html_in_a_message_is_no_text() -> None:

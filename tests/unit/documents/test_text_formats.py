@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from markdown_it import MarkdownIt
 
 from regard.documents import DocumentOptions
@@ -72,6 +72,8 @@ def test_a_file_that_is_copied_is_equal_byte_for_byte(
                     " ",
                     "[^1]",
                     "[^1]: ",
+                    "\n\n    ",
+                    "\n\n\t",
                     "[x] ",
                     "::: note\n",
                     "&amp;",
@@ -86,6 +88,68 @@ def test_any_markdown_that_is_copied_is_unchanged(text: str) -> None:
     content = text.encode(errors="ignore")
     if b"\0" not in content:
         assert translate("a.md", content, copy) == content
+
+
+FOOTNOTES = """A dog.[^1] A cat.[^long] A bird.[^3]
+
+[^1]: The first note.
+[^long]: A note of several paragraphs.
+    It goes on
+    here.
+
+    The *second* paragraph.
+
+    - A list.
+
+      Its second paragraph.
+
+    > A quote
+
+        code of the note
+
+    ```
+    more code
+    ```
+
+[^3]: Word
+
+Not a note.
+
+    code
+"""
+
+
+def test_a_footnote_has_several_paragraphs() -> None:
+    assert parse("a.md", FOOTNOTES).sentences == [
+        "A dog.",
+        "A cat.",
+        "A bird.",
+        "The first note.",
+        "A note of several paragraphs.",
+        "It goes on here.",
+        "The second paragraph.",
+        "A list.",
+        "Its second paragraph.",
+        "A quote",
+        "Word",
+        "Not a note.",
+    ]
+    for newline in ("\n", "\r\n"):
+        content = FOOTNOTES.replace("\n", newline)
+        assert translate("a.md", content, copy) == content.encode()
+    quoted = "".join(f"> {line}\n" for line in FOOTNOTES.splitlines())
+    tabs = FOOTNOTES.replace("    ", "\t")
+    for content in (quoted, tabs):
+        assert translate("a.md", content, copy) == content.encode()
+        assert "The second paragraph." in parse("a.md", content).sentences
+    translated = translate("a.md", FOOTNOTES, str.upper).decode()
+    for part in (
+        "A DOG.[^1] A CAT.[^long] A BIRD.[^3]\n\n[^1]: THE FIRST NOTE.\n[^long]: A NOTE OF SEVERAL PARAGRAPHS.\n",
+        "IT GOES ON HERE.\n\n    THE *SECOND* PARAGRAPH.\n\n    - A LIST.\n\n      ITS SECOND PARAGRAPH.\n\n",
+        "    > A QUOTE\n\n        code of the note\n\n    ```\n    more code\n    ```\n\n[^3]: WORD\n\n",
+        "NOT A NOTE.\n\n    code\n",
+    ):
+        assert part in translated
 
 
 def test_markdown_keeps_its_structure() -> None:
@@ -132,6 +196,7 @@ def test_inline_formats_of_markdown_follow_their_words() -> None:
     st.text(st.characters(exclude_categories=["Cs", "Cc"]))
     | st.text("ab1.)#>+-*_`[]()<&;!\\ ~", min_size=1)
 )
+@example("__0__")
 def test_escaped_text_is_no_markdown(text: str) -> None:
     text = " ".join(text.split())
     if not text:

@@ -26,6 +26,7 @@ class UppercaseModel:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.options: list[SearchOptions] = []
+        self.constraints: list[Sequence[Sequence[str]] | None] = []
         self.threads: set[int] = set()
         self.may_continue = threading.Event()
         self.may_continue.set()
@@ -35,10 +36,17 @@ class UppercaseModel:
         return [1 + len(text) // 3 for text in texts]
 
     def search(
-        self, texts: Sequence[str], *, beam: int | None, length_penalty: float | None, nbest: int
+        self,
+        texts: Sequence[str],
+        *,
+        beam: int | None,
+        length_penalty: float | None,
+        nbest: int,
+        constraints: Sequence[Sequence[str]] | None = None,
     ) -> list[list[Translation]]:
         self.batches.append(list(texts))
         self.options.append(SearchOptions(beam, length_penalty, nbest))
+        self.constraints.append(constraints)
         self.threads.add(threading.get_ident())
         end = time.monotonic() + 20
         while not self.may_continue.wait(0.001):

@@ -20,6 +20,11 @@ def test_the_page_describes_every_route(small_recipe: Callable[..., Recipe]) -> 
     assert '{"source": "en", "target": "de", "q": "Hello."}' in response.text.replace("&quot;", '"')
     assert "<td><code>length_penalty</code></td>" in response.text
     assert "(<code>en</code>, <code>auto</code>)" in response.text
+    upload = response.text.partition("POST /translate_file")[2].partition("<h2>")[0]
+    assert "<td><code>file</code> (required)</td><td>the document</td>" in upload
+    for path in ("/translate", "/translate_file", "/v1/translate/stream"):
+        fields = response.text.partition(f"POST {path}<")[2].partition("<h2>")[0]
+        assert "<td><code>glossary</code></td><td>how terms must be translated" in fields
 
 
 def test_the_page_loads_only_its_style_sheet(small_recipe: Callable[..., Recipe]) -> None:
@@ -33,7 +38,8 @@ def test_the_page_loads_only_its_style_sheet(small_recipe: Callable[..., Recipe]
 
 def test_descriptions_are_escaped() -> None:
     info = {"title": "<b>", "version": "1", "summary": "<script>"}
-    operation = {"description": "<i>"}
+    operation = {"description": "<i> `<a>` and ``b``"}
     page = render({"info": info, "paths": {"/<u>": {"get": operation}}})
-    for tag in ("<b>", "<script>", "<i>", "<u>"):
+    for tag in ("<b>", "<script>", "<i>", "<u>", "<a>"):
         assert tag not in page
+    assert "<code>&lt;a&gt;</code> and <code>b</code>" in page

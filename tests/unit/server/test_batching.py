@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regard.inference.worker_pool import BACKGROUND_NICE, in_background
-from regard.server.batching import Batcher, SearchOptions, is_small
+from regard.server.batching import CONSTRAINED_COST, Batcher, SearchOptions, Speed, is_small
 from regard.server.metrics import Metrics
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translation
@@ -79,6 +79,97 @@ def test_only_equal_options_share_a_batch() -> None:
         await asyncio.gather(*(translate(batcher, "x", options=options) for options in some))
         assert model.options == [SearchOptions(5), SearchOptions(2), SearchOptions(5, 0.6)]
         assert [len(batch) for batch in model.batches] == [2, 2, 1]
+
+    run(test())
+
+
+def test_sentences_with_terms_have_batches_of_their_own() -> None:
+    """The sentences of others would have to wait for them, and they take longer, so a batch has fewer of them."""
+
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, batch_delay=0.05, max_batch_cost=160)
+        texts, terms = ["aaaaa", "bbbbb", "ccccc", "ddddd", "eeeee"], [["X"], [], ["Y"], [], ["Z"]]
+        with batcher.submit(texts, [5] * 5, DEFAULT_OPTIONS, terms) as futures:
+            other = asyncio.create_task(translate(batcher, "other"))
+            found = [best.text for best, *_ in await asyncio.gather(*futures)]
+        assert found == [text.upper() for text in texts]
+        assert await other == ["OTHER"]
+        assert model.batches == [["bbbbb", "other", "ddddd"], ["aaaaa", "ccccc", "eeeee"]]
+        assert model.constraints == [None, [["X"], ["Y"], ["Z"]]]
+        assert 3 * 5 * CONSTRAINED_COST <= 160 < 5 * 5 * CONSTRAINED_COST
+        with batcher.submit(["aaaaa"] * 5, [5] * 5, DEFAULT_OPTIONS, [["X"]] * 5) as futures:
+            await asyncio.gather(*futures)
+        assert [len(batch) for batch in model.batches[2:]] == [4, 1]
+        assert batcher.queued == 0
+
+    run(test())
+
+
+def test_a_cancelled_request_with_terms_leaves_the_queue() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model)
+        model.may_continue.clear()
+        first = asyncio.create_task(translate(batcher, "running"))
+        await until(lambda: len(model.batches) == 1)
+        with batcher.submit(["a", "b"], [1, 1], DEFAULT_OPTIONS, [["X"], []]):
+            assert batcher.queued == 2
+        assert batcher.queued == 0
+        model.may_continue.set()
+        assert await first == ["RUNNING"]
+
+    run(test())
+
+
+def test_the_fastest_of_the_last_batches_is_the_speed_for_a_while() -> None:
+    clock = [0.0]
+    speed = Speed(60.0, now=lambda: clock[0])
+    assert speed.seconds(1000) == 0.0
+    for seconds in (4, 2, 8):
+        speed.add(100, seconds)
+    assert speed.seconds(1000) == 20.0
+    clock[0] = 59.0
+    speed.add(100, 10)
+    assert speed.seconds(1000) == 20.0
+    clock[0] = 61.0
+    assert speed.seconds(1000) == 100.0
+    clock[0] = 120.0
+    assert speed.seconds(1000) == 0.0
+
+
+def test_a_request_that_cannot_be_finished_in_time_is_refused_early() -> None:
+    async def test() -> None:
+        model = UppercaseModel()
+        batcher = make_batcher(model, timeout=2.0, max_batch_cost=100)
+        texts = ["x" * 20] * 25
+        model.may_continue.clear()
+        job = asyncio.create_task(translate(batcher, *texts[:5]))
+        await until(lambda: len(model.batches) == 1)
+        await asyncio.sleep(1)
+        model.may_continue.set()
+        await job  # 100 tokens in a second
+        with pytest.raises(
+            RequestRefused, match="would take about 5 seconds: at most 2"
+        ) as refused:
+            await translate(batcher, *texts)
+        assert refused.value.status == 413
+        assert batcher.queued == 0
+        model.may_continue.clear()
+        jobs = [asyncio.create_task(translate(batcher, *texts[:3])) for _ in range(3)]
+        await until(lambda: len(model.batches) == 2)
+        assert batcher.queued == 4  # the first five of nine are being translated
+        reason = "would take about 3 seconds, because others wait too: at most 2 are allowed"
+        with pytest.raises(RequestRefused, match=reason) as refused:
+            await translate(batcher, *texts[:9])
+        assert (refused.value.status, refused.value.retry_after) == (503, 1)
+        small = asyncio.create_task(translate(batcher, "small"))  # its turn comes soon
+        await until(lambda: batcher.queued == 5)
+        model.may_continue.set()
+        assert await small == ["SMALL"]
+        await asyncio.gather(*jobs)
+        # The last batches were fast, so the same request is accepted now.
+        assert len(await translate(batcher, *texts)) == 25
 
     run(test())
 

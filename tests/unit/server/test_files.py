@@ -1,8 +1,10 @@
 """Uploaded documents: translation, limits, and the files that are kept."""
 
+import asyncio
 import io
 import os
 import re
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from regard.documents import DocumentOptions
+from regard.documents.base import SentenceTranslation
+from regard.documents.worker import DocumentTask, perform as perform_here
 from regard.recipe import Recipe
 from regard.server.app import create_app
-from regard.server.files import FileStore
+from regard.server.files import FileStore, perform
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translator
-from tests.unit.server.client import PAIR, english_to_german, entry, send
+from tests.unit.server.client import PAIR, english_to_german, entry, run, send, until
 
 
 def upload(app: Any, content: bytes | str, name: str = "a.srt", **fields: str) -> httpx.Response:
@@ -83,6 +88,76 @@ def test_sizes_are_limited(small_recipe: Callable[..., Recipe]) -> None:
     response = upload(create_app(model), bomb.getvalue(), "a.docx")
     assert response.status_code == 400
     assert "larger than 16 MiB when decompressed" in response.text
+
+
+def nested(depth: int) -> str:
+    return '{"a": ' + "[" * depth + "]" * depth + "}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "status", "reason"),
+    [
+        ("a.md", "[" * 2_000_000, 413, "file: reading it takes more than 1 seconds"),
+        ("a.yaml", "- a\n" * 500_000, 413, "file: reading it takes more than 1 seconds"),
+        ("a.json", nested(50_000), 400, "file: not JSON"),
+    ],
+)
+def test_a_document_that_takes_too_long_to_read_does_not_block_others(
+    small_recipe: Callable[..., Recipe], name: str, content: str, status: int, reason: str
+) -> None:
+    """It is read in a process of its own: this one stays responsive, and ends it."""
+    app = create_app(english_to_german(small_recipe), Settings(document_seconds=1))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        files = {"file": (name, content.encode())}
+        sending = asyncio.create_task(client.post("/translate_file", files=files, data=PAIR))
+        longest = 0.0
+        while not sending.done():
+            start = time.process_time()
+            body = {"q": "a", **PAIR}
+            assert (await client.post("/translate", json=body)).json() == {"translatedText": "A"}
+            longest = max(longest, time.process_time() - start)
+            await asyncio.sleep(0.05)
+        response = await sending
+        assert response.status_code == status
+        assert reason in response.json()["error"]
+        assert longest < 0.5  # CPU time of this process between two responses
+
+    run(app, test)
+
+
+def test_a_client_that_leaves_ends_the_process() -> None:
+    task = DocumentTask("a.md", b"[" * 2_000_000, DocumentOptions("en", "de"))
+
+    async def test() -> None:
+        before = children()
+        working = asyncio.create_task(perform(task, 20))
+        await until(lambda: len(children()) > len(before))
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert children() == before
+
+    asyncio.run(test())
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def test_the_process_reads_and_writes_a_document() -> None:
+    options = DocumentOptions("en", "de")
+    assert perform_here(DocumentTask("a.txt", b"One. Two", options)) == (
+        {"sentences": ["One.", "Two"], "has_elements": [False, False]},
+        b"",
+    )
+    translations = [SentenceTranslation("1"), SentenceTranslation("2")]
+    task = DocumentTask("a.txt", b"One. Two", options, translations)
+    assert perform_here(task) == ({}, b"1 2")
+    wrong = DocumentTask("a.txt", b"\xff\x00", options)
+    assert "not UTF-8 text" in perform_here(wrong)[0]["error"]
+    with pytest.raises(RuntimeError, match="ended with status 1"):
+        asyncio.run(perform(DocumentTask("a.exe", b"", options), 20))
 
 
 def test_a_form_needs_a_file_and_a_key(small_recipe: Callable[..., Recipe]) -> None:

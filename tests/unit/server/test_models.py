@@ -91,6 +91,27 @@ def test_a_pivot_language_combines_two_models(entries: list[ModelEntry]) -> None
     assert ask(app, "auto", "fr").status_code == 200
 
 
+def test_a_glossary_and_details_are_refused_with_a_pivot_language(
+    entries: list[ModelEntry],
+) -> None:
+    """Its terms are those of the first language, and their translations those of the last one."""
+    app = create_app(entries, Settings(pivots=("en",)))
+    refused = ask(app, "de", "fr", glossary={"Hund": "chien"})
+    assert refused.status_code == 400
+    assert refused.json()["error"] == (
+        "glossary: not for de to en to fr, which two models translate"
+    )
+    assert ask(app, "de", "en", glossary={"Hund": "dog"}).status_code == 200
+    body = {"q": "One", "source": "de", "target": "fr"}
+    refused = send(app, "POST", "/v1/translate", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("details: not for de to en to fr")
+    body["target"] = "en"
+    assert send(app, "POST", "/v1/translate", json=body).json()["translations"][0]["model"] == (
+        "de-en"
+    )
+
+
 def test_an_admitted_request_passes_a_full_queue_after_its_pivot(
     entries: list[ModelEntry],
 ) -> None:

@@ -30,6 +30,7 @@ MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 POSTS = [
     "/translate",
     "/detect",
+    "/v1/translate",
     "/v1/translate/stream",
     "/v1/trace",
     "/v1/align",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.schemas import MAX_MUTED_HEADS, Settings, TraceRequest
+from regard.tasks import Translator
 from tests.unit.server.client import (
     PAIR,
     ServedUppercaseModel,
@@ -80,6 +82,64 @@ def documented_statuses(app: FastAPI) -> dict[str, Any]:
     description = send(app, "GET", "/openapi.json").json()
     responses: dict[str, Any] = description["paths"]["/translate"]["post"]["responses"]
     return responses
+
+
+@pytest.mark.parametrize(
+    ("glossary", "reason"),
+    [
+        ("dog Hund", "glossary:1: a line must be source term, tab, target term"),
+        ("dog\tHund\n\ndog\tKöter", "glossary:3: 'dog' is translated as 'Köter' here and as 'Hund' before"),
+        ({" dog": "Hund"}, "glossary term ' dog': must not be empty or begin or end with a space"),
+        ({"dog": ""}, "glossary term '': must not be empty or begin or end with a space"),
+        ({"dog": 3}, "glossary: 'dog' is translated as 3, which is not a text"),
+        ([["dog", "Hund"]], "glossary [['dog', 'Hund']]: must be an object of terms and their translations, or lines "
+                            "of source term, tab, target term"),
+        ({f"dog{n}": "Hund" for n in range(1001)}, "glossary: 1,001 terms, at most 1,000 are allowed"),
+        ({"dog": "x" * 101}, f"glossary: '{'x' * 56}… has 101 characters, at most 100 are allowed"),
+        ({"dog": "x\n" * 60 + "x"}, f"glossary: '{'x' + chr(92) + 'n'}"),
+        ({f"t{n}": f"T{n}" for n in range(17)}, "a sentence with 17 glossary terms: at most 16 are allowed"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream"])
+def test_a_bad_glossary_is_refused_with_one_line(
+    model: ServedUppercaseModel, path: str, glossary: Any, reason: str
+) -> None:
+    text = " ".join(f"t{n}" for n in range(17))
+    body = {"q": text, **PAIR, "glossary": glossary}
+    response = send(create_app(model), "POST", path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith(reason)
+    assert "\n" not in response.json()["error"]
+    assert len(response.json()["error"]) < 200
+    assert not [batch for batch in model.batches if batch != [""]]
+    if isinstance(glossary, str):
+        assert send(create_app(model), "POST", path, data=body).json() == response.json()
+
+
+def test_terms_that_a_model_cannot_generate_are_refused(make_run: Callable[..., Path]) -> None:
+    data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
+    run = make_run(data=data, tokenizer={"kind": "word", "vocab_size": 300})
+    app = create_app(Translator.load(run, "cpu"))
+    body = {"q": "no such term", **PAIR, "glossary": {"curd": "Quark", "whey": "Molke"}}
+    for path in ("/translate", "/v1/translate/stream"):
+        response = send(app, "POST", path, json=body)
+        assert response.status_code == 400
+        assert response.json()["error"] == (
+            "'Quark' and 1 more cannot be guaranteed: this model's tokenizer cannot spell them"
+        )
+    sampling = make_run(data=data, decoding={"temperature": 0.5})
+    response = send(create_app(Translator.load(sampling, "cpu")), "POST", "/translate", json=body)
+    assert response.status_code == 400
+    assert "sampling cannot guarantee them" in response.json()["error"]
+
+
+def test_the_tokens_of_terms_count(model: ServedUppercaseModel) -> None:
+    app = create_app(model, Settings(max_sentence_tokens=20))
+    assert translate(app, "dog", glossary={"dog": "x" * 50})["translatedText"] == "DOG"
+    body = {"q": "dog", **PAIR, "glossary": {"dog": "x" * 60}}
+    response = send(app, "POST", "/translate", json=body)
+    assert response.status_code == 413
+    assert "a sentence of 23 tokens: at most 20 are allowed" in response.json()["error"]
 
 
 def test_as_many_heads_as_a_large_model_has_can_be_muted() -> None:
@@ -198,7 +258,9 @@ def test_api_keys(model: ServedUppercaseModel, path: str) -> None:
     assert send(app, "POST", path, json={**body, "api_key": "zweitér"}).status_code == 200
     assert send(app, "POST", path, data={**body, "api_key": "first"}).status_code == 200
     bearer = {"authorization": "Bearer first"}
-    assert send(app, "POST", path, json=body, headers=bearer).status_code == 200
+    for key in ({}, {"api_key": None}, {"api_key": ""}):
+        assert send(app, "POST", path, json={**body, **key}, headers=bearer).status_code == 200
+    assert send(app, "POST", path, json={**body, "api_key": ""}).status_code == 403
     assert send(create_app(model), "POST", path, json={**body, "api_key": "x"}).status_code == 200
 
 

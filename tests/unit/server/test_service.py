@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regard.documents.markup import split_html
-from regard.inspection.alignment import align
+from regard.inspection.alignment import align, pharaoh
 from regard.nn.network import named_weights
 from regard.server.app import create_app
 from regard.server.inspection_endpoints import follow_training
@@ -37,6 +37,41 @@ def test_inline_tags_follow_the_models_attention(finished_run: Path) -> None:
     assert html == expected
     streamed = send(app, "POST", "/v1/translate/stream", json={**body, "format": "html"}).text
     assert json.dumps(html, ensure_ascii=False)[1:-1] in streamed
+
+
+def test_details_are_those_of_the_search(finished_run: Path) -> None:
+    model = Translator.load(finished_run, "cpu")
+    app = create_app(model)
+    source, target = model.recipe.data.language_pair
+    texts = ["A dog. A big cat!", "", "The <i>dog</i>"]
+    pair = {"source": source, "target": target}
+    body = {"q": texts, **pair, "alignment": True, "beam": 3, "format": "html"}
+    response = send(app, "POST", "/v1/translate", json=body).json()
+    plain = send(app, "POST", "/translate", json=body).json()["translatedText"]
+    assert [one["text"] for one in response["translations"]] == plain
+    assert [one["model"] for one in response["translations"]] == ["model"] * 3
+    sentences = [["A dog.", "A big cat!"], [], ["The dog"]]
+    for translation, some in zip(response["translations"], sentences, strict=True):
+        found = [best for best, *_ in model.search(some, beam=3)]
+        expected = [
+            {
+                "source": sentence,
+                **json.loads(json.dumps(best._asdict())),
+                "alignment": [
+                    list(map(int, pair.split("-")))
+                    for pair in pharaoh(model, sentence, best.text).split()
+                ],
+            }
+            for sentence, best in zip(some, found, strict=True)
+        ]
+        assert translation["sentences"] == expected
+        assert translation["confidence"] == min((one.confidence for one in found), default=1.0)
+    (one,) = send(app, "POST", "/v1/translate", json={"q": "A dog.", **pair}).json()["translations"]
+    assert "alignment" not in one["sentences"][0]
+    assert "detectedLanguage" not in one
+    auto = {"q": "A dog.", **pair, "source": "auto"}
+    (one,) = send(app, "POST", "/v1/translate", json=auto).json()["translations"]
+    assert one["detectedLanguage"] == {"confidence": 100.0, "language": source}
 
 
 @pytest.mark.parametrize("path", ["/translate", "/v1/translate/stream", "/v1/live"])
