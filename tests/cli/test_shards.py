@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from regard.cli import text_io, translate
 from regard.storage.resumable_output import Shard
-from regard.training import distillation
+from regard.training import distillation, pair_scoring
 from tests.cli.commands import inside, sequences, succeeds_inside, write
 
 LINES = [" ".join(words) for words in sequences(300, "abcdefgh", range(2, 7), seed=3)]
@@ -64,6 +64,36 @@ def test_shards_of_distilled_pairs(workshop: Path, tmp_path: Path) -> None:
     for number in (1, 2):
         succeeds_inside(*command, "--shard", f"{number}/2", cwd=tmp_path)
     assert joined(tmp_path, "out.tsv", 2) == (tmp_path / "out.tsv").read_text()
+
+
+def test_shards_of_scored_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_scoring, "CHUNK_PAIRS", 64)
+    write(tmp_path / "in.tsv", [f"{line}\t{line[::-1]}" for line in LINES])
+    command = ("data", "score", "in.tsv", "--output", "out.tsv", "--epochs", 0.1, "--device", "cpu")
+    succeeds_inside(*command, "--order", "input", cwd=tmp_path)
+    assert not (tmp_path / "out.models").exists()
+    for number in (2, 1, 3):
+        shard = ("--order", "input", "--shard", f"{number}/3")
+        done = succeeds_inside(*command, *shard, cwd=tmp_path)
+        assert f"out-0000{number}-of-00003.tsv: " in done.stdout
+    whole = (tmp_path / "out.tsv").read_text()
+    assert joined(tmp_path, "out.tsv", 3) == whole
+    header, *lines = whole.splitlines()
+    assert header == "score\tsource\ttarget"
+    assert [line.split("\t")[1] for line in lines] == LINES
+    # The models are used again; they and the order of the pairs are those of the other files.
+    done = succeeds_inside(*command, "--models", "out.models", cwd=tmp_path)
+    assert done.stderr.count("is already trained") == 2
+    ranked = (tmp_path / "out.tsv").read_text().splitlines()
+    assert {*ranked} == {header, *lines}
+    assert ranked[1:] == sorted(ranked[1:], key=lambda line: -float(line.split("\t")[0]))
+    assert (tmp_path / "out.models").exists()
+    refused = inside(*command, "--shard", "1/2", cwd=tmp_path)
+    assert "--shard 1/2: needs --order input" in refused.stderr
+    unknown = inside(*command, "--order", "best", cwd=tmp_path)
+    assert "--order best: expected score or input" in unknown.stderr
+    others = inside(*command, "--epochs", 0.2, "--models", "out.models", cwd=tmp_path)
+    assert "out.models: the models in it were trained on other pairs or with" in others.stderr
 
 
 @pytest.mark.parametrize(

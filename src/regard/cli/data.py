@@ -18,6 +18,7 @@ from regard.cli.options import (
     Columns,
     LanguagePair,
     NewRunFolder,
+    Overwrite,
     RecipeChanges,
     RecipeName,
     ShardOption,
@@ -239,10 +240,18 @@ def score(
         Path,
         typer.Option(
             metavar="FILE",
-            help="TSV file to write, best pairs first: score, source, target.",
+            help="TSV file to write: score, source, target.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
+    order: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Order of the pairs: score (best first) or input.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = "score",
     epochs: Annotated[
         float,
         typer.Option(metavar="N", min=0.01, help="Epochs to train each of the two models for."),
@@ -250,33 +259,60 @@ def score(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Device to train on: cpu, cuda or auto.")
     ] = "auto",
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of the two models, which are trained unless they are there (default: OUTPUT with the suffix "
+            ".models; removed at the end without --shard).",
+        ),
+    ] = None,
+    shard: ShardOption = None,
+    overwrite: Overwrite = False,
     columns: Columns = None,
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
 ) -> None:
     """Rank pairs by dual conditional cross-entropy, with two small models that are trained on the pairs themselves.
 
-    A pair that both models expect has a score near 1, a pair that surprises one of them a score near 0.
+    A pair that both models expect has a score near 1, a pair that surprises one of them a score near 0. With --shard
+    I/N and --order input, several machines that share the folder of the models score a share of the pairs each into
+    OUTPUT-0000I-of-0000N; these files one after the other are the output of one process. To resume an interrupted
+    command, run it again.
     """
-    from regard.storage.atomic_files import check_distinct_files, check_writable, write_atomic
-    from regard.training.pair_scoring import score_pairs
+    import shutil
 
+    from regard.storage.atomic_files import check_distinct_files, check_writable
+    from regard.storage.resumable_output import WHOLE, Shard
+    from regard.training.pair_scoring import PairScorer, write_scores
+
+    if order not in ("score", "input"):
+        raise RegardError(f"--order {order}: expected score or input")
+    share = Shard.parse(shard) if shard else WHOLE
+    if share != WHOLE and order != "input":
+        raise RegardError(
+            f"--shard {shard}: needs --order input, because the best pairs of a share are not the best of all"
+        )
+    folder, output = models or output.with_suffix(".models"), share.path(output)
     corpus = Corpus(files, columns, languages, on_bad_line)
-    check_distinct_files({**corpus.roles(), "--output": output})
+    check_distinct_files({**corpus.roles(), "--output": output, "--models": folder})
     check_writable(output)
-    pairs = list(progress(corpus.pairs(), "Reading"))
-    scores = score_pairs(pairs, epochs, device, lambda line: typer.echo(line, err=True))
-    order = sorted(range(len(pairs)), key=lambda number: -scores[number])
+    identity = {"pairs": corpus.fingerprint()}
 
-    def write(path: Path) -> None:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            file.write("score\tsource\ttarget\n")
-            for number in order:
-                source, target = map(_one_field, pairs[number][:2])
-                file.write(f"{scores[number]:.6f}\t{source}\t{target}\n")
+    def report(line: str) -> None:
+        typer.echo(line, err=True)
 
-    write_atomic(output, write)
-    print(f"{output}: {len(pairs):,} pairs, best first")
+    scorer = PairScorer.train(
+        lambda: progress(corpus.pairs(), "Reading"), folder, identity, epochs, device, report
+    )
+    count = write_scores(
+        scorer, corpus.pairs, output, identity, order == "score", share, overwrite, report
+    )
+    for line in corpus.skipped():
+        report(line)
+    if share == WHOLE and models is None:
+        shutil.rmtree(folder)
+    print(f"{output}: {count:,} pairs{', best first' * (order == 'score')}")
 
 
 @app.command()
@@ -336,6 +372,7 @@ class Corpus:
             train=self.files,
             languages=parse_two("--languages", languages),
         )
+        self.config = config
         self.preview: CorpusPreview = CorpusPreview(self.files, config)
         self.languages = self.preview.languages
 
@@ -365,6 +402,12 @@ class Corpus:
         if not facts.sample:
             raise RegardError(f"{' '.join(self.names)}: no pairs")
         return RuleSet(rules, facts)
+
+    def fingerprint(self) -> str:
+        """A hash of the contents of the files, and of how they are read."""
+        from regard.data.corpus import fingerprint
+
+        return fingerprint(self.files, self.config)
 
     def roles(self) -> dict[str, Path]:
         """The files by role, for error messages."""
@@ -411,7 +454,9 @@ class PairFiles:
     def reject(self, reason: str, number: int, pair: Pair) -> None:
         """Write a rejected pair, with the number that it has in the input."""
         if self.rejected:
-            source, target = map(_one_field, pair[:2])
+            from regard.data.formats.writers import one_field
+
+            source, target = map(one_field, pair[:2])
             self.rejected.write(f"{reason}\t{number}\t{source}\t{target}\n")
 
 
@@ -437,11 +482,6 @@ def pair_files(
             rejected = stack.enter_context(file)
             rejected.write("reason\tnumber\tsource\ttarget\n")
         yield PairFiles(writer, rejected)
-
-
-def _one_field(text: str) -> str:
-    """A text as a field of a TSV file: tabs and line breaks become spaces."""
-    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
 
 
 # ---------------------------------------------------------------------------------------------

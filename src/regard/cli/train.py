@@ -290,11 +290,15 @@ _RECIPE_KEYS = {
 
 def _is_data(name: str) -> bool:
     """Whether the only argument names data; otherwise it is a recipe."""
+    from regard.data.corpus import data_path
     from regard.data.formats import is_pattern, pair_suffixes
+    from regard.data.remote_files import RemoteFile
     from regard.data.text_files import uncompressed_name
     from regard.recipe import bundled_recipes
 
-    path = Path(name)
+    path = data_path(name)
+    if isinstance(path, RemoteFile):
+        return True
     if is_pair_file(name) or uncompressed_name(name).endswith(".txt") or is_pattern(path):
         return True
     try:
@@ -324,12 +328,13 @@ def is_pair_file(name: str) -> bool:
 
 def data_files(data: list[str], reading: dict[str, Any]) -> DataFiles:
     """Files of pairs, or two parallel files."""
+    from regard.data.corpus import data_path
     from regard.data.formats import is_pattern
     from regard.recipe import DataFiles
     from regard.storage.atomic_files import check_distinct_files
 
     columns, on_bad_line = reading["columns"], reading["on_bad_line"]
-    collections = [Path(name).is_dir() or is_pattern(Path(name)) for name in data]
+    collections = [path.is_dir() or is_pattern(path) for path in map(data_path, data)]
     pairs = [is_pair_file(name) for name in data]
     if len(data) == 1 or all(map(max, collections, pairs)):
         check_distinct_files({f"file {number}": Path(name) for number, name in enumerate(data, 1)})

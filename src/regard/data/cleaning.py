@@ -6,12 +6,12 @@ are in tokens. ``regard data clean`` applies all rules, before training.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b
 from itertools import islice
 from typing import NamedTuple
 
@@ -73,12 +73,14 @@ AugmentFunction = Callable[[Pair], Pair]
 
 def encode_pairs(pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
     """The token ids of pairs, with the tags of each pair prepended to its source."""
-    sources = encode_with_context(
-        tokenizer.source, [pair.source for pair in pairs], list(map(context_of, pairs))
-    )
-    tagged = map(tokenizer.source.prepend_tags, sources, map(tags_of, pairs))
+    texts = [pair.source for pair in pairs]
+    if {*map(type, pairs)} <= {Pair}:  # no tags and no context
+        sources = tokenizer.source.encode(texts)
+    else:
+        encoded = encode_with_context(tokenizer.source, texts, list(map(context_of, pairs)))
+        sources = list(map(tokenizer.source.prepend_tags, encoded, map(tags_of, pairs)))
     targets = tokenizer.target.encode([pair.target for pair in pairs])
-    return map(EncodedPair, tagged, targets)
+    return map(EncodedPair, sources, targets)
 
 
 def encode_with_context(
@@ -109,8 +111,8 @@ class SeenPairs:
         self.keys.add(key)
         return False
 
-    def add_outcome(self, outcome: CleaningOutcome) -> None:
-        """Called for each pair that is neither blank nor a duplicate, in order."""
+    def add_outcomes(self, outcomes: Sequence[CleaningOutcome]) -> None:
+        """Called with the outcome of each pair that is neither blank nor a duplicate, in order."""
 
 
 class RecordedPairs(SeenPairs):
@@ -126,8 +128,8 @@ class RecordedPairs(SeenPairs):
         self.hashes.append(pair_key(pair, tokenizer))
         return False
 
-    def add_outcome(self, outcome: CleaningOutcome) -> None:
-        self.outcomes.append(outcome)
+    def add_outcomes(self, outcomes: Sequence[CleaningOutcome]) -> None:
+        self.outcomes += bytes(outcomes)
 
 
 class KnownDuplicates(SeenPairs):
@@ -142,10 +144,10 @@ class KnownDuplicates(SeenPairs):
 
 def pair_key(pair: Pair, tokenizer: Tokenizer) -> int:
     """An 8-byte hash of a pair: among a million pairs, two have the same hash once in 10^7 corpora."""
-    sides = tokenizer.source.normalize(pair.source), tokenizer.target.normalize(pair.target)
-    text = "\n".join((*sides, *tags_of(pair), *context_of(pair)))
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    text = f"{tokenizer.source.normalize(pair.source)}\n{tokenizer.target.normalize(pair.target)}"
+    if type(pair) is not Pair:
+        text = "\n".join((text, *tags_of(pair), *context_of(pair)))
+    return int.from_bytes(blake2b(text.encode("utf-8"), digest_size=8).digest(), "big")
 
 
 class CleaningOutcome(IntEnum):
@@ -179,28 +181,28 @@ def clean_and_encode(
         counts["read"] += len(chunk)
         if clean is not None:
             chunk = [p for p in chunk if _passes_text_rules(p, tokenizer, clean, seen, counts)]
-        for ids, sampled in _encode_twice(chunk, tokenizer, encode, augment):
-            outcome = CleaningOutcome.kept if clean is None else _length_outcome(ids, clean)
-            seen.add_outcome(outcome)
-            counts[outcome.name] += 1
+        encoded = list(encode(chunk, tokenizer.deterministic))
+        sampled = encoded
+        if augment is not None or tokenizer.deterministic is not tokenizer:
+            changed = chunk if augment is None else list(map(augment, chunk))
+            sampled = list(encode(changed, tokenizer))
+        if clean is None:
+            outcomes = [CleaningOutcome.kept] * len(encoded)
+        else:
+            outcomes = [_length_outcome(ids, clean) for ids in encoded]
+        seen.add_outcomes(outcomes)
+        for outcome, count in Counter(outcomes).items():
+            counts[outcome.name] += count
+        for ids, other, outcome in zip(encoded, sampled, outcomes, strict=True):
             if outcome is CleaningOutcome.kept:
-                too_long = clean is not None and max(map(len, sampled[:2])) > clean.max_tokens
-                yield ids if too_long else sampled
+                yield other if other is ids or _is_short(other, clean) else ids
 
 
-def _encode_twice(
-    pairs: Sequence[Pair],
-    tokenizer: Tokenizer,
-    encode: EncodeFunction,
-    augment: AugmentFunction | None,
-) -> Iterator[tuple[EncodedPair, EncodedPair]]:
-    """Each pair by the deterministic tokenizer, and augmented by the given one; both may be the same."""
-    deterministic = encode(pairs, tokenizer.deterministic)
-    if augment is not None:
-        pairs = list(map(augment, pairs))
-    elif tokenizer.deterministic is tokenizer:
-        return ((ids, ids) for ids in deterministic)
-    return zip(deterministic, encode(pairs, tokenizer), strict=True)
+def _is_short(ids: EncodedPair, clean: CleaningConfig | None) -> bool:
+    """Whether no side has more tokens than ``clean.max_tokens``."""
+    if clean is None:
+        return True
+    return not exceeds_length(len(ids.source), len(ids.target), clean.max_tokens)
 
 
 def _passes_text_rules(
@@ -218,10 +220,12 @@ def _passes_text_rules(
 
 def _length_outcome(ids: EncodedPair, clean: CleaningConfig) -> CleaningOutcome:
     """The rules that need the number of tokens: maximum length and length ratio."""
-    if exceeds_length(len(ids.source), len(ids.target), clean.max_tokens):
+    source, target = len(ids.source), len(ids.target)
+    if exceeds_length(source, target, clean.max_tokens):
         return CleaningOutcome.too_long
-    context = len(ids.source) - ids.source[::-1].index(EOS) if EOS in ids.source else 0
-    lengths = len(ids.source) - context, len(ids.target)
-    if clean.max_ratio is not None and exceeds_ratio(*lengths, clean.max_ratio):
-        return CleaningOutcome.ratio
+    if clean.max_ratio is not None:
+        if EOS in ids.source:  # after the context
+            source = ids.source[::-1].index(EOS)
+        if exceeds_ratio(source, target, clean.max_ratio):
+            return CleaningOutcome.ratio
     return CleaningOutcome.kept

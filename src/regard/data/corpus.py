@@ -26,9 +26,10 @@ from regard.data.formats.base import (
     language_names,
 )
 from regard.data.pairs import ContextPair, Pair, ParsedPair, TaggedPair, previous_sentences
+from regard.data.remote_files import RemoteFile
 from regard.data.text_files import read_error
 from regard.errors import RegardError
-from regard.recipe import DataConfig, DataFiles
+from regard.recipe import DataConfig, DataFiles, is_url
 
 FILE_KEYS = ("source", "target", "pairs", "conllu", "text", "parses")
 """the keys of ``data.train`` that name files"""
@@ -142,7 +143,7 @@ def fingerprint(files: DataFiles, data: DataConfig) -> str:
     return digest.hexdigest()
 
 
-def _all_files(paths: list[Path]) -> Iterator[Path]:
+def _all_files(paths: list[Path | RemoteFile]) -> Iterator[Path | RemoteFile]:
     """The files, those in folders included."""
     for path in paths:
         if path.is_dir() or is_pattern(path):
@@ -160,19 +161,32 @@ def _layout_key(files: DataFiles, data: DataConfig) -> str:
     return "\0".join([*keys, skips]) if any(keys) or skips else ""
 
 
-def data_paths(files: DataFiles, data: DataConfig, section: str) -> dict[str, list[Path]]:
+def data_path(location: str) -> Path | RemoteFile:
+    """The file with this path or URL."""
+    return RemoteFile(location) if is_url(location) else Path(location)
+
+
+def data_paths(
+    files: DataFiles, data: DataConfig, section: str
+) -> dict[str, list[Path | RemoteFile]]:
     """The files by recipe key (source, target, pairs …), after checking that all of them exist.
 
     ``section`` is named in the error message; it is empty if the file was given on the command line.
     """
     named = {key: getattr(files, key) for key in FILE_KEYS}
-    paths = {key: [data.path(name) for name in names] for key, names in named.items() if names}
+    paths = {
+        key: [data_path(data.location(name)) for name in names]
+        for key, names in named.items()
+        if names
+    }
     for key, key_paths in paths.items():
         for path in key_paths:
             if path.exists() or (key == "pairs" and is_pattern(path) and folder_files(path)):
                 continue
             if not section:
                 raise RegardError(f"{path}: no such file")
+            if isinstance(path, RemoteFile):
+                raise RegardError(f"{section}.{key}: no such file: {path}")
             raise RegardError(
                 f"{section}.{key}: no such file: {path.absolute()} "
                 "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
@@ -180,7 +194,9 @@ def data_paths(files: DataFiles, data: DataConfig, section: str) -> dict[str, li
     return paths
 
 
-def _with_parses(pairs: Iterator[Pair], source: Path, parses: Path) -> Iterator[Pair]:
+def _with_parses(
+    pairs: Iterator[Pair], source: Path | RemoteFile, parses: Path | RemoteFile
+) -> Iterator[Pair]:
     ours, theirs = tee(pairs)
     trees = read_parses((pair.source for pair in theirs), parses, str(source))
     # The trees come first in the zip: it then asks for one more at the end, and superfluous trees are noticed.
@@ -268,10 +284,12 @@ class CorpusPreview:
         return next(iter(named), None)
 
 
-def _name(path: Path) -> str:
+def _name(path: Path | RemoteFile) -> str:
     """A path as the user gave it, if it is below the current folder."""
     current = Path.cwd()
-    return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)
+    if isinstance(path, RemoteFile) or not path.is_relative_to(current):
+        return str(path)
+    return str(path.relative_to(current))
 
 
 def _shorten(text: str) -> str:

@@ -14,10 +14,11 @@ from typing import TypeAlias
 
 import zstandard
 
+from regard.data.remote_files import RemoteFile
 from regard.errors import RegardError
 
-DataFile: TypeAlias = Path | zipfile.Path
-"""a file, or a file in a zip archive"""
+DataFile: TypeAlias = Path | zipfile.Path | RemoteFile
+"""a file, a file in a zip archive, or a file elsewhere"""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK = 1 << 20

@@ -10,11 +10,12 @@ from __future__ import annotations
 import io
 import re
 import struct
+import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -47,6 +48,8 @@ LARGE_ALPHABET = 256
 LARGE_ALPHABET_COVERAGE = 0.9995
 """character coverage for larger alphabets, as SentencePiece's manual recommends for Chinese and Japanese; other
 characters are encoded as bytes"""
+COUNTED_PAIRS = 1_024
+"""pairs whose characters are counted together"""
 NUM_BYTES = 256
 NUM_THREADS = 4
 """fixed, because the order of floating-point sums, and so the model, depends on the number of threads"""
@@ -70,6 +73,7 @@ class Vocabulary:
         """``model``: a serialized SentencePiece model. ``normalization``: a name in ``NORMALIZATIONS``."""
         self.model = model
         self.normalization = normalization
+        self._normalize = NORMALIZATIONS[normalization]
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
         self.tags = self._find_tags()
@@ -112,7 +116,7 @@ class Vocabulary:
     # Encoding and decoding
 
     def normalize(self, text: str) -> str:
-        return normalize(text, self.normalization)
+        return self._normalize(text)
 
     def escape(self, text: str) -> str:
         """The text that SentencePiece segments: normalized and escaped, with ``▁`` for spaces."""
@@ -121,7 +125,8 @@ class Vocabulary:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, without BOS and EOS."""
         assert not isinstance(texts, str), "a list of texts"
-        escaped = [_escape(text, self.normalization) for text in texts]
+        normalize = self._normalize
+        escaped = [_escape_symbols(normalize(text)) for text in texts]
         if len(escaped) < FEW_TEXTS:
             return [self._processor.encode(text, out_type=int) for text in escaped]
         # One thread: corpora are prepared by several processes, and threads would take 1.4 times the CPU time.
@@ -490,13 +495,13 @@ NORMALIZATIONS: Registry[Callable[[str], str]] = Registry("tokenizer.normalize")
 @NORMALIZATIONS.register("nfc")
 def nfc(text: str) -> str:
     """Unicode NFC: composed characters, nothing else changes."""
-    return unicodedata.normalize("NFC", text)
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 @NORMALIZATIONS.register("nfkc")
 def nfkc(text: str) -> str:
     """Unicode NFKC: also folds ligatures, full-width forms and superscripts."""
-    return unicodedata.normalize("NFKC", text)
+    return text if text.isascii() else unicodedata.normalize("NFKC", text)
 
 
 @NORMALIZATIONS.register("lower")
@@ -526,8 +531,13 @@ def encode_utf8(text: str) -> bytes:
 
 def _escape(text: str, normalization: str) -> bytes:
     """The text that is passed to SentencePiece."""
-    text = normalize(text, normalization)
-    text = _SYMBOL.sub(lambda symbol: _ESCAPES[symbol[0]], text)
+    return _escape_symbols(normalize(text, normalization))
+
+
+def _escape_symbols(text: str) -> bytes:
+    """The same of a normalized text."""
+    if not text.isascii():
+        text = _SYMBOL.sub(lambda symbol: _ESCAPES[symbol[0]], text)
     # One space in front, so that a word has the same pieces at the start of a text as inside it.
     # SentencePiece can do this itself, but then does not distinguish "" from " ".
     return b" " + encode_utf8(text) if text else b""
@@ -607,14 +617,18 @@ def _count_text(
     This reads everything once, so errors in the files are raised here. SentencePiece would replace an exception of its
     input iterator by one of its own.
     """
-    count, characters, alphabet = 0, 0, set[str]()
-    for pair in pairs:
-        count += 1
+    import numpy as np
+
+    count, characters, stream = 0, 0, iter(pairs)
+    occurs = np.zeros(sys.maxunicode + 1, np.bool_)  # by code point
+    normalized = NORMALIZATIONS[normalization]
+    while some := list(islice(stream, COUNTED_PAIRS)):
+        count += len(some)
         for side in sides:
-            text = normalize(getattr(pair, side), normalization)[:max_characters]
-            characters += len(text)
-            alphabet.update(text)
-    return TextStatistics(count, characters, len(alphabet))
+            texts = "".join([normalized(getattr(pair, side))[:max_characters] for pair in some])
+            characters += len(texts)
+            occurs[np.frombuffer(texts.encode("utf-32-le", "surrogatepass"), np.uint32)] = True
+    return TextStatistics(count, characters, int(occurs.sum()))
 
 
 def _sample_evenly(pairs: Iterable[Pair], fraction: float) -> Iterator[Pair]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Recipe as Recipe,
         TokenizerConfig as TokenizerConfig,
         TrainingConfig as TrainingConfig,
+        is_url as is_url,
         language_tag as language_tag,
     )
     from regard.recipe.validation import (
@@ -56,7 +57,7 @@ _NAMES = {
     "schema": """
         ALL_BUT FREEZE_GROUPS AttentionSite AugmentConfig CleaningConfig DataConfig
         DataFiles Device ModelConfig Precision Recipe TokenizerConfig TrainingConfig
-        language_tag
+        is_url language_tag
     """,
     "validation": "PACKED_CHUNKS as_written max_sequence_length model_choices",
 }

@@ -200,7 +200,8 @@ UNNAMED_LANGUAGES = ("source", "target")
 
 class DataConfig(Section):
     root: str | None = None
-    """folder that file names are relative to; by default $REGARD_DATA, or the current folder if that is not set"""
+    """folder, or its URL, that file names are relative to; by default $REGARD_DATA, or the current folder if that is
+    not set"""
     train: DataFiles
     valid: DataFiles | None = None
     """validation pairs; without them, a fraction of train is held out"""
@@ -267,8 +268,17 @@ class DataConfig(Section):
         others = [(source, code) for code in self.other_targets]
         return list(dict.fromkeys([*zip(codes, languages, strict=True), *others]))
 
-    def path(self, name: str) -> Path:
-        return Path(self.root or os.environ.get("REGARD_DATA") or ".").expanduser() / name
+    def location(self, name: str) -> str:
+        """The path or the URL of a file; a name is relative to ``root``, unless it is absolute or a URL."""
+        root = self.root or os.environ.get("REGARD_DATA") or "."
+        if is_url(name) or Path(name).is_absolute():
+            return name
+        return f"{root.rstrip('/')}/{name}" if is_url(root) else str(Path(root).expanduser() / name)
+
+
+def is_url(name: str) -> bool:
+    """Whether a name is a URL such as s3://bucket/file, and not a path."""
+    return "://" in name
 
 
 def language_tag(code: str) -> str:

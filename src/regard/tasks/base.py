@@ -83,9 +83,13 @@ class PairEncoder:
     def encode(self, pairs: Sequence[Pair], tokenizer: Tokenizer) -> Iterator[EncodedPair]:
         from regard.data.cleaning import EncodedPair, encode_pairs
 
-        for pair, ids in zip(pairs, encode_pairs(pairs, tokenizer), strict=True):
-            source = ids.source[: self.truncate]
-            yield EncodedPair(source, ids.target, self._tree(pair, tokenizer))
+        encoded = encode_pairs(pairs, tokenizer)
+        if self.truncate is None and not self.trees:
+            return encoded
+        return (
+            EncodedPair(ids.source[: self.truncate], ids.target, self._tree(pair, tokenizer))
+            for pair, ids in zip(pairs, encoded, strict=True)
+        )
 
     def _tree(self, pair: Pair, tokenizer: Tokenizer) -> TokenTree | None:
         from regard.data.dependency_trees import token_tree

@@ -101,7 +101,7 @@ def _input_files(model: Translator, sources: Path | None) -> list[tuple[str, Pat
     train = model.recipe.data.train
     roles = {"source": train.source, "target": train.target, "pairs": train.pairs}
     training_files = [
-        (f"data.train.{role}", model.recipe.data.path(name))
+        (f"data.train.{role}", Path(model.recipe.data.location(name)))
         for role, names in roles.items()
         for name in names or ()
     ]

@@ -476,7 +476,7 @@ def _write_metadata(
 def _training_files(recipe: Recipe) -> list[str]:
     train = recipe.data.train
     roles = (train.source, train.target, train.pairs, train.conllu, train.text)
-    return [str(recipe.data.path(name)) for names in roles if names for name in names]
+    return [recipe.data.location(name) for names in roles if names for name in names]
 
 
 def _describe_tokenizer(tokenizer: Tokenizer, recipe: Recipe) -> str:

@@ -37,6 +37,7 @@ from regard.data.corpus import data_paths, read_pairs, select_train_pairs
 from regard.data.deduplication import Hashes, find_duplicates, read_duplicates, write_distinct
 from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair
+from regard.data.remote_files import RemoteFile
 from regard.data.token_dataset import (
     RowIndices,
     TokenDataset,
@@ -240,7 +241,11 @@ def write_parts(run: RunDir, recipe: Recipe, shard: Shard, part_pairs: int) -> N
 def default_workers(recipe: Recipe) -> int:
     """As many processes as there are cores, but none that would have less than a part to do."""
     paths = chain.from_iterable(data_paths(recipe.data.train, recipe.data, "data.train").values())
-    size = sum(path.stat().st_size for path in paths if path.is_file())
+    size = sum(
+        path.size() if isinstance(path, RemoteFile) else path.stat().st_size
+        for path in paths
+        if path.is_file()
+    )
     return min(available_cores(), 1 + size // BYTES_PER_PAIR // PART_PAIRS)
 
 

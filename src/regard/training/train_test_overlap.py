@@ -6,10 +6,10 @@ prepared data: 8 bytes for each distinct source.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from regard.data.corpus import fingerprint, read_pairs, train_pairs
 from regard.data.deduplication import Hashes
 from regard.data.pairs import Pair
-from regard.data.tokenizer import normalize
+from regard.data.tokenizer import nfc
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.recipe import Recipe
@@ -27,8 +27,8 @@ from regard.tasks import Model
 
 def source_hash(source: str) -> int:
     """The hash of a source, whatever its Unicode form and the spaces around it."""
-    text = normalize(source, "nfc").strip()
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    text = nfc(source).strip()
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 BLANK = source_hash("")

@@ -1,3 +1,5 @@
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -6,9 +8,9 @@ from hypothesis import given, strategies as st
 
 from regard.data import cleaning, token_dataset as module
 from regard.data.batching import pad_sources, pad_targets
-from regard.data.cleaning import CleaningCounts
+from regard.data.cleaning import CleaningCounts, EncodedPair
 from regard.data.pairs import Pair
-from regard.data.token_dataset import TokenDataset, write_dataset
+from regard.data.token_dataset import TokenDataset, write_dataset, write_rows
 from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import CleaningConfig, TokenizerConfig as Section
@@ -26,6 +28,21 @@ def texts_of(dataset: TokenDataset, tokenizer: Tokenizer) -> list[Pair]:
     rows = np.arange(len(dataset))
     sources, targets = pad_sources(dataset, rows).tolist(), pad_targets(dataset, rows).tolist()
     return list(map(Pair, tokenizer.source.decode(sources), tokenizer.target.decode(targets)))
+
+
+def test_the_garbage_collector_does_not_run_while_rows_are_tokenized(tmp_path: Path) -> None:
+    enabled = []
+
+    def rows(count: int) -> Iterator[EncodedPair]:
+        for _ in range(count):
+            enabled.append(gc.isenabled())
+            yield EncodedPair([1], [2])
+        raise RegardError("stop")
+
+    with (tmp_path / "rows").open("wb") as file, pytest.raises(RegardError, match="stop"):
+        write_rows(file, rows(3))
+    assert enabled == [True, False, False]  # the first row is read to know the columns
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("rows", [1, 7, 500, 501])

@@ -1,7 +1,9 @@
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
@@ -128,6 +130,32 @@ def test_a_sample_is_sample_evenly_spread() -> None:
     assert [int(pair.source) for pair in sample] == list(range(0, 1000, 10))
     assert list(module._sample_evenly(PAIRS, 1.7)) == PAIRS
     assert list(module._sample_evenly(PAIRS, 1e-9)) == PAIRS[:1]
+
+
+def test_sentencepiece_gets_no_more_text_from_a_larger_corpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    train_model = module._run_sentencepiece
+
+    def record(texts: Iterator[bytes], **options: Any) -> bytes:
+        escaped = list(texts)
+        given.append(sum(len(text.decode()) - 1 for text in escaped))
+        return train_model(iter(escaped), **options)
+
+    monkeypatch.setattr(module, "_run_sentencepiece", record)
+    monkeypatch.setattr(module, "MAX_TRAINING_CHARACTERS", 3000)
+    for copies in (1, 4, 40):
+        train(PAIRS * copies, kind="unigram")
+    assert given == pytest.approx([3000] * 3, rel=0.05)
+
+
+def test_text_is_counted_in_normalized_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNTED_PAIRS", 2)
+    pairs = [Pair("ab", "e\u0301"), Pair("😀a", ""), Pair("\ud800", "漢" * 9)]
+    found = module._count_text(pairs, ("source", "target"), "nfc", 5)
+    assert found == module.TextStatistics(3, 2 + 1 + 2 + 1 + 5, len("abé😀漢") + 1)
+    assert module._count_text(pairs, ("source",), "nfc", None).characters == 5
 
 
 @pytest.mark.parametrize("kind", [*LOSSLESS, "word"])

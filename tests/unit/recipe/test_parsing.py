@@ -121,11 +121,14 @@ def test_data_folder_is_the_recipes_else_the_environments_else_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("REGARD_DATA", raising=False)
-    assert parse(DATA).data.path("x") == Path("x")
+    assert parse(DATA).data.location("x") == "x"
     monkeypatch.setenv("REGARD_DATA", "/env")
-    assert parse(DATA).data.path("x") == Path("/env/x")
-    assert parse(DATA, "data.root=/root").data.path("x") == Path("/root/x")
-    assert parse(DATA, "data.root=/root").data.path("/far/x") == Path("/far/x")
+    assert parse(DATA).data.location("x") == "/env/x"
+    assert parse(DATA, "data.root=/root").data.location("x") == "/root/x"
+    assert parse(DATA, "data.root=/root").data.location("/far/x") == "/far/x"
+    assert parse(DATA, "data.root=/root").data.location("s3://b/x") == "s3://b/x"
+    remote = parse(DATA, "data.root=s3://bucket/").data
+    assert [remote.location(name) for name in ("x", "/far/x")] == ["s3://bucket/x", "/far/x"]
 
 
 def test_a_recipe_cannot_be_changed() -> None:

@@ -88,7 +88,7 @@ def test_just_enough_pairs_give_a_complete_recipe(tmp_path: Path) -> None:
     root = write(tmp_path, prose(MIN_PAIRS))
     recipe, reasons = configure(root)
     assert recipe.data.train == TEXTS
-    assert recipe.data.path("pairs.tsv") == tmp_path / "pairs.tsv"
+    assert recipe.data.location("pairs.tsv") == str(tmp_path / "pairs.tsv")
     assert recipe.model.norm_order == "pre"
     assert recipe.tokenizer.kind == "unigram"
     assert any(reason.startswith(f"{MIN_PAIRS} pairs") for reason in reasons)

@@ -8,8 +8,11 @@ import torch
 
 from regard.data.pairs import Pair
 from regard.data.token_dataset import TokenDataset, write_dataset
+from regard.errors import RegardError
+from regard.storage.resumable_output import WHOLE, Shard
 from regard.tasks import Translator
-from regard.training.pair_scoring import dual_score, target_entropies
+from regard.training import pair_scoring as module
+from regard.training.pair_scoring import PairScorer, dual_score, target_entropies, write_scores
 
 
 def test_the_formula() -> None:
@@ -32,3 +35,42 @@ def test_entropies_are_those_of_single_pairs(finished_run: Path, tmp_path: Path)
         entropies.append(target_entropies(model, TokenDataset(path)))
     assert np.concatenate(entropies[1:]) == pytest.approx(entropies[0], rel=1e-4)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("best_first", [True, False])
+@pytest.mark.parametrize("shard", [WHOLE, Shard(1, 2), Shard(2, 2)])
+def test_scores_are_resumed(
+    finished_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    best_first: bool,
+    shard: Shard,
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 4)
+    model = Translator.load(finished_run)
+    scorer = PairScorer(model, model)
+    pairs = [Pair(f"The dog {n}.\t", f"Der Hund {n * n}.") for n in range(23)]
+
+    def written(name: str) -> bytes:
+        write_scores(
+            scorer, lambda: pairs, tmp_path / name, {"pairs": "x"}, best_first, shard, False
+        )
+        return (tmp_path / name).read_bytes()
+
+    whole = written("whole.tsv")
+    score, scored = PairScorer.score, list[int]()
+
+    def fail_once(self: PairScorer, some: list[Pair]) -> module.Scores:
+        scored.append(len(some))
+        if len(scored) == 3:
+            raise RegardError("killed")
+        return score(self, some)
+
+    monkeypatch.setattr(PairScorer, "score", fail_once)
+    with pytest.raises(RegardError, match="killed"):
+        written("resumed.tsv")
+    assert not (tmp_path / "resumed.tsv").exists()
+    assert written("resumed.tsv") == whole
+    first, last = shard.bounds(23, 4)
+    assert sum(scored) - scored[2] == last - first  # only the chunk that failed is scored twice
+    assert whole.startswith(b"score\tsource") == (best_first or shard.number == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.pairs import Pair
+from regard.data.remote_files import RemoteFile
 from regard.data.text_files import BadLine, DataFile, decoded_lines, uncompressed_name
 from regard.errors import RegardError
 from regard.recipe import Registry
@@ -118,7 +120,7 @@ def pair_format(path: DataFile, options: ReadOptions | None = None) -> InputForm
 
     A folder or a pattern such as ``*.tmx`` stands for the files in it.
     """
-    if isinstance(path, Path) and (path.is_dir() or is_pattern(path)):
+    if not isinstance(path, zipfile.Path) and (path.is_dir() or is_pattern(path)):
         return INPUT_FORMATS["folder"](options)
     return (suffix_format(path) or INPUT_FORMATS["tsv"])(options)
 
@@ -132,7 +134,7 @@ def suffix_format(path: DataFile) -> type[InputFormat] | None:
     return None
 
 
-def is_pattern(path: Path) -> bool:
+def is_pattern(path: Path | RemoteFile) -> bool:
     """Whether a name is a pattern such as ``*.tmx``, and not the name of a file."""
     return any(character in str(path) for character in "*?[") and not path.exists()
 

@@ -22,6 +22,7 @@ from regard.data.formats.base import (
 )
 from regard.data.language_codes import is_language, language_code
 from regard.data.pairs import Pair
+from regard.data.remote_files import RemoteFile
 from regard.data.text_files import DataFile, read_error, uncompressed_name
 from regard.errors import RegardError
 
@@ -156,12 +157,14 @@ class Folder(FileCollection):
     """a folder of files in these formats, or a pattern such as data/*.tmx; also text files such as x.en and x.de"""
 
     def open(self, path: DataFile) -> AbstractContextManager[list[DataFile]]:
-        assert isinstance(path, Path)
+        assert not isinstance(path, zipfile.Path)
         return nullcontext(list(folder_files(path)))
 
 
-def folder_files(path: Path) -> list[Path]:
+def folder_files(path: Path | RemoteFile) -> Sequence[Path | RemoteFile]:
     """The files of a folder and its subfolders, or those that match a pattern, in order of their names."""
+    if isinstance(path, RemoteFile):
+        return [file for file in path.files() if not file.name.startswith(".")]
     root = path if path.is_dir() else Path(path.anchor or ".")
     pattern = "**/*" if path.is_dir() else str(path.relative_to(path.anchor))
     try:

@@ -109,6 +109,11 @@ class ReproducibleGzip(gzip.GzipFile):
         self.compressed.close()
 
 
+def one_field(text: str) -> str:
+    """A text as a field of a TSV file: tabs and line breaks become spaces."""
+    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
+
+
 class LineWriter(TextWriter):
     """Writes one line for each pair."""
 
