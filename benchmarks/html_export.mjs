@@ -11,17 +11,18 @@
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 
+import { inflate, unpackText } from "../src/regard/inspection/web/packed_text.js";
 import { unpack } from "../src/regard/inspection/web/trace.js";
 import { Translator } from "../src/regard/inspection/web/model/translator.js";
 
-const html = readFileSync(process.argv[2], "utf8");
+const html = readFileSync(process.argv[2], "utf16le");
 const allowWasm = process.argv[3] !== "--plain";
 
-/** @param {string} id */
+/** @param {string} id @returns {Uint8Array} */
 function element(id) {
   const found = new RegExp(`<script type="[^"]*" id="${id}">([^<]*)</script>`).exec(html);
   if (!found) throw new Error(`${process.argv[2]}: no element ${id}`);
-  return found[1];
+  return unpackText(found[1]);
 }
 
 /**
@@ -47,7 +48,7 @@ function layers(trace, site, projection) {
 }
 
 let start = process.cpuUsage();
-const model = Translator.load(JSON.parse(element("model")), element("weights"), allowWasm);
+const model = await Translator.load(await inflate(element("model")).json(), element("weights"), allowWasm);
 const reply = (/** @type {object} */ result) => {
   const { user, system } = process.cpuUsage(start);
   console.log(JSON.stringify({ cpu_seconds: (user + system) / 1e6, ...result }));

@@ -20,27 +20,37 @@ from collections.abc import Iterator, Sequence
 from operator import eq
 from pathlib import Path
 from statistics import median
+from time import process_time
 from typing import Any
 
 import numpy as np
 import torch
 
+from regard.data.special_tokens import BOS, EOS
 from regard.inspection.hooks import SITES, observe
 from regard.interop import html_export
-from regard.nn.network import copy_weights, named_weights
+from regard.nn.network import copy_weights
 from regard.tasks import Translator
 
 NODE = Path(__file__).with_suffix(".mjs")
 RESULTS = Path(__file__).with_suffix(".json")
 TIMED, ROUNDS = 20, 5
 """sentences that Chromium translates for the timing, and how often; the fastest time of each counts"""
-FIRST_TEXT = """
+RECORD = """
 new MutationObserver((_, observer) => {
   if (!document.querySelector(".live")?.textContent) return;
   window.firstText = performance.now();
   observer.disconnect();
 }).observe(document, { childList: true, subtree: true, characterData: true });
+window.workers = [];
+window.Worker = class extends Worker {
+  constructor(url) {
+    super(url);
+    window.workers.push(this);
+  }
+};
 """
+"""records when the first translation is shown, and the worker of the model"""
 
 
 def in_node(file: Path, requests: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -72,13 +82,25 @@ def attention_error(model: Translator, result: dict[str, Any]) -> np.ndarray[Any
     return np.concatenate([one.ravel() for one in differences])
 
 
-def rounded(run: Path, bits: int) -> Translator:
+def with_weights(run: Path, packed: html_export.PackedWeights) -> Translator:
     """The model in Python with the weights that are in the file."""
     model = Translator.load(run, "cpu", precision="fp32")
-    packed = html_export.pack_weights(named_weights(model.network), bits)
     copy_weights(model.network, packed.restored(), "rounded weights")
     model.freeze()
     return model
+
+
+@torch.inference_mode()
+def score(model: Translator, text: str, translation: str) -> float:
+    """The score of beam search for a translation, in fp32: two scores that are almost equal are a near tie."""
+    source, target = model.request(text).source, model.tokenizer.target.encode([translation])[0]
+    ids = [torch.tensor([row]) for row in ([*source, EOS], [BOS, *target])]
+    log_probabilities = model.network.eval()(*ids).log_softmax(-1)[0]
+    total = sum(
+        float(row[token]) for row, token in zip(log_probabilities, [*target, EOS], strict=True)
+    )
+    penalty = model.recipe.decoding.length_penalty
+    return total / ((5 + len(target) + 1) / 6) ** penalty
 
 
 def compare(
@@ -95,7 +117,8 @@ def compare(
         theirs = result["trace"]["translation"]
         found.append(theirs)
         if theirs != ours:
-            differences.append({"text": text, "python": ours, "html": theirs})
+            scores = [score(model, text, one) for one in (ours, theirs)]
+            differences.append({"text": text, "python": ours, "html": theirs, "scores": scores})
     every = np.concatenate(errors)
     return {
         "sentences": len(texts),
@@ -124,7 +147,7 @@ def times(file: Path, texts: Sequence[str]) -> dict[str, float]:
         first, rounds = [], []
         for _ in range(ROUNDS):
             page = browser.new_page()
-            page.add_init_script(FIRST_TEXT)
+            page.add_init_script(RECORD)
             page.goto(f"{file.as_uri()}#q={texts[0]}")
             page.locator(".tabs").wait_for(timeout=120_000)
             first.append(page.evaluate("window.firstText") / 1000)
@@ -136,20 +159,17 @@ def times(file: Path, texts: Sequence[str]) -> dict[str, float]:
 
 
 TIME_EACH = """async (texts) => {
-  const [model, weights, code] = ["model", "weights", "worker"].map((id) => document.getElementById(id).textContent);
-  const worker = new Worker(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
-  const call = (method, parameters) => new Promise((resolve) => {
-    worker.onmessage = ({ data }) => resolve(data.result);
-    worker.postMessage({ id: 0, method, parameters });
+  const [worker] = window.workers;
+  const call = (id, method, parameters) => new Promise((resolve) => {
+    worker.addEventListener("message", ({ data }) => { if (data.id === id) resolve(data.result); });
+    worker.postMessage({ id, method, parameters });
   });
-  await call("load", [JSON.parse(model), weights]);
   const times = [];
-  for (const text of texts) {
+  for (const [i, text] of texts.entries()) {
     const start = performance.now();
-    await call("translate", [text]);
+    await call(`timed ${i}`, "translate", [text]);
     times.push(performance.now() - start);
   }
-  worker.terminate();
   return times;
 }"""
 
@@ -158,28 +178,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("texts", type=Path, help="a file with one source text per line")
-    parser.add_argument(
-        "--bits", type=int, choices=html_export.BITS, help="store weights with so many bits"
-    )
+    parser.add_argument("--bits", type=float, help="store weights with so many bits on average")
     parser.add_argument("--times-only", action="store_true", help="do not compare translations")
     parser.add_argument("--name", help="name of the entry; the run folder's name by default")
     options = parser.parse_args()
     if options.bits:
-        html_export.BITS = (options.bits,)
+        html_export.MIN_BITS = html_export.MAX_BITS = options.bits
     texts = options.texts.read_text(encoding="utf-8").splitlines()[:200]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.html"
-        lines = html_export.export_html(options.run, file)
-        bits = int(lines[0].split()[3])
         model = Translator.load(options.run, "cpu", precision="fp32")
+        start = process_time()
+        content, packed = html_export.build_page(model, str(options.run))
+        export_seconds = process_time() - start
+        file.write_bytes(content)
         entry = {
             "parameters": sum(one.numel() for one in model.network.parameters()),
-            "bits": bits,
-            "megabytes": file.stat().st_size / 1e6,
+            "bits": packed.bits,
+            "megabytes": len(content) / 1e6,
+            "export_cpu_seconds": export_seconds,
             **(
                 {}
                 if options.times_only
-                else compare(model, rounded(options.run, bits), file, texts)
+                else compare(model, with_weights(options.run, packed), file, texts)
             ),
             "cpu_seconds_per_sentence": cpu_seconds(file, texts),
             **times(file, texts),

@@ -157,8 +157,11 @@ def make_run(
                 weight.add_(torch.randn_like(weight) * (0.4 if "layers" in name else 0.2))
             for buffer in filter(torch.Tensor.is_floating_point, network.buffers()):
                 buffer.add_(torch.rand_like(buffer) * 0.5)
+            ids = torch.randint(5, min(300, tokenizer.source.size), (40, 12))
+            if recipe.model.norm == "batch":
+                for _ in range(30):  # with random statistics, values would grow from layer to layer
+                    network.train()(ids, ids)
             if network.projection.bias is not None:
-                ids = torch.randint(5, 300, (40, 12))
                 logits = network.eval()(ids, ids).flatten(0, 1)
                 margin = logits.max(-1).values - logits[:, EOS]
                 bias = network.projection.bias

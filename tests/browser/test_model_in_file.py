@@ -34,7 +34,7 @@ def run(make_run: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def model(run: Path) -> Translator:
-    return rounded_model(run, 16)
+    return rounded_model(run)
 
 
 @pytest.fixture(scope="module")

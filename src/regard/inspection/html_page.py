@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.inspection import packed_text
 from regard.inspection.trace import Trace
 
 WEB = Path(__file__).parent / "web"
@@ -36,16 +37,18 @@ def page(trace: Trace) -> str:
     return _document([_data("application/json", "trace", embed(trace.to_json("file")))])
 
 
-def model_page(model: Mapping[str, Any], weights: str) -> str:
+def model_page(model: Mapping[str, Any], weights: bytes) -> bytes:
     """The page with a model inside, which translates what is typed; arguments: ``interop/html_export.py``."""
-    worker = _bundled("model/worker.js")
-    data = [
-        _data("application/json", "model", embed(model)),
-        _data("text/plain", "weights", weights),
-        _data("text/plain", "worker", worker),
-    ]
+    elements = {
+        "model": packed_text.deflate(json.dumps(model, allow_nan=False).encode("utf-8")),
+        "weights": weights,
+        "worker": packed_text.deflate(_bundled("model/worker.js").encode("utf-8")),
+    }
+    data = [_data("text/plain", id, packed_text.pack(each)) for id, each in elements.items()]
     # The model runs in a worker whose code comes from the file, with products in WebAssembly.
-    return _document(data, scripts=" 'wasm-unsafe-eval'", others="worker-src blob:; ")
+    html = _document(data, scripts=" 'wasm-unsafe-eval'", others="worker-src blob:; ")
+    # The byte order mark declares the encoding. A meta element cannot declare UTF-16.
+    return html.replace(f"{_CHARSET}\n", "", 1).encode(packed_text.ENCODING)
 
 
 def _data(kind: str, id: str, text: str) -> str:

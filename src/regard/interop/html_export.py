@@ -1,47 +1,54 @@
 """A translator in one HTML file: the model runs in the browser, without a network or a server.
 
 The file holds the page of ``regard serve`` with all its views, the model's weights and tokenizer, and the code that
-runs them: ``inspection/web/model``. This module writes the two data elements that code reads: the model as JSON, and
-the weights as text. ``weights.js`` describes the text.
+runs them: ``inspection/web/model``. This module writes the data that this code reads: the model as JSON, and the
+weights as bytes. ``weights.js`` describes the bytes.
 
-Weights are stored with 16 bits if the file then has at most ``MAX_BYTES``, else with fewer, down to 8. Each row of a
-matrix has its own scale. The browser computes in float32, so rounding the weights is the only loss; the export measures
-it.
+Weights are stored as integers, with as many bits as fit into a file of ``MAX_BYTES``, between ``MIN_BITS`` and
+``MAX_BITS`` on average. ``rounding.py`` decides which matrix gets how many. The browser computes in float32, so
+rounding the weights is the only loss; the export measures it.
 """
 
 from __future__ import annotations
 
-import base64
 import copy
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.history import training_history
-from regard.inspection.html_page import embed, model_page
+from regard.inspection.html_page import model_page
+from regard.inspection.packed_text import deflate
 from regard.inspection.page_data import model_info
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
+from regard.interop.rounding import Calibration, Floats, Integers, calibrate, limit_step
 from regard.interop.verification import SampleBatch, sample_batch
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import copy_weights, named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
-from regard.storage.atomic_files import check_writable, write_text
+from regard.storage.atomic_files import check_writable, write_bytes
 from regard.tasks import Translator
 
 MAX_BYTES = 20_000_000
-"""The largest file if 8 bits are enough for it; a larger model has a larger file."""
-BITS: tuple[int, ...] = (16, 12, 10, 9, 8)
-
-Integers = npt.NDArray[np.int32]
+"""The largest file, if it can have ``MIN_BITS``; a larger model has a larger file."""
+MIN_BITS, MAX_BITS = 8.0, 15.0
+"""bits of a weight, on average"""
+CALIBRATION_TEXTS = 512
+TEXT_SIZE = 1.032
+"""bytes of the text for each byte of data, if the data are random"""
+LAYOUT_BYTES = 40
+"""what the JSON about one matrix or vector takes, at most, when it is compressed"""
+SEARCH_STEPS, MARGIN_BITS = 4, 0.02
+"""how the step is found for which the weights fill the file, and how much is left empty"""
 
 
 def export_html(folder: Path, out: Path) -> list[str]:
@@ -51,15 +58,19 @@ def export_html(folder: Path, out: Path) -> list[str]:
     check_writable(out)
     model = Translator.load(folder, "cpu")
     HTML.check(model.recipe, str(folder))
-    assert isinstance(model.network, Transformer)
-    description = describe(model, str(folder))
-    packed = pack_within(named_weights(model.network), len(embed(description)))
-    html = model_page({**description, "weights": packed.layout(model.network)}, packed.text)
-    write_text(out, html)
+    html, packed = build_page(model, str(folder))
+    write_bytes(out, html)
     return [
-        f"weights stored with {packed.bits} bits: {_rounding_error(model.network, packed, model)}",
-        f"{out}: {len(html.encode('utf-8')) / 1e6:.1f} MB, open it in a browser",
+        f"weights stored with {packed.bits:.1f} bits on average: {_rounding_error(packed, model)}",
+        f"{out}: {len(html) / 1e6:.1f} MB, open it in a browser",
     ]
+
+
+def build_page(model: Translator, name: str) -> tuple[bytes, PackedWeights]:
+    """The file, and the weights that are in it."""
+    description = describe(model, name)
+    packed = pack_model(model, len(model_page(description, b"")))
+    return model_page({**description, "weights": packed.layout()}, packed.data), packed
 
 
 # ---------------------------------------------------------------------------------------------
@@ -120,90 +131,121 @@ def _target(tokenizer: Tokenizer, recipe: Recipe) -> dict[str, Any] | None:
 
 
 # ---------------------------------------------------------------------------------------------
-# The weights as text
+# The weights as bytes
+
+
+class RoundedMatrix(NamedTuple):
+    """A matrix is its integers times its step."""
+
+    integers: Integers
+    step: float
+
+    @property
+    def low_bits(self) -> int:
+        """The bits of an integer that are stored as they are. The 8 bits above them are compressed."""
+        return max(0, int(np.abs(self.integers).max()).bit_length() + 1 - 8)
 
 
 class PackedWeights(NamedTuple):
-    """Quantized weights."""
+    """Rounded weights and their bytes."""
 
-    bits: int
-    matrices: dict[str, tuple[Integers, npt.NDArray[np.float32]]]
-    """integers [row, column], and the scale of each row"""
-    vectors: dict[str, npt.NDArray[np.float32]]
-    text: str
-    """the streams of weights.js"""
+    matrices: dict[str, RoundedMatrix]
+    vectors: dict[str, Floats]
+    aliases: dict[str, str]
+    """the other names of tied weights"""
+    data: bytes
+    """what ``readWeights`` of weights.js reads"""
 
-    def layout(self, network: Transformer) -> dict[str, Any]:
-        """What the text holds, in its order: ``WeightsJson`` of weights.js."""
+    @property
+    def bits(self) -> float:
+        """Bits of a weight of a matrix, on average."""
+        vectors = 4 * sum(map(np.size, self.vectors.values()))
+        count = sum(one.integers.size for one in self.matrices.values())
+        return 8 * (len(self.data) - vectors) / count
+
+    def layout(self) -> dict[str, Any]:
+        """What the bytes hold, in their order: ``WeightsJson`` of weights.js."""
         return {
-            "bits": self.bits,
-            "matrices": [[name, *integers.shape] for name, (integers, _) in self.matrices.items()],
+            "matrices": [
+                [name, *one.integers.shape, one.step, one.low_bits]
+                for name, one in self.matrices.items()
+            ],
             "vectors": [[name, len(vector)] for name, vector in self.vectors.items()],
-            "aliases": dict(_aliases(network)),
+            "aliases": self.aliases,
         }
 
     def restored(self) -> dict[str, Tensor]:
         """The weights that the browser computes with."""
         matrices = {
-            name: torch.from_numpy(integers.astype(np.float32) * scales[:, None])
-            for name, (integers, scales) in self.matrices.items()
+            name: torch.from_numpy(integers.astype(np.float32) * np.float32(step))
+            for name, (integers, step) in self.matrices.items()
         }
         return {**matrices, **{name: torch.from_numpy(one) for name, one in self.vectors.items()}}
 
 
-def pack_within(weights: Mapping[str, Tensor], other_bytes: int) -> PackedWeights:
-    """Weights with as many bits as fit into ``MAX_BYTES`` with the other bytes of the file, or with the fewest."""
-    count = sum(weight.numel() for weight in weights.values() if weight.ndim == 2)
-    floats = sum(4 * (len(one) if one.ndim == 2 else one.numel()) for one in weights.values())
-    others = other_bytes + len(model_page({}, ""))
-    fitting = (bits for bits in BITS if (count * bits / 8 + floats) * 5 / 4 + others < MAX_BYTES)
-    return pack_weights(weights, next(fitting, BITS[-1]))
-
-
-def pack_weights(weights: Mapping[str, Tensor], bits: int) -> PackedWeights:
-    """Quantize each row of the matrices to integers of so many bits. Vectors stay as they are."""
-    arrays = {name: tensor.float().numpy() for name, tensor in weights.items()}
+def pack_model(model: Translator, other_bytes: int) -> PackedWeights:
+    """The weights of a model, in the space that is left beside the other bytes of the file."""
+    network = model.network
+    assert isinstance(network, Transformer)
+    texts = sample_batch(model.recipe, model.tokenizer, CALIBRATION_TEXTS)
+    arrays = {name: tensor.float().numpy() for name, tensor in named_weights(network).items()}
     vectors = {name: array for name, array in arrays.items() if array.ndim == 1}
-    matrices = {name: quantize(array, bits) for name, array in arrays.items() if array.ndim == 2}
+    matrices = {name: array for name, array in arrays.items() if array.ndim == 2}
     assert len(vectors) + len(matrices) == len(arrays)
-    floats = [*vectors.values(), *(scales for _, scales in matrices.values())]
-    values = np.concatenate([integers.ravel() for integers, _ in matrices.values()])
-    streams = [
-        b"".join(one.astype("<f4").tobytes() for one in floats),
-        (values >> (bits - 8)).astype(np.int8).tobytes(),
-        _low_bits(values, bits - 8),
-    ]
-    return PackedWeights(bits, matrices, vectors, " ".join(map(_encode, streams)))
+    floats = 4 * sum(map(np.size, vectors.values()))
+    space = (MAX_BYTES - other_bytes) / TEXT_SIZE - floats - LAYOUT_BYTES * len(arrays)
+    bits = min(max(8 * space / sum(map(np.size, matrices.values())), MIN_BITS), MAX_BITS)
+    rounded = round_matrices(matrices, calibrate(network, texts), bits)
+    data = weight_bytes([*vectors.values()], [*rounded.values()])
+    return PackedWeights(rounded, vectors, dict(_aliases(network)), data)
 
 
-def quantize(
-    matrix: npt.NDArray[np.float32], bits: int
-) -> tuple[Integers, npt.NDArray[np.float32]]:
-    """The integers nearest to each row divided by its scale, and the scales."""
-    largest = np.abs(matrix).max(axis=1)
-    scales = np.where(largest > 0, largest / (2 ** (bits - 1) - 1), 1).astype(np.float32)
-    return np.round(matrix / scales[:, None]).astype(np.int32), scales
+def round_matrices(
+    matrices: Mapping[str, Floats], calibration: Calibration, bits: float
+) -> dict[str, RoundedMatrix]:
+    """Integers that take so many bits on average when they are compressed, or slightly fewer."""
+    relative = calibration.relative_steps()
+    count = sum(map(np.size, matrices.values()))
+
+    def steps(scale: float) -> dict[str, float]:
+        return {
+            name: limit_step(one, relative[name] * 2.0**scale) for name, one in matrices.items()
+        }
+
+    scale = 0.0
+    for _ in range(SEARCH_STEPS):
+        nearest = [
+            RoundedMatrix(np.rint(matrices[name] / step).astype(np.int32), step)
+            for name, step in steps(scale).items()
+        ]
+        scale += 8 * len(weight_bytes([], nearest)) / count - bits  # twice the step, one bit less
+    chosen = steps(scale + MARGIN_BITS)
+    return {
+        name: RoundedMatrix(calibration.round(name, matrices[name], step), step)
+        for name, step in chosen.items()
+    }
+
+
+def weight_bytes(vectors: Sequence[Floats], matrices: Sequence[RoundedMatrix]) -> bytes:
+    """Vectors as floats; the low bits of all integers; the upper 8 bits of all integers, compressed."""
+    upper = [(one.integers >> one.low_bits).astype(np.int8) for one in matrices]
+    return b"".join(
+        [
+            *(vector.astype("<f4").tobytes() for vector in vectors),
+            *(_low_bits(one.integers, one.low_bits) for one in matrices),
+            # The values are independent of each other, so there is nothing to gain from repetitions.
+            deflate(b"".join(one.tobytes() for one in upper), zlib.Z_HUFFMAN_ONLY),
+        ]
+    )
 
 
 def _low_bits(values: Integers, width: int) -> bytes:
-    """The lowest bits of each value; several values in a byte, the first in its lowest bits."""
-    if not width:
-        return b""
-    per_byte = 8 // width
-    low = (values & ((1 << width) - 1)).astype(np.uint8)
-    low = np.pad(low, (0, -len(low) % per_byte)).reshape(-1, per_byte)
-    shifted = low << (np.arange(per_byte, dtype=np.uint8) * width)
-    joined: npt.NDArray[np.uint8] = np.bitwise_or.reduce(shifted, axis=1)
-    return joined.tobytes()
-
-
-def _encode(stream: bytes) -> str:
-    # "<" could begin a tag or a comment.
-    return base64.b85encode(stream).decode("ascii").replace("<", ",")
+    """The lowest bits of each value, one after another, from the lowest bit of the first byte."""
+    bits = values.ravel()[:, None] >> np.arange(width) & 1
+    return np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
 
 
 def _aliases(network: Transformer) -> Iterator[tuple[str, str]]:
-    """The other names of tied weights."""
     first: dict[int, str] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
         known = first.setdefault(id(tensor), name)
@@ -215,8 +257,10 @@ def _aliases(network: Transformer) -> Iterator[tuple[str, str]]:
 # The loss by rounding
 
 
-def _rounding_error(network: Transformer, packed: PackedWeights, model: Translator) -> str:
+def _rounding_error(packed: PackedWeights, model: Translator) -> str:
     """How much rounding the weights changes the model, on sample texts."""
+    network = model.network
+    assert isinstance(network, Transformer)
     rounded = copy.deepcopy(network)
     copy_weights(rounded, packed.restored(), "rounded weights")
     batch = sample_batch(model.recipe, model.tokenizer)

@@ -60,9 +60,9 @@ class SampleBatch(NamedTuple):
         return self.target != PAD
 
 
-def sample_batch(recipe: Recipe, tokenizer: Tokenizer) -> SampleBatch:
+def sample_batch(recipe: Recipe, tokenizer: Tokenizer, texts: int = TEXTS) -> SampleBatch:
     """Real texts, from the training data if available, else from the built-in grammar; and random ids."""
-    pairs = _pairs(recipe)
+    pairs = _pairs(recipe, texts)
     generator = torch.Generator().manual_seed(1)
 
     def random_ids(size: int, length: int) -> list[int]:
@@ -86,11 +86,11 @@ def sample_batch(recipe: Recipe, tokenizer: Tokenizer) -> SampleBatch:
     )
 
 
-def _pairs(recipe: Recipe) -> list[Pair]:
+def _pairs(recipe: Recipe, count: int) -> list[Pair]:
     try:
-        return list(islice(read_pairs(recipe.data.train, recipe.data, "data.train"), TEXTS))
+        return list(islice(read_pairs(recipe.data.train, recipe.data, "data.train"), count))
     except RegardError:
-        return list(generate("test", TEXTS))
+        return list(generate("test", count))
 
 
 def _padded(rows: Sequence[list[int]]) -> Int[Tensor, "B T"]:

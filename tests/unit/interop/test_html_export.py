@@ -1,7 +1,9 @@
 """A translator in one HTML file: the model in JavaScript computes the same traces as the model in Python."""
 
+import codecs
 import json
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -13,11 +15,10 @@ import pytest
 
 from regard.errors import RegardError
 from regard.inspection.hooks import SITES, Floats, Head
-from regard.inspection.html_page import model_page
 from regard.inspection.trace import Trace, trace
 from regard.interop import html_export
 from regard.interop.convert import export_model
-from regard.nn.network import copy_weights, named_weights
+from regard.nn.network import copy_weights
 from regard.tasks import Translator
 
 MakeRun = Callable[..., Path]
@@ -37,8 +38,8 @@ ODD_TEXTS = [
     ),
     *("Zoe\u0308 ﬁne Straße", "naïve café 中文字 日本", "😀👩‍👩‍👧 \U0010ffff", "ΟΔΟΣ İ", "a" * 60),
 ]
-RECIPES: list[tuple[int, dict[str, Any]]] = [
-    (16, {"decoding": {"extra_length": 3}}),
+RECIPES: list[tuple[float, dict[str, Any]]] = [
+    (15, {"decoding": {"extra_length": 3}}),
     (
         8,
         {
@@ -60,7 +61,7 @@ RECIPES: list[tuple[int, dict[str, Any]]] = [
         },
     ),
     (
-        10,
+        12,
         {
             "data": {
                 "train": {"pairs": "pairs.tsv"},
@@ -113,14 +114,11 @@ def run_node(file: Path, requests: Sequence[dict[str, Any]], *options: str) -> l
     return [json.loads(line) for line in done.stdout.splitlines()][1:]
 
 
-def rounded_model(run: Path, bits: int) -> Translator:
+def rounded_model(run: Path) -> Translator:
     """The model with the weights that are in the file."""
     model = Translator.load(run, "cpu")
-    copy_weights(
-        model.network,
-        html_export.pack_weights(named_weights(model.network), bits).restored(),
-        "test",
-    )
+    _, packed = html_export.build_page(model, "model")
+    copy_weights(model.network, packed.restored(), "test")
     model.freeze()
     return model
 
@@ -167,20 +165,22 @@ def assert_nodes(expected: list[dict[str, Any]], found: list[dict[str, Any]]) ->
         np.testing.assert_allclose(theirs, ours, rtol=1e-2, atol=1e-3, err_msg=name)
 
 
-@pytest.mark.parametrize(("bits", "sections"), RECIPES, ids=["16", "8", "10", "9"])
+@pytest.mark.parametrize(("bits", "sections"), RECIPES, ids=["15", "8", "12", "9"])
 def test_traces_and_tokens_are_the_same(
     make_run: MakeRun,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    bits: int,
+    bits: float,
     sections: dict[str, Any],
 ) -> None:
     run, out = make_run(**sections), tmp_path / "model.html"
-    monkeypatch.setattr(html_export, "BITS", (bits,))
+    monkeypatch.setattr(html_export, "MIN_BITS", bits)
+    monkeypatch.setattr(html_export, "MAX_BITS", bits)
     stored, size = export_model(run, "html", out)
-    assert stored.startswith(f"weights stored with {bits} bits: log-probabilities")
+    assert re.match(r"weights stored with \S+ bits on average: log-probabilities", stored)
+    assert float(stored.split()[3]) == pytest.approx(bits, abs=0.2)
     assert size.endswith("MB, open it in a browser")
-    model = rounded_model(run, bits)
+    model = rounded_model(run)
     random.seed(1)
     alphabet = sorted({*"".join(ODD_TEXTS), *TEXT})
     texts = [*ODD_TEXTS, *("".join(random.choices(alphabet, k=12)) for _ in range(30))]
@@ -214,7 +214,7 @@ def test_occlusion_and_javascript_without_wasm(make_run: MakeRun, tmp_path: Path
     run, out = make_run(decoding={"extra_length": 3}), tmp_path / "model.html"
     export_model(run, "html", out)
     (result,) = run_node(out, [{"trace": {"q": TEXT}, "arrays": True}], "--plain")
-    ours = trace(rounded_model(run, 16), TEXT)
+    ours = trace(rounded_model(run), TEXT)
     assert_same(ours, result)
     assert ours.occlusion is not None
     packed = result["occlusion"]
@@ -225,15 +225,31 @@ def test_the_number_of_bits_depends_on_the_size_of_the_file(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Translator.load(make_run(), "cpu")
-    weights = named_weights(model.network)
-    sizes = {bits: len(html_export.pack_weights(weights, bits).text) for bits in html_export.BITS}
-    assert sorted(sizes.values(), reverse=True) == list(sizes.values())
-    page = len(model_page({}, ""))
-    for bits in html_export.BITS:
-        monkeypatch.setattr(html_export, "MAX_BYTES", sizes[bits] + page + 1000)
-        assert html_export.pack_within(weights, 1000).bits == bits
+    monkeypatch.setattr(html_export, "MIN_BITS", 2.0)
+    largest, packed = html_export.build_page(model, "model")
+    assert packed.bits == pytest.approx(html_export.MAX_BITS, abs=0.1)
+    count = sum(one.integers.size for one in packed.matrices.values())
+    for bits in (12, 10, 8):
+        fewer = (packed.bits - bits) * count / 8 * html_export.TEXT_SIZE
+        monkeypatch.setattr(html_export, "MAX_BYTES", len(largest) - round(fewer))
+        page, smaller = html_export.build_page(model, "model")
+        assert 0.995 * html_export.MAX_BYTES < len(page) <= html_export.MAX_BYTES
+        assert bits - 1 < smaller.bits <= bits
     monkeypatch.setattr(html_export, "MAX_BYTES", 0)
-    assert html_export.pack_within(weights, 0).bits == 8
+    monkeypatch.setattr(html_export, "MIN_BITS", 8.0)
+    assert html_export.build_page(model, "model")[1].bits == pytest.approx(8, abs=0.1)
+
+
+def test_the_encoding_of_the_file_is_declared_by_its_first_bytes(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.html"
+    export_model(make_run(), "html", out)
+    content = out.read_bytes()
+    assert content.startswith(codecs.BOM_UTF16_LE)
+    text = content.decode("utf-16")
+    assert "charset" not in text.partition("<script")[0]
+    assert not {"\0", "\r"} & set(text)
 
 
 def test_unsupported_choices_are_named(make_run: MakeRun, tmp_path: Path) -> None:

@@ -8,8 +8,11 @@
  * @typedef {import("./model/worker.js").Call} Call
  * @typedef {import("./model/worker.js").Reply} Reply
  * @typedef {import("./model_info.js").ModelInfo} ModelInfo
+ * @typedef {(method: Call["method"], parameters: any[], onPartial?: (text: string) => void) => Promise<any>} CallWorker
  * @typedef {{ resolve(result: any): void, reject(error: Error): void, onPartial?: (text: string) => void }} Waiting
  */
+
+import { inflate, unpackText } from "./packed_text.js";
 
 /**
  * The model of the file; null if it has none.
@@ -19,27 +22,18 @@
 export function modelInFile() {
   const [model, weights, worker] = ["model", "weights", "worker"].map((id) => document.getElementById(id)?.textContent);
   if (!model || !weights || !worker) return null;
-  /** @type {ModelInfo & { history: HistoryJson } & TranslatorJson} */
-  const { name, languages, parameters, scores, examples, lenses, history, ...translator } = JSON.parse(model);
-  return startModel({ name, languages, parameters, scores, examples, lenses }, history, translator, weights, worker);
-}
-
-/**
- * @param {ModelInfo} info
- * @param {HistoryJson} history
- * @param {TranslatorJson} translator
- * @param {string} weights
- * @param {string} code of the worker
- * @returns {Backend}
- */
-function startModel(info, history, translator, weights, code) {
-  const call = callWorker(code);
-  const loaded = call("load", [translator, weights]);
+  /** @type {Promise<ModelInfo & { history: HistoryJson } & TranslatorJson>} */
+  const description = inflate(unpackText(model)).json();
+  const code = inflate(unpackText(worker)).text();
+  const started = code.then(startWorker);
+  /** @type {CallWorker} */
+  const call = async (...parameters) => (await started)(...parameters);
+  const loaded = description.then((json) => call("load", [json, weights]));
   loaded.catch(() => {}); // every other call fails with this error
   return {
     loaded,
-    info: async () => info,
-    history: async () => history,
+    info: () => description,
+    history: async () => (await description).history,
     trace: async (request, onTranslation) => (await loaded, call("trace", [request], onTranslation)),
     layer: (...parameters) => call("layer", parameters),
     lenses: {
@@ -59,9 +53,9 @@ function startModel(info, history, translator, weights, code) {
  * A function that calls the methods of the worker.
  *
  * @param {string} code
- * @returns {(method: Call["method"], parameters: any[], onPartial?: (text: string) => void) => Promise<any>}
+ * @returns {CallWorker}
  */
-function callWorker(code) {
+function startWorker(code) {
   const url = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
   const worker = new Worker(url);
   /** @type {Map<number, Waiting>} */

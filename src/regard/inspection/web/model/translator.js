@@ -47,11 +47,11 @@ const PUNCTUATION = /^[.,;:!?…。，、；：！？]+$/;
 export class Translator {
   /**
    * @param {TranslatorJson} json
-   * @param {string} weights
+   * @param {Uint8Array} weights
    * @param {boolean} [allowWasm]
    */
-  static load(json, weights, allowWasm = true) {
-    return new Translator(json, new Transformer(json.network, readWeights(json.weights, weights, allowWasm)));
+  static async load(json, weights, allowWasm = true) {
+    return new Translator(json, new Transformer(json.network, await readWeights(json.weights, weights, allowWasm)));
   }
 
   /** @param {TranslatorJson} json @param {Transformer} network */

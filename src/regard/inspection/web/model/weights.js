@@ -1,20 +1,17 @@
 /**
  * The weights of the model, as interop/html_export.py writes them.
  *
- * A matrix is quantized row by row: a weight is its integer times the scale of the row. The integers of all matrices are
- * two streams of bytes: their upper 8 bits, and the bits below, several in a byte. Scales and vectors are floats. Each
- * stream is written in base 85, which is plain ASCII.
+ * A matrix is integers times a step. The bytes hold, in this order: the vectors, as floats; the low bits of all integers,
+ * matrix by matrix, each matrix beginning with a new byte; the upper 8 bits of all integers, compressed.
  *
  * @typedef {import("./matmul.js").Matrix} Matrix
- * @typedef {{ bits: number, matrices: [name: string, rows: number, columns: number][],
- *   vectors: [name: string, length: number][], aliases: Record<string, string> }} WeightsJson in the order of the
- *   streams; aliases are other names of tied weights
+ * @typedef {{ matrices: [name: string, rows: number, columns: number, step: number, lowBits: number][],
+ *   vectors: [name: string, length: number][], aliases: Record<string, string> }} WeightsJson in the order of the bytes;
+ *   aliases are other names of tied weights
  */
 
+import { inflate } from "../packed_text.js";
 import { MatrixMemory } from "./matmul.js";
-
-/** the digits of base 85; one of Python's, `<`, is replaced by a comma, because it means something in HTML */
-const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
 
 /** The weights by name. */
 export class Weights {
@@ -45,29 +42,30 @@ export class Weights {
 
 /**
  * @param {WeightsJson} json
- * @param {string} text the three streams, separated by spaces
+ * @param {Uint8Array} bytes
  * @param {boolean} [allowWasm]
  */
-export function readWeights(json, text, allowWasm = true) {
-  const [floatBytes, upper, lower] = text.split(" ").map(decodeBase85);
-  const floats = new Float32Array(floatBytes.buffer, floatBytes.byteOffset, floatBytes.length / 4);
-  const shapes = json.matrices.map(([, rows, columns]) => ({ rows, columns }));
-  const memory = new MatrixMemory(shapes, allowWasm);
+export async function readWeights(json, bytes, allowWasm = true) {
+  const memory = new MatrixMemory(json.matrices.map(([, rows, columns]) => ({ rows, columns })), allowWasm);
   /** @type {Map<string, Matrix>} */
   const matrices = new Map();
   /** @type {Map<string, Float32Array>} */
   const vectors = new Map();
-  let [position, used] = [0, 0];
+  let used = 0;
   for (const [name, length] of json.vectors) {
-    vectors.set(name, floats.subarray(used, used += length));
+    vectors.set(name, new Float32Array(bytes.slice(used, used += length * 4).buffer));
   }
-  for (const [name, rows, columns] of json.matrices) {
+  const lower = json.matrices.map(([, rows, columns, , lowBits]) =>
+    bytes.subarray(used, used += Math.ceil(rows * columns * lowBits / 8)));
+  const upper = new Int8Array(await inflate(bytes.subarray(used)).arrayBuffer());
+  let position = 0;
+  for (const [number, [name, rows, columns, step, lowBits]] of json.matrices.entries()) {
     const matrix = memory.add({ rows, columns });
     matrices.set(name, matrix);
-    const scales = floats.subarray(used, used += rows);
+    const values = joinBits(upper.subarray(position, position += rows * columns), lower[number], lowBits);
     for (let row = 0; row < rows; row++) {
-      dequantize(memory.row(matrix, row), scales[row], json.bits, upper, lower, position);
-      position += columns;
+      const result = memory.row(matrix, row);
+      for (let column = 0; column < columns; column++) result[column] = values[row * columns + column] * step;
     }
   }
   for (const [name, other] of Object.entries(json.aliases)) {
@@ -79,41 +77,21 @@ export function readWeights(json, text, allowWasm = true) {
 }
 
 /**
- * @param {Float32Array} result one row
- * @param {number} scale
- * @param {number} bits 8, 9, 10, 12 or 16
- * @param {Uint8Array} upper
- * @param {Uint8Array} lower
- * @param {number} position of the first value in the streams
+ * The integers with these upper bits and low bits.
+ *
+ * @param {Int8Array} upper
+ * @param {Uint8Array} lower several values in a byte; the first begins at the lowest bit
+ * @param {number} width low bits of a value, at most 24
  */
-function dequantize(result, scale, bits, upper, lower, position) {
-  const width = bits - 8;
-  const [perByte, mask] = [width ? 8 / width : 1, (1 << width) - 1];
-  for (let i = 0; i < result.length; i++) {
-    const index = position + i;
-    let value = ((upper[index] << 24) >> 24) << width; // the upper byte has the sign
-    if (width) value |= (lower[Math.floor(index / perByte)] >> (index % perByte * width)) & mask;
-    result[i] = value * scale;
+export function joinBits(upper, lower, width) {
+  const values = new Int32Array(upper.length);
+  const mask = (1 << width) - 1;
+  let [read, bits, held] = [0, 0, 0];
+  for (let i = 0; i < upper.length; i++) {
+    for (; held < width; held += 8) bits |= lower[read++] << held;
+    values[i] = (upper[i] << width) | (bits & mask);
+    bits >>>= width;
+    held -= width;
   }
-}
-
-/**
- * @param {string} text as base64.b85encode of Python writes it, apart from one digit
- * @returns {Uint8Array}
- */
-export function decodeBase85(text) {
-  const values = new Uint8Array(128);
-  for (let i = 0; i < DIGITS.length; i++) values[DIGITS.charCodeAt(i)] = i;
-  const groups = Math.ceil(text.length / 5);
-  const padding = groups * 5 - text.length;
-  const bytes = new Uint8Array(groups * 4);
-  for (let group = 0, at = 0; group < groups; group++) {
-    let value = 0;
-    for (let i = 0; i < 5; i++, at++) value = value * 85 + (at < text.length ? values[text.charCodeAt(at)] : 84);
-    bytes[group * 4] = value / 0x1000000;
-    bytes[group * 4 + 1] = value >>> 16;
-    bytes[group * 4 + 2] = value >>> 8;
-    bytes[group * 4 + 3] = value;
-  }
-  return bytes.subarray(0, bytes.length - padding);
+  return values;
 }

@@ -8,6 +8,7 @@
  *   a trace is computed
  */
 
+import { unpackText } from "../packed_text.js";
 import { errorMessage } from "../trace.js";
 import { architecture } from "./activations.js";
 import { depthLenses, patching } from "./lenses.js";
@@ -16,11 +17,11 @@ import { Translator } from "./translator.js";
 /** @type {Translator | null} */
 let model = null;
 
-addEventListener("message", ({ data: { id, method, parameters } }) => {
+addEventListener("message", async ({ data: { id, method, parameters } }) => {
   /** @type {Reply} */
   let reply;
   try {
-    reply = { id, result: call(method, parameters, (partial) => postMessage({ id, partial })) };
+    reply = { id, result: await call(method, parameters, (partial) => postMessage({ id, partial })) };
   } catch (error) {
     reply = { id, error: errorMessage(error) };
   }
@@ -28,10 +29,10 @@ addEventListener("message", ({ data: { id, method, parameters } }) => {
 });
 
 /** @param {Call["method"]} method @param {any[]} parameters @param {(text: string) => void} onTranslation */
-function call(method, parameters, onTranslation) {
+async function call(method, parameters, onTranslation) {
   if (method === "load") {
     const [json, weights] = parameters;
-    model = Translator.load(json, weights);
+    model = await Translator.load(json, unpackText(weights));
     return model.network.weights.memory.usesWasm;
   }
   if (!model) throw new Error("The model is not loaded.");
