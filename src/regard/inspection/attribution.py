@@ -527,7 +527,9 @@ def _ranks(values: Floats) -> Doubles:
 
 
 def _correlation(first: Doubles, second: Doubles) -> float:
-    """Pearson's correlation; 0 if one side is constant."""
+    """Pearson's correlation; 0 if one side is constant, or if there are no words."""
+    if not first.size:
+        return 0.0
     a, b = first - first.mean(), second - second.mean()
     size = float(np.sqrt((a**2).sum() * (b**2).sum()))
     return float((a * b).sum()) / size if size else 0.0

@@ -188,6 +188,8 @@ def test_agreement_is_spearmans_correlation_of_sizes(found: Attribution) -> None
     assert agreement["gradient_x_input", "attention"] == pytest.approx(-1)
     ties = replace(found, scores={**scores, "occlusion": np.ones(3, np.float32)}).agreement()
     assert ties["gradient_x_input", "occlusion"] == 0
+    empty = {name: np.zeros(0, np.float32) for name in scores}
+    assert set(replace(found, scores=empty).agreement().values()) == {0.0}
 
 
 def test_the_foil(model: Translator) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import re
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -158,6 +159,19 @@ def test_the_process_reads_and_writes_a_document() -> None:
     assert "not UTF-8 text" in perform_here(wrong)[0]["error"]
     with pytest.raises(RuntimeError, match="ended with status 1"):
         asyncio.run(perform(DocumentTask("a.exe", b"", options), 20))
+
+
+def test_an_upload_is_kept_in_memory(
+    small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may have no file system to write to."""
+
+    def write_to_disk(_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", write_to_disk)
+    app = create_app(english_to_german(small_recipe))
+    assert upload(app, "a" + " " * (2 << 20), "a.txt").status_code == 200
 
 
 def test_a_form_needs_a_file_and_a_key(small_recipe: Callable[..., Recipe]) -> None:
