@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from regard.inspection.hooks import SITES, observe
-from regard.interop import html_export
+from regard.interop import html_export as html
 from regard.nn.network import copy_weights, named_weights
 from regard.tasks import Translator
 
@@ -75,7 +75,7 @@ def attention_error(model: Translator, result: dict[str, Any]) -> np.ndarray[Any
 def rounded(run: Path, bits: int) -> Translator:
     """The model in Python with the weights that are in the file."""
     model = Translator.load(run, "cpu", precision="fp32")
-    packed = html_export.pack_weights(named_weights(model.network), bits)
+    packed = html.pack_weights(named_weights(model.network), bits)
     copy_weights(model.network, packed.restored(), "rounded weights")
     model.freeze()
     return model
@@ -159,17 +159,17 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("texts", type=Path, help="a file with one source text per line")
     parser.add_argument(
-        "--bits", type=int, choices=html_export.BITS, help="store weights with so many bits"
+        "--bits", type=int, choices=html.BITS, help="store weights with so many bits"
     )
     parser.add_argument("--times-only", action="store_true", help="do not compare translations")
     parser.add_argument("--name", help="name of the entry; the run folder's name by default")
     options = parser.parse_args()
     if options.bits:
-        html_export.BITS = (options.bits,)
+        html.BITS = (options.bits,)
     texts = options.texts.read_text(encoding="utf-8").splitlines()[:200]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.html"
-        lines = html_export.export_html(options.run, file)
+        lines = html.export_html(options.run, file)
         bits = int(lines[0].split()[3])
         model = Translator.load(options.run, "cpu", precision="fp32")
         entry = {

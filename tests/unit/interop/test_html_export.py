@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.html_page import model_page
 from regard.inspection.trace import Trace, trace
-from regard.interop import html_export
+from regard.interop import html_export as html
 from regard.interop.convert import export_model
 from regard.nn.network import copy_weights, named_weights
 from regard.tasks import Translator
@@ -118,7 +118,7 @@ def rounded_model(run: Path, bits: int) -> Translator:
     model = Translator.load(run, "cpu")
     copy_weights(
         model.network,
-        html_export.pack_weights(named_weights(model.network), bits).restored(),
+        html.pack_weights(named_weights(model.network), bits).restored(),
         "test",
     )
     model.freeze()
@@ -176,7 +176,7 @@ def test_traces_and_tokens_are_the_same(
     sections: dict[str, Any],
 ) -> None:
     run, out = make_run(**sections), tmp_path / "model.html"
-    monkeypatch.setattr(html_export, "BITS", (bits,))
+    monkeypatch.setattr(html, "BITS", (bits,))
     stored, size = export_model(run, "html", out)
     assert stored.startswith(f"weights stored with {bits} bits: log-probabilities")
     assert size.endswith("MB, open it in a browser")
@@ -226,14 +226,14 @@ def test_the_number_of_bits_depends_on_the_size_of_the_file(
 ) -> None:
     model = Translator.load(make_run(), "cpu")
     weights = named_weights(model.network)
-    sizes = {bits: len(html_export.pack_weights(weights, bits).text) for bits in html_export.BITS}
+    sizes = {bits: len(html.pack_weights(weights, bits).text) for bits in html.BITS}
     assert sorted(sizes.values(), reverse=True) == list(sizes.values())
     page = len(model_page({}, ""))
-    for bits in html_export.BITS:
-        monkeypatch.setattr(html_export, "MAX_BYTES", sizes[bits] + page + 1000)
-        assert html_export.pack_within(weights, 1000).bits == bits
-    monkeypatch.setattr(html_export, "MAX_BYTES", 0)
-    assert html_export.pack_within(weights, 0).bits == 8
+    for bits in html.BITS:
+        monkeypatch.setattr(html, "MAX_BYTES", sizes[bits] + page + 1000)
+        assert html.pack_within(weights, 1000).bits == bits
+    monkeypatch.setattr(html, "MAX_BYTES", 0)
+    assert html.pack_within(weights, 0).bits == 8
 
 
 def test_unsupported_choices_are_named(make_run: MakeRun, tmp_path: Path) -> None:
