@@ -189,8 +189,8 @@ def _markdown_parser() -> MarkdownIt:
         ) from None
     parser = MarkdownIt("commonmark").enable("table")
     parser.core.ruler.enableOnly(["normalize", "block"])  # the content of blocks is split here
-    ends = {"alt": ["paragraph", "reference", "blockquote"]}
-    parser.block.ruler.before("reference", "footnote", _footnote, ends)
+    ends = ["paragraph", "reference", "blockquote"]
+    parser.block.ruler.before("reference", "footnote", _footnote, {"alt": ends})
     return parser
 
 

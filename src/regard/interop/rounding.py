@@ -60,7 +60,8 @@ class Calibration:
     def round(self, name: str, matrix: Floats, step: float) -> Integers:
         """The integers whose products with the step replace the matrix."""
         if name not in self.moments:
-            return np.rint(matrix / step).astype(np.int32)
+            rounded: Integers = np.rint(matrix / step).astype(np.int32)
+            return rounded
         return round_with_feedback(matrix, step, self.moments[name])
 
 
@@ -182,7 +183,7 @@ def _batches(texts: SampleBatch) -> list[tuple[Tensor, Tensor]]:
     lengths = texts.source_mask.sum(1) + texts.target_mask.sum(1)
     return [
         (_trimmed(texts.source[rows]), _trimmed(texts.target[rows]))
-        for rows in torch.argsort(lengths, stable=True).split(BATCH_SIZE)
+        for rows in torch.split(torch.argsort(lengths, stable=True), BATCH_SIZE)
     ]
 
 

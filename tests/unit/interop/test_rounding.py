@@ -88,9 +88,9 @@ def test_sensitivity_predicts_the_effect_of_errors(
         for _ in range(8):
             noise = torch.randn(weight.shape, generator=generator) * 1e-3
             with torch.no_grad():
-                weight += noise
+                weight.add_(noise)
                 changed = outputs(network, texts)
-                weight -= noise
+                weight.sub_(noise)
             effect = (changed[0] - attention).square().sum()
             effect += ((changed[1] - log_probabilities) * importance).square().sum()
             measured[name] += float(effect) / weight.numel()
