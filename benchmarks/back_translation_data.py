@@ -43,13 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = load_recipe(RECIPE, options.changes).data
     pairs = list(train_pairs(data))
     half, rest = pairs[::2], pairs[1::2]
-    write_pairs(data.path("multi30k/half.jsonl"), half)
-    write_pairs(data.path("multi30k/half-reversed.jsonl"), [Pair(de, en) for en, de in half])
-    write_text(data.path("multi30k/rest.de"), "".join(f"{de}\n" for _, de in rest))
+    write_pairs(Path(data.location("multi30k/half.jsonl")), half)
+    write_pairs(
+        Path(data.location("multi30k/half-reversed.jsonl")), [Pair(de, en) for en, de in half]
+    )
+    write_text(Path(data.location("multi30k/rest.de")), "".join(f"{de}\n" for _, de in rest))
     model = train(load_recipe(RECIPE, [*REVERSE, *options.changes]), options.run)
     assert isinstance(model, Translator)
-    output = data.path("multi30k/rest-back.jsonl")
-    count = distill(model, output, data.path("multi30k/rest.de"), print, back_translation=True)
+    output = Path(data.location("multi30k/rest-back.jsonl"))
+    count = distill(
+        model, output, Path(data.location("multi30k/rest.de")), print, back_translation=True
+    )
     print(f"{output}: {count:,} pairs")
 
 
