@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
 from regard.inspection.depth_lenses import decoder_lens_of, logit_lens_of
-from regard.inspection.description import example_sources, test_scores
+from regard.inspection.description import examples_of, test_scores
 from regard.inspection.patching import patch
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force_ids
 from regard.recipe import Recipe
@@ -81,7 +81,7 @@ def model_info(model: Translator, name: str) -> dict[str, Any]:
         "languages": dict(zip(("source", "target"), language_names(recipe), strict=True)),
         "parameters": _parameters(model),
         "scores": test_scores(model.run),
-        "examples": example_sources(recipe),
+        "examples": examples_of(model.run, recipe),
         "lenses": supports_lenses(model),
     }
 

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.inspection.description import example_sources, test_scores
+from regard.inspection.description import examples_of, test_scores
 from regard.server.api_page import add_api_page
 from regard.server.batching import Metrics
 from regard.server.files import SUFFIXES, add_file_routes
@@ -271,7 +271,7 @@ def describe_entry(entry: ModelEntry) -> ModelInfo:
         loaded=entry.loaded is not None,
         parameters=entry.card.get("parameters"),
         scores=test_scores(entry.run),
-        examples=example_sources(entry.recipe),
+        examples=examples_of(entry.run, entry.recipe),
     )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from regard.inspection.description import EXAMPLES, example_sources, test_scores as scores
+from regard.data.examples import EXAMPLES, example_sources
+from regard.inspection.description import examples_of, test_scores as scores
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
 
@@ -27,6 +28,12 @@ def test_examples_are_distinct_sentences_of_medium_length(
     data = {"root": str(tmp_path), "train": {"pairs": "none.tsv"}, "languages": ["en", "de"]}
     assert example_sources(small_recipe(data=data)) == []
     recipe = small_recipe(data={**data, "test": {"pairs": "test.tsv"}})
-    assert example_sources(recipe) == [
-        f"This is sentence number {n}." for n in range(1, EXAMPLES + 1)
-    ]
+    found = [f"This is sentence number {n}." for n in range(1, EXAMPLES + 1)]
+    assert example_sources(recipe) == examples_of(None, recipe) == found
+    run = RunDir(tmp_path)
+    assert examples_of(run, recipe) == found
+    run.recipe_file.write_text("{}")
+    run.card_file.write_text('{"examples": ["A sentence of the card."]}')
+    assert examples_of(run, recipe) == ["A sentence of the card."]
+    run.card_file.write_text('{"examples": []}')
+    assert examples_of(run, recipe) == found
