@@ -60,7 +60,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     paragraphs = "".join(
         f"<p>{_prose(one)}</p>\n" for one in operation.get("description", "").split("\n\n") if one
     )
-    content = operation.get("requestBody", {}).get("content", {})
+    content: dict[str, dict[str, Any]] = operation.get("requestBody", {}).get("content", {})
     schema: dict[str, Any] = next(iter(content.values()), {}).get("schema", {})
     body = _fields(schema, list(content)) if schema else ""
     return f"<h2><code>{method.upper()} {escape(path)}</code></h2>\n{paragraphs}{body}"
