@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,9 @@ import numpy.typing as npt
 import pytest
 
 from regard.inspection.trace import trace
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from tests.browser.conftest import served
 from tests.browser.pages import (
     OUTPUTS,
     SOURCE,
@@ -463,6 +467,30 @@ def test_an_example_is_translated_when_the_page_opens(browser: Browser, address:
         page.goto(f"{address}/?text=ein+Hund+dog")
         until(page, "document.querySelectorAll('.line.source .word').length === 4")
         assert page.get_by_label("Text").input_value() == "ein Hund dog"
+
+
+def test_the_first_page_shows_the_model_and_an_example_without_the_data(
+    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The whole way: from the card of a run folder, whose data are not there, through the server to the page."""
+    data = {"train": {"pairs": "none.tsv"}, "languages": ["en", "de"]}
+    run = tmp_path / "my-run"
+    shutil.copytree(make_run(data=data), run)
+    examples = ["The dog is in the house.", "A cat sleeps."]
+    RunDir(run).write_card({"examples": examples, "test": [{"name": "BLEU", "value": 42.71}]})
+    with served(run) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(url)
+        page.locator(".line.target .word").first.wait_for()
+        about = page.locator(".about").inner_text()
+        assert re.fullmatch(
+            r"my-run · English to German · [\d.]+ thousand parameters · BLEU 42\.7", about
+        )
+        assert page.get_by_label("Text").input_value() == examples[0]
+        assert texts(page, ".example") == examples
+        page.goto(f"{url}/?text=A+cat+%26+a+dog.")
+        page.locator(".line.target .word").first.wait_for()
+        assert page.get_by_label("Text").input_value() == "A cat & a dog."
 
 
 def test_the_form_leaves_the_screen_to_the_view(browser: Browser, address: str) -> None:

@@ -189,8 +189,9 @@ def _markdown_parser() -> MarkdownIt:
         ) from None
     parser = MarkdownIt("commonmark").enable("table")
     parser.core.ruler.enableOnly(["normalize", "block"])  # the content of blocks is split here
-    ends = ["paragraph", "reference", "blockquote"]
-    parser.block.ruler.before("reference", "footnote", _footnote, {"alt": ends})
+    parser.block.ruler.before(
+        "reference", "footnote", _footnote, {"alt": ["paragraph", "reference", "blockquote"]}
+    )
     return parser
 
 

@@ -8,10 +8,9 @@ said at each depth, attribution for why a token and not another, patching for wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
-from regard.data.corpus import read_pairs
+from regard.data.examples import example_sources
 from regard.data.language_codes import LANGUAGE_NAMES
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
@@ -25,10 +24,6 @@ from regard.tasks import Translator
 
 ATTRIBUTION_WORK = 2e11
 """limit of parameters times tokens for the attributions of all tokens of a file: about a minute on two CPU cores"""
-EXAMPLES = 4
-"""example sentences on the page"""
-EXAMPLE_CHARACTERS = range(20, 121)
-"""length of a good example"""
 
 
 def supports_lenses(model: Translator) -> bool:
@@ -88,7 +83,7 @@ def model_info(model: Translator, name: str) -> dict[str, Any]:
         "languages": dict(zip(("source", "target"), language_names(recipe), strict=True)),
         "parameters": _parameters(model),
         "scores": test_scores(model.run),
-        "examples": example_sources(recipe),
+        "examples": examples_of(model.run, recipe),
         "lenses": supports_lenses(model),
     }
 
@@ -109,16 +104,7 @@ def test_scores(run: RunDir | None) -> list[str]:
     return [f"{one['name']} {one['value']:.1f}" for one in card.get("test") or ()][:1]
 
 
-def example_sources(recipe: Recipe) -> list[str]:
-    """A few sources to try: of the test data, else of the validation or training data; none if no file is there."""
-    for split in ("test", "valid", "train"):
-        files = recipe.data.splits.get(split)
-        if files is None:
-            continue
-        try:
-            pairs = islice(read_pairs(files, recipe.data, f"data.{split}"), 100)
-            good = (one.source for one in pairs if len(one.source) in EXAMPLE_CHARACTERS)
-            return list(islice(dict.fromkeys(good), EXAMPLES))
-        except RegardError:
-            continue
-    return []
+def examples_of(run: RunDir | None, recipe: Recipe) -> list[str]:
+    """A few sources to try: those in the card, which are there without the data, else of the data."""
+    card = run.card() if run is not None and run.card_file.is_file() else {}
+    return list(card.get("examples") or example_sources(recipe))

@@ -60,9 +60,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     paragraphs = "".join(
         f"<p>{_prose(one)}</p>\n" for one in operation.get("description", "").split("\n\n") if one
     )
-    content = operation.get("requestBody", {}).get("content", {})
-    media_types: list[dict[str, Any]] = list(content.values())
-    schema: dict[str, Any] = media_types[0].get("schema", {}) if media_types else {}
+    content: dict[str, dict[str, Any]] = operation.get("requestBody", {}).get("content", {})
+    schema: dict[str, Any] = next(iter(content.values()), {}).get("schema", {})
     body = _fields(schema, list(content)) if schema else ""
     return f"<h2><code>{method.upper()} {escape(path)}</code></h2>\n{paragraphs}{body}"
 

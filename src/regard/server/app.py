@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from regard import __version__
 from regard.errors import RegardError
-from regard.inspection.page_data import example_sources, test_scores
+from regard.inspection.page_data import examples_of, test_scores
 from regard.server.api_page import add_api_page
 from regard.server.files import SUFFIXES, add_file_routes
 from regard.server.inspection_endpoints import add_history_routes, add_trace_routes, start_following
@@ -271,7 +271,7 @@ def describe_entry(entry: ModelEntry) -> ModelInfo:
         loaded=entry.loaded is not None,
         parameters=entry.card.get("parameters"),
         scores=test_scores(entry.run),
-        examples=example_sources(entry.recipe),
+        examples=examples_of(entry.run, entry.recipe),
     )
 
 

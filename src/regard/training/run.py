@@ -22,6 +22,7 @@ from torch import nn
 
 from regard import __version__
 from regard.data.corpus import fingerprint, read_pairs
+from regard.data.examples import example_sources
 from regard.errors import RegardError
 from regard.inference.confidence import MAX_SENTENCES
 from regard.inference.hallucinations import OutputStatistics
@@ -570,6 +571,9 @@ def finish(
             for key in ("identity", "train", "valid", "old")
             if key in prepared.metadata
         },
+        "examples": example_sources(trainer.recipe)
+        if isinstance(trainer.model, Translator)
+        else [],
         "valid": _validation_values(trainer, selection),
         "valid_scores": [result.to_json() for result in summary.results],
         **_score_test(trainer, reporter, deadline),

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from regard.data.examples import EXAMPLES, example_sources
 from regard.errors import RegardError
 from regard.inspection import attribution, page_data
 from regard.inspection.html_page import page
 from regard.inspection.page_data import (
-    EXAMPLES,
-    example_sources,
+    examples_of,
     lenses_for,
     model_info,
     test_scores as scores,
@@ -92,6 +92,12 @@ def test_examples_are_distinct_sentences_of_medium_length(
     data = {"root": str(tmp_path), "train": {"pairs": "none.tsv"}, "languages": ["en", "de"]}
     assert example_sources(small_recipe(data=data)) == []
     recipe = small_recipe(data={**data, "test": {"pairs": "test.tsv"}})
-    assert example_sources(recipe) == [
-        f"This is sentence number {n}." for n in range(1, EXAMPLES + 1)
-    ]
+    found = [f"This is sentence number {n}." for n in range(1, EXAMPLES + 1)]
+    assert example_sources(recipe) == examples_of(None, recipe) == found
+    run = RunDir(tmp_path)
+    assert examples_of(run, recipe) == found
+    run.recipe_file.write_text("{}")
+    run.card_file.write_text('{"examples": ["A sentence of the card."]}')
+    assert examples_of(run, recipe) == ["A sentence of the card."]
+    run.card_file.write_text('{"examples": []}')
+    assert examples_of(run, recipe) == found
