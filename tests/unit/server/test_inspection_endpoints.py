@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,12 @@ from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import trace
 from regard.recipe import DecodingOptions
 from regard.server.app import create_app
-from regard.server.inspection_endpoints import TraceCache, memory_bytes
+from regard.server.inspection_endpoints import (
+    TraceCache,
+    _malloc_trim,
+    memory_bytes,
+    return_free_memory,
+)
 from regard.server.schemas import LiveRequest, RequestRefused, Settings
 from regard.server.streaming import stream_partials
 from regard.tasks import Translator
@@ -286,3 +292,19 @@ def test_other_networks_have_no_lenses(make_run: Callable[..., Path]) -> None:
     assert not send(app, "GET", "/v1/model").json()["lenses"]
     response = send(app, "POST", "/v1/lens/depth", json={"q": "The dog.", "outputs": [9]})
     assert (response.status_code, "lenses need" in response.json()["error"]) == (400, True)
+
+
+@pytest.mark.skipif(_malloc_trim() is None, reason="needs glibc")
+def test_free_memory_between_what_is_kept_is_returned() -> None:
+    """As after a trace: a hundredth of the allocated objects is kept."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    objects = [bytes(2000) for _ in range(50_000)]
+    kept = objects[::100]
+    before = resident()
+    del objects
+    return_free_memory()
+    assert before - resident() > 70_000_000
+    assert len(kept) == 500
