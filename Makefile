@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022 --moduleResolution node \
-	--lib es2022,dom,dom.iterable $(addprefix src/regard/inspection/web/,main.js model/worker.js)
+	--lib es2022,dom,dom.iterable \
+	$(addprefix src/regard/inspection/web/,main.js packed_script.js model/worker.js)
 
 PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder

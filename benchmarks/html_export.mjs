@@ -3,8 +3,8 @@
  *
  *     node benchmarks/html_export.mjs FILE.html [--plain] < requests.jsonl > results.jsonl
  *
- * A request is JSON: {"translate": TEXT}, {"encode": TEXT}, or {"trace": {"q": TEXT, …}, "arrays": true}. Arrays
- * may also be "attention", without projections. With --plain, no WebAssembly is used.
+ * A request is JSON: {"translate": TEXT}, {"encode": TEXT}, {"attribution": [TEXT, IDS, POSITION, FOIL]}, or
+ * {"trace": {"q": TEXT, …}, "arrays": true}. Arrays may also be "attention", without projections. With --plain, no WebAssembly is used.
  * The first result is about loading. Each has the CPU seconds it took, which do not depend on other programs.
  */
 
@@ -13,6 +13,7 @@ import { createInterface } from "node:readline";
 
 import { inflate, unpackText } from "../src/regard/inspection/web/packed_text.js";
 import { unpack } from "../src/regard/inspection/web/trace.js";
+import { attribution } from "../src/regard/inspection/web/model/attribution.js";
 import { Translator } from "../src/regard/inspection/web/model/translator.js";
 
 const html = readFileSync(process.argv[2], "utf16le");
@@ -59,6 +60,9 @@ for await (const line of createInterface({ input: process.stdin })) {
   start = process.cpuUsage();
   if (request.translate !== undefined) {
     reply({ translation: model.translate(request.translate) });
+  } else if (request.attribution !== undefined) {
+    const [text, outputs, position, foil] = request.attribution;
+    reply(attribution(model, text, outputs, position, foil));
   } else if (request.encode !== undefined) {
     const ids = model.source.encode(request.encode);
     reply({ ids, text: model.source.decode(ids) });

@@ -39,14 +39,21 @@ def page(trace: Trace) -> str:
 
 def model_page(model: Mapping[str, Any], weights: bytes) -> bytes:
     """The page with a model inside, which translates what is typed; arguments: ``interop/html_export.py``."""
-    elements = {
-        "model": packed_text.deflate(json.dumps(model, allow_nan=False).encode("utf-8")),
-        "weights": weights,
-        "worker": packed_text.deflate(_bundled("model/worker.js").encode("utf-8")),
+    texts = {
+        "model": json.dumps(model, allow_nan=False),
+        "worker": _bundled("model/worker.js"),
+        "script": _bundled("main.js"),
     }
-    data = [_data("text/plain", id, packed_text.pack(each)) for id, each in elements.items()]
-    # The model runs in a worker whose code comes from the file, with products in WebAssembly.
-    html = _document(data, scripts=" 'wasm-unsafe-eval'", others="worker-src blob:; ")
+    packed = {id: packed_text.deflate(text.encode("utf-8")) for id, text in texts.items()}
+    data = [
+        _data("text/plain", id, packed_text.pack(each))
+        for id, each in (packed | {"weights": weights}).items()
+    ]
+    # The first script runs that of the page (strict-dynamic). The model runs in a worker whose code comes from the
+    # file, with products in WebAssembly.
+    html = _document(
+        data, "packed_script.js", " 'strict-dynamic' 'wasm-unsafe-eval'", "worker-src blob:; "
+    )
     # The byte order mark declares the encoding. A meta element cannot declare UTF-16.
     return html.replace(f"{_CHARSET}\n", "", 1).encode(packed_text.ENCODING)
 
@@ -61,9 +68,11 @@ def _bundled(entry: str) -> str:
     return bundle(entry, lambda name: (WEB / name).read_text(encoding="utf-8"))
 
 
-def _document(data: Sequence[str], scripts: str = "", others: str = "") -> str:
+def _document(
+    data: Sequence[str], entry: str = "main.js", scripts: str = "", others: str = ""
+) -> str:
     """The page as one file. scripts, others: what its content security policy allows besides its own script."""
-    style, script = (WEB / "style.css").read_text(encoding="utf-8"), _bundled("main.js")
+    style, script = (WEB / "style.css").read_text(encoding="utf-8"), _bundled(entry)
     assert not _ELEMENT_END.search(style + script), "the text would end its own element"
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'{scripts}; style-src '{_hash(style)}'; "

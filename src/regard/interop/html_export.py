@@ -29,7 +29,7 @@ from regard.inspection.packed_text import deflate
 from regard.inspection.page_data import model_info
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities
-from regard.interop.rounding import Calibration, Floats, Integers, calibrate, limit_step
+from regard.interop.rounding import Floats, Integers, RoundingCalibration, calibrate, limit_step
 from regard.interop.verification import SampleBatch, sample_batch
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import copy_weights, named_weights
@@ -201,7 +201,7 @@ def pack_model(model: Translator, other_bytes: int) -> PackedWeights:
 
 
 def round_matrices(
-    matrices: Mapping[str, Floats], calibration: Calibration, bits: float
+    matrices: Mapping[str, Floats], calibration: RoundingCalibration, bits: float
 ) -> dict[str, RoundedMatrix]:
     """Integers that take so many bits on average when they are compressed, or slightly fewer."""
     relative = calibration.relative_steps()

@@ -4,16 +4,18 @@ The network reads texts, the *calibration* texts, and what is observed there dec
 
 - Every matrix has its own step, the distance between two values that it can have. A matrix gets a smaller step if its
   errors have a larger effect, which is measured by derivatives.
-- The columns of a matrix are rounded one after another, and each one corrects the errors of those before it, as far as
-  the inputs of the linear map are correlated (GPTQ: Frantar and others, 2023).
+- The weights of a linear map are rounded one after another, and each one corrects the errors of those before it, as far
+  as the inputs of the map are correlated (GPTQ, Frantar and others 2022) and as far as its outputs have the same effect
+  (YAQA, Tseng and others 2025).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,34 +28,53 @@ from regard.nn.multi_head_attention import record_attention
 from regard.nn.transformer import Transformer
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int32]
 
 BATCH_SIZE = 16
-GRADIENT_BATCHES = 8
-"""batches for the derivatives; the others are only for the moments of the inputs"""
-LOG_PROBABILITY_WEIGHT = 0.5
-"""an error of a log-probability counts as an error of an attention weight that is this much as large"""
+GRADIENT_BATCHES = 16
+"""batches for the derivatives; the others are only for the inputs of the linear maps"""
+LOG_PROBABILITY_WEIGHT = 2.0
+"""an error of a log-probability counts as an error of an attention weight that is so many times as large"""
 DAMPING = 0.1
-"""added to the moments, relative to their mean: inputs that are rare in the calibration texts also count"""
+"""added to the moments, relative to their mean: what is rare in the calibration texts also counts"""
 MIN_LEVELS = 16
 """values of a matrix, even if its errors have no effect"""
+ROWS = 32
+"""rows that are rounded together, and do not correct each other"""
+
+
+class Moments(NamedTuple):
+    """The damped second moments of one linear map in the calibration texts."""
+
+    inputs: Doubles
+    """[input, input]"""
+    effects: Doubles
+    """[output, output], of the derivatives with respect to the outputs"""
+
+    @property
+    def gain(self) -> float:
+        """The squared effect of the errors with feedback, relative to that without."""
+        return float(
+            np.prod([(_factor(one)[1].diagonal() ** 2).sum() / one.trace() for one in self])
+        )
 
 
 @dataclass(frozen=True)
-class Calibration:
+class RoundingCalibration:
     """What was observed in the calibration texts."""
 
     sensitivity: dict[str, float]
     """of each matrix: the squared effect of an error of a weight, averaged over its weights"""
-    moments: dict[str, npt.NDArray[np.float64]]
-    """of each linear map: the damped second moments of its inputs, [input, input]"""
+    moments: dict[str, Moments]
+    """of each matrix that is a linear map"""
 
     def relative_steps(self) -> dict[str, float]:
         """Steps of all matrices in the best proportion to each other: errors of equal effect per weight."""
         found = {}
         for name, effect in self.sensitivity.items():
             if name in self.moments:
-                effect *= _feedback_gain(self.moments[name])
+                effect *= self.moments[name].gain
             found[name] = 1 / math.sqrt(effect) if effect > 0 else math.inf
         return found
 
@@ -71,58 +92,83 @@ def limit_step(matrix: Floats, step: float) -> float:
     return min(step, 2 * largest / (MIN_LEVELS - 1)) if largest > 0 else 1.0
 
 
-def round_with_feedback(matrix: Floats, step: float, moments: npt.NDArray[np.float64]) -> Integers:
-    """Round so that the outputs of a linear map, not its weights, have the smallest error.
+def round_with_feedback(matrix: Floats, step: float, moments: Moments) -> Integers:
+    """Round so that the effect of all errors is small, not each error.
 
-    With E the error and ``moments = L L^T``, the squared error of the outputs is the norm of ``E L``. L is lower
-    triangular, so its columns are made small from the last to the first: each one by the rounding of one column.
+    With E the errors, ``inputs = L L^T`` and ``effects = M M^T``, the squared effect is the norm of ``M^T E L``. Both
+    factors are lower triangular, so rows and columns are rounded from the last to the first: an element of the product
+    depends on the error of its own weight and on those that are already known.
     """
-    order = np.argsort(moments.diagonal(), kind="stable")  # large inputs last, to be rounded first
-    factor = np.linalg.cholesky(moments[np.ix_(order, order)])
-    correction = factor / factor.diagonal()
-    exact = matrix[:, order].astype(np.float64)
-    wanted, integers = exact.copy(), np.empty(exact.shape)
-    for column in reversed(range(len(order))):
-        integers[:, column] = np.rint(wanted[:, column] / step)
-        error = exact[:, column] - integers[:, column] * step
-        wanted[:, :column] += np.outer(error, correction[column, :column])
+    columns, right = _factor(moments.inputs)
+    rows, left = _factor(moments.effects)
+    exact = matrix[np.ix_(rows, columns)].astype(np.float64)
+    integers, errors = np.empty_like(exact), np.zeros_like(exact)
+    for end in range(len(rows), 0, -ROWS):
+        block = slice(max(0, end - ROWS), end)
+        known = left[end:, block].T @ errors[end:]
+        wanted = exact[block] + np.linalg.solve(left[block, block].T, known)
+        integers[block] = _round_columns(wanted, step, right)
+        errors[block] = exact[block] - integers[block] * step
     result = np.empty(exact.shape, np.int32)
-    result[:, order] = integers
+    result[np.ix_(rows, columns)] = integers
     return result
 
 
-def _feedback_gain(moments: npt.NDArray[np.float64]) -> float:
-    """The squared error of the outputs with feedback, relative to that without."""
-    conditional = np.linalg.cholesky(moments).diagonal() ** 2
-    return float(conditional.mean() / moments.diagonal().mean())
+def _factor(moments: Doubles) -> tuple[npt.NDArray[np.intp], Doubles]:
+    """An order, and the Cholesky factor in this order. What matters most comes last, to be rounded first."""
+    order = np.argsort(moments.diagonal(), kind="stable")
+    factor = np.linalg.cholesky(moments[np.ix_(order, order)]).astype(np.float64)
+    return order, factor
+
+
+def _round_columns(wanted: Doubles, step: float, factor: Doubles) -> Doubles:
+    """Rows that are rounded from the last column to the first, each column with the errors of those after it."""
+    correction = factor / factor.diagonal()
+    corrected, integers = wanted.copy(), np.empty_like(wanted)
+    for column in reversed(range(len(factor))):
+        integers[:, column] = np.rint(corrected[:, column] / step)
+        error = wanted[:, column] - integers[:, column] * step
+        corrected[:, :column] += np.outer(error, correction[column, :column])
+    return integers
 
 
 # ---------------------------------------------------------------------------------------------
 # Calibration
 
 
-def calibrate(network: Transformer, texts: SampleBatch) -> Calibration:
-    """Run the network on texts, and observe the inputs of its linear maps and the effect of each matrix."""
+def calibrate(network: Transformer, texts: SampleBatch) -> RoundingCalibration:
+    """Run the network on texts, and observe its linear maps and the effect of each matrix."""
     network.eval()
     matrices = {name: one for name, one in network.named_parameters() if one.ndim == 2}
     squares = dict.fromkeys(matrices, 0.0)
+    effects: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(1)
-    with _input_moments(network) as moments:
-        batches = _batches(texts)
-        every = math.ceil(len(batches) / GRADIENT_BATCHES)
+    batches = _batches(texts)
+    every = math.ceil(len(batches) / GRADIENT_BATCHES)
+    with _observe_linear_maps(network) as observed:
         for number, (source, target) in enumerate(batches):
+            observed.outputs.clear()
             if number % every:
                 with torch.no_grad():
                     network(source, target)
                 continue
             with torch.enable_grad():
                 probe = _random_projection(network, source, target, generator)
-                gradients = torch.autograd.grad(probe, list(matrices.values()), allow_unused=True)
-            for name, gradient in zip(matrices, gradients, strict=True):
-                if gradient is not None:
+                of = {**matrices, **observed.outputs}
+                found = torch.autograd.grad(probe, list(of.values()), allow_unused=True)
+            gradients = dict(zip(of, found, strict=True))
+            for name in matrices:
+                if (gradient := gradients[name]) is not None:
                     squares[name] += float(gradient.double().square().mean())
-    damped = {name: _damped(one.double().numpy()) for name, one in moments.items()}
-    return Calibration(squares, damped)
+            for name in observed.outputs:
+                if (gradient := gradients[name]) is not None:
+                    effects[name] = _add_moments(effects.get(name), gradient)
+    moments = {
+        f"{name}.weight": Moments(_damped(inputs), _damped(effects[name]))
+        for name, inputs in observed.inputs.items()
+        if name in effects
+    }
+    return RoundingCalibration(squares, moments)
 
 
 def _random_projection(
@@ -149,33 +195,45 @@ def _random_projection(
     return total + LOG_PROBABILITY_WEIGHT * projected(log_probabilities * importance)
 
 
+@dataclass
+class _LinearMaps:
+    """The linear maps of a network, by the name of their module."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    """the sum of x x^T over all inputs x"""
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    """of the last batch"""
+
+
 @contextmanager
-def _input_moments(network: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Collect the sum of x x^T over all inputs x of each linear map, by the name of its weight."""
-    moments: dict[str, Tensor] = {}
+def _observe_linear_maps(network: nn.Module) -> Iterator[_LinearMaps]:
+    observed = _LinearMaps()
+    names: dict[nn.Module, str] = {
+        one: name for name, one in network.named_modules() if isinstance(one, nn.Linear)
+    }
 
-    def observer(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def observe(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach().flatten(0, -2)
-            moments[name] = moments.get(name, 0) + x.T @ x
+    def observe(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        name = names[module]
+        observed.inputs[name] = _add_moments(observed.inputs.get(name), inputs[0].detach())
+        observed.outputs[name] = output
 
-        return observe
-
-    hooks = [
-        module.register_forward_pre_hook(observer(f"{name}.weight"))
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
+    hooks = [module.register_forward_hook(observe) for module in names]
     try:
-        yield moments
+        yield observed
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _damped(moments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    mean = moments.diagonal().mean()
-    return moments + (DAMPING * mean if mean > 0 else 1.0) * np.eye(len(moments))
+def _add_moments(sum_: Tensor | None, vectors: Tensor) -> Tensor:
+    rows = vectors.flatten(0, -2)
+    return rows.T @ rows if sum_ is None else sum_ + rows.T @ rows
+
+
+def _damped(moments: Tensor) -> Doubles:
+    mean = float(moments.diagonal().mean())
+    damping = DAMPING * mean if mean > 0 else 1.0
+    return np.asarray(moments.double().numpy() + damping * np.eye(len(moments)))
 
 
 def _batches(texts: SampleBatch) -> list[tuple[Tensor, Tensor]]:

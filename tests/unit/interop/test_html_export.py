@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from regard.errors import RegardError
+from regard.inspection.attribution import Method, attribute_token
 from regard.inspection.hooks import SITES, Floats, Head
+from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import Trace, trace
 from regard.interop import html_export
 from regard.interop.convert import export_model
@@ -219,6 +221,34 @@ def test_occlusion_and_javascript_without_wasm(make_run: MakeRun, tmp_path: Path
     assert ours.occlusion is not None
     packed = result["occlusion"]
     np.testing.assert_allclose(packed, ours.occlusion.probabilities.ravel(), atol=1e-4)
+
+
+METHODS: tuple[Method, ...] = ("occlusion", "attention_rollout", "attention")
+
+
+def test_attribution_is_the_same(make_run: MakeRun, tmp_path: Path) -> None:
+    run, out = make_run(decoding={"extra_length": 3}), tmp_path / "model.html"
+    export_model(run, "html", out)
+    model = rounded_model(run)
+    outputs = [token.id for token in trace(model, TEXT).outputs]
+    forced = force_ids(model, model.request(TEXT), outputs)
+    foil = next(one for one in range(20, 40) if one != outputs[2])
+    requests: list[tuple[int, int | None]] = [(0, None), (2, foil), (3, None)]
+    found = run_node(out, [{"attribution": [TEXT, outputs, *one]} for one in requests])
+    for (position, other), result in zip(requests, found, strict=True):
+        ours = attribute_token(model, forced, position, other, METHODS)
+        expected = ours.to_json()
+        for name in ("token", "foil", "position", "source_words", "target_words"):
+            assert result[name] == expected[name], name
+        assert result["difference"] == pytest.approx(ours.difference, abs=1e-3)
+        assert set(result["scores"]) == set(METHODS)
+        for name in METHODS:
+            size = float(np.abs(ours.scores[name]).max())
+            np.testing.assert_allclose(
+                result["scores"][name], ours.scores[name], atol=2e-3 * max(1.0, size), err_msg=name
+            )
+        for *pair, value in result["agreement"]:
+            assert value == pytest.approx(ours.agreement()[tuple(pair)], abs=0.1)
 
 
 def test_the_number_of_bits_depends_on_the_size_of_the_file(

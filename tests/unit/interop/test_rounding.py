@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,13 @@ import pytest
 import torch
 
 from regard.interop import rounding
-from regard.interop.rounding import Calibration, calibrate, limit_step, round_with_feedback
+from regard.interop.rounding import (
+    Moments,
+    RoundingCalibration,
+    calibrate,
+    limit_step,
+    round_with_feedback,
+)
 from regard.interop.verification import SampleBatch, sample_batch
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.transformer import Transformer
@@ -29,25 +36,53 @@ def texts(model: Translator) -> SampleBatch:
     return sample_batch(model.recipe, model.tokenizer, 40)
 
 
-def test_feedback_makes_the_error_of_the_outputs_smaller() -> None:
+def correlated(random: np.random.Generator, width: int) -> npt.NDArray[np.float64]:
+    """Vectors near a subspace with a quarter of the dimensions."""
+    few = random.normal(size=(2000, width // 4)) @ random.normal(size=(width // 4, width))
+    return few + 0.1 * random.normal(size=(2000, width))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 100])
+def test_feedback_makes_the_effect_of_errors_smaller(
+    monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(rounding, "ROWS", rows)
     random = np.random.default_rng(1)
-    mixing = random.normal(size=(6, 24))
+    x, gradients = correlated(random, 24), correlated(random, 20)
+    matrix, step = random.normal(size=(20, 24)).astype(np.float32), 0.1
+    moments = Moments(*(one[:1000].T @ one[:1000] for one in (x, gradients)))
+    nearest, both = np.rint(matrix / step), round_with_feedback(matrix, step, moments)
+    inputs_only = round_with_feedback(matrix, step, moments._replace(effects=np.eye(20)))
+    # on vectors that were not observed
+    plain, one_sided, two_sided = (
+        (gradients[1000:] @ (matrix - one * step) @ x[1000:].T).std()
+        for one in (nearest, inputs_only, both)
+    )
+    assert one_sided < plain / 2
+    assert two_sided < one_sided / (1.5 if rows < 20 else 0.99)
+    assert np.abs(matrix - both * step).max() < 50 * step
 
-    def correlated(count: int) -> npt.NDArray[np.float64]:
-        return random.normal(size=(count, 6)) @ mixing + 0.1 * random.normal(size=(count, 24))
 
-    x, unseen = correlated(2000), correlated(500)
-    matrix, step = random.normal(size=(10, 24)).astype(np.float32), 0.1
-    integers, nearest = round_with_feedback(matrix, step, x.T @ x), np.rint(matrix / step)
-    error, plain = (((matrix - one * step) @ unseen.T).std() for one in (integers, nearest))
-    assert error < plain / 3
-    assert np.abs(matrix - integers * step).max() < 20 * step
+def test_the_gain_is_that_of_the_feedback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounding, "ROWS", 1)
+    random = np.random.default_rng(3)
+    x, gradients = correlated(random, 24), correlated(random, 40)
+    moments = Moments(*(one.T @ one for one in (x, gradients)))
+    matrix, step = random.normal(size=(40, 24)).astype(np.float32), 0.1
+
+    def effect(integers: npt.NDArray[Any]) -> float:
+        error = matrix - integers * step
+        return float(np.trace(moments.effects @ error @ moments.inputs @ error.T))
+
+    gain = effect(round_with_feedback(matrix, step, moments)) / effect(np.rint(matrix / step))
+    assert gain == pytest.approx(moments.gain, rel=0.2)
 
 
-def test_feedback_of_uncorrelated_inputs_is_rounding_to_the_nearest() -> None:
+def test_feedback_of_uncorrelated_vectors_is_rounding_to_the_nearest() -> None:
     random = np.random.default_rng(2)
     matrix = random.normal(size=(5, 8)).astype(np.float32)
-    integers = round_with_feedback(matrix, 0.25, np.diag(random.uniform(1, 9, 8)))
+    moments = Moments(*(np.diag(random.uniform(1, 9, size)) for size in (8, 5)))
+    integers = round_with_feedback(matrix, 0.25, moments)
     np.testing.assert_array_equal(integers, np.rint(matrix / 0.25))
 
 
@@ -65,7 +100,8 @@ def test_moments_are_those_of_the_inputs_of_each_linear_map(
     hook.remove()
     x = torch.cat(seen).double().detach().numpy()
     assert len(x) == texts.target_mask.sum()
-    np.testing.assert_allclose(found, x.T @ x, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found.inputs, x.T @ x, rtol=1e-4, atol=1e-4)
+    assert found.effects.shape == (model.recipe.model.d_model,) * 2
 
 
 def test_sensitivity_predicts_the_effect_of_errors(
@@ -121,7 +157,7 @@ def outputs(network: Transformer, texts: SampleBatch) -> tuple[torch.Tensor, tor
 
 def test_a_matrix_without_effect_keeps_a_few_values() -> None:
     matrix = np.linspace(-1, 1, 30, dtype=np.float32).reshape(5, 6)
-    calibration = Calibration({"some": 0.0}, {})
+    calibration = RoundingCalibration({"some": 0.0}, {})
     step = calibration.relative_steps()["some"]
     assert step == math.inf
     integers = calibration.round("some", matrix, limit_step(matrix, step))
@@ -137,4 +173,4 @@ def test_calibration_changes_nothing(model: Translator, texts: SampleBatch) -> N
     calibrate(network, texts)
     assert all(torch.equal(one, before[name]) for name, one in network.state_dict().items())
     assert all(one.grad is None for one in network.parameters())
-    assert not any(module._forward_pre_hooks for module in network.modules())
+    assert not any(module._forward_hooks for module in network.modules())

@@ -11,8 +11,11 @@ import { paint, paintDiverging } from "./canvas.js";
 import { ARROWS, clampIndex, h, range, scrollFade } from "./dom.js";
 import { onThemeChange } from "./theme.js";
 
-const MIN_CELL = 16;
+/** on the screen of a phone, 20 columns and their labels */
+const MIN_CELL = 12;
 const MAX_CELL = 34;
+/** share of the window's height that a map fills at most, as in style.css */
+const MAX_HEIGHT = 0.75;
 
 /**
  * The elements of a labelled matrix: a canvas under highlights for a row, a column and a cell.
@@ -35,13 +38,28 @@ export function matrixFrame(name, signal, id) {
 }
 
 /**
+ * The size of the cells with which the whole matrix is visible, or the smallest one if that is larger.
+ *
+ * @param {ReturnType<typeof matrixFrame>} frame with its labels
+ * @param {number} down rows
+ * @param {number} across columns
+ */
+export function fitCell({ element, rows, columns }, down, across) {
+  const width = (element.clientWidth || 560) - (rows.offsetWidth || 130);
+  const height = innerHeight * MAX_HEIGHT - (columns.offsetHeight || 80);
+  const size = Math.floor(Math.min(width / Math.max(across, 1), height / Math.max(down, 1)));
+  return Math.min(Math.max(size, MIN_CELL), MAX_CELL);
+}
+
+/**
  * @param {string} name accessible name
  * @param {AbortSignal} signal
- * @param {{ onPoint?(row: number, column: number): void, onLeave?(): void,
- *   onSelect?(row: number, column: number): void }} handlers
+ * @param {{ id?: string, onPoint?(row: number, column: number): void, onLeave?(): void,
+ *   onSelect?(row: number, column: number): void }} options id: of the canvas
  */
-export function heatmap(name, signal, { onPoint, onLeave, onSelect }) {
-  const { element, canvas, cells, rows, columns, corner } = matrixFrame(name, signal);
+export function heatmap(name, signal, { id, onPoint, onLeave, onSelect }) {
+  const frame = matrixFrame(name, signal, id);
+  const { element, canvas, cells, rows, columns, corner } = frame;
   /** @type {Content} */
   let content = { values: new Float32Array(0), rows: [], columns: [] };
   let cellSize = MAX_CELL;
@@ -72,8 +90,7 @@ export function heatmap(name, signal, { onPoint, onLeave, onSelect }) {
     corner.replaceChildren(h("span", {}, next.corner?.[0] ?? "query"), h("span", {}, next.corner?.[1] ?? "key"));
     rows.replaceChildren(...next.rows.map((one) => h("div", {}, one)));
     columns.replaceChildren(...next.columns.map((one) => h("div", {}, one)));
-    const space = (element.clientWidth || 560) - (rows.offsetWidth || 130);
-    cellSize = Math.min(Math.max(Math.floor(space / Math.max(width, 1)), MIN_CELL), MAX_CELL);
+    cellSize = fitCell(frame, height, width);
     element.style.setProperty("--cell", `${cellSize}px`);
     element.style.setProperty("--across", String(width));
     element.style.setProperty("--down", String(height));

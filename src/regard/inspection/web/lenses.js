@@ -27,8 +27,9 @@
  *   architecture: ArchitectureJson | null }} LensesJson
  * @typedef {{ depth(q: string, outputs: number[]): Promise<DepthLensesJson>,
  *   architecture(q: string, outputs: number[]): Promise<ArchitectureJson>,
- *   attribution?(q: string, outputs: number[], position: number, foil: number | null): Promise<AttributionJson>,
- *   patching?(q: string, other: string): Promise<PatchingJson> }} LensApi the model in a file has no gradients
+ *   attribution(q: string, outputs: number[], position: number, foil: number | null): Promise<AttributionJson>,
+ *   patching(q: string, other: string): Promise<PatchingJson> }} LensApi of the server or of the model in the file, which
+ *   has fewer methods of attribution
  */
 
 /** @type {Map<string, Promise<any>>} results of the server by request */

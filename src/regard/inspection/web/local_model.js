@@ -37,8 +37,8 @@ export function modelInFile() {
     trace: async (request, onTranslation) => (await loaded, call("trace", [request], onTranslation)),
     layer: (...parameters) => call("layer", parameters),
     lenses: {
-      depth: (...parameters) => call("depth", parameters), patching: (...parameters) => call("patching", parameters),
-      architecture: (...parameters) => call("architecture", parameters),
+      depth: (...parameters) => call("depth", parameters), attribution: (...parameters) => call("attribution", parameters),
+      patching: (...parameters) => call("patching", parameters), architecture: (...parameters) => call("architecture", parameters),
     },
     translateLive: async (q, onText, signal) => {
       await loaded;

@@ -2,8 +2,8 @@
  * The model in a thread of its own, so that the page stays responsive. A message is a call of one of its methods.
  *
  * @typedef {import("./translator.js").TranslatorJson} TranslatorJson
- * @typedef {{ id: number, method: "load" | "translate" | "trace" | "layer" | "depth" | "patching" | "architecture",
- *   parameters: any[] }} Call
+ * @typedef {{ id: number, method: "load" | "translate" | "trace" | "layer" | "depth" | "attribution" | "patching"
+ *   | "architecture", parameters: any[] }} Call
  * @typedef {{ id: number, result?: any, error?: string, partial?: string }} Reply partial: the translation, while the rest of
  *   a trace is computed
  */
@@ -11,6 +11,7 @@
 import { unpackText } from "../packed_text.js";
 import { errorMessage } from "../trace.js";
 import { architecture } from "./activations.js";
+import { attribution } from "./attribution.js";
 import { depthLenses, patching } from "./lenses.js";
 import { Translator } from "./translator.js";
 
@@ -40,6 +41,10 @@ async function call(method, parameters, onTranslation) {
   if (method === "trace") return model.trace(parameters[0], onTranslation);
   if (method === "depth") return depthLenses(model, parameters[0], parameters[1]);
   if (method === "patching") return patching(model, parameters[0], parameters[1]);
+  if (method === "attribution") {
+    const [text, outputs, position, foil] = parameters;
+    return attribution(model, text, outputs, position, foil);
+  }
   if (method === "architecture") return architecture(model, parameters[0], parameters[1]);
   const [id, site, layer, projection] = parameters;
   return model.layer(id, site, layer, projection);

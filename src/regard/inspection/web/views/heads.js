@@ -23,7 +23,7 @@ import { maxPool } from "../colour.js";
 import {
   ARROWS, POINT_AT, TOUCH, clampIndex, h, segmentedControl, setTabStop, spaceSymbolNote, tableToggle, tokenBar, tokenLabel,
 } from "../dom.js";
-import { matrixFrame } from "../heatmap.js";
+import { fitCell, matrixFrame } from "../heatmap.js";
 import { onThemeChange } from "../theme.js";
 import { whenLoaded } from "../trace.js";
 
@@ -34,8 +34,6 @@ export const ATTENTION_SITES = [
   { id: "cross_attention", title: "Cross-attention", description: "translation attends to source", rows: "target",
     columns: "source" },
 ];
-const MIN_CELL = 18;
-const MAX_CELL = 38;
 /** the most rows and columns of a thumbnail */
 const THUMBNAIL_SIZE = 64;
 /** keys listed for a query */
@@ -321,18 +319,13 @@ function largeMap({ trace, state, signal }, thumbnails) {
   const frame = matrixFrame("Cells", signal, "map");
   const title = h("h3", { class: "which" });
   const reading = cellReading(trace, signal);
-  /** @param {number} columns */
-  const cellSizeFor = (columns) => {
-    const space = (frame.element.clientWidth || 600) - (frame.rows.offsetWidth || 150);
-    return Math.min(Math.max(Math.floor(space / columns), MIN_CELL), MAX_CELL);
-  };
   /** @returns {ShownMap} */
   const measure = () => {
     const selection = selectedMap(trace, state);
     const { weights, layer, head, mode } = selection;
     const { rows, columns } = shownCells(trace, selection.site, state);
     const values = weights.matrix(layer, mode === "single" ? head : mode);
-    return { ...selection, values, rows, columns, cellSize: cellSizeFor(columns.length) };
+    return { ...selection, values, rows, columns, cellSize: fitCell(frame, rows.length, columns.length) };
   };
   let shown = measure();
   const table = tableToggle("Attention weights: queries in rows, keys in columns", () => weightTable(trace, shown));
@@ -354,7 +347,7 @@ function largeMap({ trace, state, signal }, thumbnails) {
       labelMap(trace, frame, shown);
       reading.describeScale(shown);
     }
-    shown.cellSize = cellSizeFor(columns.length); // the labels may have changed the width
+    shown.cellSize = fitCell(frame, rows.length, columns.length); // the labels may have changed the space
     frame.element.style.setProperty("--cell", `${shown.cellSize}px`);
     table.update();
     highlight(null);

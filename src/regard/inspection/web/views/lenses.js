@@ -102,12 +102,7 @@ function attributionCard(context) {
     report(async () => {
       const found = await lenses.attribution(at, foil);
       if (shown !== now) return;
-      if (!found) {
-        foils.field.hidden = true;
-        result.replaceChildren(h("p", { class: "quiet" }, "Attribution needs gradients, which this page does not have; ",
-          h("code", {}, "regard serve RUN"), " computes them. Translate shows which source words a word depends on."));
-        return;
-      }
+      if (!found) return;
       showFoils(foils.box, trace.candidates[found.position] ?? [], found);
       foils.box.disabled = !lenses.hasFoils;
       result.replaceChildren(...describeAttribution(found, signal));
@@ -172,8 +167,10 @@ function explainAttribution({ token, foil, difference, scores, completeness, sou
     best.length ? ": mostly because of " : ".", ...best.flatMap(({ word, i }, rank) => [
       rank ? (rank === best.length - 1 ? " and " : ", ") : "", "“", h("b", {}, bidiText(word)), "”",
       i < source_words.length ? "" : " in the translation"]), ". ",
-    h("span", { class: "quiet" }, `Integrated gradients add up to ${sum.toFixed(2)}, the change from a sentence of neutral words, `
-      + `with an error of ${percent(completeness)}.`),
+    h("span", { class: "quiet" }, scores.integrated_gradients
+      ? `Integrated gradients add up to ${sum.toFixed(2)}, the change from a sentence of neutral words, with an error of ${
+        percent(completeness)}.`
+      : "Methods that need gradients are not in this file; regard serve has them."),
   ];
 }
 
@@ -283,6 +280,7 @@ function patchingCard(context) {
     shown = other();
     input.value = shown;
     const now = shown;
+    if (now) card.open = true;
     report(async () => {
       const found = now ? await lenses.patch(now) : null;
       if (shown === now) result.replaceChildren(...(found ? describePatching(found, signal) : []));
@@ -296,11 +294,12 @@ function patchingCard(context) {
   input.disabled = !lenses.hasPatching;
   state.subscribe(update);
   requestAnimationFrame(update);
-  return foldingCard("What makes two sentences differ?", {},
+  const card = foldingCard("What makes two sentences differ?", { class: "patching" },
     h("p", { class: "description" }, "Write a sentence that differs in one word, and whose translation differs. The model then "
       + "reads that sentence, but at one place it gets the vector of the sentence above (activation patching). A dark cell is a "
       + "place that turns the translation back."),
     lenses.hasPatching ? form : h("p", {}, bidiText(other())), status, result);
+  return card;
 }
 
 /** @param {PatchingJson} json @param {AbortSignal} signal @returns {Node[]} */

@@ -229,7 +229,7 @@ async function headPatternStep({ trace: { encoder } }) {
   })));
   const { layer, head, name, mean } = maxBy(all, (one) => one.mean);
   return {
-    text: ["Each small square is one head, with weights of its own. ", mean >= CLEAR_PATTERN
+    text: ["Each small square below is one head, with weights of its own. ", mean >= CLEAR_PATTERN
       ? `The enlarged one has the clearest pattern: on average, a token gives ${percent(mean)} of its attention to ${name}. `
       : "No head of this encoder has a simple pattern here, such as attending to the previous token. The enlarged one comes "
         + `closest: on average, a token gives ${percent(mean)} of its attention to ${name}. `,

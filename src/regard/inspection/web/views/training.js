@@ -17,9 +17,10 @@
 import { paint, scaleBar } from "../canvas.js";
 import { chart } from "../chart.js";
 import {
-  ARROWS, clampIndex, foldingCard, h, numberedOptions, range, scrollFade, selectField, tableToggle, tokenBar, tokenLabel,
+  ARROWS, clampIndex, foldingCard, h, numberedOptions, range, selectField, tableToggle, tokenBar, tokenLabel,
 } from "../dom.js";
 import { compact, grouped, percent } from "../format.js";
+import { heatmap } from "../heatmap.js";
 import { loadHistory } from "../history.js";
 import { onThemeChange } from "../theme.js";
 import { LayerArray, errorMessage, unpack } from "../trace.js";
@@ -172,16 +173,14 @@ function alignmentLoader({ trace, api }, history) {
  */
 function alignmentPicture({ trace, state, signal }) {
   const { source, outputs, cross_attention: { layers } } = trace;
-  const canvas = h("canvas", { id: "alignment", "aria-hidden": "true" });
-  const map = scrollFade(h("div", {
-    class: "map", tabindex: 0, role: "region", "aria-label": "Cross-attention at the selected step",
-  }, h("div", { class: "sheet" },
-    h("div", { class: "corner" }, h("span", {}, "output"), h("span", {}, "source")),
-    h("div", { class: "columns" }, source.map((token) => h("div", {}, tokenLabel(token)))),
-    h("div", { class: "rows" }, outputs.map((token) => h("div", {}, tokenLabel(token)))),
-    h("div", { class: "cells" }, canvas))), signal);
-  map.style.setProperty("--across", String(source.length));
-  map.style.setProperty("--down", String(outputs.length));
+  const value = h("p", { class: "value small", "aria-live": "polite" });
+  const map = heatmap("Cross-attention at the selected step", signal, {
+    id: "alignment",
+    onPoint: (row, column) => value.replaceChildren(
+      tokenLabel(outputs[row]), h("span", { class: "quiet" }, " attends to "), tokenLabel(source[column]),
+      h("strong", {}, matrix()?.[row * source.length + column].toFixed(3) ?? "")),
+    onLeave: () => value.replaceChildren("\u00a0"),
+  });
   const status = h("p", { class: "quiet", "aria-live": "polite" });
   const probabilities = h("div", { class: "shares" });
   const layer = () => state.indexOrLast("cross_layer", layers);
@@ -199,16 +198,15 @@ function alignmentPicture({ trace, state, signal }) {
     layerField.box.value = String(layer());
     if (!values || !shown) return;
     const { step, probabilities: each } = shown.alignment;
-    paint(canvas, values, source.length, range(outputs.length), range(source.length));
+    map.show({ values, rows: outputs.map(tokenLabel), columns: source.map(tokenLabel), corner: ["output", "source"] });
     status.textContent = `Probabilities of the tokens of this translation after ${grouped(step)} steps; `
       + `their geometric mean is ${percent(geometricMean(each))}:`;
     probabilities.replaceChildren(...outputs.map((token, i) =>
       h("div", { class: "share" }, tokenBar(token, each[i], percent(each[i])))));
     table.update();
   };
-  onThemeChange(draw, signal);
   return {
-    elements: [h("div", { class: "beside" }, map, h("aside", { class: "reading" }, status, probabilities)), table.element],
+    elements: [h("div", { class: "beside" }, h("div", {}, map.element, value), h("aside", { class: "reading" }, status, probabilities)), table.element],
     layerField: layerField.field,
     /** @param {AlignmentJson} alignment */
     show: (alignment) => {
