@@ -276,7 +276,10 @@ async def soak(
                     count = draw.choice((1, 1, 1, 2, 8, 64))
                     body: dict[str, Any] = {"q": "\n".join(draw.choices(texts, k=count))}
                     body |= draw.choice(
-                        ({}, {}, {"beam": 8}, {"format": "html"}, {"alternatives": 2})
+                        (
+                            *({}, {}, {"beam": 8}, {"format": "html"}, {"alternatives": 2}),
+                            {"glossary": {"dog": "Hund", "cat": "Kater"}},
+                        )
                     )
                     await one.send(**body)
                     if draw.random() < 0.05:

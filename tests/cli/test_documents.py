@@ -110,6 +110,15 @@ def test_several_documents_or_a_pattern_go_to_a_folder(model: Capitals, tmp_path
     assert (tmp_path / "out/de/a.md").read_text() == "# A DOG\n"
     assert (tmp_path / "out/de/b.md").read_text() == "A *CAT*.\n"
     assert "00:00:01,000 -->" in (tmp_path / "out/de/c.srt").read_text()
+    (tmp_path / "in/a.srt").write_text(samples.SRT)
+    translate("in/a.*", "-o", "out/every", cwd=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "out/every").iterdir()) == ["a.md", "a.srt"]
+    for text in ("**bold**", "2*3", "none/*"):
+        assert documents.find_documents([text]) == []
+    (tmp_path / "in/a.png").write_text("")
+    assert refused("translate", "run", "in/*", "-o", "out", cwd=tmp_path) == (
+        "in/a.png: no document, but in/* matches it; name a suffix"
+    )
     (tmp_path / "a.md").write_text("x y")
     assert refused("translate", "run", "a.md", "in/a.md", "-o", "out", cwd=tmp_path) == (
         "in/a.md and a.md would both be written to out/a.md"

@@ -33,15 +33,25 @@ CHUNK_SENTENCES = 256
 def find_documents(texts: Sequence[str]) -> list[Path]:
     """The documents that the arguments name, or none if the arguments are texts.
 
-    A document has the suffix of a known format and no surrounding spaces; a pattern such as ``*.md`` is expanded.
+    A document has the suffix of a known format and no surrounding spaces. A pattern such as ``*.md`` is expanded;
+    ``docs/*`` is a pattern if documents match it.
     """
     candidates = [text for text in texts if re.search(r"\.\w+$", text) and text == text.strip()]
-    if not candidates:
+    wild = [text for text in texts if "*" in text and not any(map(str.isspace, text))]
+    if not candidates and not wild:
         return []
     from regard.documents import format_of_name
 
     named = list(filter(format_of_name, candidates))
     documents: list[Path] = []
+    for text in wild:
+        files = matching_files(text) if text not in named else []
+        others = [file for file in files if not format_of_name(file)]
+        if len(others) == len(files):
+            continue
+        if others:
+            raise RegardError(f"{others[0]}: no document, but {text} matches it; name a suffix")
+        named.append(text)
     for text in named:
         if Path(text).is_file():
             documents.append(Path(text))
@@ -56,10 +66,14 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
 
 
 def matching_files(pattern: str) -> list[Path]:
-    """The files that match a pattern such as ``docs/*.md``, in order."""
+    """The files that match a pattern such as ``docs/*.md``, in order; hidden ones only if the pattern names them."""
     anchor = Path(pattern).anchor
-    found = Path(anchor or ".").glob(pattern[len(anchor) :])
-    return sorted(path for path in found if path.is_file())
+    try:
+        found = Path(anchor or ".").glob(pattern[len(anchor) :])
+        hidden = Path(pattern).name.startswith(".")
+        return sorted(path for path in found if path.is_file() and (hidden or path.name[0] != "."))
+    except ValueError:  # a text such as **this**
+        return []
 
 
 def refuse_document_as_lines(run: Path, input: Path) -> None:
