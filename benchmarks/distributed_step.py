@@ -54,10 +54,10 @@ def measure(trainer: Trainer, steps: int) -> dict[str, Any]:
         for _ in range(trainer.warmup_steps):
             run_step()
         trainer.synchronize()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         tokens = sum(run_step() for _ in range(steps))
         trainer.synchronize()
-        seconds = time.perf_counter() - start
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     gradients, exchange = trainer.train_step.gradients, 0.0
     if gradients is not None:
         gradients.average()
@@ -72,7 +72,9 @@ def measure(trainer: Trainer, steps: int) -> dict[str, Any]:
         "processes": trainer.group.size,
         "hardware": hardware(trainer.group.device),
         "parameters": sum(parameter.numel() for parameter in trainer.train_step.parameters),
+        "target_tokens_per_step": round(tokens / steps),
         "step_ms": round(1e3 * seconds / steps, 3),
+        "cpu_ms": round(1e3 * cpu_seconds / steps, 3),
         "target_tokens_per_second": round(tokens / seconds),
         "all_reduce_bytes": 0 if gradients is None else gradients.buffer.nbytes,
         "all_reduce_ms": round(1e3 * exchange / steps, 3),

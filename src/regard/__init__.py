@@ -21,6 +21,7 @@ The packages are listed in the order of the data flow; a package imports only fr
     inspection/  hooks, traces, lenses, alignment, training history, the HTML page
     documents/   office files, Markdown, subtitles, resources; translation memory
     interop/     Hugging Face, CTranslate2, ONNX, torch, one HTML file, bundles
+    ray/         translation with Ray Data, on many machines
     server/      HTTP server: LibreTranslate's API, batching, streaming, metrics
     bench/       speed compared with other libraries, self-test
     demo/        the built-in corpus and the demo

@@ -468,10 +468,18 @@ def plan(
     gpus: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="N", min=1, help="Number of GPUs; repeatable (default: 1, 8, 64, 512)."
+            metavar="N",
+            min=1,
+            help="Number of GPUs, or of processes with --kind cpu; repeatable (default: 1, 8, 64, 512).",
         ),
     ] = None,
-    kind: Annotated[str, typer.Option(metavar="GPU", help="The GPU: h200, h100 or a100.")] = "h100",
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="GPU",
+            help="The GPU: h200, h100 or a100; or cpu for processes of one core each, which takes a minute to measure.",
+        ),
+    ] = "h100",
     price: Annotated[
         float | None,
         typer.Option(
@@ -485,12 +493,12 @@ def plan(
     """Estimate speed, memory, duration and cost of a training on GPUs that you do not have.
 
     Three corpora are estimated: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing is read
-    or trained.
+    or trained; with --kind cpu, a few steps on random tokens are timed on one core of this machine.
     """
     from regard.recipe import load_recipe, parse_choice
-    from regard.training.cost_model import ACCELERATORS, describe, estimate
+    from regard.training.cost_model import ACCELERATORS, CPU, describe, estimate
 
-    name = parse_choice(ACCELERATORS, kind, "--kind")
+    name = parse_choice([*ACCELERATORS, CPU], kind, "--kind")
     found = estimate(load_recipe(recipe, changes or []), name, gpus or [1, 8, 64, 512])
     if as_json:
         print(json.dumps(found, indent=2))

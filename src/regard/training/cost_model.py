@@ -2,22 +2,23 @@
 
 A step of one process is matrix products, memory traffic and a fixed time per layer; then the update of the weights and
 the exchange of gradients. The constants were fitted to measurements on one H200 (docs/training.md, ``regard bench
-train``). Other GPUs and networks are scaled by their data sheets, so those figures are estimates.
+train``). Other GPUs and networks are scaled by their data sheets, so those figures are estimates. For CPUs, the step of
+the recipe is timed on one core of this machine, and the exchange is estimated.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
+from regard.inference.worker_pool import available_cores
 from regard.recipe import ModelConfig, Recipe
-from regard.training.planner import duration
+from regard.training.micro_batches import available_memory
+from regard.training.planner import CoreSpeed, duration, measure_core
 
-GPUS_PER_NODE = 8
-NETWORK_BYTES = 50e9
-"""Bytes per second between nodes, for each GPU: 400 Gb/s (assumed)."""
 LATENCY_SECONDS = 20e-6
 """of one message between processes (assumed)"""
 LAYER_SECONDS = 0.22e-3
@@ -44,6 +45,10 @@ class Accelerator(NamedTuple):
     memory: float
     link: float
     """bytes per second to another GPU of the same node"""
+    network: float = 50e9
+    """bytes per second between nodes, for each GPU: 400 Gb/s (assumed)"""
+    per_node: int = 8
+    """GPUs of a node"""
 
 
 ACCELERATORS = {
@@ -52,6 +57,22 @@ ACCELERATORS = {
     "a100": Accelerator(2.5e14, 2.0e12, 80e9, 300e9),
 }
 """The matrix product of the H200 was measured; the others are 80% of the data sheet, as it is there."""
+
+
+CPU = "cpu"
+"""the kind of an accelerator that is a core of this machine"""
+LOOPBACK_BYTES, ETHERNET_BYTES = 1.1e9, 1.25e9
+"""bytes per second between processes of a machine through gloo (measured: benchmarks/cpu_plan.json), and between
+machines: 10 Gb/s (assumed)"""
+DEFAULT_MEMORY = 4e9
+"""bytes of memory of a core, if it is not known"""
+
+
+def core_as_accelerator() -> Accelerator:
+    """A core of this machine, with its part of the free memory. Its speed is measured (``measure_core``)."""
+    cores = available_cores()
+    memory = (available_memory() or DEFAULT_MEMORY * cores) / cores
+    return Accelerator(math.nan, math.nan, memory, LOOPBACK_BYTES, ETHERNET_BYTES / cores, cores)
 
 
 class CorpusSize(NamedTuple):
@@ -133,18 +154,26 @@ class StepCost:
         return self.gpus * self.tokens_per_gpu / self.seconds
 
 
-def step_cost(size: ModelSize, gpu: Accelerator, gpus: int, batch_tokens: int) -> StepCost:
-    """The cost of a step with this many target tokens, and as many source tokens, in the whole batch."""
+def step_cost(
+    size: ModelSize, gpu: Accelerator, gpus: int, batch_tokens: int, core: CoreSpeed | None = None
+) -> StepCost:
+    """The cost of a step with this many target tokens, and as many source tokens, in the whole batch.
+
+    core: the measured speed of a core, if the step is computed by cores.
+    """
     tokens = batch_tokens / gpus
     elements = size.elements(tokens)
-    operations = 6 * tokens * (size.encoder + size.decoder)
-    compute = operations / gpu.matmul + elements * TRAFFIC_BYTES / gpu.bandwidth
-    compute += size.layers * LAYER_SECONDS
     activations = FIXED_BYTES + ACTIVATION_BYTES * elements
     states = STATE_BYTES * size.parameters
     sharded = gpus > 1 and states > 0.5 * gpu.memory
     parts = gpus if sharded else 1
-    update = UPDATE_BYTES * size.parameters / parts / gpu.bandwidth
+    if core is None:
+        operations = 6 * tokens * (size.encoder + size.decoder)
+        compute = operations / gpu.matmul + elements * TRAFFIC_BYTES / gpu.bandwidth
+        compute += size.layers * LAYER_SECONDS
+        update = UPDATE_BYTES * size.parameters / parts / gpu.bandwidth
+    else:
+        compute, update = tokens * core.seconds_per_token, core.seconds_per_step
     # An all-reduce sends everything twice; sharding gathers the weights twice and scatters the gradients.
     volume = (3 if sharded else 2) * 4 * size.parameters
     return StepCost(
@@ -153,17 +182,17 @@ def step_cost(size: ModelSize, gpu: Accelerator, gpus: int, batch_tokens: int) -
         sharded,
         compute,
         update,
-        exchange_seconds(volume, gpus, gpu.link),
+        exchange_seconds(volume, gpus, gpu),
         states / parts + activations,
     )
 
 
-def exchange_seconds(volume: float, gpus: int, link: float) -> float:
+def exchange_seconds(volume: float, gpus: int, gpu: Accelerator) -> float:
     """The time to send this many bytes in a ring within each node, and a part for each GPU between the nodes."""
-    local = min(gpus, GPUS_PER_NODE)
-    nodes = -(-gpus // GPUS_PER_NODE)
-    seconds = volume * (local - 1) / local / link
-    seconds += volume / local * (nodes - 1) / nodes / NETWORK_BYTES
+    local = min(gpus, gpu.per_node)
+    nodes = -(-gpus // gpu.per_node)
+    seconds = volume * (local - 1) / local / gpu.link
+    seconds += volume / local * (nodes - 1) / nodes / gpu.network
     return seconds + 2 * LATENCY_SECONDS * (local - 1 + nodes - 1)
 
 
@@ -196,14 +225,16 @@ def training_cost(
 
 
 def estimate(recipe: Recipe, kind: str, gpus: Sequence[int]) -> dict[str, Any]:
-    """All predictions for a recipe, as plain data."""
+    """All predictions for a recipe, as plain data. kind: a name in ``ACCELERATORS``, or ``CPU``."""
     if recipe.model.architecture != "transformer":
         raise RegardError(
             f"model.architecture: {recipe.model.architecture}: only the transformer was measured"
         )
-    size, gpu = ModelSize.of(recipe.model, recipe.tokenizer.vocab_size), ACCELERATORS[kind]
+    size = ModelSize.of(recipe.model, recipe.tokenizer.vocab_size)
     batch_tokens = recipe.batch_tokens * recipe.training.accumulate
-    steps = [step_cost(size, gpu, count, batch_tokens) for count in gpus]
+    core = measure_core(recipe) if kind == CPU else None
+    gpu = core_as_accelerator() if kind == CPU else ACCELERATORS[kind]
+    steps = [step_cost(size, gpu, count, batch_tokens, core) for count in gpus]
     return {
         "kind": kind,
         "preset": recipe.model.preset,
@@ -227,7 +258,8 @@ def estimate(recipe: Recipe, kind: str, gpus: Sequence[int]) -> dict[str, Any]:
 
 def describe(found: dict[str, Any], price: float | None) -> list[str]:
     """The predictions as lines of a table with one column for each number of GPUs."""
-    steps = found["steps"]
+    steps, cpu = found["steps"], found["kind"] == CPU
+    unit = "core" if cpu else "GPU"
 
     def row(name: str, values: Sequence[str]) -> str:
         return f"{name:<28}" + "".join(f"{value:>15}" for value in values)
@@ -238,13 +270,13 @@ def describe(found: dict[str, Any], price: float | None) -> list[str]:
     lines = [
         f"{found['preset']}, about {found['parameters'] / 1e6:,.0f} M parameters, {found['kind']}, batches of "
         f"{found['tokens_per_batch']:,} target tokens",
-        row("GPUs", [str(step["gpus"]) for step in steps]),
-        row("target tokens per GPU", [f"{step['tokens_per_gpu']:,.0f}" for step in steps]),
+        row("processes" if cpu else "GPUs", [str(step["gpus"]) for step in steps]),
+        row(f"target tokens per {unit}", [f"{step['tokens_per_gpu']:,.0f}" for step in steps]),
         row("ms per step", [f"{1000 * step['seconds']:,.1f}" for step in steps]),
         row("  of which exchange", [f"{1000 * step['exchange']:,.1f}" for step in steps]),
         row("target tokens/s", [f"{step['tokens_per_second']:,.0f}" for step in steps]),
         row(
-            "GB per GPU",
+            f"GB per {unit}",
             [
                 f"{step['memory'] / 1e9:,.1f}"
                 + (" sharded" if step["sharded"] else "")
@@ -258,4 +290,5 @@ def describe(found: dict[str, Any], price: float | None) -> list[str]:
         if price is not None:
             hours = [step["gpus"] * total(step, corpus.name) / 3600 for step in steps]
             lines.append(row("  cost", [f"{price * one:,.0f}" for one in hours]))
-    return [*lines, "Estimated from measurements on one H200; without validation and test."]
+    measured = "a step on one core of this machine" if cpu else "measurements on one H200"
+    return [*lines, f"Estimated from {measured}; without validation and test."]

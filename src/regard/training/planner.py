@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from regard.data.batching import Batch, pack_equal
+from regard.inference.worker_pool import on_one_core
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import Recipe, make_recipe
@@ -85,7 +86,9 @@ def measure_device(device: torch.device) -> DeviceSpeed:
     tokens, seconds = 1_000, math.inf
     batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
     precision = fastest_cpu_precision()
-    step = _tiny_step(tokens // 25, 25, batching, precision)
+    values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
+    values["training"] = {"precision": precision, "batching": batching}
+    step = _random_step(make_recipe(values, "speed"), tokens, vocab_size=6_000)
     for _ in range(4):
         start = time.perf_counter()
         step()
@@ -95,19 +98,19 @@ def measure_device(device: torch.device) -> DeviceSpeed:
     return DeviceSpeed("cpu", tokens / seconds, name, batching, precision)
 
 
-def _tiny_step(
-    sentences: int, length: int, batching: str, precision: str, vocab_size: int = 6_000
-) -> Callable[[], object]:
-    """A training step of the preset tiny on random tokens."""
-    values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
-    recipe = make_recipe({**values, "training": {"precision": precision}}, "speed")
+SENTENCE_TOKENS = 25
+"""of the random sentences that a speed is measured with"""
+
+
+def _random_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], object]:
+    """A training step on a CPU with this many random source tokens and as many target tokens."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
-        ids = torch.randint(10, vocab_size, (sentences, length))
+        ids = torch.randint(10, vocab_size, (tokens // SENTENCE_TOKENS, SENTENCE_TOKENS))
     loss_fn = Seq2SeqLoss(network, recipe.training)
     batch = Batch(ids, ids, ids)
-    if batching == "packed":
+    if recipe.training.batching == "packed" and has_cpu_kernels():
         attach_cpu_kernels(loss_fn)
         batch = pack_equal(ids)
     optimizer = OPTIMIZERS["adam"](network.parameters(), recipe.training)
@@ -118,6 +121,35 @@ def _tiny_step(
             train_step([batch], StepScalars(1 / ids.numel(), 1e-4))
 
     return step
+
+
+class CoreSpeed(NamedTuple):
+    """How long one core takes for a training step of a recipe."""
+
+    seconds_per_token: float
+    """for a source token and a target token"""
+    seconds_per_step: float
+    """whatever the number of tokens: the update of the weights, and the calls of the layers"""
+
+
+def measure_core(recipe: Recipe) -> CoreSpeed:
+    """Time two steps of different size on one core, in CPU seconds: as long as on an idle machine."""
+    seconds = []
+    with on_one_core():
+        for tokens in CORE_TOKENS:
+            step = _random_step(recipe, tokens, recipe.tokenizer.vocab_size)
+            taken = []
+            for _ in range(4):
+                start = time.process_time()
+                step()
+                taken.append(time.process_time() - start)
+            seconds.append(min(taken[1:]))
+    per_token = (seconds[1] - seconds[0]) / (CORE_TOKENS[1] - CORE_TOKENS[0])
+    return CoreSpeed(per_token, max(0.0, seconds[0] - per_token * CORE_TOKENS[0]))
+
+
+CORE_TOKENS = (500, 2_000)
+"""target tokens of the two steps"""
 
 
 def matmul_speed(device: torch.device) -> float:

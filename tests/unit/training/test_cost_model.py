@@ -1,6 +1,8 @@
 """The cost model agrees with the measurements of docs/training.md, and with the sizes of real networks."""
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import Recipe, make_recipe
+from regard.training import cost_model, planner
 from regard.training.cost_model import (
     ACCELERATORS,
     ModelSize,
@@ -17,6 +20,7 @@ from regard.training.cost_model import (
     exchange_seconds,
     step_cost,
 )
+from regard.training.planner import CoreSpeed
 
 
 def recipe_of(preset: str, vocab_size: int, tokens: int, **model: Any) -> Recipe:
@@ -68,11 +72,64 @@ def test_huge_has_a_billion_parameters_and_is_sharded_only_if_needed() -> None:
 
 
 def test_exchange_grows_with_the_nodes() -> None:
-    seconds = [exchange_seconds(1e9, gpus, 450e9) for gpus in (1, 2, 8, 16, 512)]
+    gpu = ACCELERATORS["h200"]
+    seconds = [exchange_seconds(1e9, gpus, gpu) for gpus in (1, 2, 8, 16, 512)]
     assert seconds[0] == 0
     assert seconds == sorted(seconds)
     # A ring of 2 sends half of the bytes.
     assert seconds[1] == pytest.approx(1e9 / 2 / 450e9, rel=0.05)
+
+
+def test_processes_of_one_core_are_predicted_from_a_measured_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speed = CoreSpeed(seconds_per_token=1e-3, seconds_per_step=0.25)
+    monkeypatch.setattr(cost_model, "measure_core", lambda recipe: speed)
+    monkeypatch.setattr(cost_model, "available_cores", lambda: 2)
+    found = estimate(recipe_of("tiny", 8_000, 4_000), "cpu", [1, 2, 4])
+    one, two, four = found["steps"]
+    assert [step["compute"] for step in found["steps"]] == [4.0, 2.0, 1.0]
+    assert [step["update"] for step in found["steps"]] == [0.25] * 3
+    # Two processes send half of 8 bytes for each parameter, within the machine; four are two machines.
+    half = 4 * found["parameters"]
+    assert two["exchange"] == pytest.approx(half / cost_model.LOOPBACK_BYTES, rel=0.05)
+    assert one["exchange"] == 0
+    assert four["exchange"] > two["exchange"] + half / cost_model.ETHERNET_BYTES / 2
+    lines = describe(found, None)
+    assert lines[1].split() == ["processes", "1", "2", "4"]
+    assert [line for line in lines if line.startswith("GB per core")]
+    assert "one core of this machine" in lines[-1]
+
+
+def test_a_core_is_measured_with_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, threads = [0.0], list[int]()
+
+    def fake_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], None]:
+        def step() -> None:
+            threads.append(torch.get_num_threads())
+            clock[0] += 0.1 + tokens * 0.002
+
+        return step
+
+    monkeypatch.setattr(planner, "_random_step", fake_step)
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
+    speed = planner.measure_core(recipe_of("tiny", 8_000, 1000))
+    assert speed == pytest.approx((0.002, 0.1))
+    assert {*threads} == {1}
+
+
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "CORE_TOKENS", (50, 400))
+    sections = {
+        "data": {"train": {"source": "a", "target": "b"}},
+        "tokenizer": {"vocab_size": 500},
+        "model": {"preset": "tiny", "d_model": 32, "d_ff": 64},
+        "training": {"batching": batching},
+    }
+    speed = planner.measure_core(make_recipe(sections, "test"))
+    assert speed.seconds_per_token > 0
+    assert speed.seconds_per_step >= 0
 
 
 def test_table_and_json() -> None:
