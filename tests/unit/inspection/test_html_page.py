@@ -69,8 +69,9 @@ def test_the_policy_allows_only_the_script_and_style_of_the_page() -> None:
 
 
 def test_every_module_of_the_page_is_in_the_bundle() -> None:
-    # The worker is stored compressed.
-    html = page(_trace("a")) + html_page._bundled("model/worker.js")
+    # A file with a model has the worker and the page's script compressed, and a script that starts them.
+    entries = ("model/worker.js", "packed_script.js")
+    html = page(_trace("a")) + "".join(map(html_page._bundled, entries))
     names = {path.relative_to(WEB).as_posix() for path in WEB.rglob("*.js")}
     assert set(re.findall(r'^modules\["(.*?)"\] = ', html, re.MULTILINE)) == names
 

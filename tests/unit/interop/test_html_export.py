@@ -263,7 +263,7 @@ def test_the_number_of_bits_depends_on_the_size_of_the_file(
         fewer = (packed.bits - bits) * count / 8 * html_export.TEXT_SIZE
         monkeypatch.setattr(html_export, "MAX_BYTES", len(largest) - round(fewer))
         page, smaller = html_export.build_page(model, "model")
-        assert 0.995 * html_export.MAX_BYTES < len(page) <= html_export.MAX_BYTES
+        assert 0.99 * html_export.MAX_BYTES < len(page) <= html_export.MAX_BYTES
         assert bits - 1 < smaller.bits <= bits
     monkeypatch.setattr(html_export, "MAX_BYTES", 0)
     monkeypatch.setattr(html_export, "MIN_BITS", 8.0)

@@ -75,7 +75,8 @@ def test_the_gain_is_that_of_the_feedback(monkeypatch: pytest.MonkeyPatch) -> No
         return float(np.trace(moments.effects @ error @ moments.inputs @ error.T))
 
     gain = effect(round_with_feedback(matrix, step, moments)) / effect(np.rint(matrix / step))
-    assert gain == pytest.approx(moments.gain, rel=0.2)
+    # An estimate: it assumes that the errors of rounding are independent of each other.
+    assert moments.gain / 2 < gain < 2 * moments.gain < 0.01
 
 
 def test_feedback_of_uncorrelated_vectors_is_rounding_to_the_nearest() -> None:
