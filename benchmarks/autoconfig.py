@@ -121,6 +121,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 """Hand-set recipes: the best ones of this repository, the paper's, and fairseq's for small corpora."""
 
 
+AUTO = {
+    "auto": [],
+    "auto-simcut": ["--set", "training.rdrop=0", "--set", "training.simcut=3"],
+}
+"""Trainings without a recipe: the rules as they are, and changes that were tried."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=2.0)
@@ -180,8 +187,8 @@ def train_and_score(
     source, target = data_files(corpus, "train", folder)
     out = folder / f"{corpus}-{recipe}-{given.minutes:g}"
     command = [sys.executable, "-m", "regard", "train"]
-    if recipe == "auto":
-        command += [str(source), str(target)]
+    if recipe in AUTO:
+        command += [str(source), str(target), *AUTO[recipe]]
     else:
         device = "cuda" if "CPU" not in device_name(given.device) else "cpu"
         file = folder / f"{corpus}-{recipe}.yaml"
