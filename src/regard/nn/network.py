@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from regard.data.special_tokens import BOS
 from regard.errors import RegardError
@@ -69,6 +71,15 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
         """The attention modules of all layers, by site: encoder, decoder, cross_attention."""
+
+
+def checkpoint_activations(network: nn.Module) -> None:
+    """Store only the input of each layer, and compute the rest again in the backward pass (Chen et al. 2016)."""
+    for name, layers in network.named_modules():
+        if name.endswith("layers") and isinstance(layers, nn.ModuleList):
+            for layer in layers:
+                # The random state is restored, so that dropout draws the same masks again.
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -514,6 +514,9 @@ class TrainingConfig(Section):
     sharding: Literal["auto", "full_shard", "no_shard"] = "auto"
     """several processes: full_shard gives each a part of the weights, gradients and optimizer state (FSDP); no_shard
     gives each all of them, which is faster; auto shards if they take more than half of the memory"""
+    activation_checkpointing: bool = False
+    """compute the activations of each layer again in the backward pass instead of storing them: the same weights in
+    less memory, about a third slower"""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """number of batches per optimizer step (gradient accumulation)"""
     optimizer: Annotated[str, registered("training.optimizer")] = "adam"

@@ -41,6 +41,7 @@ def find_problems(recipe: Recipe) -> list[str]:
         *_batch_norm(recipe),
         *_architecture(recipe.model),
         *_packed(recipe),
+        *_activation_checkpointing(recipe),
     ]
 
 
@@ -472,3 +473,18 @@ def _architecture(model: ModelConfig) -> Iterator[str]:
 def _packed(recipe: Recipe) -> Iterator[str]:
     if recipe.training.batching == "packed" and recipe.task != "translation":
         yield f"training.batching: packed is for task: translation, not {recipe.task}"
+
+
+def _activation_checkpointing(recipe: Recipe) -> Iterator[str]:
+    if not recipe.training.activation_checkpointing:
+        return
+    if recipe.training.batching == "packed":
+        yield (
+            "training.activation_checkpointing: true is for batching: padded; packed batches are captured as one CUDA "
+            "graph, or use kernels of their own"
+        )
+    if recipe.model.norm == "batch":
+        yield (
+            "training.activation_checkpointing: true would count every batch twice in the statistics of "
+            "model.norm: batch; set norm: layer"
+        )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
@@ -100,6 +102,34 @@ def save_checkpoint(
         for name, tensor in named.items()
     }
     write_tensors(path, tensors, asdict(state))
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread while training continues, one at a time."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+
+    def start(
+        self,
+        path: Path,
+        state: TrainingState,
+        weights: Mapping[str, Tensor],
+        ema: Mapping[str, Tensor] | None,
+        optimizer: Mapping[str, Tensor],
+    ) -> None:
+        """Begin to write a checkpoint. Nobody may change the tensors: they must be copies."""
+        self.wait()
+        arguments = path, deepcopy(state), weights, ema, optimizer
+        self._writing = self._thread.submit(save_checkpoint, *arguments)
+
+    def wait(self) -> bool:
+        """Wait until the checkpoint is written; raises what went wrong. Returns whether there was one."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+        return writing is not None
 
 
 def load_checkpoint(path: Path) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:

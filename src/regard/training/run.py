@@ -57,7 +57,7 @@ from regard.training.trainer import Trainer, describe_environment, perplexity
 
 CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),
-    "training.sharding",
+    *("training.sharding", "training.activation_checkpointing"),
     *("data.root", "data.test", "decoding.", "evaluation."),
 )
 """Keys and sections that may change when a run is resumed; any other change would give another model."""

@@ -94,12 +94,15 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def gather_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Whole tensors on the CPU, gathered from all processes, which must all call this; empty without ``keep``."""
+    """Copies of whole tensors on the CPU, gathered from all processes, which must all call this.
+
+    Empty without ``keep``.
+    """
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         full = tensor.full_tensor() if is_sharded(tensor) else tensor
         if keep:
-            whole[name] = full.cpu()
+            whole[name] = full.to("cpu", copy=full is tensor)
     return whole
 
 

@@ -25,11 +25,12 @@ from regard.data.token_dataset import RowIndices, TokenDataset
 from regard.errors import RegardError
 from regard.metrics import MetricResult
 from regard.nn.loss import Seq2SeqLoss
-from regard.nn.network import copy_weights, named_weights
+from regard.nn.network import checkpoint_activations, copy_weights, named_weights
 from regard.storage.run_dir import RunDir, Selection
 from regard.tasks import TASKS, Translator, build_network
 from regard.training.autoconfig import AutomaticRecipe
 from regard.training.checkpoint import (
+    CheckpointWriter,
     TrainingState,
     averageable_checkpoints,
     checkpoint_files,
@@ -137,12 +138,15 @@ class Trainer:
         freeze_weights(self.network, self.training.freeze)
         special_tokens = prepared.tokenizer.source.num_special_tokens
         self.loss_fn = task.loss(self.network, self.training, special_tokens)
+        if self.training.activation_checkpointing:
+            checkpoint_activations(self.network)
         self.sharded = shards(recipe, self.network, group)
         """whether each process holds a part of the weights only"""
         if group.size > 1 and (self.sharded or can_pack(recipe)):
             group.broadcast_tensors(named_weights(self.network).values())
         if self.sharded:
             shard(self.loss_fn, group)
+        self.checkpoint_writer = CheckpointWriter()
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
@@ -234,8 +238,11 @@ class Trainer:
             try:
                 return self._fit(reporter, deadline)
             except (MemoryError, RuntimeError) as error:
+                self.finish_saving()
                 if not is_out_of_memory(error) or not self._can_split_batches():
                     raise
+            finally:
+                self.finish_saving()
             # Here, and not above: the error holds the tensors of the step that failed.
             self._split_batches(reporter)
 
@@ -603,6 +610,7 @@ class Trainer:
             raise NonFiniteError
         if not checkpoint_files(self.run.checkpoints):
             self._save_checkpoint()  # a model without a checkpoint could not be resumed
+        self.finish_saving()
         best = validation.sort_key < state.best
         change = None
         if state.validations and self.training.best_checkpoint_metric == "score":
@@ -716,12 +724,15 @@ class Trainer:
             self._save_checkpoint()
         self.group.barrier()
         if self.mirror is not None:
+            self.finish_saving()
             self.mirror.update()
 
     def _save_checkpoint(self) -> None:
+        """Save a checkpoint: in a thread if its tensors are copies anyway, otherwise at once."""
+        self.finish_saving()
         weights, ema = named_weights(self.network), self.ema
         optimizer = optimizer_state(self.optimizer, self.parameter_names)
-        if self.sharded:
+        if self.saves_in_background:
             main = self.group.is_main
             weights, optimizer = gather_tensors(weights, main), gather_tensors(optimizer, main)
             ema = None if ema is None else gather_tensors(ema, main)
@@ -732,9 +743,26 @@ class Trainer:
         self.run.check_owner()
         self.state.environment = describe_environment(self)
         path = self.run.checkpoints / checkpoint_name(self.state.step)
-        save_checkpoint(path, self.state, weights, ema, optimizer)
+        if self.saves_in_background:
+            self.checkpoint_writer.start(path, self.state, weights, ema, optimizer)
+        else:
+            save_checkpoint(path, self.state, weights, ema, optimizer)
+            self._delete_checkpoints()
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether the tensors of a checkpoint are copied to main memory first: from a GPU, or from all shards."""
+        return self.sharded or self.group.device.type == "cuda"
+
+    def finish_saving(self) -> None:
+        """Wait until the last checkpoint is written."""
+        if self.checkpoint_writer.wait():
+            self._delete_checkpoints()
+
+    def _delete_checkpoints(self) -> None:
+        """Delete the checkpoints that are no longer needed; the newest is kept."""
         files = checkpoint_files(self.run.checkpoints)
-        delete_checkpoints(files, keep=[*self.selected_checkpoints(), path])
+        delete_checkpoints(files, keep=[*self.selected_checkpoints(), files[-1]])
 
     def rescue(self) -> int:
         """Save a checkpoint after memory ran out, if that is possible, and return the step of the newest one.
@@ -748,6 +776,7 @@ class Trainer:
             return newest
         try:
             self._save_checkpoint()
+            self.finish_saving()
         except (MemoryError, RuntimeError, RegardError, NonFiniteError):
             return newest
         return self.state.step

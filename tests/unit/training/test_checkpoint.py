@@ -19,6 +19,7 @@ from regard.storage.atomic_files import tensors_checksum
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.checkpoint import (
+    CheckpointWriter,
     TrainingState,
     average_checkpoints,
     average_run,
@@ -205,6 +206,29 @@ def test_a_new_file_replaces_the_old_and_leaves_nothing_else(saved: Path) -> Non
     assert state.step == 8
     assert_same(groups["model"], weights(3))
     assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_a_checkpoint_written_in_a_thread_is_that_of_the_moment(
+    saved: Path, tmp_path: Path
+) -> None:
+    state, tensors = load_checkpoint(saved)
+    path = tmp_path / "thread" / saved.name
+    path.parent.mkdir()
+    writer = CheckpointWriter()
+    assert not writer.wait()
+    writer.start(path, state, tensors["model"], tensors["ema"], tensors["optimizer"])
+    state.step += 1  # training goes on
+    state.validations.append((state.step, 0.0, 0.0))
+    assert writer.wait()
+    assert path.read_bytes() == saved.read_bytes()
+
+
+def test_a_checkpoint_that_a_thread_cannot_write_is_reported(tmp_path: Path) -> None:
+    writer = CheckpointWriter()
+    writer.start(tmp_path / "missing" / checkpoint_name(1), TrainingState(), weights(), None, {})
+    with pytest.raises((RegardError, OSError), match="missing"):
+        writer.wait()
+    assert not writer.wait()
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -12,13 +12,21 @@ import torch
 from hypothesis import given, strategies as st
 
 from regard.data.pairs import Pair
-from regard.recipe import make_recipe
+from regard.errors import RegardError
+from regard.recipe import load_recipe, make_recipe
 from regard.storage.run_dir import RunDir
-from regard.training.checkpoint import TrainingState, checkpoint_name, checkpoint_step
+from regard.training.checkpoint import (
+    TrainingState,
+    checkpoint_files,
+    checkpoint_name,
+    checkpoint_step,
+)
 from regard.training.data_loader import DataCursor, TrainingBatch
 from regard.training.progress import ProgressReporter
+from regard.training.run import train
 from regard.training.train_step import StepScalars
 from regard.training.trainer import Trainer, evenly_spaced
+from tests.cli.commands import write_recipe, write_task
 
 
 def recipe_with(**training: Any) -> Any:
@@ -99,3 +107,56 @@ def test_the_checkpoints_to_keep_are_the_best_or_the_last(
     )
     selected = Trainer.selected_checkpoints(cast(Any, trainer))
     assert [checkpoint_step(path) for path in selected] == steps
+
+
+# ---------------------------------------------------------------------------------------------
+# Ways to train that must give the same weights
+
+
+def train_run(folder: Path, out: str, *changes: str) -> dict[str, bytes]:
+    """Train a small run; the contents of its checkpoints and of its model."""
+    training = {"steps": 9, "validate_every": 2, "checkpoint_every": 3, "keep_checkpoints": 2}
+    write_recipe(
+        folder,
+        model={"dropout": 0.1},
+        training={**training, "tokens_per_batch": 64, "schedule": "noam", "warmup": 2, "ema": 0.5}
+        | {"validate_sentences": 0, "best_checkpoint_metric": "loss", "device": "cpu"},
+    )
+    recipe = load_recipe(folder / "recipe.yaml", [f"data.root={folder}", *changes])
+    train(recipe, folder / out)
+    run = RunDir(folder / out)
+    files = [*checkpoint_files(run.checkpoints), run.weights_file]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def test_checkpoints_written_in_the_background_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingState, "seconds", property(lambda _: 0.0, lambda _, value: None))
+    write_task(tmp_path, list, 100)
+    at_once = train_run(tmp_path, "at-once")
+    monkeypatch.setattr(Trainer, "saves_in_background", True)
+    assert train_run(tmp_path, "background") == at_once
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, *_: object) -> None:
+        raise RegardError(f"{path}: no space left on device")
+
+    write_task(tmp_path, list, 100)
+    monkeypatch.setattr(Trainer, "saves_in_background", True)
+    monkeypatch.setattr("regard.training.checkpoint.save_checkpoint", fail)
+    with pytest.raises(RegardError, match=r"step-000000002\.safetensors: no space left"):
+        train_run(tmp_path, "full")
+
+
+def test_activation_checkpointing_gives_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TrainingState, "seconds", property(lambda _: 0.0, lambda _, value: None))
+    write_task(tmp_path, list, 100)
+    stored = train_run(tmp_path, "stored")
+    computed = train_run(tmp_path, "computed", "training.activation_checkpointing=true")
+    assert computed == stored
