@@ -30,7 +30,7 @@ WIDTH, TOKENS, VOCABULARY = 2_048, 32, 32_000
 def train_steps(
     layers: int, sentences: int, checkpointing: bool, device: torch.device
 ) -> dict[str, Any]:
-    """Two steps of a model with this many layers on each side: its size, peak memory, and the time of the second step."""
+    """Two steps of a model with this many layers on each side: its size, peak memory, and time of the second step."""
     sizes = {"d_model": WIDTH, "heads": WIDTH // 64, "d_ff": 4 * WIDTH}
     model = {**sizes, "encoder_layers": layers, "decoder_layers": layers, "norm_order": "pre"}
     recipe = make_recipe({"data": {"train": {"pairs": "x"}}, "model": model}, "largest_model")
