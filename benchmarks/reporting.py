@@ -12,7 +12,7 @@ from pathlib import Path
 from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
 from regard.errors import RegardError
-from regard.experiments.statistics import student_t as student_t
+from regard.experiments.results import student_t as student_t
 from regard.storage.run_dir import RunDir
 
 

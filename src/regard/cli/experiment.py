@@ -89,8 +89,12 @@ def run(
 
     To resume, or to add seeds or values, run the command again: finished trainings are kept.
     """
-    from regard.experiments.experiment import check_failures, demo_changes, run_experiment
-    from regard.experiments.experiment_design import make_design
+    from regard.experiments.experiment import (
+        check_failures,
+        demo_changes,
+        make_design,
+        run_experiment,
+    )
 
     design = make_design(
         recipe,

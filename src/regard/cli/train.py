@@ -292,8 +292,7 @@ def _is_data(name: str) -> bool:
     """Whether the only argument names data; otherwise it is a recipe."""
     from regard.data.corpus import data_path
     from regard.data.formats import is_pattern, pair_suffixes
-    from regard.data.remote_files import RemoteFile
-    from regard.data.text_files import uncompressed_name
+    from regard.data.text_files import RemoteFile, uncompressed_name
     from regard.recipe import bundled_recipes
 
     path = data_path(name)

@@ -1,7 +1,8 @@
 """From text files to batches of token ids, in the order of the data flow.
 
     formats/                    read pairs of text out of files, one class per format; write them
-    text_files, language_codes  open and decode files; language codes in headers and file names
+    text_files                  open and decode files, here or by URL; lines
+    language_identification     the language of a text; language codes in headers and file names
     pairs                       a pair of source and target text, with tags, context or a dependency tree
     corpus                      the splits of a recipe (train, valid, test) as streams of pairs; fingerprints
     tokenizer                   learn a vocabulary, turn text into token ids and back
@@ -12,6 +13,6 @@
     prefetch                    produce batches in a thread
 
 ``quality`` has the rules of ``regard data check`` and ``regard data clean``; ``quality_report`` shows what they find,
-``text_features``, ``ibm_model1``, ``misalignment`` and ``language_identification`` compute what they compare. The other
-modules work on texts at inference time: ``words``, ``sentence_splitter``, ``glossary`` and ``protected_spans``.
+``text_features``, ``ibm_model1`` and ``misalignment`` compute what they compare. The other modules work on texts at
+inference time: ``words``, ``sentence_splitter``, ``glossary`` and ``protected_spans``.
 """

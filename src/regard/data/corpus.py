@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Iterator
-from itertools import chain, tee
+from itertools import chain, islice, tee
 from pathlib import Path
 
 from regard.data.formats import (
@@ -26,10 +26,9 @@ from regard.data.formats.base import (
     language_names,
 )
 from regard.data.pairs import ContextPair, Pair, ParsedPair, TaggedPair, previous_sentences
-from regard.data.remote_files import RemoteFile
-from regard.data.text_files import read_error
+from regard.data.text_files import RemoteFile, read_error
 from regard.errors import RegardError
-from regard.recipe import DataConfig, DataFiles, is_url
+from regard.recipe import DataConfig, DataFiles, Recipe, is_url
 
 FILE_KEYS = ("source", "target", "pairs", "conllu", "text", "parses")
 """the keys of ``data.train`` that name files"""
@@ -295,3 +294,28 @@ def _name(path: Path | RemoteFile) -> str:
 def _shorten(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 56 else text[:55] + "…"
+
+
+# ---------------------------------------------------------------------------------------------
+# Example sentences: a few sources that show what a model does
+
+
+EXAMPLES = 4
+"""example sentences on the page"""
+EXAMPLE_CHARACTERS = range(20, 121)
+"""length of a good example"""
+
+
+def example_sources(recipe: Recipe) -> list[str]:
+    """A few sources to try: of the test data, else of the validation or training data; none if no file is there."""
+    for split in ("test", "valid", "train"):
+        files = recipe.data.splits.get(split)
+        if files is None:
+            continue
+        try:
+            pairs = islice(read_pairs(files, recipe.data, f"data.{split}"), 100)
+            good = (one.source for one in pairs if len(one.source) in EXAMPLE_CHARACTERS)
+            return list(islice(dict.fromkeys(good), EXAMPLES))
+        except RegardError:
+            continue
+    return []

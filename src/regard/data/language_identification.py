@@ -1,14 +1,79 @@
-"""Language identification with py3langid: whether a text is in the expected language."""
+"""Language identification with py3langid: whether a text is in the expected language; and language codes in files."""
 
 from __future__ import annotations
 
+import re
 from copy import copy
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from regard.data.language_codes import normalized_code
 from regard.errors import RegardError
+
+# ---------------------------------------------------------------------------------------------
+# Language codes as they occur in headers, keys, ``xml:lang`` and file names
+
+
+_TWO_LETTERS = """
+aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en eo
+es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv ka kg ki
+kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no
+nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta te
+tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+"""
+_THREE_LETTERS = """
+afr amh ara arb asm ast azj bel ben bos bul cat ceb ces ckb cmn cym dan deu dsb ell eng epo est eus fas fil fin fra fry
+gla gle glg guj hat hau heb hin hrv hsb hun hye ibo ind isl ita jav jpn kab kan kat kaz khm kin kir kmr kor kur lao
+lat lav lin lit ltz lug lvs mal mar mkd mlt mon mri msa mya nds nep nld nno nob nor npi nya oci ory pan pbt pes pol por
+prs pus ron rus san sin slk slv sme smo sna snd som sot spa sqi srp sun swa swe swh szl tam tat tel tgk tgl tha tir tsn
+tuk tur uig ukr urd uzb uzn vec vie wol xho yid yor yue zho zsm zul
+"""
+KNOWN_CODES = frozenset((_TWO_LETTERS + _THREE_LETTERS).split())
+"""ISO 639-1, and the codes of ISO 639-3 that parallel corpora use"""
+
+_NAMES = """
+afrikaans af, albanian sq, arabic ar, armenian hy, basque eu, belarusian be, bengali bn, bosnian bs, bulgarian bg,
+catalan ca, chinese zh, croatian hr, czech cs, danish da, dutch nl, english en, esperanto eo, estonian et, finnish fi,
+french fr, galician gl, georgian ka, german de, greek el, gujarati gu, hebrew he, hindi hi, hungarian hu, icelandic
+is, indonesian id, irish ga, italian it, japanese ja, kazakh kk, korean ko, latin la, latvian lv, lithuanian lt,
+macedonian mk, malay ms, maltese mt, mongolian mn, nepali ne, norwegian no, persian fa, polish pl, portuguese pt,
+romanian ro, russian ru, serbian sr, slovak sk, slovenian sl, spanish es, swahili sw, swedish sv, tamil ta, thai th,
+turkish tr, ukrainian uk, urdu ur, vietnamese vi, welsh cy, yiddish yi
+"""
+LANGUAGE_NAMES = dict(entry.split() for entry in _NAMES.split(","))
+"""English names, which spreadsheets have as headings"""
+
+_CODE = re.compile(r"([A-Za-z]{2,3})(?:[-_][A-Za-z]{4})?(?:[-_](?:[A-Za-z]{2}|\d{3}))?")
+"""a language, perhaps with a script and a region: de, de-AT, zh_Hans_CN, deu_Latn"""
+
+
+def language_code(text: str) -> str | None:
+    """The language code that a heading, a key or a suffix is; None if it is none.
+
+    ``de``, ``DE``, ``de-AT``, ``deu_Latn`` and ``German`` are language codes, ``id`` as the name of a column is not.
+    """
+    text = text.strip()
+    if code := LANGUAGE_NAMES.get(text.casefold()):
+        return code
+    match = _CODE.fullmatch(text)
+    return text if match and match[1].lower() in KNOWN_CODES else None
+
+
+def normalized_code(code: str) -> str:
+    """A code as it is compared: lower case, with hyphens."""
+    return code.strip().casefold().replace("_", "-")
+
+
+@lru_cache(maxsize=1024)  # a large file asks for every text
+def is_language(code: str, wanted: str) -> bool:
+    """Whether a code is the wanted language, or a variant of it: ``de-AT`` is ``de``, but not the reverse."""
+    code, wanted = normalized_code(code), normalized_code(wanted)
+    return code == wanted or code.startswith(f"{wanted}-")
+
+
+# ---------------------------------------------------------------------------------------------
+# Identification
+
 
 _WIDESPREAD = """
 ar bg bn ca cs da de el en es et fa fi fr he hi hr hu id it ja ko lt lv nl no pl pt ro ru sk sl sv ta th tr uk ur vi zh
@@ -53,7 +118,7 @@ _FAMILIES = (
 )
 """languages that are hard to tell apart in one sentence"""
 
-_THREE_LETTERS = {
+_SHORT_CODES = {
     "deu": "de",
     "eng": "en",
     "fra": "fr",
@@ -104,7 +169,7 @@ class LanguageIdentifier:
         """The identifier of a language, or None if py3langid does not know the language."""
         model = copy(_load_model())
         language = normalized_code(code).split("-")[0]
-        language = _THREE_LETTERS.get(language, language)
+        language = _SHORT_CODES.get(language, language)
         return cls(language, model) if language in model.labels else None
 
     def is_other(self, text: str, min_probability: float) -> bool:

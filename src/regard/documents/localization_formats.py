@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from regard.data.language_codes import is_language
+from regard.data.language_identification import is_language
 from regard.data.protected_spans import ProtectedSpans
 from regard.documents.base import (
     DOCUMENT_FORMATS,

@@ -2,10 +2,9 @@
 
 All claims share the trainings of one folder: the recipe of the lab itself is trained once per seed for all of them.
 Trainings with the same seed see the same batches in the same order, so variants are compared seed by seed. The noise is
-estimated from all trainings of the lab together (``statistics.block_deviation``), in the logarithm of the loss, because
-seeds change a loss by a factor. A verdict is
-*confirmed* if the 95% interval of the difference lies on the side that the claim says, *contradicted* if it lies on the
-other side, and *not at this size* if it does not tell.
+estimated from all trainings of the lab together (``results.block_deviation``), in the logarithm of the loss, because
+seeds change a loss by a factor. A verdict is *confirmed* if the 95% interval of the difference lies on the side that
+the claim says, *contradicted* if it lies on the other side, and *not at this size* if it does not tell.
 """
 
 from __future__ import annotations
@@ -23,16 +22,22 @@ from typing import Any
 from regard.demo.corpus import Split, generate, write_pairs
 from regard.errors import RegardError
 from regard.experiments.claims import CLAIMS, AblationScores, Claim, Expectation, Measure
-from regard.experiments.experiment import CORPUS, check_failures, run_experiment
-from regard.experiments.experiment_design import THE_RECIPE, Design, Variant, check_variants
-from regard.experiments.figures import Curve, IntervalRow, curve_plot, interval_plot
-from regard.experiments.report import mean_curve
-from regard.experiments.results import describe_difference
-from regard.experiments.statistics import (
+from regard.experiments.experiment import (
+    CORPUS,
+    THE_RECIPE,
+    Design,
+    Variant,
+    check_failures,
+    check_variants,
+    run_experiment,
+)
+from regard.experiments.report import Curve, IntervalRow, curve_plot, interval_plot, mean_curve
+from regard.experiments.results import (
     Estimate,
     block_deviation,
     block_difference,
     contrast,
+    describe_difference,
     mean_over_seeds,
 )
 from regard.recipe import suggest

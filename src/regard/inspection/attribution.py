@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.inspection.hooks import Floats, attentions, observe
-from regard.inspection.notebook import Cell, heat_table, scaled
+from regard.inspection.html_page import Cell, heat_table, scaled
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,

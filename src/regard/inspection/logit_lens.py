@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.inspection.hooks import Floats
-from regard.inspection.notebook import Cell, heat_table
+from regard.inspection.html_page import Cell, heat_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,

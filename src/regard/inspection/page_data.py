@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from regard.data.examples import example_sources
-from regard.data.language_codes import LANGUAGE_NAMES
+from regard.data.corpus import example_sources
+from regard.data.language_identification import LANGUAGE_NAMES
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token

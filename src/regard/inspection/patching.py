@@ -29,7 +29,7 @@ from regard.inspection.head_ablation import (
     mean_outputs,
 )
 from regard.inspection.hooks import Floats, attentions
-from regard.inspection.notebook import Cell, heat_table
+from regard.inspection.html_page import Cell, heat_table
 from regard.inspection.teacher_forcing import (
     STACKS,
     ForcedTranslation,

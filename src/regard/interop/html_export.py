@@ -24,8 +24,7 @@ from torch import Tensor
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.inspection.history import training_history
-from regard.inspection.html_page import model_page
-from regard.inspection.packed_text import deflate
+from regard.inspection.html_page import deflate, model_page
 from regard.inspection.page_data import model_info
 from regard.interop.base import HTML
 from regard.interop.ctranslate2 import our_log_probabilities

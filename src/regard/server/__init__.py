@@ -11,7 +11,6 @@ Modules in import order; each imports only from those above it:
     inspection_endpoints  traces and the training history; reloads the weights of a running training
     files                 routes that translate uploaded documents
     streaming             route that streams a translation while it is being decoded
-    api_page              the page /docs, written from the OpenAPI description
-    app                   FastAPI application: middleware, error handlers, all other routes
+    app                   FastAPI application: middleware, error handlers, all other routes, the page /docs
     process               the processes of a server: a supervisor and its workers; reload, restart, shutdown
 """

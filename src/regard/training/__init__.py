@@ -3,14 +3,14 @@
     run                                one run from recipe to card
     prepare_data, prepare_data_shards  tokenize the corpus once, in one process or many
     data_loader                        the batches of each epoch
-    trainer, train_step                the training loop; one optimizer step
+    trainer, train_step                the training loop; one optimizer step, in micro-batches if need be
     optimizers, lr_schedules           Adam, SGD …; noam, cosine, constant
     checkpoint, stopping               save, resume, average; when training stops
     distributed, sharding              several processes: data parallelism, FSDP
-    micro_batches, cpu_kernels         batches that fit into memory; native kernels of packed batches
+    cpu_kernels                        native kernels of packed batches
     fine_tuning, distillation          start from another run; learn from a teacher
     autoconfig, planner, cost_model    choose a recipe; fit the time; estimate other machines
-    progress, summary                  what is reported during and after training
+    progress, evaluation               what is reported during training; validation, scores and the summary
 
 The others compare and check: ``train_test_overlap``, ``forgetting``, ``compare_runs``, ``pair_scoring``.
 """

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.recipe import ModelConfig, Recipe
-from regard.training.micro_batches import available_memory
 from regard.training.planner import CoreSpeed, duration, measure_core
+from regard.training.train_step import available_memory
 
 LATENCY_SECONDS = 20e-6
 """of one message between processes (assumed)"""

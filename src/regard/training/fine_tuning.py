@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.corpus import fingerprint, is_held_out, read_pairs, train_pairs
-from regard.data.language_codes import KNOWN_CODES, normalized_code
+from regard.data.language_identification import KNOWN_CODES, normalized_code
 from regard.data.pairs import Pair, TaggedPair
 from regard.data.special_tokens import UNK
 from regard.data.tokenizer import (

@@ -37,7 +37,7 @@ from regard.data.corpus import data_paths, read_pairs, select_train_pairs
 from regard.data.deduplication import Hashes, find_duplicates, read_duplicates, write_distinct
 from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair
-from regard.data.remote_files import RemoteFile
+from regard.data.text_files import RemoteFile
 from regard.data.token_dataset import (
     RowIndices,
     TokenDataset,

@@ -21,8 +21,7 @@ import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.corpus import fingerprint, read_pairs
-from regard.data.examples import example_sources
+from regard.data.corpus import example_sources, fingerprint, read_pairs
 from regard.errors import RegardError
 from regard.inference.confidence import MAX_SENTENCES
 from regard.inference.hallucinations import OutputStatistics
@@ -43,15 +42,15 @@ from regard.training.distributed import (
     is_connection_lost,
     process_group,
 )
+from regard.training.evaluation import summarize, tune_length_penalty
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
-from regard.training.micro_batches import is_out_of_memory
 from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare_data import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
-from regard.training.summary import summarize, tune_length_penalty
+from regard.training.train_step import is_out_of_memory
 from regard.training.train_test_overlap import OverlapScores
 from regard.training.trainer import Trainer, describe_environment, perplexity
 

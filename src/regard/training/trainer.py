@@ -52,16 +52,9 @@ from regard.training.data_loader import (
 )
 from regard.training.distillation import read_teacher
 from regard.training.distributed import FlatGradients, ProcessGroup
-from regard.training.distributed_evaluation import DistributedEvaluation
+from regard.training.evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.lr_schedules import learning_rate
-from regard.training.micro_batches import (
-    estimate_micro_batches,
-    fits_in_memory,
-    is_out_of_memory,
-    largest_batch,
-    release_memory,
-)
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.planner import adjust_steps
 from regard.training.prepare_data import PreparedData, valid_cleaning
@@ -89,6 +82,11 @@ from regard.training.train_step import (
     DistributedCUDAGraphStep,
     StepScalars,
     TrainStep,
+    estimate_micro_batches,
+    fits_in_memory,
+    is_out_of_memory,
+    largest_batch,
+    release_memory,
 )
 
 PREFETCHED_BATCHES = 8

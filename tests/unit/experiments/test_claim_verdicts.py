@@ -31,7 +31,7 @@ from regard.experiments.claim_verdicts import (
     write_lab_corpus,
 )
 from regard.experiments.claims import CLAIMS, Expectation, Relation
-from regard.experiments.statistics import Estimate
+from regard.experiments.results import Estimate
 
 ROOT = Path(__file__).parents[3]
 

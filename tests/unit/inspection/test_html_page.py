@@ -1,9 +1,10 @@
-"""The page in one file holds the trace, and loads or runs nothing else."""
+"""The page in one file holds the trace, and loads or runs nothing else; packed text; tables for notebooks."""
 
 import base64
 import hashlib
 import json
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +12,17 @@ from hypothesis import given, strategies as st
 
 from regard.decoding.search_state import Node
 from regard.inspection import html_page
-from regard.inspection.html_page import WEB, bundle, embed, page
+from regard.inspection.html_page import (
+    WEB,
+    Cell,
+    bundle,
+    deflate,
+    embed,
+    heat_table,
+    pack,
+    page,
+    scaled,
+)
 from regard.inspection.trace import Candidate, Token, Trace
 
 HOSTILE = "</script><!--<script>alert(1)</script>\u2028\u2029&amp;\"'<img src=x onerror=alert(1)>"
@@ -113,3 +124,66 @@ def test_circular_imports_are_refused() -> None:
     files = {"a.js": 'import { b } from "./b.js";', "b.js": 'import { a } from "./a.js";'}
     with pytest.raises(ValueError, match=r"a\.js → b\.js → a\.js"):
         bundle("a.js", files.__getitem__)
+
+
+# ---------------------------------------------------------------------------------------------
+# Bytes as text in a UTF-16 file
+
+
+EVERY_PAIR = np.arange(65536, dtype="<u2").tobytes()
+
+
+def unpack(text: str) -> bytes:
+    """The reverse, character by character, written from the description."""
+    data = b""
+    for character in map(ord, text):
+        number = character - 0x10000
+        if number < 0:
+            data += character.to_bytes(2, "little")
+        elif number < 0x800:
+            data += (0xD800 + number).to_bytes(2, "little")
+        elif number < 0x803:
+            data += (0, 13, 60)[number - 0x800].to_bytes(2, "little")
+        else:
+            data += bytes([number - 0x803])
+    return data
+
+
+@given(st.binary() | st.just(EVERY_PAIR) | st.just(EVERY_PAIR + b"\xff"))
+def test_bytes_survive(data: bytes) -> None:
+    assert unpack(pack(data)) == data
+
+
+def test_an_html_parser_changes_no_character() -> None:
+    text = pack(EVERY_PAIR)
+    assert not {"\0", "\r", "<"} & set(text)
+    text.encode("utf-16")  # no lone surrogate
+
+
+def test_random_bytes_take_little_more_space() -> None:
+    data = np.random.default_rng(1).bytes(1_000_000)
+    assert len(pack(data).encode("utf-16-le")) / len(data) < 1.032
+
+
+def test_compressed_bytes_have_no_header() -> None:
+    data = b"The dog sleeps. " * 100
+    assert zlib.decompress(deflate(data), -zlib.MAX_WBITS) == data
+    assert len(deflate(data)) < len(deflate(data, zlib.Z_HUFFMAN_ONLY)) < len(data)
+
+
+# ---------------------------------------------------------------------------------------------
+# Tables for notebooks
+
+
+def test_cells_are_coloured_by_value_and_text_is_escaped() -> None:
+    html = heat_table("<b>", ["row"], ["<one>", "two"], [[Cell("<x>", 1.0), Cell("y", -0.5)]])
+    assert "&lt;b&gt;" in html
+    assert "&lt;x&gt;" in html
+    assert "rgba(64, 120, 220, 0.60)" in html
+    assert "rgba(214, 122, 20, 0.30)" in html
+
+
+def test_values_are_scaled_to_the_largest() -> None:
+    assert scaled([1.0, -4.0]) == [0.25, -1.0]
+    assert scaled([0.0]) == [0.0]
+    assert scaled([]) == []

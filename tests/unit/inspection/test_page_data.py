@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.examples import EXAMPLES, example_sources
+from regard.data.corpus import EXAMPLES, example_sources
 from regard.errors import RegardError
 from regard.inspection import attribution, page_data
 from regard.inspection.html_page import page

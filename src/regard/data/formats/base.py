@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 from regard.data.pairs import Pair
-from regard.data.remote_files import RemoteFile
-from regard.data.text_files import BadLine, DataFile, decoded_lines, uncompressed_name
+from regard.data.text_files import BadLine, DataFile, RemoteFile, decoded_lines, uncompressed_name
 from regard.errors import RegardError
 from regard.recipe import Registry
 

@@ -25,7 +25,7 @@ from regard.data.formats.base import (
     language_names,
     one_line,
 )
-from regard.data.language_codes import is_language, normalized_code
+from regard.data.language_identification import is_language, normalized_code
 from regard.data.pairs import Pair
 from regard.data.text_files import DataFile, read_chunks, split_lines
 from regard.errors import RegardError

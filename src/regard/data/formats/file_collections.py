@@ -20,10 +20,9 @@ from regard.data.formats.base import (
     language_names,
     suffix_format,
 )
-from regard.data.language_codes import is_language, language_code
+from regard.data.language_identification import is_language, language_code
 from regard.data.pairs import Pair
-from regard.data.remote_files import RemoteFile
-from regard.data.text_files import DataFile, read_error, uncompressed_name
+from regard.data.text_files import DataFile, RemoteFile, read_error, uncompressed_name
 from regard.errors import RegardError
 
 SPLITS = {"train": "train", "training": "train"} | dict.fromkeys(

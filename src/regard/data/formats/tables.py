@@ -23,7 +23,7 @@ from regard.data.formats.base import (
     abbreviate,
     one_line,
 )
-from regard.data.language_codes import is_language, language_code
+from regard.data.language_identification import is_language, language_code
 from regard.data.pairs import Pair
 from regard.data.text_files import MAX_LINE_BYTES, DataFile, read_error, read_lines
 from regard.errors import RegardError

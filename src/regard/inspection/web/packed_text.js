@@ -1,4 +1,4 @@
-/** Bytes that inspection/packed_text.py has written as text. */
+/** Bytes that inspection/html_page.py has written as text. */
 
 const SURROGATES = 0xd800;
 /** characters that an HTML parser replaces or interprets */

@@ -6,7 +6,7 @@ from math import log10
 
 import pytest
 
-from regard.experiments.figures import (
+from regard.experiments.report import (
     Curve,
     IntervalRow,
     curve_plot,
@@ -14,7 +14,7 @@ from regard.experiments.figures import (
     log_ticks,
     ticks,
 )
-from regard.experiments.statistics import Estimate
+from regard.experiments.results import Estimate
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import cast
 
 from regard.data.pairs import Pair
 from regard.metrics import MetricResult
-from regard.training.summary import Summary, _in_time, choose_examples
+from regard.training.evaluation import Summary, _in_time, choose_examples
 from regard.training.trainer import Trainer
 
 
