@@ -20,9 +20,8 @@ from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import checkpoint_activations
 from regard.recipe import make_recipe
-from regard.training.micro_batches import is_out_of_memory
 from regard.training.optimizers import OPTIMIZERS
-from regard.training.train_step import StepScalars, TrainStep
+from regard.training.train_step import StepScalars, TrainStep, is_out_of_memory
 
 WIDTH, TOKENS, VOCABULARY = 2_048, 32, 32_000
 
