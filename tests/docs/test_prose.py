@@ -59,6 +59,13 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_has_a_line_that_is_still_to_be_written(page: Path) -> None:
+    """A word such as SOME_FIGURES alone on a line stands for a text that was never written."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    assert not re.findall(r"^(?:[A-Z]+(?:_[A-Z]+)+|TODO\b.*|TBD)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_line_of_prose_is_long(page: Path) -> None:
     long = [
         f"{name(page)}:{number}: {len(line)}"
