@@ -5,7 +5,7 @@ TSC := tsc --noEmit --allowJs --checkJs --strict --target es2022 --module es2022
 	--lib es2022,dom,dom.iterable \
 	$(addprefix src/regard/inspection/web/,main.js packed_script.js model/worker.js)
 
-PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) + 1)) --maxprocesses 8 \
 	--dist loadfile --no-loadscope-reorder
 
 .PHONY: install demo test test-long test-data faults fuzz lock audit mutants check format
@@ -23,7 +23,7 @@ demo: install
 
 # Files of tests share the cores, one thread each: two that wait for one another would take twice the time.
 # One worker more than cores, since some tests wait; files in order, since the long ones come first.
-# A GPU is hidden: results are compared exactly, as a CPU gives them. CONTRIBUTING.md has the tests of the GPU's kernels.
+# With a GPU, the tests of its kernels run as well; all others compute on the CPU (tests/conftest.py).
 test: install
 	$(PYTEST) tests --ignore tests/data --ignore tests/long
 

@@ -24,7 +24,8 @@ SOURCES = Path(__file__).parents[2] / "src"
 
 def preload() -> None:
     """Import what the commands import, and let no library start a thread."""
-    os.environ.update({"OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(SOURCES)})
+    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # weights are compared exactly
+    os.environ.update({**ours, "COLUMNS": "120", "PYTHONPATH": str(SOURCES)})
     os.environ.pop("REGARD_DATA", None)
     from regard.cli.main import limit_library_threads, limit_onednn_cache
 

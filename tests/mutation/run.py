@@ -43,9 +43,10 @@ TOO_SLOW = ("test_openapi.py", "constant_memory", "million", "test_every_choice"
 """parts of the names of tests that are left out"""
 TREE = ("src", "tests", "recipes", "pyproject.toml", "README.md", "docs")
 LIBRARIES = (
-    *("beartype", "fastapi", "httpx", "numpy", "pyarrow.parquet", "pydantic", "rich", "sacrebleu"),
-    *("safetensors.torch", "sentencepiece", "tensorboard", "torch", "torch.utils.tensorboard"),
-    *("typer", "yaml"),
+    *("beartype", "fastapi", "httptools", "httpx", "hypothesis.strategies", "numpy"),
+    *("prometheus_client", "pyarrow.parquet", "pydantic", "rich", "sacrebleu"),
+    *("safetensors.torch", "sentencepiece", "starlette.testclient", "tensorboard", "torch"),
+    *("torch.utils.tensorboard", "typer", "uvicorn", "yaml"),
 )
 """imported once, before the forks"""
 PYTEST_OPTIONS = (
@@ -54,8 +55,12 @@ PYTEST_OPTIONS = (
 )
 MAX_SECONDS = 20.0
 """of tests for one mutant, by their durations in the coverage run; the fastest come first"""
+EXAMPLES = 20
+"""of each property for one mutant; ``--again`` tries all of them"""
 CPU_LIMIT = 60
 """seconds of CPU time after which a mutant counts as killed: the tests take less than a third without it"""
+ALL_PASSED = 42
+"""exit status of a process whose tests have all run; a mutant can end its process with 0 before they have"""
 TIME_LIMIT = 600
 """the same for a mutant that waits, in seconds; long, because other programs may use the cores"""
 
@@ -116,6 +121,21 @@ def fork(tree: Path, log: Path, body: Callable[[], int]) -> int:
 # Which tests run which lines
 
 
+class FewExamples:
+    """Tries each property with this many examples at most."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            function: Any = getattr(item, "obj", None)
+            settings = getattr(function, "_hypothesis_internal_use_settings", None)
+            if settings is not None and settings.max_examples > self.count:
+                few = type(settings)(settings, max_examples=self.count)
+                function._hypothesis_internal_use_settings = few
+
+
 class ContextPlugin:
     """Tells coverage which test is running, and measures how long it takes."""
 
@@ -126,12 +146,6 @@ class ContextPlugin:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not any(name in item.nodeid for name in TOO_SLOW)]
-        for item in items:  # the lines that a property runs do not depend on the number of examples
-            function: Any = getattr(item, "obj", None)
-            settings = getattr(function, "_hypothesis_internal_use_settings", None)
-            if settings is not None:
-                few = type(settings)(settings, max_examples=3)
-                function._hypothesis_internal_use_settings = few
 
     def pytest_collection_finish(self) -> None:
         self.coverage.start()  # imports need not be measured, and would take minutes
@@ -157,7 +171,8 @@ def measure(test_files: Mapping[str, Path]) -> int:
 
     measured = coverage.Coverage(data_file=None, include=["src/regard/*"], messages=False)
     plugin = ContextPlugin(measured)
-    pytest.main(["-q", *PYTEST_OPTIONS[2:], *test_files], [plugin])
+    few = FewExamples(3)  # the lines that a property runs do not depend on their number
+    pytest.main(["-q", *PYTEST_OPTIONS[2:], *test_files], [plugin, few])
     measured.stop()
     found = {name: Coverage({}, {}) for name in test_files}
     for test in plugin.seconds.keys() - plugin.failed:
@@ -286,7 +301,8 @@ class Result:
 class Slot:
     """A copy of the repository in which one mutant at a time is tested."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, examples: int) -> None:
+        self.examples = examples
         self.tree = make_tree(folder)
         self.log = folder.with_suffix(".log")
         self.written = time.time() + 10
@@ -297,7 +313,8 @@ class Slot:
 
         def body() -> int:
             resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
-            return int(pytest.main([*PYTEST_OPTIONS, *tests]))
+            few = FewExamples(self.examples)
+            return int(pytest.main([*PYTEST_OPTIONS, *tests], [few])) or ALL_PASSED
 
         self.process = fork(self.tree, self.log, body)
 
@@ -306,7 +323,8 @@ class Slot:
         done, status = os.waitpid(self.process, os.WNOHANG)
         if done:
             code = os.waitstatus_to_exitcode(status)
-            return "survived" if code == 0 else "timeout" if code == -signal.SIGKILL else "killed"
+            outcomes = {ALL_PASSED: "survived", -signal.SIGKILL: "timeout"}
+            return outcomes.get(code, "killed")
         if time.monotonic() - self.began < TIME_LIMIT:
             return None
         os.killpg(self.process, signal.SIGKILL)
@@ -385,7 +403,9 @@ def main() -> None:
         and not (arguments.resume and mutant.key in old)
     )
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        slots = [Slot(Path(folder) / f"tree{number}") for number in range(arguments.jobs)]
+        examples = 1000 if arguments.again else EXAMPLES
+        trees = [Path(folder) / f"tree{number}" for number in range(arguments.jobs)]
+        slots = [Slot(tree, examples) for tree in trees]
         coverages = coverage_of_tests([slot.tree for slot in slots])
         with results_file.open("a" if keep else "w", encoding="utf-8") as file:
             for number, result in enumerate(run_mutants(mutants, coverages, slots), 1):

@@ -112,3 +112,13 @@ def test_typos_keep_the_number_of_words_and_short_words(text: str, seed: int) ->
 def test_a_wrong_section_is_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(RegardError, match=problem):
         make_recipe({"data": {"train": {"pairs": "x.tsv"}}, **changes}, "test")
+
+
+def test_a_typo_swaps_deletes_doubles_or_replaces_a_letter() -> None:
+    seen = {with_typos("abcd", Random(seed)) for seed in range(200)}
+    assert seen == {
+        *("acbd", "abdc"),  # swapped
+        *("acd", "abd"),  # deleted
+        *("abbcd", "abccd"),  # doubled
+        *("aacd", "abbd"),  # replaced by the letter before
+    }

@@ -1,5 +1,6 @@
 """The rules for noise in pairs: each finds its kind of noise, and none of them finds anything in clean pairs."""
 
+import inspect
 import random
 import re
 from collections import Counter
@@ -14,7 +15,14 @@ from regard.data import quality
 from regard.data.ibm_model1 import PairSample
 from regard.data.misalignment import viterbi
 from regard.data.pairs import Pair
-from regard.data.quality import QUALITY_RULES, Misaligned, RuleSet, make_rules, survey
+from regard.data.quality import (
+    QUALITY_RULES,
+    Misaligned,
+    RuleSet,
+    make_rules,
+    survey,
+    threshold_names,
+)
 from regard.data.text_features import (
     HAN,
     MAX_WORDS,
@@ -350,3 +358,11 @@ def test_an_empty_batch_is_no_problem(facts: quality.CorpusFacts) -> None:
     for pairs in ([], [Pair("", "")], [Pair("x", "")]):
         for _, marks in rules.apply(PairBatch(pairs)):
             assert len(marks) == len(pairs)
+
+
+@pytest.mark.parametrize("name", QUALITY_RULES)
+def test_every_number_of_a_rule_is_a_threshold_that_can_be_set(name: str) -> None:
+    kind = QUALITY_RULES[name]
+    types = inspect.get_annotations(kind)
+    numbers = [key for key, one in types.items() if one in ("bool", "int", "float")]
+    assert threshold_names(kind) == numbers

@@ -110,3 +110,18 @@ def test_without_the_library_the_summary_names_the_reason(
     assert model.engine.native is None
     assert "torch's kernels (there is no C++ compiler to build it with)" in model.engine.summary
     assert len(model.translate(["ein Hund"])) == 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_network_that_cannot_be_packed_is_used_as_it_is(
+    make_run: Callable[..., Path], packed: bool
+) -> None:
+    attention = {} if packed else {"key_value_heads": 1}
+    model = Translator.load(make_run(model={"attention": attention}), "cpu", "fp32", threads=2)
+    assert model.engine.is_packed is packed
+    assert ("without packed weights" in model.engine.summary) is not packed
+    assert model.engine.is_concurrent(model.recipe.decoding) is packed
+    model.engine.start_workers()
+    assert model.engine.pool is None or packed
+    assert len(model.translate(["ein Hund"])) == 1
+    model.engine.stop_workers()

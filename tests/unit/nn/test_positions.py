@@ -12,7 +12,15 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.nn.norms import LayerNorm
-from regard.nn.positions import POSITIONS, Index, Learned, Rotary, Sinusoidal, sinusoids
+from regard.nn.positions import (
+    POSITIONS,
+    Index,
+    Learned,
+    Rotary,
+    Sinusoidal,
+    end_position,
+    sinusoids,
+)
 from regard.recipe import Recipe
 
 Array = npt.NDArray[np.float64]
@@ -230,3 +238,11 @@ def test_only_learned_positions_have_a_maximum_length(small_recipe: SmallRecipe)
         name: spec.embedding(small_recipe().model).max_length for name, spec in POSITIONS.items()
     }
     assert {name for name, limit in limits.items() if limit is not None} == {"learned"}
+
+
+def test_the_end_of_a_row_is_after_its_last_position() -> None:
+    x = torch.zeros(2, 4, 1)
+    assert end_position(x, 3) == 7
+    assert end_position(x, torch.tensor([[3], [5]])) == 9  # the rows begin at different positions
+    packed = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 0]]) - torch.arange(4)
+    assert end_position(x, packed) == 4

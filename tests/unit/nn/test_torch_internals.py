@@ -110,3 +110,10 @@ def test_features_that_cannot_be_queried_count_as_missing() -> None:
     assert not has_onednn_bf16()
     with without_torch_function():
         assert torch.ones(2).sum() == 2
+
+
+def test_eight_bits_are_256_values() -> None:
+    kernels = PlainInt8(torch.ones(1, 1, dtype=torch.int8), torch.ones(1), None, relu=False)
+    x = torch.arange(256.0).unsqueeze(1)
+    assert torch.equal(kernels.dynamic(x), x)
+    assert torch.equal(kernels.static(1.0, 56)(2 * x - 100), (2 * x - 100).clamp(-56, 199))

@@ -202,3 +202,21 @@ def test_only_translated_files_can_be_fetched(tmp_path: Path) -> None:
     with pytest.raises(RequestRefused):
         store.read(second)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("multipart/form-data; boundary=y", b"--x"),
+        ("multipart/form-data; boundary=y", b"--y\r\nContent-Disposition: nothing\r\n\r\n\r\n--y--"),
+        ("multipart/form-data", b"--x"),
+    ],
+)
+def test_a_broken_form_is_refused(
+    small_recipe: Callable[..., Recipe], kind: str, content: bytes
+) -> None:
+    app = create_app(english_to_german(small_recipe))
+    headers = {"content-type": kind}
+    response = send(app, "POST", "/translate_file", content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("multipart/form-data: ")

@@ -78,6 +78,19 @@ def test_exchange_grows_with_the_nodes() -> None:
     assert seconds == sorted(seconds)
     # A ring of 2 sends half of the bytes.
     assert seconds[1] == pytest.approx(1e9 / 2 / 450e9, rel=0.05)
+    # A node has 8 GPUs: 7 hops in a node, an eighth of the bytes for each GPU between two of them.
+    in_node, hop = 1e9 * 7 / 8 / 450e9, 2 * cost_model.LATENCY_SECONDS
+    assert seconds[2] == pytest.approx(in_node + 7 * hop)
+    assert seconds[3] == pytest.approx(in_node + 1e9 / 8 / 2 / 50e9 + 8 * hop)
+
+
+@pytest.mark.parametrize(("memory", "bytes_each"), [(24e9, 12), (80e9, 8)])
+def test_sharding_sends_three_times_the_weights(memory: float, bytes_each: int) -> None:
+    """An all-reduce sends the gradients twice."""
+    size = ModelSize.of(recipe_of("huge", 32_000, 1).model, 32_000)
+    gpu = ACCELERATORS["a100"]._replace(memory=memory)
+    expected = exchange_seconds(bytes_each * size.parameters, 8, gpu)
+    assert step_cost(size, gpu, 8, 8_000).exchange == expected
 
 
 def test_processes_of_one_core_are_predicted_from_a_measured_step(

@@ -968,3 +968,35 @@ def test_two_columns_of_one_language_are_refused(names: list[str]) -> None:
     with pytest.raises(ValueError, match=r"en|de"):
         choose_columns(names, ReadOptions(languages=("en", "de")))
     assert choose_columns(names[::2], ReadOptions(languages=("de", "en"))) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "layout"),
+    [
+        ("a.jsonl", '{"source": "a", "target": "b"}\n', None, ((), None, "")),
+        (
+            "a.jsonl",
+            '{"en": "a", "de": "b"}\n',
+            None,
+            (("source is en, target is de",), ("en", "de"), "en de"),
+        ),
+        ("a.tsv", "a\tb\n", None, ((), None, "")),
+        (
+            "a.tsv",
+            "a\tb\n",
+            ("2", "1"),
+            (("columns 2 and 1 of 2, without a header",), None, "columns (1, 0)"),
+        ),
+        (
+            "a.tsv",
+            "a\tb\tCC-BY 2.0\n",
+            None,
+            (("columns 1 and 2 of 3, without a header",), None, ""),
+        ),
+    ],
+)
+def test_the_layout_of_a_table_says_what_is_not_the_default(
+    tmp_path: Path, name: str, content: str, columns: tuple[str, str] | None, layout: object
+) -> None:
+    path = compressed(tmp_path / name, content.encode())
+    assert pair_format(path, ReadOptions(columns=columns)).layout(path) == layout
