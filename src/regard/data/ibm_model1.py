@@ -2,6 +2,10 @@
 
 It is far too weak to translate, but it tells in microseconds whether two texts can be translations of each other, and
 in which of the two languages a text is. So misaligned pairs and swapped sides are found in any pair of languages.
+
+A wrong pair teaches the model that its words are translations of each other, and would then look right. Therefore the
+model is cross-fitted: it has two tables, each learned from one half of the pairs, and a pair is judged by the table of
+the other half.
 """
 
 from __future__ import annotations
@@ -14,20 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.pairs import Pair
-from regard.data.text_features import Hashes, Ints, TextBatch, Words
+from regard.data.text_features import Hashes, Ints, PairBatch, Words
 
 Floats = NDArray[np.float64]
+Strengths = NDArray[np.uint8]
 
 SAMPLE_SIZE = 50_000
 """pairs that the model is learned from, at least, if there are as many"""
 MIN_PAIRS = 500
 """pairs without which there is no model"""
 VOCABULARY = 8_192
-"""words of each side whose translations are learned; the table of these takes 64 MB"""
-MAX_COMBINATIONS = 4_000_000
+"""words of each side whose translations are learned; the two tables of these take 64 MB each"""
+MAX_COMBINATIONS = 3000000
 """of a source word and a target word, to learn from; it bounds the time and memory for long texts"""
-MAX_SHARE = 0.1
-"""words that occur in more of the texts say nothing about what a text means"""
 MIN_COUNT = 4
 """Rarer words would be translations of whatever they occur with."""
 ITERATIONS = 3
@@ -71,6 +74,20 @@ class WordIds(NamedTuple):
         return WordIds(self.ids[_ranges(starts[texts], counts)], counts)
 
 
+class EncodedPairs(NamedTuple):
+    """The known words of some pairs."""
+
+    sources: WordIds
+    targets: WordIds
+    folds: Ints
+    """0 or 1: the half of the corpus that each pair belongs to"""
+
+    def take(self, pairs: Ints, targets: Ints | None = None) -> EncodedPairs:
+        """Some of the pairs; with ``targets``, their sources with the targets of these pairs."""
+        others = pairs if targets is None else targets
+        return EncodedPairs(self.sources.take(pairs), self.targets.take(others), self.folds[pairs])
+
+
 class HashIndex:
     """Finds the ids of hashes."""
 
@@ -94,17 +111,22 @@ class HashIndex:
 
 
 class WordVocabulary:
-    """The most informative words of one side."""
+    """The most frequent words of one side."""
 
     def __init__(self, words: Words) -> None:
         texts = len(words.counts)
         hashes, counts = np.unique(words.hashes, return_counts=True)
-        useful = (counts >= MIN_COUNT) & (counts <= MAX_SHARE * texts)
-        hashes, counts = hashes[useful], counts[useful]
+        hashes, counts = hashes[counts >= MIN_COUNT], counts[counts >= MIN_COUNT]
         order = np.argsort(-counts, kind="stable")[:VOCABULARY]
         self.index = HashIndex(hashes[order])
-        self.weights: Floats = np.log(texts / np.maximum(counts[order], 1))
+        self.frequencies: Floats = counts[order] / max(1, texts)
+        """how often each word occurs in a text"""
+        self.weights: Floats = np.maximum(0, -np.log(self.frequencies))
         """information of each word, in nats"""
+        self.reliability: Strengths = np.zeros(len(order), np.uint8)
+        """the strength of the best translation of each word, in 1/255"""
+        self.chance: Floats = np.zeros(len(order))
+        """the sum of the strengths of its translations in an unrelated text, on average"""
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -120,23 +142,31 @@ class Lexicon:
     """The model: how strongly each source word and target word are translations of each other."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        source = TextBatch([pair.source for pair in pairs]).words
-        target = TextBatch([pair.target for pair in pairs]).words
+        batch = PairBatch(pairs)
+        source, target = batch.source.words, batch.target.words
         self.source, self.target = WordVocabulary(source), WordVocabulary(target)
-        sources, targets = self.source.encode(source), self.target.encode(target)
-        combinations = int((sources.counts * targets.counts).sum())
+        self.tables = np.zeros((2, len(self.source), len(self.target)), np.uint8)
+        """[fold, source word, target word]: how strongly they are translations of each other, learned from the pairs
+        of the other fold: the geometric mean of p(target word | source word) and its reverse, in 1/255"""
+        words = self.encode(batch)
+        combinations = int((words.sources.counts * words.targets.counts).sum())
         step = 1 + combinations // MAX_COMBINATIONS
-        learned = np.arange(0, len(pairs), step)
-        self.table = self._learn(sources.take(learned), targets.take(learned))
-        some = np.arange(0, len(pairs), 1 + len(pairs) // 5_000)
-        scores = self.scores(sources.take(some), targets.take(some))
+        for fold in (0, 1):
+            learned = np.flatnonzero(words.folds != fold)[::step]
+            self._learn(words.take(learned), fold)
+        scores = self.scores(words.take(np.arange(0, len(pairs), 1 + len(pairs) // 2_000)))
         self.typical_score = float(np.median(scores)) if len(pairs) else 0.0
         self.sides, self.log_odds = _side_log_odds(source, target)
 
-    def _learn(self, sources: WordIds, targets: WordIds) -> NDArray[np.uint8]:
-        """The geometric mean of p(target word | source word) and its reverse, in 1/255."""
+    def encode(self, batch: PairBatch) -> EncodedPairs:
+        """The known words of some pairs."""
+        source, target = batch.source.words, batch.target.words
+        return EncodedPairs(self.source.encode(source), self.target.encode(target), batch.folds)
+
+    def _learn(self, pairs: EncodedPairs, fold: int) -> None:
+        """Learn the table of a fold."""
         width = max(1, len(self.target))
-        first, second, source_word, target_word = cross_product(sources, targets)
+        first, second, source_word, target_word = cross_product(pairs.sources, pairs.targets)
         combinations = (first * width + second).astype(np.int32)
         ordered = np.sort(combinations)  # np.unique with return_inverse takes five times as long
         keys = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
@@ -147,37 +177,55 @@ class Lexicon:
         both = np.ones(len(keys))
         # Each occurrence of a word is explained by the words on the other side of its pair.
         for given, explained in ((rows, target_word), (columns, source_word)):
-            probability = np.ones(len(keys))
-            for _ in range(ITERATIONS):
-                now = probability[entry]
+            now = np.ones(len(entry))
+            for iteration in range(ITERATIONS):
+                if iteration:
+                    now = probability[entry]
                 share = now / np.bincount(explained, now)[explained]
                 counts = np.bincount(entry, share, len(keys))
                 probability = counts / np.bincount(given, counts)[given]
             both *= probability
-        table = np.zeros((len(self.source), width), np.uint8)
-        table[rows, columns] = np.minimum(np.sqrt(both) * 255, 255)
-        return table
+        strengths = np.minimum(np.sqrt(both) * 255, 255).astype(np.uint8)
+        self.tables[fold, rows, columns] = strengths
+        for vocabulary, words, others, frequencies in (
+            (self.source, rows, columns, self.target.frequencies),
+            (self.target, columns, rows, self.source.frequencies),
+        ):
+            np.maximum.at(vocabulary.reliability, words, strengths)
+            chances = strengths / 255 * frequencies[others]
+            vocabulary.chance += np.bincount(words, chances, len(vocabulary)) / 2
 
-    def scores(self, sources: WordIds, targets: WordIds) -> Floats:
-        """How well the words of each pair explain each other, from 0 to 1; 0 if no word is known."""
-        total, possible = np.zeros(len(sources.counts)), np.full(len(sources.counts), 1e-6)
-        for side, other, table, vocabulary in (
-            (sources, targets, self.table, self.source),
-            (targets, sources, self.table.T, self.target),
+    def best_translations(self, pairs: EncodedPairs) -> tuple[Strengths, Strengths]:
+        """For each source word and each target word, the strength of its best translation in its pair, in 1/255."""
+        sources, targets, folds = pairs
+        _, height, width = self.tables.shape
+        fold = folds * (height * width)
+        table = self.tables.reshape(-1)
+        rows = fold[sources.texts] + sources.ids * width
+        columns = fold[targets.texts] + targets.ids
+        return (
+            _best(table, rows, sources.counts, targets.ids, targets.counts),
+            _best(table, columns, targets.counts, sources.ids * width, sources.counts),
+        )
+
+    def scores(
+        self, pairs: EncodedPairs, best: tuple[Strengths, Strengths] | None = None
+    ) -> Floats:
+        """How well the words of each pair explain each other, from 0 to 1; 0 if no word is known.
+
+        best: the result of ``best_translations``, if it is known.
+        """
+        total, possible = np.zeros(len(pairs.folds)), np.full(len(pairs.folds), 1e-6)
+        for side, vocabulary, strengths in zip(
+            pairs[:2],
+            (self.source, self.target),
+            best or self.best_translations(pairs),
+            strict=True,
         ):
             weights, texts = vocabulary.weights[side.ids], side.texts
-            best = _best_translations(table, side, other)
-            total += np.bincount(texts, weights * best, len(total))
+            total += np.bincount(texts, weights * strengths, len(total)) / 255
             possible += np.bincount(texts, weights, len(total))
         return np.asarray(total / possible)
-
-    def information(self, sources: WordIds, targets: WordIds) -> Floats:
-        """The information in the known words of each pair: that of its poorer side, in nats."""
-        size = len(sources.counts)
-        return np.minimum(
-            np.bincount(sources.texts, self.source.weights[sources.ids], size),
-            np.bincount(targets.texts, self.target.weights[targets.ids], size),
-        )
 
     def target_log_odds(self, words: Words) -> Floats:
         """How much more each text looks like a target than like a source, in nats; negative for sources."""
@@ -201,15 +249,18 @@ def _side_log_odds(source: Words, target: Words) -> tuple[HashIndex, Floats]:
     return HashIndex(hashes[common]), np.clip(odds, -MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
-def _best_translations(table: NDArray[np.uint8], side: WordIds, other: WordIds) -> Floats:
-    """For each word of one side, the strength of its best translation among the words of the other side."""
-    first, second, _, _ = cross_product(side, other)
-    strength = table[first, second]
-    repeats = np.repeat(other.counts, side.counts)
-    best = np.zeros(len(side.ids))
-    if len(strength):
-        starts = (np.cumsum(repeats) - repeats)[repeats > 0]
-        best[repeats > 0] = np.maximum.reduceat(strength, starts) / 255
+def _best(
+    table: Strengths, ours: Ints, counts: Ints, theirs: Ints, their_counts: Ints
+) -> Strengths:
+    """For each of our words, the largest entry of the table for it and one of their words in the same pair."""
+    repeats = np.repeat(their_counts, counts)
+    starts = np.cumsum(their_counts) - their_counts
+    others = theirs[_ranges(np.repeat(starts, counts), repeats)]
+    strengths = table[np.repeat(ours, repeats) + others]
+    best = np.zeros(len(ours), np.uint8)
+    if len(strengths):
+        firsts = (np.cumsum(repeats) - repeats)[repeats > 0]
+        best[repeats > 0] = np.maximum.reduceat(strengths, firsts)
     return best
 
 

@@ -49,16 +49,14 @@ def _best_shifts(
     lexicon: Lexicon, alignment: Alignment, pairs: Ints, max_shift: int, switch_cost: float
 ) -> Ints:
     """The most probable shift of each of these consecutive pairs."""
-    sources, targets, aligned = alignment
+    words, aligned = alignment.words, alignment.scores
     shifts = [0, *(sign * n for n in range(1, max_shift + 1) for sign in (1, -1))]
     scores = np.zeros((len(pairs), len(shifts)))
     scores[:, 0] = aligned[pairs]
     for column, shift in enumerate(shifts[1:], 1):
         others = pairs + shift
         inside = (others >= 0) & (others < len(aligned))
-        scores[inside, column] = lexicon.scores(
-            sources.take(pairs[inside]), targets.take(others[inside])
-        )
+        scores[inside, column] = lexicon.scores(words.take(pairs[inside], others[inside]))
     return np.array(shifts)[viterbi(scores, switch_cost)]
 
 

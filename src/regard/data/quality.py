@@ -31,6 +31,7 @@ import numpy as np
 from regard.data.formats.base import Two
 from regard.data.ibm_model1 import MIN_PAIRS, Lexicon, PairSample
 from regard.data.language_identification import LanguageIdentifier, is_installed
+from regard.data.likelihood_ratio import LikelihoodRatio
 from regard.data.misalignment import Stretch, find_stretches
 from regard.data.pairs import Pair
 from regard.data.protected_spans import ProtectedSpans
@@ -527,19 +528,26 @@ class Misaligned(LexiconRule):
 @QUALITY_RULES.register("unrelated")
 @dataclass
 class Unrelated(LexiconRule):
-    """no word of one side is a known translation of a word of the other side"""
+    """the words, the lengths and the punctuation of the two sides do not belong together"""
 
     advice = "look at some of them: they are misaligned, or very free translations; drop them"
-    min_score: float = 0.02
-    """how well the words must explain each other, from 0 to 1; more for long texts, in proportion"""
-    min_information: float = 14.0
-    """in the known words of each side, in nats; pairs with less are not judged"""
+    max_log_odds: float = -5.0
+    """of being a translation, in nats"""
+    min_precision: float = 0.7
+    """share of truly unrelated pairs among those it finds, as estimated from shuffled pairs"""
+    likelihood_ratio: LikelihoodRatio | None = field(default=None, init=False, repr=False)
+    threshold: float = field(default=-np.inf, init=False, repr=False)
+
+    def prepare(self, facts: CorpusFacts) -> str | None:
+        if facts.lexicon is not None:
+            self.likelihood_ratio = LikelihoodRatio(facts.lexicon, facts.sample)
+            threshold = self.likelihood_ratio.threshold(self.min_precision)
+            self.threshold = min(threshold, self.max_log_odds)
+        return super().prepare(facts)
 
     def judge(self, batch: PairBatch, lexicon: Lexicon) -> Mask:
-        sources, targets, scores = batch.alignment(lexicon)
-        information = lexicon.information(sources, targets)
-        needed = self.min_score * np.minimum(information / self.min_information, 3)
-        return np.asarray((information >= self.min_information) & (scores < needed))
+        assert self.likelihood_ratio is not None
+        return self.likelihood_ratio.log_odds(batch) < self.threshold
 
 
 @QUALITY_RULES.register("overlap")

@@ -21,7 +21,7 @@ from regard.data.pairs import Pair
 from regard.data.words import is_unspaced_script
 
 if TYPE_CHECKING:
-    from regard.data.ibm_model1 import Floats, Lexicon, WordIds
+    from regard.data.ibm_model1 import EncodedPairs, Floats, Lexicon, Strengths
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -195,6 +195,11 @@ class TextBatch:
             hashes = np.where(alive, mixed * _HASH_FACTOR, hashes)
         return Words(hashes, counts)
 
+    @cached_property
+    def last_characters(self) -> NDArray[np.uint32]:
+        """The code point of the last character of each text; 0 for an empty one."""
+        return np.append(self.codes, np.uint32(0))[np.where(self.lengths > 0, self.ends - 1, -1)]
+
     def matching(self, pattern: re.Pattern[str]) -> Ints:
         """The numbers of the texts in which a pattern occurs, found by one search over all of them.
 
@@ -289,8 +294,9 @@ BATCH = 8_192
 class Alignment(NamedTuple):
     """What a lexicon says about a batch."""
 
-    sources: WordIds
-    targets: WordIds
+    words: EncodedPairs
+    best: tuple[Strengths, Strengths]
+    """the strength of the best translation of each source word and each target word"""
     scores: Floats
     """from 0 to 1"""
 
@@ -326,12 +332,20 @@ class PairBatch:
     def pair_keys(self) -> Hashes:
         return combine_keys(self.source.keys, self.target.keys)
 
+    @property
+    def folds(self) -> Ints:
+        """0 or 1 for each pair, at random; pairs with the same source are always in the same fold."""
+        hashes, counts = self.source.words
+        totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
+        ends = np.cumsum(counts)
+        return ((totals[ends] - totals[ends - counts]) >> np.uint64(63)).astype(np.int64)
+
     def alignment(self, lexicon: Lexicon) -> Alignment:
         """The known words of both sides, and how well they explain each other."""
         if self._alignment is None:
-            sources = lexicon.source.encode(self.source.words)
-            targets = lexicon.target.encode(self.target.words)
-            self._alignment = Alignment(sources, targets, lexicon.scores(sources, targets))
+            words = lexicon.encode(self)
+            best = lexicon.best_translations(words)
+            self._alignment = Alignment(words, best, lexicon.scores(words, best))
         return self._alignment
 
 
