@@ -64,7 +64,7 @@ def train(
         typer.Argument(
             metavar="RECIPE | SOURCE TARGET | PAIRS",
             help="A recipe (a YAML file or a name from  regard recipes), two parallel text files, or "
-            "files of pairs: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives, or a folder of these.",
+            "files of pairs: TSV, CSV, XLSX, JSONL, Parquet, TMX, XLIFF, PO, zip archives, or a folder of these.",
         ),
     ],
     changes: RecipeChanges = None,
@@ -354,9 +354,11 @@ def recipes() -> None:
     """List the recipes that come with Regard."""
     from regard.recipe import bundled_recipes
 
-    for name, path in bundled_recipes().items():
+    bundled = bundled_recipes()
+    width = max(map(len, bundled))
+    for name, path in bundled.items():
         first_line = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        print(f"{name:26} {first_line.removeprefix('#').strip()}")
+        print(f"{name:{width}}  {first_line.removeprefix('#').strip()}")
 
 
 @with_decoding_options
