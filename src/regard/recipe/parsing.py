@@ -193,7 +193,7 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
         raise RegardError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
-    if path.suffix not in RECIPE_SUFFIXES:
+    if path.suffix not in ("", *RECIPE_SUFFIXES):
         raise RegardError(
             f"{path}: not a recipe; the name of a recipe ends in {' or '.join(RECIPE_SUFFIXES)}"
         )
