@@ -94,6 +94,19 @@ ERRORS: dict[str, tuple[str, str]] = {
         r"--set training.steps: expected section.key=value",
     ),
     "bad value": ("train recipe.yaml --set training.steps=-1", r"training.steps: -1 must be"),
+    "bad key of --set": (
+        "train train.src train.tgt --set model.hedas=4",
+        r"--set: unknown key model.hedas; did you mean heads\?",
+    ),
+    "--out is a file": (
+        "train train.src train.tgt --out test.src",
+        r"--out test.src: a file, not a folder",
+    ),
+    "unknown format": ("export run --to keras", r"--to keras: no such format"),
+    "a file as a text": (
+        "translate run test.src",
+        r"test.src: a file of an unknown format; to translate its lines, use --input test.src",
+    ),
     "no run": ("translate absent abc", r"absent: no such folder"),
     "no run folder": ("translate nothing abc", r"nothing: not a run folder"),
     "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, nbest 3"),

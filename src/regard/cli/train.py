@@ -143,6 +143,10 @@ def train(
         raise RegardError(
             f"--processes {processes}: WORLD_SIZE is {started}; leave one of them out"
         )
+    if not all(data):
+        raise RegardError("the name of a file is empty")
+    if out is not None and out.exists() and not out.is_dir():
+        raise RegardError(f"--out {out}: a file, not a folder")
     from regard.training.run import Interrupted, train as run_training
 
     start = time.monotonic()

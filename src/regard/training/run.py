@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.corpus import fingerprint, read_pairs
+from regard.data.corpus import data_paths, fingerprint, read_pairs
 from regard.data.examples import example_sources
 from regard.errors import RegardError
 from regard.inference.confidence import MAX_SENTENCES
@@ -29,7 +29,7 @@ from regard.inference.hallucinations import OutputStatistics
 from regard.inference.native_library import native_library
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
-from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.recipe import DataConfig, DataFiles, Recipe, make_recipe
 from regard.storage.atomic_files import write_text
 from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, Selection
@@ -444,6 +444,7 @@ def resumable_recipe(
         recipe.data.train != files
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
+        data_paths(files, DataConfig(root=root, train=files), "")  # a missing file is named first
         raise RegardError(f"{run}: contains a run with different data; choose another --out")
     if languages is not None and languages != recipe.data.languages:
         raise RegardError(
@@ -592,6 +593,9 @@ def finish(
     language = trainer.recipe.data.targets[:1]
     words = [trainer.model.command, str(trainer.run), *(f"--to {one}" for one in language)]
     reporter.message(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')
+    if isinstance(trainer.model, Translator) and trainer.recipe.data.test is None:
+        evaluate = f"regard evaluate {trainer.run} --source FILE --reference FILE"
+        reporter.message(f"To score it on test data:  {evaluate}")
 
 
 def _select_weights(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LENGTH_PENALTIES = (0.6, 1.0, 1.4)
 MAX_TUNING_PAIRS = 200
 """validation pairs that the length penalty is tuned on"""
+EXAMPLES, EXAMPLE_SECONDS = 5, 5.0
+"""validation pairs that are shown, also after the deadline, if their translation takes no longer than this"""
 
 
 class Example(NamedTuple):
@@ -36,10 +38,12 @@ class Summary(NamedTuple):
 
     def lines(self) -> list[str]:
         """The lines that are printed at the end of training."""
-        if not self.results:
+        if not self.examples:
             return []
         scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
         lines = [f"On {self.pairs:,} validation pairs: {scores}"]
+        if not self.results:
+            lines = [f"No time left to score the validation pairs; {self.pairs} of them:"]
         for rank, pair, translation, chrf in self.examples:
             lines.append(f"  {rank:8} {shorten_text(pair.source)}")
             lines.append(
@@ -51,17 +55,23 @@ class Summary(NamedTuple):
 def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     """Translate the validation examples as ``regard translate`` would, score them, and choose five examples.
 
-    Empty if there is no time, or if the task is not translation.
+    Without time, only a few pairs are translated, and not scored. Empty if the task is not translation, or if even
+    these take too long.
     """
     model, pairs = trainer.model, trainer.examples
     if trainer.recipe.data.test is not None:
         pairs = pairs[
             :MAX_TUNING_PAIRS
         ]  # the test set is scored, so these are only for the examples
-    if not isinstance(model, Translator) or not pairs or not _in_time(trainer, deadline, 1):
+    if not isinstance(model, Translator) or not pairs:
         return Summary(0, [], [])
+    in_time = _in_time(trainer, deadline, 1)
+    if not in_time:
+        pairs = pairs[:EXAMPLES]
+        if _beam_seconds(trainer, len(pairs) / len(trainer.examples)) > EXAMPLE_SECONDS:
+            return Summary(0, [], [])
     translations = trainer.evaluation.outputs(pairs)
-    results = model.score_outputs(translations, pairs)
+    results = model.score_outputs(translations, pairs) if in_time else []
     return Summary(len(pairs), results, choose_examples(pairs, translations))
 
 
@@ -124,5 +134,9 @@ def _in_time(trainer: Trainer, deadline: float | None, share: float) -> bool:
     """Whether there is time for a beam search over this share of the examples."""
     if deadline is None:
         return True
-    needed = share * trainer.recipe.decoding.beam * trainer.validation_seconds / 2 + 1
-    return time.monotonic() + needed < deadline
+    return time.monotonic() + _beam_seconds(trainer, share) + 1 < deadline
+
+
+def _beam_seconds(trainer: Trainer, share: float) -> float:
+    """How long a beam search over this share of the examples takes."""
+    return share * trainer.recipe.decoding.beam * trainer.validation_seconds / 2
