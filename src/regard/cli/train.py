@@ -496,7 +496,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate speed, memory, duration and cost of a training on GPUs that you do not have.
+    """Estimate speed, memory, duration and cost of training on GPUs that you do not have.
 
     Three corpora are estimated: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing is read
     or trained; with --kind cpu, a few steps on random tokens are timed on one core of this machine.
