@@ -107,6 +107,10 @@ ERRORS: dict[str, tuple[str, str]] = {
         "translate run test.src",
         r"test.src: a file of an unknown format; to translate its lines, use --input test.src",
     ),
+    "half an ensemble": (
+        "translate run+ abc",
+        r"run\+: expected run folders joined by \+, for example runs/a\+runs/b",
+    ),
     "no run": ("translate absent abc", r"absent: no such folder"),
     "no run folder": ("translate nothing abc", r"nothing: not a run folder"),
     "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, nbest 3"),

@@ -412,4 +412,7 @@ def run_folders(run: Path) -> Path | list[Path]:
     """The run folder of an argument, or the folders that are joined by +."""
     if run.exists() or "+" not in str(run):
         return run
-    return [Path(folder) for folder in str(run).split("+")]
+    folders = str(run).split("+")
+    if not all(folders):
+        raise RegardError(f"{run}: expected run folders joined by +, for example runs/a+runs/b")
+    return [Path(folder) for folder in folders]
