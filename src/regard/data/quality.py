@@ -642,9 +642,7 @@ class AllCaps(Rule):
     """a side is written in capital letters"""
 
     rejects = False
-    advice = (
-        "no action is needed if they are few; otherwise the model does not learn lower case"
-    )
+    advice = "no action is needed if they are few; otherwise the model does not learn lower case"
     min_share: float = 0.8
     """of the letters that have a case"""
     min_letters: int = 10

@@ -172,7 +172,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RegardError(f"{path}: no such file; give the folder of a Hugging Face model") from None
+        raise RegardError(
+            f"{path}: no such file; give the folder of a Hugging Face model"
+        ) from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:

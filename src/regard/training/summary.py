@@ -65,7 +65,7 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
         ]  # the test set is scored, so these are only for the examples
     if not isinstance(model, Translator) or not pairs:
         return Summary(0, [], [])
-    in_time = _in_time(trainer, deadline, 1)
+    in_time = _in_time(trainer, deadline, len(pairs) / len(trainer.examples))
     if not in_time:
         pairs = pairs[:EXAMPLES]
         if _beam_seconds(trainer, len(pairs) / len(trainer.examples)) > EXAMPLE_SECONDS:
@@ -73,6 +73,16 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     translations = trainer.evaluation.outputs(pairs)
     results = model.score_outputs(translations, pairs) if in_time else []
     return Summary(len(pairs), results, choose_examples(pairs, translations))
+
+
+def summary_seconds(trainer: Trainer) -> float:
+    """How long the summary takes; ``validation_seconds`` of the trainer must be known."""
+    if not isinstance(trainer.model, Translator) or not trainer.examples:
+        return 0.0
+    count = len(trainer.examples)
+    if trainer.recipe.data.test is not None:
+        count = min(count, MAX_TUNING_PAIRS)
+    return _beam_seconds(trainer, count / len(trainer.examples)) + 1
 
 
 def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]:
@@ -110,8 +120,9 @@ def tune_length_penalty(
         return  # they have no length penalty
     current = trainer.recipe.decoding.length_penalty
     scores: dict[float, float] = {}
+    summary = summary_seconds(trainer)  # is more important than this
     for penalty in sorted({current, *LENGTH_PENALTIES}, key=lambda value: value != current):
-        if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples)):
+        if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples), summary):
             break
         model.set_decoding(length_penalty=penalty)
         outputs = trainer.evaluation.outputs(pairs)
@@ -130,11 +141,11 @@ def tune_length_penalty(
         )
 
 
-def _in_time(trainer: Trainer, deadline: float | None, share: float) -> bool:
-    """Whether there is time for a beam search over this share of the examples."""
+def _in_time(trainer: Trainer, deadline: float | None, share: float, reserved: float = 0.0) -> bool:
+    """Whether there is time for a beam search over this share of the examples, and for ``reserved`` seconds more."""
     if deadline is None:
         return True
-    return time.monotonic() + _beam_seconds(trainer, share) + 1 < deadline
+    return time.monotonic() + _beam_seconds(trainer, share) + 1 + reserved < deadline
 
 
 def _beam_seconds(trainer: Trainer, share: float) -> float:

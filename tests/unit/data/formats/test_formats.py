@@ -605,7 +605,9 @@ def test_damaged_utf_16_is_named(tmp_path: Path) -> None:
     assert ": damaged UTF-16: " in refusal(tmp_path / "p.tsv")
 
 
-@pytest.mark.parametrize("header", ["ID;English;Deutsch", "nr;Englisch;Deutsch", "id;Igbo;Français"])
+@pytest.mark.parametrize(
+    "header", ["ID;English;Deutsch", "nr;Englisch;Deutsch", "id;Igbo;Français"]
+)
 def test_names_of_languages_are_a_header(header: str, tmp_path: Path) -> None:
     excel = written(tmp_path / "excel.csv", f"\ufeff{header}\r\n1;dog;Hund\r\n")
     assert read_file(excel) == [Pair("dog", "Hund")]
