@@ -590,6 +590,8 @@ def finish(
     trainer.run.write_card(card)
     for line in summary.lines():
         reporter.message(line)
+    if isinstance(trainer.model, Translator) and deadline is not None and not summary.examples:
+        reporter.message("No time left to translate validation pairs, so there are no scores")
     language = trainer.recipe.data.targets[:1]
     words = [trainer.model.command, str(trainer.run), *(f"--to {one}" for one in language)]
     reporter.message(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')
