@@ -23,10 +23,10 @@ from regard.experiments.claims import CLAIMS, Claim
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "lab"
-HEAD = """# What is said about the Transformer
+HEAD = """# Claims about the Transformer
 
-Sentences that everyone learns about the Transformer, and what small experiments say about them. `regard lab` lists
-them, and `regard lab run NAME` repeats an experiment on your machine.
+Common claims about the Transformer, and what small experiments say about them. `regard lab` lists them, and `regard lab
+run NAME` repeats an experiment on your machine.
 
 A verdict is computed from the numbers. **Confirmed**: the 95% interval lies on the side that the claim says.
 **Contradicted**: it lies on the other side. **Not at this size**: the interval does not tell. A verdict holds for its

@@ -94,6 +94,23 @@ ERRORS: dict[str, tuple[str, str]] = {
         r"--set training.steps: expected section.key=value",
     ),
     "bad value": ("train recipe.yaml --set training.steps=-1", r"training.steps: -1 must be"),
+    "bad key of --set": (
+        "train train.src train.tgt --set model.hedas=4",
+        r"--set: unknown key model.hedas; did you mean heads\?",
+    ),
+    "--out is a file": (
+        "train train.src train.tgt --out test.src",
+        r"--out test.src: a file, not a folder",
+    ),
+    "unknown format": ("export run --to keras", r"--to keras: no such format"),
+    "a file as a text": (
+        "translate run test.src",
+        r"test.src: a file of an unknown format; to translate its lines, use --input test.src",
+    ),
+    "half an ensemble": (
+        "translate run+ abc",
+        r"run\+: expected run folders joined by \+, for example runs/a\+runs/b",
+    ),
     "no run": ("translate absent abc", r"absent: no such folder"),
     "no run folder": ("translate nothing abc", r"nothing: not a run folder"),
     "too many translations": ("translate run a --beam 2 --nbest 3", r"beam 2, nbest 3"),
@@ -372,8 +389,13 @@ def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "--set",
         "training.patience=null",
     )
+    unscored = (
+        *("--minutes", "0.2", "--set", "training.validate_sentences=0"),
+        *("--set", "training.best_checkpoint_metric=loss", "--out", "runs/unscored"),
+    )
     jobs = {
         "tabs": ("tabs.tsv", *endless),
+        "unscored": ("tabs.tsv", *unscored, *short),
         "two": ("two.src", "two.tgt", *short),
         "objects": ("objects.jsonl", *short),
     }
@@ -398,6 +420,18 @@ def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[st
     assert "dropout 0." in done.stderr
     assert "both sides are sequences of 8 symbols" in done.stderr
     assert (runs / name / "card.json").is_file()
+
+
+def test_training_says_how_good_the_model_is_or_why_that_is_not_known(
+    chosen: dict[str, Timed],
+) -> None:
+    _, done, _ = chosen["two"]
+    assert re.search(r"On \d+ validation pairs: \w+ .*\n  best ", done.stderr)
+    _, done, _ = chosen["unscored"]
+    assert "No time left to translate validation pairs, so there are no scores" in done.stderr
+    for name in ("two", "unscored"):
+        hint = f"To score it on test data:  regard evaluate runs/{name} --source FILE --reference FILE\n"
+        assert chosen[name][1].stderr.endswith(hint)
 
 
 def test_training_is_planned_for_the_given_minutes(chosen: dict[str, Timed]) -> None:

@@ -43,6 +43,29 @@ def test_the_size_of_the_onednn_cache_is_limited_unless_the_user_set_it(
     assert os.environ["LRU_CACHE_CAPACITY"] == "64"
 
 
+INTERRUPTED_IMPORT = """
+import sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "regard.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from regard.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_while_the_command_is_imported_is_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 INTERRUPTED = """
 import os, signal, sys
 from regard.errors import RegardError

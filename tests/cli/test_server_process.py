@@ -284,7 +284,8 @@ def test_an_unusable_address_is_an_error(finished_run: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            RegardError, match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*in use"
+            RegardError,
+            match=rf"cannot listen on 127\.0\.0\.1, port {port}: .*in use; choose another --port",
         ):
             serve([finished_run], port=port)
     with pytest.raises(RegardError, match=r"cannot listen on no\.such\.host\.invalid"):

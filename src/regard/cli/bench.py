@@ -13,10 +13,11 @@ from typing import Annotated, get_args
 
 import typer
 
-from regard.cli.options import AsJson
+from regard.cli.options import AsJson, Group
 from regard.errors import RegardError
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Measure the speed of translation or training, and compare it with other libraries.",
 )

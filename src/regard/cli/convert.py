@@ -63,10 +63,10 @@ def export(
     ] = None,
 ) -> None:
     """Convert a model to the format of another library, and verify that both compute the same outputs."""
-    from regard.interop.convert import export_model
+    from regard.interop.convert import EXPORTS, export_model
 
     if out is None:
-        if format_ != "html":
+        if format_ != "html" and format_ in EXPORTS:
             raise RegardError(f"--to {format_} needs --out FOLDER")
         out = Path(f"{run.resolve().name}.html")
     for line in export_model(run, format_, out):

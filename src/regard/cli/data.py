@@ -16,6 +16,7 @@ from regard.cli.options import (
     AsJson,
     BadLines,
     Columns,
+    Group,
     LanguagePair,
     NewRunFolder,
     Overwrite,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from regard.data.quality_report import QualityReport
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Check, clean, score, convert and prepare pairs.",
 )

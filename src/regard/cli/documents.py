@@ -59,6 +59,11 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
             documents += found
         elif not any(map(str.isspace, text)):
             raise RegardError(f"{text}: no such file")
+    for text in candidates:
+        if text not in named and Path(text).is_file():
+            raise RegardError(
+                f"{text}: a file of an unknown format; to translate its lines, use --input {text}"
+            )
     if documents and len(named) < len(texts):
         other = next(text for text in texts if text not in named)
         raise RegardError(f"give either documents or texts, not both: {other!r} is not a document")

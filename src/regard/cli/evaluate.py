@@ -64,7 +64,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Sources and references in one file, instead of --source and --reference: TSV, CSV, JSONL, "
+            help="Sources and references in one file, instead of --source and --reference: TSV, CSV, XLSX, JSONL, "
             "Parquet, TMX, XLIFF, PO, a zip archive or a folder of these.",
             rich_help_panel=INPUT_OUTPUT,
         ),
@@ -288,14 +288,14 @@ def look(
         typer.Option(
             "--lenses",
             metavar=FLAG,
-            help="Also show what the model would say after each layer, and why it says each word.",
+            help="Also show what the model would predict after each layer, and what each prediction depends on.",
         ),
     ] = False,
     against: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Another sentence: also show which place of the network makes the translations differ.",
+            help="Another sentence: also show which activations make the two translations differ.",
         ),
     ] = None,
     prefix: Annotated[

@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 lab = typer.Typer(
     cls=default_group("list"),
-    help="Check what is usually said about the Transformer. `regard lab` is `regard lab list`.",
+    help="Check common claims about the Transformer. `regard lab` is `regard lab list`.",
 )
 
 Minutes = Annotated[
@@ -87,7 +87,7 @@ def run(
 ) -> None:
     """Train all combinations of values with several seeds, and write a table, verdicts, figures and a report.
 
-    To resume, or to add seeds or values, run the command again: finished trainings are kept.
+    To resume, or to add seeds or values, run the command again: finished training runs are kept.
     """
     from regard.experiments.experiment import (
         check_failures,
@@ -195,7 +195,7 @@ def run_claims(
 ) -> None:
     """Train the models that check a claim, and compute the verdict from their scores.
 
-    Claims share trainings. To resume, run the same command again.
+    Claims share training runs. To resume, run the same command again.
     """
     from regard.experiments.claim_verdicts import run_lab
     from regard.experiments.claims import CLAIMS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard import __version__
-from regard.cli.options import FLAG, INTERRUPTED
+from regard.cli.options import FLAG, INTERRUPTED, Command, Group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ COMMANDS = {
 def make_app(command: str = "") -> typer.Typer:
     """The program with all commands, or with one, whose module alone is imported."""
     made = typer.Typer(
+        cls=Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -116,7 +117,7 @@ def make_app(command: str = "") -> typer.Typer:
                 made.add_typer(found, name=name, rich_help_panel=panel)
             else:
                 made.command(name, rich_help_panel=panel)(found)
-    _join_lines(made)
+    _prepare_help(made)
     return made
 
 
@@ -127,14 +128,18 @@ def __getattr__(name: str) -> Any:
     return globals().setdefault("app", make_app())
 
 
-def _join_lines(commands: typer.Typer) -> None:
-    """Join the lines of each paragraph of the docstrings, so that the help is wrapped to the width of the terminal."""
+def _prepare_help(commands: typer.Typer) -> None:
+    """Join the lines of each paragraph of the docstrings, so that the help is wrapped to the width of the terminal.
+
+    Commands and groups get the classes that leave out Python's types.
+    """
     for command in commands.registered_commands:
+        command.cls = Command
         text = inspect.cleandoc(command.callback.__doc__ or "") if command.callback else ""
         command.help = "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
     for group in commands.registered_groups:
         if group.typer_instance:
-            _join_lines(group.typer_instance)
+            _prepare_help(group.typer_instance)
 
 
 def main() -> None:
@@ -241,12 +246,20 @@ def _usage_message(error: Exception) -> str | None:
     if not text:
         return text
     text = text[0].lower() + text[1:]
+    text = text.replace(". Did you mean", "; did you mean")
     if similar := getattr(error, "possibilities", None):
+        from difflib import get_close_matches
+
         option = getattr(error, "option_name", "")
-        text = f"no such option: {option}; did you mean {' or '.join(sorted(similar))}?"
+        names = {name.lstrip("-"): name for name in similar}
+        close = get_close_matches(option.lstrip("-"), names, n=1)
+        text = f"no such option: {option}"
+        text += "".join(f"; did you mean {names[name]}?" for name in close)
     elif text.startswith("invalid value for "):
         name, _, reason = text.removeprefix("invalid value for ").partition(": ")
-        text = f"{name}{_value_of(name, sys.argv)}: {reason.replace('Input should be', 'must be')}"
+        reason = reason.replace("Input should be", "must be")
+        reason = reason.replace("a valid integer", "an integer").replace("a valid ", "a ")
+        text = f"{name}{_value_of(name, sys.argv)}: {reason.partition(', unable to parse')[0]}"
     context = getattr(error, "ctx", None)
     return text if context is None else f"{text} (see {context.command_path} --help)"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from regard.errors import RegardError
 
@@ -31,7 +31,28 @@ FLAG: Any = ""
 """metavar of an option without a value; otherwise the help would show <bool>"""
 
 
-class DefaultGroup(TyperGroup):
+class _NoPythonTypes:
+    """Leaves the types of arguments and flags out of the help: users do not need <list[str]> or <bool>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if isinstance(parameter, TyperArgument):
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+            elif isinstance(parameter, TyperOption) and parameter.is_flag:
+                parameter.metavar = FLAG
+        return parameters
+
+
+class Command(_NoPythonTypes, TyperCommand):
+    """A command of ``regard``."""
+
+
+class Group(_NoPythonTypes, TyperGroup):
+    """A group of commands of ``regard``."""
+
+
+class DefaultGroup(Group):
     """A group of commands, one of which is the default: ``regard runs FOLDER`` is ``regard runs list FOLDER``."""
 
     default_command = ""
@@ -391,4 +412,7 @@ def run_folders(run: Path) -> Path | list[Path]:
     """The run folder of an argument, or the folders that are joined by +."""
     if run.exists() or "+" not in str(run):
         return run
-    return [Path(folder) for folder in str(run).split("+")]
+    folders = str(run).split("+")
+    if not all(folders):
+        raise RegardError(f"{run}: expected run folders joined by +, for example runs/a+runs/b")
+    return [Path(folder) for folder in folders]

@@ -41,7 +41,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name of this server that the Host header may have; can be repeated; * allows all "
+            help="Another name of this server that the Host header may have; repeatable; * allows all "
             "(default: localhost, --host and every IP address).",
         ),
     ] = None,
@@ -49,7 +49,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Origin whose pages may use the API from a browser, such as https://example.org; can be repeated; "
+            help="Origin whose pages may use the API from a browser, such as https://example.org; repeatable; "
             "* allows all (default: none).",
         ),
     ] = None,

@@ -64,7 +64,7 @@ def train(
         typer.Argument(
             metavar="RECIPE | SOURCE TARGET | PAIRS",
             help="A recipe (a YAML file or a name from  regard recipes), two parallel text files, or "
-            "files of pairs: TSV, CSV, JSONL, Parquet, TMX, XLIFF, PO, zip archives, or a folder of these.",
+            "files of pairs: TSV, CSV, XLSX, JSONL, Parquet, TMX, XLIFF, PO, zip archives, or a folder of these.",
         ),
     ],
     changes: RecipeChanges = None,
@@ -143,6 +143,10 @@ def train(
         raise RegardError(
             f"--processes {processes}: WORLD_SIZE is {started}; leave one of them out"
         )
+    if not all(data):
+        raise RegardError("the name of a file is empty")
+    if out is not None and out.exists() and not out.is_dir():
+        raise RegardError(f"--out {out}: a file, not a folder")
     from regard.training.run import Interrupted, train as run_training
 
     start = time.monotonic()
@@ -353,9 +357,11 @@ def recipes() -> None:
     """List the recipes that come with Regard."""
     from regard.recipe import bundled_recipes
 
-    for name, path in bundled_recipes().items():
+    bundled = bundled_recipes()
+    width = max(map(len, bundled))
+    for name, path in bundled.items():
         first_line = path.read_text(encoding="utf-8").split("\n", 1)[0]
-        print(f"{name:26} {first_line.removeprefix('#').strip()}")
+        print(f"{name:{width}}  {first_line.removeprefix('#').strip()}")
 
 
 @with_decoding_options
@@ -489,7 +495,7 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate speed, memory, duration and cost of a training on GPUs that you do not have.
+    """Estimate speed, memory, duration and cost of training on GPUs that you do not have.
 
     Three corpora are estimated: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing is read
     or trained; with --kind cpu, a few steps on random tokens are timed on one core of this machine.

@@ -246,7 +246,8 @@ class CorpusPreview:
         """What was understood, one line each; complete after all pairs have passed."""
         lines = []
         for names, kind, layout in self.layouts:
-            lines.append(f"{names}: {format_name(kind)}")
+            is_parallel = isinstance(kind, INPUT_FORMATS["parallel"])
+            lines.append(f"{names}: {'parallel text' if is_parallel else format_name(kind)}")
             lines += [f"  {detail}" for detail in layout.details[:20]]
             if len(layout.details) > 20:
                 lines.append(f"  and {len(layout.details) - 20:,} more files")

@@ -32,16 +32,23 @@ KNOWN_CODES = frozenset((_TWO_LETTERS + _THREE_LETTERS).split())
 """ISO 639-1, and the codes of ISO 639-3 that parallel corpora use"""
 
 _NAMES = """
-afrikaans af, albanian sq, arabic ar, armenian hy, basque eu, belarusian be, bengali bn, bosnian bs, bulgarian bg,
-catalan ca, chinese zh, croatian hr, czech cs, danish da, dutch nl, english en, esperanto eo, estonian et, finnish fi,
-french fr, galician gl, georgian ka, german de, greek el, gujarati gu, hebrew he, hindi hi, hungarian hu, icelandic
-is, indonesian id, irish ga, italian it, japanese ja, kazakh kk, korean ko, latin la, latvian lv, lithuanian lt,
-macedonian mk, malay ms, maltese mt, mongolian mn, nepali ne, norwegian no, persian fa, polish pl, portuguese pt,
-romanian ro, russian ru, serbian sr, slovak sk, slovenian sl, spanish es, swahili sw, swedish sv, tamil ta, thai th,
-turkish tr, ukrainian uk, urdu ur, vietnamese vi, welsh cy, yiddish yi
+afrikaans af, albanian sq, amharic am, arabic ar, armenian hy, basque eu, belarusian be, bengali bn, bosnian bs,
+bulgarian bg, catalan ca, chinese zh, croatian hr, czech cs, danish da, dutch nl, english en, esperanto eo,
+estonian et, finnish fi, french fr, galician gl, georgian ka, german de, greek el, gujarati gu, hausa ha, hebrew
+he, hindi hi, hungarian hu, icelandic is, igbo ig, indonesian id, irish ga, italian it, japanese ja, kazakh kk,
+korean ko, latin la, latvian lv, lithuanian lt, macedonian mk, malay ms, maltese mt, mongolian mn, nepali ne,
+norwegian no, persian fa, polish pl, portuguese pt, romanian ro, russian ru, serbian sr, slovak sk, slovenian
+sl, spanish es, swahili sw, swedish sv, tamil ta, thai th, turkish tr, ukrainian uk, urdu ur, vietnamese vi,
+welsh cy, wolof wo, xhosa xh, yiddish yi, yoruba yo, zulu zu
 """
-LANGUAGE_NAMES = dict(entry.split() for entry in _NAMES.split(","))
-"""English names, which spreadsheets have as headings"""
+_NATIVE_NAMES = """
+deutsch de, englisch en, français fr, anglais en, español es, inglés en, italiano it, inglese en, português pt,
+inglês en, nederlands nl, engels en, dansk da, norsk no, svenska sv, engelska en, suomi fi, polski pl, čeština
+cs, slovenčina sk, magyar hu, română ro, türkçe tr, ελληνικά el, русский ru, английский en, українська uk,
+العربية ar, 中文 zh, 英文 en, 日本語 ja, 英語 en, 한국어 ko, 영어 en, kiswahili sw
+"""
+LANGUAGE_NAMES = dict(entry.split() for entry in (_NAMES + "," + _NATIVE_NAMES).split(","))
+"""English names, native names and native names of English, which spreadsheets have as headings"""
 
 _CODE = re.compile(r"([A-Za-z]{2,3})(?:[-_][A-Za-z]{4})?(?:[-_](?:[A-Za-z]{2}|\d{3}))?")
 """a language, perhaps with a script and a region: de, de-AT, zh_Hans_CN, deu_Latn"""

@@ -503,9 +503,9 @@ class PlaceholderMismatch(Rule):
 @QUALITY_RULES.register("misaligned")
 @dataclass
 class Misaligned(LexiconRule):
-    """a stretch of pairs is misaligned: each source belongs to the target some lines later or earlier"""
+    """a block of pairs is misaligned: each source belongs to the target some lines later or earlier"""
 
-    advice = "add or delete the line where the stretch begins; otherwise drop them"
+    advice = "add or delete the line where the block begins; otherwise drop them"
     max_shift: int = 3
     """lines"""
     min_pairs: int = 8
@@ -530,7 +530,7 @@ class Misaligned(LexiconRule):
 class Unrelated(LexiconRule):
     """the words, the lengths and the punctuation of the two sides do not belong together"""
 
-    advice = "look at some of them: they are misaligned, or very free translations; drop them"
+    advice = "look at some of them: most are misaligned or very free translations; drop them"
     max_log_odds: float = -5.0
     """of being a translation, in nats"""
     min_precision: float = 0.7
@@ -613,7 +613,7 @@ class RepeatedSource(CountingRule):
     """the same source occurred before, with another target"""
 
     rejects = False
-    advice = "nothing, if the translations are all correct"
+    advice = "no action is needed if all translations are correct"
 
     def find(self, batch: PairBatch) -> Mask:
         return self.occurrences(batch, batch.source.folded_keys) > 0
@@ -625,7 +625,7 @@ class RepeatedTarget(CountingRule):
     """the same target occurred before, with another source"""
 
     rejects = False
-    advice = "nothing, if the translations are all correct"
+    advice = "no action is needed if all translations are correct"
 
     def find(self, batch: PairBatch) -> Mask:
         return self.occurrences(batch, batch.target.folded_keys) > 0
@@ -637,7 +637,7 @@ class ManyTargets(CountingRule):
     """a source with many different targets"""
 
     rejects = False
-    advice = "look at them: often a placeholder such as 'Untitled', or lines that are out of step"
+    advice = "look at them: often a placeholder such as 'Untitled', or misaligned lines"
     max_targets: int = 20
 
     def find(self, batch: PairBatch) -> Mask:
@@ -650,9 +650,7 @@ class AllCaps(Rule):
     """a side is written in capital letters"""
 
     rejects = False
-    advice = (
-        "nothing, if they are few; otherwise the model will not know how to write in lower case"
-    )
+    advice = "no action is needed if they are few; otherwise the model does not learn lower case"
     min_share: float = 0.8
     """of the letters that have a case"""
     min_letters: int = 10
@@ -675,7 +673,7 @@ class SeveralSentences(Rule):
     """several sentences on a line"""
 
     rejects = False
-    advice = "nothing, if your texts are like this; translate with --sentences otherwise"
+    advice = "no action is needed if your texts are like this; otherwise translate with --sentences"
     languages: Two = field(default=("", ""), init=False, repr=False)
 
     def prepare(self, facts: CorpusFacts) -> str | None:

@@ -149,7 +149,8 @@ def decoded_lines(path: DataFile, may_be_empty: bool = False) -> Iterator[str | 
             yield line.removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
             yield BadLine(
-                f"not UTF-8: byte 0x{line[error.start]:02X} after {error.start} valid bytes of the line"
+                f"not UTF-8: byte 0x{line[error.start]:02X} at position {error.start + 1} of the line; "
+                "save the file as UTF-8"
             )
     if number == 0 and not may_be_empty:
         raise RegardError(f"{path}: the file is empty")

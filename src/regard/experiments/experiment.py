@@ -388,7 +388,7 @@ def run_experiment(
                 remove_large_files(run_folder(out, job))
         waiting = [job for job in every if finished(out, job) is None]
         if len(waiting) < len(every):
-            report(f"{len(every) - len(waiting)} of {len(every)} trainings are already done")
+            report(f"{len(every) - len(waiting)} of {len(every)} training runs are already done")
         slots = make_slots(jobs, every[0].recipe.training.device)
         scheduler = Scheduler(out, design.split, slots, report)
         content = _write(design, every, out, command, tests=False)
@@ -401,7 +401,7 @@ def run_experiment(
             content = _write(design, every, out, command, tests=True)
     left = sum(finished(out, job) is None for job in every)
     if left:
-        report(f"{left} of {len(every)} trainings are not done; run the same command to resume")
+        report(f"{left} of {len(every)} training runs are not done; run the same command to resume")
     return {**content, "failures": scheduler.failures, "interrupted": stopped.is_set()}
 
 
@@ -409,7 +409,7 @@ def check_failures(content: Mapping[str, Any]) -> None:
     """Raise if a training failed for another reason than divergence."""
     if failures := content["failures"]:
         listing = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise RegardError(f"{len(failures)} trainings failed: {listing}")
+        raise RegardError(f"{len(failures)} training runs failed: {listing}")
 
 
 def _write(

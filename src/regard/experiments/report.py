@@ -106,9 +106,9 @@ def notes(content: Content) -> list[str]:
         )
     )
     state = (
-        f"{done} of {planned} trainings are done"
+        f"{done} of {planned} training runs are done"
         if done < planned
-        else f"{done} training{'s' * (done != 1)}"
+        else f"{done} training run{'s' * (done != 1)}"
     )
     data = "test" if content["split"] == "test" else "validation"
     lines = [

@@ -344,7 +344,7 @@ def _verdict(
 ) -> str:
     """One sentence for a variant; empty for the baseline and for variants without scores."""
     if diverged:
-        return f"{name}: {diverged} of {seeds} trainings diverged"
+        return f"{name}: {diverged} of {seeds} training runs diverged"
     if difference is None:
         return ""
     return describe_difference(

@@ -171,8 +171,12 @@ def _settings(folder: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RegardError(
+            f"{path}: no such file; give the folder of a Hugging Face model"
+        ) from None
     except OSError as error:
-        raise RegardError(f"{path}: cannot read the file: {error.strerror}") from None
+        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError:
         raise RegardError(f"{path}: not JSON") from None
     if not isinstance(value, dict):
@@ -260,7 +264,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RegardError(f"{path}: cannot read the file: {error.strerror}") from None
+        raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _their_weights(folder: Path) -> dict[str, Tensor]:

@@ -113,6 +113,7 @@ _Loader.add_implicit_resolver(
 )
 
 
+RECIPE_SUFFIXES = (".yaml", ".yml")
 MAX_CHARACTERS = 200_000
 MAX_DEPTH = 32
 MAX_NODES = 20_000
@@ -192,6 +193,10 @@ def load_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
         raise RegardError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}") from None
+    if path.suffix not in ("", *RECIPE_SUFFIXES):
+        raise RegardError(
+            f"{path}: not a recipe; the name of a recipe ends in {' or '.join(RECIPE_SUFFIXES)}"
+        )
     return parse_recipe(text, str(path), changes)
 
 
@@ -225,11 +230,13 @@ def make_recipe(
 ) -> Recipe:
     """Validate plain values. ``lines`` has the line number of each key in the file."""
     values = copy.deepcopy(values)
+    changed: list[tuple[str, ...]] = []
     for change in changes:
         location = _apply(values, change)
+        changed.append(location)
         lines = {at: line for at, line in lines.items() if at[: len(location)] != location}
     _inherit(values)
-    problems: list[str] = []
+    problems: list[tuple[bool, str]] = []
     reported: set[tuple[str | int, ...]] = set()
     while True:
         try:
@@ -238,7 +245,7 @@ def make_recipe(
         except ValidationError as error:
             # A key is not missing if it was removed because of a problem that is already reported.
             found = [one for one in _causes(error.errors()) if one["loc"] not in reported]
-            problems += [_explain(details, lines) for details in found]
+            problems += [(_is_changed(one, changed), _explain(one, lines)) for one in found]
             reported |= {one["loc"] for one in found}
             # Remove the wrong values and validate again, to find the remaining problems.
             removed = [_remove(values, details) for details in found]
@@ -246,9 +253,11 @@ def make_recipe(
                 break
     if not problems:
         return recipe
+    if all(is_changed for is_changed, _ in problems):
+        where = "--set"
     if len(problems) == 1:
-        raise RegardError(f"{where}: {problems[0]}")
-    shown = problems[:SHOWN_PROBLEMS]
+        raise RegardError(f"{where}: {problems[0][1]}")
+    shown = [text for _, text in problems[:SHOWN_PROBLEMS]]
     if len(problems) > len(shown):
         shown.append(f"and {len(problems) - len(shown):,} more")
     listing = "".join(f"\n  {problem}" for problem in shown)
@@ -382,6 +391,12 @@ def _apply(values: dict[str, Any], change: str) -> tuple[str, ...]:
         section = inner
     section[location[-1]] = value
     return location
+
+
+def _is_changed(details: ErrorDetails, changed: Sequence[tuple[str, ...]]) -> bool:
+    """Whether ``--set`` has given the wrong value."""
+    location = tuple(str(part) for part in details["loc"])
+    return any(location[: len(one)] == one for one in changed)
 
 
 class _DuplicateKeyError(Exception):

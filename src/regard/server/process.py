@@ -8,6 +8,7 @@ finish their requests first, so none is lost.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import selectors
@@ -173,7 +174,8 @@ def _bind(host: str, port: int) -> socket.socket:
             raise
         return listening
     except OSError as error:
-        raise RegardError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+        hint = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise RegardError(f"cannot listen on {host}, port {port}: {error.strerror}{hint}") from None
 
 
 # ---------------------------------------------------------------------------------------------

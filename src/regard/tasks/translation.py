@@ -349,8 +349,8 @@ class Translator(SequenceGenerator):
         **options: Unpack[DecodingOptions],
     ) -> list[list[Generated]]:
         """Like ``search``, with the request and the hypothesis of each translation; none for a blank text."""
-        if isinstance(texts, str):
-            raise RegardError("the texts must be a list: [text]")
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise RegardError("the texts must be a list of strings: [text]")
         decoding = self.decoding_for(options, nbest)
         self._check_call(decoding, nbest, prefixes, constraints, length)
         if length is not None and options.get("length_beam") not in (None, 1):

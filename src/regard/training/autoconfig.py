@@ -468,16 +468,17 @@ def _reasons(
     training = recipe.training
     tokens = corpus.tokens_per_target(choice.vocabulary, recipe.tokenizer)
     epochs = training.steps * recipe.batch_tokens / (corpus.pairs * tokens)
-    held_out = f"about {recipe.data.hold_out:.1%} of the pairs, held out"
+    held_out = f"about {100 * recipe.data.hold_out:.2g}% of the pairs, held out"
+    warnings = _warnings(choice, corpus) if minutes else []
     return [
         f"{corpus.pairs:,} pairs, about {tokens:.0f} tokens each; {choice.speed.describe()}",
         f"model: {describe_model(recipe)}, for about {epochs:.0f} epochs"
         + (f" in {duration(60 * minutes)}" if minutes else ""),
-        *(_alternatives(choice) if minutes else ()),
+        *(_alternatives(choice) if minutes and not warnings else ()),
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
         f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
-        *(_warnings(choice, corpus) if minutes else ()),
+        *warnings,
     ]
 
 

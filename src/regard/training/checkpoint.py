@@ -292,7 +292,7 @@ def average_runs(runs: Sequence[Path], out: Path) -> None:
         if _initial_weights(theirs.training) != _initial_weights(recipe.training):
             raise RegardError(
                 f"{run}: it did not start from the same weights as {first} (training.init_from, or training.seed), so "
-                "their average is no model; fine-tune one run with several seeds and average the results"
+                "their average is useless; fine-tune one run with several seeds and average the results"
             )
     _check_empty(new)
     averaged = average_weights((str(run), run.weights()) for run in folders)

@@ -122,6 +122,8 @@ class DistributedEvaluation:
 LENGTH_PENALTIES = (0.6, 1.0, 1.4)
 MAX_TUNING_PAIRS = 200
 """validation pairs that the length penalty is tuned on"""
+EXAMPLES, EXAMPLE_SECONDS = 5, 5.0
+"""validation pairs that are shown, also after the deadline, if their translation takes no longer than this"""
 
 
 class Example(NamedTuple):
@@ -142,10 +144,12 @@ class Summary(NamedTuple):
 
     def lines(self) -> list[str]:
         """The lines that are printed at the end of training."""
-        if not self.results:
+        if not self.examples:
             return []
         scores = ", ".join(str(result).partition("  ")[0] for result in self.results)
         lines = [f"On {self.pairs:,} validation pairs: {scores}"]
+        if not self.results:
+            lines = [f"No time left to score the validation pairs; {self.pairs} of them:"]
         for rank, pair, translation, chrf in self.examples:
             lines.append(f"  {rank:8} {shorten_text(pair.source)}")
             lines.append(
@@ -157,18 +161,34 @@ class Summary(NamedTuple):
 def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     """Translate the validation examples as ``regard translate`` would, score them, and choose five examples.
 
-    Empty if there is no time, or if the task is not translation.
+    Without time, only a few pairs are translated, and not scored. Empty if the task is not translation, or if even
+    these take too long.
     """
     model, pairs = trainer.model, trainer.examples
     if trainer.recipe.data.test is not None:
         pairs = pairs[
             :MAX_TUNING_PAIRS
         ]  # the test set is scored, so these are only for the examples
-    if not isinstance(model, Translator) or not pairs or not _in_time(trainer, deadline, 1):
+    if not isinstance(model, Translator) or not pairs:
         return Summary(0, [], [])
+    in_time = _in_time(trainer, deadline, len(pairs) / len(trainer.examples))
+    if not in_time:
+        pairs = pairs[:EXAMPLES]
+        if _beam_seconds(trainer, len(pairs) / len(trainer.examples)) > EXAMPLE_SECONDS:
+            return Summary(0, [], [])
     translations = trainer.evaluation.outputs(pairs)
-    results = model.score_outputs(translations, pairs)
+    results = model.score_outputs(translations, pairs) if in_time else []
     return Summary(len(pairs), results, choose_examples(pairs, translations))
+
+
+def summary_seconds(trainer: Trainer) -> float:
+    """How long the summary takes; ``validation_seconds`` of the trainer must be known."""
+    if not isinstance(trainer.model, Translator) or not trainer.examples:
+        return 0.0
+    count = len(trainer.examples)
+    if trainer.recipe.data.test is not None:
+        count = min(count, MAX_TUNING_PAIRS)
+    return _beam_seconds(trainer, count / len(trainer.examples)) + 1
 
 
 def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]:
@@ -206,8 +226,9 @@ def tune_length_penalty(
         return  # they have no length penalty
     current = trainer.recipe.decoding.length_penalty
     scores: dict[float, float] = {}
+    summary = summary_seconds(trainer)  # is more important than this
     for penalty in sorted({current, *LENGTH_PENALTIES}, key=lambda value: value != current):
-        if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples)):
+        if not _in_time(trainer, deadline, len(pairs) / len(trainer.examples), summary):
             break
         model.set_decoding(length_penalty=penalty)
         outputs = trainer.evaluation.outputs(pairs)
@@ -226,9 +247,13 @@ def tune_length_penalty(
         )
 
 
-def _in_time(trainer: Trainer, deadline: float | None, share: float) -> bool:
-    """Whether there is time for a beam search over this share of the examples."""
+def _in_time(trainer: Trainer, deadline: float | None, share: float, reserved: float = 0.0) -> bool:
+    """Whether there is time for a beam search over this share of the examples, and for ``reserved`` seconds more."""
     if deadline is None:
         return True
-    needed = share * trainer.recipe.decoding.beam * trainer.validation_seconds / 2 + 1
-    return time.monotonic() + needed < deadline
+    return time.monotonic() + _beam_seconds(trainer, share) + 1 + reserved < deadline
+
+
+def _beam_seconds(trainer: Trainer, share: float) -> float:
+    """How long a beam search over this share of the examples takes."""
+    return share * trainer.recipe.decoding.beam * trainer.validation_seconds / 2

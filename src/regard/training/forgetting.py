@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.data.corpus import read_pairs, valid_pairs
@@ -106,7 +106,21 @@ def score_after(
     card = {"from": before["from"], **training, "sets": before["sets"]}
     for line in describe_fine_tuning(card):
         reporter.message(line)
+    if _is_worse(card["sets"].get("new", {})):
+        reporter.message(
+            f"The new data score worse than before fine-tuning: use {before['from']}, or fine-tune with more pairs, "
+            "--mix 0.5 or a smaller training.learning_rate"
+        )
     return card
+
+
+def _is_worse(scores: Mapping[str, Any]) -> bool:
+    """Whether the first metric is worse after fine-tuning than before."""
+    if not (scores.get("before") and scores.get("after")):
+        return False
+    before, after = scores["before"][0], scores["after"][0]
+    change: float = after["value"] - before["value"]
+    return (change if after["higher_is_better"] else -change) < 0
 
 
 def _scored_pairs(recipe: Recipe) -> tuple[str, list[Pair]]:

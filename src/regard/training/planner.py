@@ -25,6 +25,7 @@ from regard.training.cpu_kernels import (
     fastest_cpu_precision,
     has_cpu_kernels,
 )
+from regard.training.evaluation import summary_seconds
 from regard.training.lr_schedules import SCHEDULES
 from regard.training.optimizers import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep
@@ -43,6 +44,8 @@ MEASURED_STEPS = 12
 """At most this many steps are timed, after the first ones, which are slower."""
 TEST_SHARE = 0.15
 """Scoring the test data takes at most this share of the time; otherwise it is skipped."""
+SUMMARY_SHARE = 0.1
+"""At most this share of the time is reserved for the scores and examples that are printed at the end."""
 
 # ---------------------------------------------------------------------------------------------
 # The speed of a device
@@ -231,6 +234,7 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     )
     trainer.validation_seconds = validation
     reserve = 3 + 2.5 * validation + min(TEST_SHARE * left, trainer.test_seconds()) + scoring
+    reserve += min(SUMMARY_SHARE * left, summary_seconds(trainer))
     trainer.reserved_seconds, trainer.max_steps = reserve, trainer.training.steps
     available = max(0.0, SAFETY * left - reserve)
     recipe, shortened = fit_recipe(trainer.recipe, available, seconds_per_step, validation)

@@ -29,6 +29,8 @@ SECONDS_BEFORE_ESTIMATE = 10.0
 SECONDS_BETWEEN_SAMPLES = 60.0
 """Shortest time between two prints of sample translations."""
 SAMPLE_WIDTH = 70
+WIDTH_FOR_BAR = 110
+"""Smallest width of a terminal in which a bar is shown beside the text."""
 
 
 def shorten_text(text: str, width: int = SAMPLE_WIDTH) -> str:
@@ -159,12 +161,11 @@ class ProgressReporter:
         self.steps, self.end_announced, self.skips_slow_steps = steps, False, True
         if not (self.enabled and self.console.is_terminal):
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, Progress, TextColumn
 
         self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
+            *([BarColumn(bar_width=20)] if self.console.width >= WIDTH_FOR_BAR else []),
             TextColumn("{task.fields[status]}"),
             console=self.console,
         )
@@ -201,7 +202,8 @@ class ProgressReporter:
         self, step: int, steps: int, *, loss: float, learning_rate: float, speed: float
     ) -> None:
         """Show loss, learning rate, speed in tokens per second, and the time left."""
-        status = f"loss {loss:.3f}  learning rate {learning_rate:.1e}  {speed:,.0f} tokens/s"
+        name = "learning rate" if self.bar is None else "lr"
+        status = f"loss {loss:.3f}  {name} {learning_rate:.1e}  {speed:,.0f} tokens/s"
         status += f"  {self.time_left(step, steps)} left"
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], status=status)

@@ -21,14 +21,14 @@ import torch
 from torch import nn
 
 from regard import __version__
-from regard.data.corpus import example_sources, fingerprint, read_pairs
+from regard.data.corpus import data_paths, example_sources, fingerprint, read_pairs
 from regard.errors import RegardError
 from regard.inference.confidence import MAX_SENTENCES
 from regard.inference.hallucinations import OutputStatistics
 from regard.inference.native_library import native_library
 from regard.metrics import MetricResult
 from regard.nn.network import copy_weights
-from regard.recipe import DataFiles, Recipe, make_recipe
+from regard.recipe import DataConfig, DataFiles, Recipe, make_recipe
 from regard.storage.atomic_files import write_text
 from regard.storage.resumable_output import WHOLE, Shard
 from regard.storage.run_dir import RunDir, Selection
@@ -443,6 +443,7 @@ def resumable_recipe(
         recipe.data.train != files
         or Path(recipe.data.root or ".").resolve() != Path(root).resolve()
     ):
+        data_paths(files, DataConfig(root=root, train=files), "")  # a missing file is named first
         raise RegardError(f"{run}: contains a run with different data; choose another --out")
     if languages is not None and languages != recipe.data.languages:
         raise RegardError(
@@ -588,9 +589,14 @@ def finish(
     trainer.run.write_card(card)
     for line in summary.lines():
         reporter.message(line)
+    if isinstance(trainer.model, Translator) and deadline is not None and not summary.examples:
+        reporter.message("No time left to translate validation pairs, so there are no scores")
     language = trainer.recipe.data.targets[:1]
     words = [trainer.model.command, str(trainer.run), *(f"--to {one}" for one in language)]
     reporter.message(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')
+    if isinstance(trainer.model, Translator) and trainer.recipe.data.test is None:
+        evaluate = f"regard evaluate {trainer.run} --source FILE --reference FILE"
+        reporter.message(f"To score it on test data:  {evaluate}")
 
 
 def _select_weights(

@@ -928,6 +928,6 @@ def _report_validation(
         text += f", {validation.result.name} {validation.result.value:.2f}"
         if change is not None:
             sign = 1 if validation.result.higher_is_better else -1
-            text += f" ({sign * change + 0.0:+.2f})"
+            text += f" ({round(sign * change, 2) + 0.0:+.2f})"
     reporter.log("valid", step=step, best=best, **values)
     reporter.message(text + (", best so far" if best else ""))

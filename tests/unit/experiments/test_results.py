@@ -166,7 +166,7 @@ def test_diverged_trainings_are_counted(design: Design) -> None:
     some = [one for one in results if (one.variant, one.seed) != (broken.variant, 1)]
     row = summarize_experiment(design, [*some, broken], {}).variants[1]
     assert (row.seeds, row.diverged) == (3, 1)
-    assert row.verdict == "model.norm_order=post, model.heads=2: 1 of 3 trainings diverged"
+    assert row.verdict == "model.norm_order=post, model.heads=2: 1 of 3 training runs diverged"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_the_report_has_every_variant_and_the_figures_are_xml(
     text = "\n".join(text_report(content))
     assert "10.00 (9.50 to 10.50)" in text
     assert "0.250" in text
-    assert "12 trainings on a <CPU>; BLEU on the validation data, higher is better." in text
+    assert "12 training runs on a <CPU>; BLEU on the validation data, higher is better." in text
     assert verdicts(content)[0].endswith("+3.0 to +7.0 in single combinations")
     plots = figures(content)
     assert [*plots] == ["scores.svg", "differences.svg", "effects.svg", "curves.svg"]
@@ -233,7 +233,7 @@ def test_a_partial_experiment_can_be_shown(design: Design) -> None:
     results = trained(design)[:1]
     summary = summarize_experiment(design, results, {})
     content = json.loads(json.dumps(to_json(design, results, summary, 12, "")))
-    assert "1 of 12 trainings are done" in "\n".join(text_report(content))
+    assert "1 of 12 training runs are done" in "\n".join(text_report(content))
     assert [*figures(content)] == ["scores.svg", "curves.svg"]
 
 

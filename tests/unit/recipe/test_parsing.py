@@ -422,9 +422,22 @@ def test_a_change_that_is_not_yaml() -> None:
 def test_a_bad_change_is_not_blamed_on_a_line_of_the_file() -> None:
     text = DATA + "training: {steps: 5}\n"
     assert "line" not in refusal(text, "training.steps=none")
-    assert refusal(text, "training.stepz=5").endswith(
-        "unknown key training.stepz; did you mean steps?"
+    assert (
+        refusal(text, "training.stepz=5")
+        == "--set: unknown key training.stepz; did you mean steps?"
     )
+
+
+def test_problems_of_the_file_and_of_a_change_are_reported_together() -> None:
+    message = refusal(DATA + "training: {warmpu: 5}\n", "training.stepz=5")
+    assert message.startswith("mine.yaml: 2 problems:\n")
+
+
+def test_a_file_that_is_not_named_like_a_recipe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "my.en"
+    path.write_text("How are you: fine: thanks\n", encoding="utf-8")
+    with pytest.raises(RegardError, match=r"my.en: not a recipe; .* ends in .yaml or .yml$"):
+        load_recipe(path)
 
 
 # Files

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -57,6 +57,8 @@ def test_a_text_alone_is_no_list_of_texts(model: Translator) -> None:
     for ask in (model.search, model.translate):
         with pytest.raises(RegardError, match="the texts must be a list"):
             ask("ein Hund")
+        with pytest.raises(RegardError, match="the texts must be a list of strings"):
+            ask(["ein Hund", cast(str, 3)])
 
 
 def test_more_threads_than_cores_are_not_begun(finished_run: Path) -> None:

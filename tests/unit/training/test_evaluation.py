@@ -4,9 +4,18 @@ import time
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from regard.data.pairs import Pair
 from regard.metrics import MetricResult
-from regard.training.evaluation import Summary, _in_time, choose_examples
+from regard.tasks import Translator
+from regard.training.evaluation import (
+    Summary,
+    _in_time,
+    choose_examples,
+    summarize,
+    summary_seconds,
+)
 from regard.training.trainer import Trainer
 
 
@@ -36,6 +45,47 @@ def test_the_summary_has_scores_with_intervals_and_two_lines_for_each_example() 
     assert Summary(0, [], []).lines() == []
 
 
+def test_examples_without_scores_say_why() -> None:
+    summary = Summary(2, [], choose_examples([Pair("a", "b"), Pair("c", "d")], ["b", "x"]))
+    lines = summary.lines()
+    assert lines[0] == "No time left to score the validation pairs; 2 of them:"
+    assert len(lines) == 1 + 2 * 2
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(10.0, 5), (100.0, 0)])
+def test_a_few_examples_are_translated_after_the_deadline(seconds: float, shown: int) -> None:
+    """A beam of 4 over 5 of 20 examples takes half of a validation."""
+    pairs = [Pair(f"source {n}", f"target {n}") for n in range(20)]
+    recipe = SimpleNamespace(decoding=SimpleNamespace(beam=4), data=SimpleNamespace(test=None))
+    evaluation = SimpleNamespace(outputs=lambda pairs: [pair.target for pair in pairs])
+    model = object.__new__(Translator)
+    trainer = SimpleNamespace(
+        recipe=recipe,
+        model=model,
+        examples=pairs,
+        evaluation=evaluation,
+        validation_seconds=seconds,
+    )
+    summary = summarize(cast(Trainer, trainer), deadline=time.monotonic())
+    assert (summary.pairs, summary.results) == (shown, [])
+    assert len(summary.examples) == shown
+
+
+@pytest.mark.parametrize(("test", "seconds"), [(None, 21.0), ("test.tsv", 11.0)])
+def test_time_is_reserved_for_the_summary(test: str | None, seconds: float) -> None:
+    """A beam of 4 over all examples takes two validations; with test data only half of the 400 are translated."""
+    recipe = SimpleNamespace(decoding=SimpleNamespace(beam=4), data=SimpleNamespace(test=test))
+    trainer = SimpleNamespace(
+        recipe=recipe,
+        model=object.__new__(Translator),
+        examples=[Pair("a", "b")] * 400,
+        validation_seconds=10.0,
+    )
+    assert summary_seconds(cast(Trainer, trainer)) == seconds
+    trainer.examples = []
+    assert summary_seconds(cast(Trainer, trainer)) == 0
+
+
 def test_the_length_penalty_is_tuned_only_if_there_is_time() -> None:
     """A beam of 4 over half of the examples takes about as long as one validation, 10 seconds, and 1 more."""
     recipe = SimpleNamespace(decoding=SimpleNamespace(beam=4))
@@ -43,3 +93,4 @@ def test_the_length_penalty_is_tuned_only_if_there_is_time() -> None:
     assert _in_time(trainer, None, 0.5)
     assert _in_time(trainer, time.monotonic() + 20, 0.5)
     assert not _in_time(trainer, time.monotonic() + 8, 0.5)
+    assert not _in_time(trainer, time.monotonic() + 20, 0.5, reserved=15)

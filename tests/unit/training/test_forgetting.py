@@ -60,6 +60,11 @@ def test_old_data_that_are_gone_are_reported_and_new_data_are_scored(
     scores = card["sets"]["new"]
     assert scores["after"][0]["value"] == scores["before"][0]["value"]  # the same model
     assert reporter.texts[2:] == describe_fine_tuning(card)
+    before["sets"]["new"]["before"][0]["value"] += 1
+    (run.data / BEFORE).write_text(json.dumps(before))
+    score_after(run, recipe, model, reporter, None)
+    worse = f"The new data score worse than before fine-tuning: use {before['from']}, or"
+    assert reporter.texts[-1].startswith(worse)
     late = time.monotonic() - 1
     assert score_after(run, recipe, model, reporter, late) is None
     assert reporter.texts[-1] == "No time left to measure forgetting"

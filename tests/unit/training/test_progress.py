@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,22 @@ def test_lines_that_are_no_events_are_skipped(
     run.log_file.write_text(content + "\n")
     reporter.log("start")
     assert [event["event"] for event in run.log()] == ["start"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_progress_of_a_training_fits_into_the_terminal(width: int, tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=True, highlight=False)
+    reporter = ProgressReporter(RunDir(tmp_path), console=console)
+    reporter.start(0, 100_000)
+    reporter.advance(12_345)
+    reporter.show_step(12_345, 100_000, loss=5.123, learning_rate=2.8e-4, speed=123_456)
+    reporter.close()
+    last = re.sub(r"\x1b\[[\d;?]*\w", "", screen.getvalue()).rsplit("\r", 1)[-1]
+    assert "step 12,345 of 100,000" in last
+    assert "loss 5.123  lr 2.8e-04  123,456 tokens/s" in last
+    assert " left" in last
+    assert ("━" in last) == (width == 120)
 
 
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")

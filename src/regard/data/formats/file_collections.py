@@ -161,16 +161,26 @@ class Folder(FileCollection):
 
 
 def folder_files(path: Path | RemoteFile) -> Sequence[Path | RemoteFile]:
-    """The files of a folder and its subfolders, or those that match a pattern, in order of their names."""
+    """The files of a folder and its subfolders, or those that match a pattern, in order of their names.
+
+    Run folders in it are left out: ``regard train .`` writes one.
+    """
     if isinstance(path, RemoteFile):
         return [file for file in path.files() if not file.name.startswith(".")]
     root = path if path.is_dir() else Path(path.anchor or ".")
     pattern = "**/*" if path.is_dir() else str(path.relative_to(path.anchor))
     try:
         files = [file for file in root.glob(pattern) if file.is_file()]
-    except (OSError, ValueError) as error:  # a pattern such as a**b is a ValueError
+    except OSError as error:
+        raise read_error(Path(error.filename) if error.filename else path, error) from None
+    except ValueError as error:  # a pattern such as a**b
         raise RegardError(f"{path}: cannot be read: {error}") from None
-    return sorted(file for file in files if not _is_hidden(file.relative_to(root)))
+    runs = {file.parent for file in files if file.name == "recipe.yaml"} if path.is_dir() else set()
+    return sorted(
+        file
+        for file in files
+        if not _is_hidden(file.relative_to(root)) and runs.isdisjoint(file.parents)
+    )
 
 
 def _is_hidden(file: Path) -> bool:

@@ -85,6 +85,13 @@ def choose_columns(
     )
 
 
+def _likely_texts(fields: Sequence[str]) -> list[str]:
+    """The numbers of the first two columns that are not numbers, identifiers and the like."""
+    other = [field.isdecimal() or _key(field) in OTHER_NAMES for field in fields]
+    texts = [str(number) for number, is_other in enumerate(other, 1) if not is_other]
+    return texts[:2] if len(texts) > 1 else ["1", "2"]
+
+
 def how_to_choose(examples: Sequence[str]) -> str:
     """How to name the columns, in a command or in a recipe."""
     example = f"{','.join(examples)} " if len(examples) == 2 else "SOURCE,TARGET "
@@ -167,7 +174,7 @@ class TableLayout:
             details = (f"columns {numbers}, without a header",) if self.width > 2 or key else ()
             return Layout(details, options.languages, key)
         source, target = (self.names[column] for column in self.columns)
-        details = (f"source is {source}, target is {target} of: {', '.join(self.names)}",)
+        details = (f"columns {', '.join(self.names)}; source {source}, target {target}",)
         languages = options.languages or column_languages((source, target))
         return Layout(details, languages, f"named {source!r} {target!r}")
 
@@ -248,7 +255,8 @@ def _table_layout(number: int, fields: Sequence[str], options: ReadOptions) -> T
             f"{one} {abbreviate(text[:30])}" for one, text in enumerate(fields[:8], 1)
         )
         raise ValueError(
-            f"{width} columns without known names: {shown}; {how_to_choose(['1', '2'])}"
+            f"{width} columns without known names: {shown}; {how_to_choose(_likely_texts(fields))}; "
+            "give names if the first line is a header"
         )
     return TableLayout((0, 1), (), number, width)
 
@@ -407,7 +415,7 @@ class JSONL(InputFormat):
             return Layout((), self.options.languages)
         source, target = map(".".join, keys)
         languages = self.options.languages or column_languages((source, target))
-        return Layout((f"source is {source}, target is {target}",), languages, f"{source} {target}")
+        return Layout((f"source {source}, target {target}",), languages, f"{source} {target}")
 
     def find_keys(self, path: DataFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The keys of source and target, from the first record."""
@@ -589,7 +597,7 @@ class Parquet(InputFormat):
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RegardError(f"{path}: damaged, or not Parquet: {_first_line(error)}") from None
         languages = self.options.languages or column_languages(names)
-        details = (f"source is {names[0]}, target is {names[1]}",)
+        details = (f"source {names[0]}, target {names[1]}",)
         return Layout(details, languages, f"{names[0]} {names[1]}")
 
     def choose(self, path: DataFile, schema: Any) -> tuple[str, str]:

@@ -546,6 +546,11 @@ def test_a_folder_and_a_pattern_stand_for_their_files(tmp_path: Path) -> None:
     assert ": b in the languages" in refusal(folder)
     assert read_file(folder, languages=("en", "de")) == expected
     assert read_file(folder / "*.t*", languages=("en", "de")) == expected[:3]
+    run = folder / "runs" / "my data"
+    (run / "data").mkdir(parents=True)
+    written(run / "recipe.yaml", "x")
+    written(run / "data" / "train.tsv", "a\tb\n")
+    assert read_file(folder, languages=("en", "de")) == expected
     assert "no such file" in refusal(folder / "*.xlf")
     written(folder / "train.tsv", "x\ty\n")
     written(folder / "test.tsv", "x\ty\n")
@@ -600,11 +605,19 @@ def test_damaged_utf_16_is_named(tmp_path: Path) -> None:
     assert ": damaged UTF-16: " in refusal(tmp_path / "p.tsv")
 
 
+@pytest.mark.parametrize(
+    "header", ["ID;English;Deutsch", "nr;Englisch;Deutsch", "id;Igbo;Français"]
+)
+def test_names_of_languages_are_a_header(header: str, tmp_path: Path) -> None:
+    excel = written(tmp_path / "excel.csv", f"\ufeff{header}\r\n1;dog;Hund\r\n")
+    assert read_file(excel) == [Pair("dog", "Hund")]
+
+
 def test_columns_that_are_not_certain_are_refused_with_the_candidates(tmp_path: Path) -> None:
     three = written(tmp_path / "three.tsv", "17\tdog\tHund\n18\tcat\tKatze\n")
     assert refusal(three) == (
         ": 3 columns without known names: 1 '17', 2 'dog', 3 'Hund'; name them with --columns, such as "
-        "--columns 1,2 (in a recipe: columns)"
+        "--columns 2,3 (in a recipe: columns); give names if the first line is a header"
     )
     assert read_file(three, columns=("2", "3")) == [Pair("dog", "Hund"), Pair("cat", "Katze")]
     assert read_file(three, columns=("3", "2"))[0] == Pair("Hund", "dog")
@@ -701,7 +714,7 @@ def test_an_empty_cell_of_parquet_is_named(tmp_path: Path) -> None:
 def test_bad_lines_are_named_or_counted_and_skipped(tmp_path: Path) -> None:
     path, skipped = tmp_path / "p.tsv", Skipped()
     path.write_bytes(b"a\tb\nlatin \xe4\tc\nno tab\nd\te\n")
-    problem = "not UTF-8: byte 0xE4 after 6 valid bytes of the line"
+    problem = "not UTF-8: byte 0xE4 at position 7 of the line; save the file as UTF-8"
     assert refusal(path) == f":2: {problem} ({HOW_TO_SKIP})"
     pairs = read_file(path, on_bad_line="skip", skipped=skipped)
     assert pairs == [Pair("a", "b"), Pair("d", "e")]
