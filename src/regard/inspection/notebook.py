@@ -1,10 +1,12 @@
-"""Tables with coloured cells, for notebooks."""
+"""Tables with coloured cells, for notebooks, and tables of plain text, for terminals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
+
+from rich.cells import cell_len
 
 POSITIVE, NEGATIVE = "64, 120, 220", "214, 122, 20"
 """blue and amber, visible on light and dark backgrounds"""
@@ -43,3 +45,15 @@ def scaled(values: Sequence[float]) -> list[float]:
     """Values divided by the largest absolute value."""
     largest = max(map(abs, values), default=0.0) or 1.0
     return [value / largest for value in values]
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of plain text, with aligned columns."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text + " " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

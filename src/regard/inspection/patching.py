@@ -137,6 +137,16 @@ class PatchMap:
         )
         return stack, depth, position
 
+    def __str__(self) -> str:
+        """One sentence for terminals: the place with the largest effect."""
+        stack, depth, position = self.best()
+        effect = min(1.0, float(self.effects[stack][depth, position]))
+        return (
+            f"{self.tokens[0].text} instead of {self.tokens[1].text}: the vector of "
+            f"{self.labels[stack][position][0].text} after {stack} layer {depth} alone brings back "
+            f"{effect:.0%} of the difference"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the page reads them."""
         return {
