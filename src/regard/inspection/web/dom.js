@@ -203,7 +203,7 @@ export function tableToggle(caption, content) {
 }
 
 /** whether the screen is a phone's: views then begin with most of their cards closed, so that they are short */
-const NARROW = matchMedia("(max-width: 520px)").matches;
+export const NARROW = matchMedia("(max-width: 520px)").matches;
 
 /**
  * A card that can be closed. On a phone, it is closed unless it is important.

@@ -289,10 +289,10 @@ function thumbnailGrid(site, weights, thumbnails, onSelect) {
   };
   const grid = h("div", { class: "grid", role: "group", "aria-label": `${site.title}: heads`, onkeydown });
   grid.style.setProperty("--heads", String(weights.heads));
-  grid.append(h("span", { class: "axis corner" }, "layer"));
-  for (let head = 0; head < weights.heads; head++) grid.append(h("span", { class: "axis" }, head + 1));
+  grid.append(h("span", {}));
+  for (let head = 0; head < weights.heads; head++) grid.append(h("span", { class: "axis" }, h("span", { class: "word-of-axis" }, "head "), head + 1));
   for (const { layer, head, button } of thumbnails) {
-    if (!head) grid.append(h("span", { class: "axis" }, layer + 1));
+    if (!head) grid.append(h("span", { class: "axis layer" }, `layer ${layer + 1}`));
     grid.append(button);
   }
   return grid;

@@ -44,7 +44,7 @@ const STEPS = [
   { title: "Tokens are revised", view: "iterations", applies: (trace) => trace.nonAutoregressive, content: iterationsStep },
   { title: "Several hypotheses at once", view: "beam", applies: autoregressive, content: beamStep },
   { title: "One weight by hand", view: "weight", content: weightStep },
-  { title: "Attention is not the reason", view: "intervene", content: interventionStep },
+  { title: "Does a head matter?", view: "intervene", content: interventionStep },
   { title: "All of this was learned", view: "training", content: trainingStep },
   { title: "One word decides", view: "translate", q: TIRED, content: (context) => occlusionStep(context, WIDE) },
   { title: "Too tired", view: "heads", q: TIRED, content: (context) => pronounStep(context, WIDE) },
@@ -63,8 +63,10 @@ export const tourView = {
 
 /** @param {Context} context */
 function build(context) {
+  const steps = stepsFor(context.trace);
   return h("div", { class: "tour-contents card" },
-    h("ol", {}, stepsFor(context.trace).map((step, i) => {
+    h("button", { type: "button", class: "primary", onclick: () => goTo(steps[0], 0, context) }, "Start the tour"),
+    h("ol", {}, steps.map((step, i) => {
       const available = !step.q || step.q === context.trace.text || !!context.api;
       const link = h("a", { href: `#${linkTo(step, i, context)}`, onclick: (/** @type {Event} */ event) => {
         event.preventDefault();
@@ -192,7 +194,7 @@ function otherSentence(step, index, context) {
 
 /** @param {Context} context @returns {Content} */
 function translationStep({ trace }) {
-  const least = trace.probabilities.indexOf(Math.min(...trace.probabilities));
+  const least = trace.leastCertain;
   return {
     text: [`The model split the text into ${trace.source.length} tokens and wrote ${trace.outputs.length}, `
       + `${trace.nonAutoregressive ? "all in parallel" : "one after another"}. The bar under each token is its probability. `
@@ -221,21 +223,34 @@ async function crossAttentionStep({ trace }) {
 }
 
 /** @param {Context} context @returns {Promise<Content>} */
-async function headPatternStep({ trace: { encoder } }) {
-  await loadAll(encoder);
-  const patterns = /** @type {const} */ ([[-1, "the token before it"], [0, "itself"], [1, "the token after it"]]);
-  const all = headsOf(encoder).flatMap((head) => patterns.map(([offset, name]) => ({
-    ...head, name, mean: diagonalMean(encoder.head(head.layer, head.head), encoder.keys, offset),
-  })));
-  const { layer, head, name, mean } = maxBy(all, (one) => one.mean);
+async function headPatternStep({ trace }) {
+  const sites = /** @type {const} */ (["encoder", "decoder"]);
+  await Promise.all(sites.map((site) => loadAll(trace[site])));
+  const { site, layer, head, name, mean } = maxBy(sites.flatMap((one) => patternsOf(trace[one], one)), (one) => one.mean);
   return {
-    text: ["Each small square below is one head, with weights of its own. ", mean >= CLEAR_PATTERN
-      ? `The enlarged one has the clearest pattern: on average, a token gives ${percent(mean)} of its attention to ${name}. `
-      : "No head of this encoder has a simple pattern here, such as attending to the previous token. The enlarged one comes "
-        + `closest: on average, a token gives ${percent(mean)} of its attention to ${name}. `,
+    text: ["Each small square is one head, with weights of its own. ", mean >= CLEAR_PATTERN
+      ? `The enlarged one, in the ${site}, has the clearest pattern: on average, a token gives ${percent(mean)} of its attention to ${name}. `
+      : "No head of this model has a simple pattern here, such as attending to the previous token. The enlarged one, in the "
+        + `${site}, comes closest: on average, a token gives ${percent(mean)} of its attention to ${name}. `,
     "Select others to compare."],
-    set: headState("encoder", { layer, head }),
+    set: headState(site, { layer, head }),
   };
+}
+
+/**
+ * How much the heads of a site attend to the token before, to the same token and, in the encoder, to the one after.
+ *
+ * @template {"encoder" | "decoder"} S
+ * @param {LayerArray} weights
+ * @param {S} site
+ */
+function patternsOf(weights, site) {
+  const all = /** @type {const} */ ([[-1, "the token before it"], [0, "itself"], [1, "the token after it"]]);
+  const patterns = site === "encoder" ? all : all.slice(0, 2);
+  const first = site === "encoder" ? 0 : 1; // the first token of the decoder has nothing else to attend to
+  return headsOf(weights).flatMap((head) => patterns.map(([offset, name]) => ({
+    ...head, site, name, mean: diagonalMean(weights.head(head.layer, head.head), weights.keys, offset, first),
+  })));
 }
 
 /** @param {Context} context @returns {Promise<Content>} */
@@ -294,15 +309,22 @@ async function weightStep({ trace }) {
 /** @param {Context} context @returns {Promise<Content>} */
 async function interventionStep({ trace, api }) {
   const { layer, head } = await largestCrossAttention(trace);
+  const mute = `cross_attention.${layer}.${head}`;
+  const text = ["Where a model looks is not yet why it says something. To find out what it depends on, change something. ",
+    ...(api ? ["Here the cross-attention head with the largest weight, ", headName({ layer, head }), ", is muted. ",
+      ...mutedResult(trace, await api.trace({ q: trace.text, mute: [mute] })), " Mute other heads and see what breaks."]
+      : ["With a model, this page can mute a head or force a word, and show whether the translation changes."])];
   return {
-    text: ["Where a model looks is not why it says something. To find the reasons, intervene. ", ...(api
-      ? ["Here the cross-attention head with the largest weight, ", headName({ layer, head }), ", is muted. If the translation "
-        + "stays the same, the model did not need it; mute more heads and see what breaks."]
-      : ["On a served page you can mute a head or force a word and see whether the translation changes."])],
-    set: {
-      mute: api ? `cross_attention.${layer}.${head}` : "", site: "cross_attention", layer: String(layer), head: String(head),
-    },
+    text, set: { mute: api ? mute : "", site: "cross_attention", layer: String(layer), head: String(head) },
   };
+}
+
+/** @param {Trace} before @param {TraceJson} after the translation with a muted head @returns {Child[]} */
+function mutedResult(before, after) {
+  if (before.translation === after.translation) {
+    return ["The translation stays the same: for this sentence, the model does not need that head."];
+  }
+  return ["The translation becomes “", bidiText(after.translation), "”: for this sentence, the model needs that head."];
 }
 
 /** @returns {Content} */
@@ -472,11 +494,14 @@ async function patchingStep(context) {
   }
   const effects = { encoder: unpack(found.effects.encoder), decoder: unpack(found.effects.decoder) };
   const { stack, depth, position, effect, takenOver } = strongestPlace(found, effects);
+  const share = Math.min(1, Math.max(0, effect));
   return {
-    text: ["Now the model reads that the street is too wide, but at one place inside it gets the vector of the other sentence. "
-      + "One such place is enough: ", h("b", {}, `${stack} layer ${depth} at `, tokenLabel(found.labels[stack][position][0])),
-    ` brings back ${percent(Math.min(1, Math.max(0, effect)))} of the difference between `, tokenLabel(found.tokens[0]), " and ",
-    tokenLabel(found.tokens[1]), takenOver === null ? "" : `, and decoder layer ${takenOver} takes it over`, ". The maps below show all places; “What makes two sentences differ?” compares any two sentences."],
+    text: ["Now the model reads that the street is too wide, but at one place inside it gets the vector of the other sentence. ",
+      share >= CLEAR_PATTERN ? "One such place is enough: " : "No single place is enough; the strongest is ",
+      h("b", {}, `${stack} layer ${depth} at `, tokenLabel(found.labels[stack][position][0])),
+      `${share >= CLEAR_PATTERN ? "" : ", which"} brings back ${percent(share)} of the difference between `, tokenLabel(found.tokens[0]), " and ",
+      tokenLabel(found.tokens[1]), takenOver === null ? "" : `, and decoder layer ${takenOver} takes it over`,
+      ". The maps below show all places; “What makes two sentences differ?” compares any two sentences."],
     set: { against: WIDE, output: String(found.position) },
   };
 }
@@ -612,11 +637,12 @@ function headsOf({ layers, heads }) {
  * @param {Float32Array} matrix
  * @param {number} keys
  * @param {number} offset
+ * @param {number} first row
  */
-function diagonalMean(matrix, keys, offset) {
+function diagonalMean(matrix, keys, offset, first) {
   let total = 0;
   let count = 0;
-  for (let row = 0; row < matrix.length / keys; row++) {
+  for (let row = first; row < matrix.length / keys; row++) {
     if (row + offset < 0 || row + offset >= keys) continue;
     total += matrix[row * keys + row + offset];
     count++;
