@@ -101,6 +101,16 @@ export function tokenLabel(token) {
 }
 
 /**
+ * A token in a sentence: in italics, without the symbol for a leading space.
+ *
+ * @param {Token} token
+ */
+export function tokenInProse(token) {
+  if (token.special) return tokenLabel(token);
+  return h("bdi", { class: "piece in-prose", dir: "auto" }, tokenText(token).replace(/^▁+(?=[^▁])/, ""));
+}
+
+/**
  * Explains the symbol for a leading space; null if none of the tokens has it.
  *
  * @param {Token[]} tokens

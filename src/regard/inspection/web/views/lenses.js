@@ -12,7 +12,7 @@
  */
 
 import { signedLegend, tint, weightLegend } from "../canvas.js";
-import { NARROW, bidiText, foldingCard, h, scrollFade, selectField, setTabStop, tableToggle, tokenLabel } from "../dom.js";
+import { NARROW, bidiText, foldingCard, h, scrollFade, selectField, setTabStop, tableToggle, tokenInProse, tokenLabel } from "../dom.js";
 import { percent, signed } from "../format.js";
 import { heatmap } from "../heatmap.js";
 import { lensesOf, settledDepths, strongestPlace } from "../lenses.js";
@@ -181,7 +181,7 @@ function explainAttribution({ token, foil, difference, scores, completeness, sou
   const best = order.filter((one, rank) => rank < 3 && one.share > 0.3 * order[0].share);
   const sum = scores.integrated_gradients?.reduce((total, one) => total + one, 0) ?? 0;
   return [
-    tokenLabel(token), " rather than ", tokenLabel(foil), ` by ${difference.toFixed(1)} in logits`,
+    tokenInProse(token), " rather than ", tokenInProse(foil), ` by ${difference.toFixed(1)} in logits`,
     best.length ? ": mostly because of " : ".", ...best.flatMap(({ word, i }, rank) => [
       rank ? (rank === best.length - 1 ? " and " : ", ") : "", "“", h("b", {}, bidiText(word)), "”",
       i < source_words.length ? "" : " in the translation"]), ". ",
@@ -337,9 +337,9 @@ function explainPatching(json, effects) {
   const { tokens, labels } = json;
   const { stack, depth, position, effect, takenOver } = strongestPlace(json, effects);
   const [first, second] = labels[stack][position];
-  return ["The first difference is ", tokenLabel(tokens[0]), " instead of ", tokenLabel(tokens[1]),
-    ". The place that carries it: ", h("b", {}, `${stack} layer ${depth}`), " at ", h("b", {}, tokenLabel(first)),
-    ...(first.id === second.id ? [] : [" in place of ", tokenLabel(second)]),
+  return ["The first difference is ", tokenInProse(tokens[0]), " instead of ", tokenInProse(tokens[1]),
+    ". The place that carries it: ", h("b", {}, `${stack} layer ${depth}`), " at ", h("b", {}, tokenInProse(first)),
+    ...(first.id === second.id ? [] : [" in place of ", tokenInProse(second)]),
     `. Its vector alone brings back ${percent(Math.min(effect, 1))} of the difference.`,
     takenOver === null ? "" : ` The decoder takes it over in layer ${takenOver}.`];
 }
