@@ -199,7 +199,9 @@ def test_occlusion_is_compared_with_attention(open_file: Open) -> None:
     }
     assert changes["sleeps"] == f"{before}% → 1.0%"
     assert changes["The"] == f"{before}% → {before}%"
-    assert texts(page, ".occlusion-row.heading .drop") == ["probability of ▁Hund without it"]
+    assert texts(page, ".occlusion-row.heading .drop") == [
+        "probability that ▁Hund loses without it"
+    ]
     colours = page.locator(".source .word").evaluate_all(
         "all => all.map(one => one.style.backgroundColor !== '')"
     )

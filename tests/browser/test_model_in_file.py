@@ -91,7 +91,7 @@ def test_attention_and_interventions_are_those_of_the_model(
     np.testing.assert_allclose(values, ours.cross_attention[1, 1], atol=1e-3)
     page.locator("#tab-intervene").click()
     page.locator(".switch").first.click()
-    page.locator(".compare").first.wait_for()
+    page.locator(".compare").first.wait_for(state="attached")  # in a closed card
     muted = trace(model, TEXT, mute=[Head("encoder", 0, 0)])
     after = page.locator(".before-after .line").nth(1).text_content() or ""
     assert re.sub(r"\s*</s>", "", after) == muted.translation
@@ -99,4 +99,4 @@ def test_attention_and_interventions_are_those_of_the_model(
 
 def test_a_blank_text_is_refused(page: Page, file: Path) -> None:
     page.goto(f"{file.as_uri()}#q=%20")
-    wait_for_text(page, ".status.wrong", "blank")
+    wait_for_text(page, ".status.wrong", "Write a sentence")

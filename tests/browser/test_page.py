@@ -268,13 +268,15 @@ def test_the_keyboard_is_enough(open_file: Open) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate(focused) == "Translate"
     page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "New here? Take the tour →"
+    page.keyboard.press("Tab")
     assert page.evaluate(focused) == "The"
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert texts(page, ".candidates .chosen .token") == ["▁Hund"]
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
+    for _ in range(3):
+        page.keyboard.press("Shift+Tab")
     page.keyboard.press("ArrowRight")
     assert page.locator("#view-architecture").is_visible()
     page.keyboard.press("ArrowRight")
@@ -295,6 +297,18 @@ def test_the_keyboard_is_enough(open_file: Open) -> None:
     assert page.evaluate("document.activeElement.className").startswith("node finished best")
     page.keyboard.press("ArrowLeft")
     assert page.locator(".detail .state").text_content() == "kept"
+
+
+def test_the_least_certain_word_is_selected_at_first(open_file: Open) -> None:
+    """So that the first screen shows attention, alternatives and legends, and not how to get them."""
+    page = open_file(synthetic())
+    assert texts(page, ".line.target .word[aria-pressed=true]") == ["Der"]
+    assert texts(page, ".candidates .chosen .token") == ["▁Der"]
+    assert page.locator(".line.source .word[style*=background]").count() > 0
+    assert texts(page, ".colour-key .legend") == ["01attention weight", "probability of the word"]
+    page.get_by_role("button", name="Take the tour").click()
+    page.get_by_role("button", name="Start the tour").click()
+    assert page.locator(".tour-step h2").text_content() == "A sentence is translated"
 
 
 def test_every_state_has_a_link(open_file: Open) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ def test_charts_are_readable_on_a_phone(open_file: Open, learned: Trace) -> None
       .map(([a, b]) => Math.abs(a.y + a.height / 2 - b.y - b.height / 2))"""
     assert max(page.locator(".lines-key .stroke").evaluate_all(aside)) < 2
     score = page.locator(".chart", has=page.locator("svg[aria-label='BLEU by step']"))
-    assert score.locator(".tick.x").all_text_contents() == ["500", "1,000", "1,500", "step"]
+    assert score.locator(".tick.x").all_text_contents() == ["0", "500", "1,000", "1,500", "step"]
     assert score.locator(".tick.y").first.text_content() == "0", (
         "an axis that begins at 80 exaggerates"
     )
@@ -183,6 +183,24 @@ def step(page: Page) -> str:
     return page.locator(".tour-step .tour-text").text_content() or ""
 
 
+def head_patterns(shown: Trace) -> dict[str, list[Any]]:
+    """The mean weight of each pattern, for each site: [layer, head]."""
+    encoder, below, cross = shown.encoder, shown.decoder[:, :, 1:], shown.cross_attention
+    rows = np.arange(cross.shape[2])
+    diagonal = np.floor(rows * (cross.shape[3] - 1) / (len(rows) - 1) + 0.5).astype(int)
+    marks = [i for i, token in enumerate(shown.source) if token.text in ("▁.", "'", "▁'")]
+    at_end = [
+        (array[..., -1].mean(-1), array[..., marks].sum(-1).mean(-1)) for array in (encoder, cross)
+    ]
+    dots = [i for i, token in enumerate(shown.inputs) if token.text == "▁."]
+    return {
+        "Encoder": [np.diagonal(encoder, k, 2, 3).mean(-1) for k in (-1, 0, 1)] + [*at_end[0]],
+        "Decoder": [np.diagonal(below, k, 2, 3).mean(-1) for k in (0, 1)]
+        + [below[..., 0].mean(-1), shown.decoder[..., dots].sum(-1).mean(-1)],
+        "Cross-attention": [cross[:, :, rows, diagonal].mean(-1), *at_end[1]],
+    }
+
+
 def test_the_numbers_of_the_tour_are_those_of_the_trace(open_file: Open) -> None:
     shown = synthetic(source=[*DOG, "▁tired", "▁."])
     text = "The dog didn't cross the street because it was too tired."
@@ -191,17 +209,19 @@ def test_the_numbers_of_the_tour_are_those_of_the_trace(open_file: Open) -> None
     titles = texts(page, ".tour-contents li a")
     page.locator(".tour-contents a").first.click()
     page.locator(".tour-step h2").wait_for()
-    assert re.search(r"into 14 tokens and wrote 6.*least certain of ▁Der: 20%", step(page))
+    assert re.search(r"into 14 tokens and wrote 6.*least certain of Der: 20%", step(page))
     assert page.locator(".line.target .word[aria-pressed=true]").text_content() == "Der"
     visited = []
     while True:
         title = page.locator(".tour-step h2").text_content()
         visited.append(title)
         if title == "Heads have patterns":
-            share = np.array([np.diagonal(shown.encoder, k, 2, 3).mean(-1) for k in (-1, 0, 1)])
+            means = head_patterns(shown)
+            site = max(means, key=lambda one: np.max(means[one]))
+            share = np.array(means[site])
             _, layer, head = np.unravel_index(share.argmax(), share.shape)
-            until(page, "document.querySelector('.which')?.textContent.startsWith('Encoder')")
-            assert texts(page, ".which") == [f"Encoder, layer {layer + 1}, head {head + 1}"]
+            until(page, f"document.querySelector('.which')?.textContent.startsWith('{site}')")
+            assert texts(page, ".which") == [f"{site}, layer {layer + 1}, head {head + 1}"]
             assert f"{round(100 * share.max())}%" in step(page)
         if title == "No looking ahead":
             assert "is exactly 0" in step(page)
@@ -214,7 +234,8 @@ def test_the_numbers_of_the_tour_are_those_of_the_trace(open_file: Open) -> None
             numbers = [f"{weight:.2f}" for weight in nouns[layer, head]]
             where = f"cross-attention head {head + 1} of layer {layer + 1}, the head with the largest weight"
             assert where in step(page)
-            assert f"The token that attends most to it is {shown.outputs[row].text}." in step(page)
+            name = shown.outputs[row].text.lstrip("▁")
+            assert f"The token that attends most to it is {name}." in step(page)
             assert f"the dog {numbers[0]}, the street {numbers[1]}" in step(page)
             assert f"&layer={layer}&head={head}" in page.evaluate("location.hash")
         if title == "Too wide":
@@ -272,12 +293,12 @@ def test_the_evidence_about_it_is_chosen_by_measurement(
         page.goto(f"{address}/#view=heads&tour=10&arrive=1&q={text}")
         page.locator(".tour-step .tour-text").wait_for()
         content = step(page)
-        assert content.startswith("Here it became ▁er.")
+        assert content.startswith("Here it became er.")
         if turns:
             assert "First, cross-attention head 2 of layer 1 reads tired (1.00)." in content
             assert re.search(
                 r"head 3 of layer 2 looks at the noun that fits: the dog 1\.00, the street 0\.00\. With wide, "
-                r"where the model wrote ▁sie, the same head gives the dog 0\.00, the street 1\.00",
+                r"where the model wrote sie, the same head gives the dog 0\.00, the street 1\.00",
                 content,
             )
             assert content.endswith("moves its attention from one noun to the other.")
@@ -286,6 +307,32 @@ def test_the_evidence_about_it_is_chosen_by_measurement(
             assert "No head of this model turns from one noun to the other" in content
             assert "Without tired only 13%" in content
             assert "colour=occlusion" in page.evaluate("location.hash")
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_the_tour_says_whether_a_muted_head_was_needed(
+    browser: Browser, address: str, needed: bool
+) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        asked: list[list[str]] = []
+
+        def answer(route: Route) -> None:
+            request = json.loads(route.request.post_data or "{}")
+            shown = replace(synthetic(), text=request["q"])
+            if request.get("mute"):
+                asked.append(request["mute"])
+                shown = replace(shown, translation="Anders" if needed else shown.translation)
+            route.fulfill(json=shown.to_json("file"))
+
+        page.route("**/v1/trace", answer)
+        page.goto(f"{address}/#view=intervene&tour=7&arrive=1&q=The dog sleeps.")
+        page.locator(".tour-step .tour-text").wait_for()
+        weights = synthetic().cross_attention[:, :, :-1, :-1]
+        layer, head = np.unravel_index(weights.argmax(), weights.shape)[:2]
+        assert asked[0] == [f"cross_attention.{layer}.{head}"]
+        found = "becomes “Anders”: for this sentence, the model needs that head"
+        assert (found if needed else "stays the same") in step(page)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -312,7 +312,7 @@ def look(
 ) -> None:
     """Show how a model translates one sentence: attention, candidates and beam search, as an HTML page.
 
-    The page is one file that works offline.
+    The page is one file that works offline. The translation and the lenses are also printed.
     """
     from regard.data.formats import read_parses
     from regard.inspection.html_page import page
@@ -334,4 +334,7 @@ def look(
         against=against,
     )
     write_text(out, page(trace))
+    print(trace.translation)
+    if trace.lenses:
+        print(f"\n{trace.lenses}\n")
     print(f"{out}: open it in a browser")

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.inspection.hooks import Floats, attentions, observe
-from regard.inspection.html_page import Cell, heat_table, scaled
+from regard.inspection.tables import Cell, heat_table, scaled, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,
@@ -125,11 +125,25 @@ class Attribution:
             "completeness": self.completeness,
         }
 
+    def strongest_words(self, method: Method, count: int = 2) -> list[tuple[str, float]]:
+        """The words with the largest shares in favour of the token."""
+        shares = zip(self.words, map(float, self.scores[method]), strict=True)
+        return sorted((one for one in shares if one[1] > 0), key=lambda one: -one[1])[:count]
+
+    def __str__(self) -> str:
+        """A table for terminals: words in rows, methods in columns."""
+        head = ["word", *(_title(name) for name in self.scores)]
+        rows = [
+            [word, *(f"{values[i]:.2f}" for values in self.scores.values())]
+            for i, word in enumerate(self.words)
+        ]
+        return f"{self._heading()}\n{text_table([head, *rows])}"
+
+    def _heading(self) -> str:
+        return f"{self.token.text} and not {self.foil.text}: logit difference {self.difference:.2f}"
+
     def _repr_html_(self) -> str:
         """A table for notebooks: methods in rows, words in columns."""
-        title = (
-            f"{self.token.text} and not {self.foil.text}: logit difference {self.difference:.2f}"
-        )
         cells = [
             [
                 Cell(f"{value:.2f}", strength)
@@ -137,7 +151,9 @@ class Attribution:
             ]
             for values in self.scores.values()
         ]
-        return heat_table(title, [_title(name) for name in self.scores], self.words, cells)
+        return heat_table(
+            self._heading(), [_title(name) for name in self.scores], self.words, cells
+        )
 
 
 def attribute(

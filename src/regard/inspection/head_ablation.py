@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
 from regard.inspection.hooks import Floats, Head, attentions, observe
-from regard.inspection.html_page import Cell, heat_table, scaled
+from regard.inspection.tables import Cell, heat_table, scaled
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,

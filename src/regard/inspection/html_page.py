@@ -1,4 +1,4 @@
-"""HTML: a trace, or a model, as one self-contained file; and tables for notebooks.
+"""HTML: a trace, or a model, as one self-contained file.
 
 Browsers do not load ES modules from ``file://``, so the page's modules are bundled into one script: each becomes a
 function that is called once, in the order of the imports. Only import and export lines are rewritten, and only the two
@@ -18,9 +18,8 @@ import posixpath
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -181,46 +180,3 @@ def deflate(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> bytes:
     """Compress; the result has no header, as ``DecompressionStream("deflate-raw")`` reads it."""
     compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, strategy)
     return compressor.compress(data) + compressor.flush()
-
-
-# ---------------------------------------------------------------------------------------------
-# Tables with coloured cells, for notebooks
-
-
-POSITIVE, NEGATIVE = "64, 120, 220", "214, 122, 20"
-"""blue and amber, visible on light and dark backgrounds"""
-
-
-class Cell(NamedTuple):
-    """A cell of a table."""
-
-    text: str
-    value: float
-    """the strength of its colour, from -1 (amber) to 1 (blue)"""
-
-
-def heat_table(
-    title: str, rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Cell]]
-) -> str:
-    """A table with names on its rows and columns and coloured cells, as HTML."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *columns))
-    body = "".join(
-        f"<tr><th style='text-align: left'>{escape(name)}</th>{''.join(map(_cell, row))}</tr>"
-        for name, row in zip(rows, cells, strict=True)
-    )
-    return (
-        "<div style='overflow-x: auto'><table><caption style='text-align: left'>"
-        f"{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _cell(cell: Cell) -> str:
-    strength = min(1.0, abs(cell.value))
-    colour = f"rgba({POSITIVE if cell.value >= 0 else NEGATIVE}, {0.6 * strength:.2f})"
-    return f"<td style='background: {colour}' title='{cell.value:.4f}'>{escape(cell.text)}</td>"
-
-
-def scaled(values: Sequence[float]) -> list[float]:
-    """Values divided by the largest absolute value."""
-    largest = max(map(abs, values), default=0.0) or 1.0
-    return [value / largest for value in values]

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.inspection.hooks import Floats
-from regard.inspection.html_page import Cell, heat_table
+from regard.inspection.tables import Cell, heat_table, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,
@@ -85,6 +85,14 @@ class DepthLens:
             "probabilities": pack(self.probabilities),
             "translations": self.translations,
         }
+
+    def __str__(self) -> str:
+        """A table for terminals: the most probable token at each position (rows) and depth (columns)."""
+        rows = [
+            [token.text, *(rows[position][0].token.text for rows in self.candidates)]
+            for position, token in enumerate(self.outputs)
+        ]
+        return text_table([["output", *self.depths], *rows])
 
     def _repr_html_(self) -> str:
         """A table for notebooks: depths in rows, positions in columns; colour is the output's probability."""

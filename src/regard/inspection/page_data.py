@@ -1,22 +1,24 @@
 """What the page shows besides a trace: the lenses of one translation, and facts about the model.
 
-``lenses_for`` has all lenses of a file (``regard look --lenses``): the logit lens and the DecoderLens for what would be
-said at each depth, attribution for why a token and not another, patching for what makes two sentences differ.
+``lenses_for`` computes all lenses of a file (``regard look --lenses``): the logit lens and the DecoderLens for what
+would be said at each depth, attribution for why a token and not another, patching for what makes two sentences differ.
 ``model_info`` has the languages, scores and example sentences of a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from regard.data.corpus import example_sources
 from regard.data.language_identification import LANGUAGE_NAMES
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
-from regard.inspection.attribution import attribute_token
-from regard.inspection.logit_lens import decoder_lens_of, logit_lens_of
-from regard.inspection.patching import patch
+from regard.inspection.attribution import Attribution, attribute_token
+from regard.inspection.logit_lens import DepthLens, decoder_lens_of, logit_lens_of
+from regard.inspection.patching import PatchMap, patch
+from regard.inspection.tables import text_table
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force_ids
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
@@ -34,29 +36,83 @@ def supports_lenses(model: Translator) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Lenses:
+    """The lenses of one translation."""
+
+    logit_lens: DepthLens
+    decoder_lens: DepthLens
+    attributions: list[Attribution]
+    """of each token; empty if the model is too large for them"""
+    patching: PatchMap | None
+    """what makes the translation of another sentence differ, if one was given"""
+    architecture: dict[str, Any]
+    """the activations of every sub-layer, as the page reads them"""
+
+    def to_json(self) -> dict[str, Any]:
+        """``LensesJson`` of lenses.js."""
+        return {
+            "logit_lens": self.logit_lens.to_json(),
+            "decoder_lens": self.decoder_lens.to_json(),
+            "attributions": [one.to_json() for one in self.attributions],
+            "patching": self.patching and self.patching.to_json(),
+            "architecture": self.architecture,
+        }
+
+    def __str__(self) -> str:
+        """A report for terminals."""
+        depths = zip(self.decoder_lens.depths, self.decoder_lens.translations, strict=True)
+        parts = [
+            "The most probable token after each layer of the decoder (logit lens):",
+            str(self.logit_lens),
+            "The translation if the decoder reads each layer of the encoder (DecoderLens):",
+            text_table([[depth, text or "(empty)"] for depth, text in depths]),
+        ]
+        if self.attributions:
+            parts += [
+                "Why this token and not the second best: the words with the largest shares (integrated gradients):",
+                text_table([["token", "and not", "because of"], *map(_reason, self.attributions)]),
+            ]
+        if self.patching:
+            parts += [
+                "What makes the two sentences differ (activation patching):",
+                str(self.patching),
+            ]
+        return "\n\n".join(parts)
+
+
+def _reason(one: Attribution) -> list[str]:
+    words = one.strongest_words("integrated_gradients")
+    return [
+        one.token.text,
+        one.foil.text,
+        ", ".join(f"{word} {share:+.2f}" for word, share in words) or "(no single word)",
+    ]
+
+
 def lenses_for(
     model: Translator, text: str, outputs: Sequence[int], against: str | None = None
-) -> dict[str, Any]:
-    """The lenses of a file: ``LensesJson`` of lenses.js.
+) -> Lenses:
+    """The lenses of a file.
 
     against: another sentence, for activation patching. Attributions are left out if the model is too large for them.
     """
-    patching = None if against is None else patch(model, text, against).to_json()
+    patching = None if against is None else patch(model, text, against)
     forced = force_ids(model, model.request(text), outputs)
     rows = 64 * len(forced.outputs)  # of integrated gradients
     work = rows * (len(forced.source) + len(forced.inputs)) * _parameters(model)
     attributions = []
     if work <= ATTRIBUTION_WORK:
         attributions = [
-            attribute_token(model, forced, position).to_json()
-            for position in range(len(forced.outputs))
+            attribute_token(model, forced, position) for position in range(len(forced.outputs))
         ]
-    return {
-        **depth_lenses(model, text, forced),
-        "attributions": attributions,
-        "patching": patching,
-        "architecture": architecture_json(model, forced),
-    }
+    return Lenses(
+        logit_lens=logit_lens_of(model, forced),
+        decoder_lens=decoder_lens_of(model, text, forced),
+        attributions=attributions,
+        patching=patching,
+        architecture=architecture_json(model, forced),
+    )
 
 
 def depth_lenses(model: Translator, text: str, forced: ForcedTranslation) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from regard.inspection.head_ablation import (
     mean_outputs,
 )
 from regard.inspection.hooks import Floats, attentions
-from regard.inspection.html_page import Cell, heat_table
+from regard.inspection.tables import Cell, heat_table
 from regard.inspection.teacher_forcing import (
     STACKS,
     ForcedTranslation,
@@ -136,6 +136,16 @@ class PatchMap:
             (one for one in found if one[0] > largest - SAME_EFFECT), key=lambda one: one[1]
         )
         return stack, depth, position
+
+    def __str__(self) -> str:
+        """One sentence for terminals: the place with the largest effect."""
+        stack, depth, position = self.best()
+        effect = min(1.0, float(self.effects[stack][depth, position]))
+        return (
+            f"{self.tokens[0].text} instead of {self.tokens[1].text}: the vector of "
+            f"{self.labels[stack][position][0].text} after {stack} layer {depth} alone brings back "
+            f"{effect:.0%} of the difference"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as the page reads them."""

@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -48,6 +48,9 @@ from regard.inspection.hooks import (
 )
 from regard.recipe import AttentionSite, DecodingOptions, abbreviate
 from regard.tasks import Translator
+
+if TYPE_CHECKING:
+    from regard.inspection.page_data import Lenses
 
 CANDIDATES = 8
 """the most probable tokens recorded for each position"""
@@ -136,7 +139,7 @@ class Trace:
     """None if the text is too long for it, given the model's size"""
     history: dict[str, Any] | None = None
     """how the model was trained (``history.py``), if requested"""
-    lenses: dict[str, Any] | None = None
+    lenses: Lenses | None = None
     """what would be said at each depth, and why (``page_data.py``), if requested"""
 
     def weights(self, site: AttentionSite) -> Floats:
@@ -198,7 +201,7 @@ class Trace:
                 "probabilities": pack(self.occlusion.probabilities),
             },
             "history": self.history,
-            "lenses": self.lenses,
+            "lenses": self.lenses and self.lenses.to_json(),
         }
 
     def _repr_html_(self) -> str:

@@ -7,7 +7,7 @@ import {
 
 test("percentages have decimals only near 0 and 100", () => {
   assert.deepEqual([0, 0.0001, 0.005, 0.0999, 0.5, 0.991, 0.9999, 1].map(percent),
-    ["0.0%", "<0.1%", "0.5%", "10.0%", "50%", "99.1%", "100.0%", "100%"]);
+    ["0.0%", "<0.1%", "0.5%", "10.0%", "50%", "99.1%", ">99.9%", "100%"]);
 });
 
 test("negative numbers have a proper minus sign", () => {

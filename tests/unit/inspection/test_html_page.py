@@ -14,14 +14,11 @@ from regard.decoding.search_state import Node
 from regard.inspection import html_page
 from regard.inspection.html_page import (
     WEB,
-    Cell,
     bundle,
     deflate,
     embed,
-    heat_table,
     pack,
     page,
-    scaled,
 )
 from regard.inspection.trace import Candidate, Token, Trace
 
@@ -169,21 +166,3 @@ def test_compressed_bytes_have_no_header() -> None:
     data = b"The dog sleeps. " * 100
     assert zlib.decompress(deflate(data), -zlib.MAX_WBITS) == data
     assert len(deflate(data)) < len(deflate(data, zlib.Z_HUFFMAN_ONLY)) < len(data)
-
-
-# ---------------------------------------------------------------------------------------------
-# Tables for notebooks
-
-
-def test_cells_are_coloured_by_value_and_text_is_escaped() -> None:
-    html = heat_table("<b>", ["row"], ["<one>", "two"], [[Cell("<x>", 1.0), Cell("y", -0.5)]])
-    assert "&lt;b&gt;" in html
-    assert "&lt;x&gt;" in html
-    assert "rgba(64, 120, 220, 0.60)" in html
-    assert "rgba(214, 122, 20, 0.30)" in html
-
-
-def test_values_are_scaled_to_the_largest() -> None:
-    assert scaled([1.0, -4.0]) == [0.25, -1.0]
-    assert scaled([0.0]) == [0.0]
-    assert scaled([]) == []

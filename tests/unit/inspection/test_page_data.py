@@ -31,19 +31,41 @@ def test_a_trace_with_lenses(model: Translator, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(attribution, "MOST_STEPS", 16)
     trace = model.trace(TEXT, lenses=True)
     assert trace.lenses is not None
-    outputs = trace.lenses["logit_lens"]["outputs"]
-    assert [one["position"] for one in trace.lenses["attributions"]] == list(range(len(outputs)))
-    assert trace.lenses["decoder_lens"]["translations"][-1] == model.translate([TEXT], beam=1)[0]
-    assert trace.lenses["patching"] is None
+    outputs = trace.lenses.logit_lens.outputs
+    assert [one.position for one in trace.lenses.attributions] == list(range(len(outputs)))
+    assert trace.lenses.decoder_lens.translations[-1] == model.translate([TEXT], beam=1)[0]
+    assert trace.lenses.patching is None
     assert "integrated_gradients" in page(trace)
     assert model.trace(TEXT).lenses is None
+
+
+def test_lenses_are_printed_as_text(model: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution, "MOST_STEPS", 16)
+    lenses = model.trace(TEXT, lenses=True).lenses
+    assert lenses is not None
+    titles = str(lenses).split("\n\n")[::2]
+    assert [title.rpartition(" (")[2] for title in titles] == [
+        "logit lens):",
+        "DecoderLens):",
+        "integrated gradients):",
+    ]
+    table = str(lenses.logit_lens).splitlines()
+    assert table[0].split() == ["output", "embedding", "layer", "1", "layer", "2"]
+    assert len(table) == 1 + len(lenses.logit_lens.outputs)
+    last = lenses.logit_lens.candidates[-1][0][0].token.text
+    assert table[1].split()[-1] == last
+    one = lenses.attributions[0]
+    largest = max(zip(one.scores["occlusion"], one.words, strict=True))
+    assert one.strongest_words("occlusion", 1) == [(largest[1], pytest.approx(largest[0]))]
+    assert f"{one.token.text} and not {one.foil.text}" in str(one).splitlines()[0]
+    assert len(str(one).splitlines()) == 2 + len(one.words)
 
 
 def test_attributions_of_a_large_model_are_left_out(
     model: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_data, "ATTRIBUTION_WORK", 1)
-    assert lenses_for(model, TEXT, [9, 10])["attributions"] == []
+    assert lenses_for(model, TEXT, [9, 10]).attributions == []
 
 
 def test_two_sentences_must_be_comparable(model: Translator) -> None:

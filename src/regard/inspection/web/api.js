@@ -51,7 +51,7 @@ async function request(path, body, signal) {
       });
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw new Error("The server does not respond.");
+      throw new Error("The server does not respond. Is regard serve still running?");
     }
     if (response.ok) return response;
     if (response.status !== 401 && response.status !== 403) {

@@ -72,6 +72,27 @@ function fill(canvas, rows, columns, pixel) {
 }
 
 /**
+ * What the colours of weights mean: the scale from 0 to 1, and its unit.
+ *
+ * @param {string} unit
+ * @param {AbortSignal} signal
+ */
+export function weightLegend(unit, signal) {
+  return h("p", { class: "legend" }, "0", scaleBar(signal), "1", h("span", {}, unit));
+}
+
+/**
+ * What the colours of values with a sign mean.
+ *
+ * @param {[low: string, high: string]} ends the texts beside the scale
+ * @param {string} unit
+ * @param {AbortSignal} signal
+ */
+export function signedLegend([low, high], unit, signal) {
+  return h("p", { class: "legend" }, low, divergingBar(signal), high, h("span", {}, unit));
+}
+
+/**
  * A canvas with the colour scale from 0 to 1, for legends.
  *
  * @param {AbortSignal} signal

@@ -4,7 +4,7 @@
  * @typedef {{ name: string, points: [x: number, y: number][], kind?: "solid" | "dots" | "dashed", rank?: 1 | 2 }} Line
  * @typedef {{ x: string, lines: Line[], band?: [x: number, low: number, high: number][], height?: number,
  *   write?: (value: number) => string, empty?: string }} Chart
- *   x: name of the x axis; band: a shaded range; empty: text if there are no points. The y axis always includes 0.
+ *   x: name of the x axis, which begins at 0 if it counts steps; band: a shaded range; empty: text if there are no points. The y axis always includes 0.
  * @typedef {{ width: number, height: number, xs: number[], yTicks: number[], toX(x: number): number,
  *   toY(y: number): number }} Scales
  */
@@ -50,7 +50,8 @@ export function chart(name, content, signal) {
     if (!xs.length) return;
     const box = plot.getBoundingClientRect();
     const fraction = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
-    const x = xs[0] + fraction * (xs[xs.length - 1] - xs[0]);
+    const first = startOf(current.x, xs);
+    const x = first + fraction * (xs[xs.length - 1] - first);
     moveCursor(xs.reduce((best, one) => (Math.abs(one - x) < Math.abs(best - x) ? one : best)));
   });
   plot.addEventListener("pointerleave", () => moveCursor(null));
@@ -77,6 +78,16 @@ export function chart(name, content, signal) {
 /** @param {Chart} chart */
 function xValues({ lines }) {
   return [...new Set(lines.flatMap((line) => line.points.map(([x]) => x)))].sort((a, b) => a - b);
+}
+
+/**
+ * Where the x axis begins. Charts of steps all begin at 0, so that they can be compared.
+ *
+ * @param {string} axis
+ * @param {number[]} xs
+ */
+function startOf(axis, xs) {
+  return axis === "step" ? Math.min(0, xs[0]) : xs[0];
 }
 
 /** @param {Chart} chart @param {number} x */
@@ -108,9 +119,9 @@ function drawChart(content, width, height, cursor) {
  * @param {Chart} content @param {number[]} xs @param {number} width @param {number} height
  * @returns {Scales}
  */
-function makeScales({ lines, band = [] }, xs, width, height) {
+function makeScales({ x, lines, band = [] }, xs, width, height) {
   const ys = [...lines.flatMap((line) => line.points.map(([, y]) => y)), ...band.flatMap(([, low, high]) => [low, high])];
-  const first = xs[0];
+  const first = startOf(x, xs);
   const last = xs[xs.length - 1] === first ? first + 1 : xs[xs.length - 1];
   const yTicks = ticks(Math.min(...ys, 0), Math.max(...ys, 0), 4);
   const [bottom, top] = [yTicks[0], yTicks[yTicks.length - 1]];

@@ -101,6 +101,16 @@ export function tokenLabel(token) {
 }
 
 /**
+ * A token in a sentence: in italics, without the symbol for a leading space.
+ *
+ * @param {Token} token
+ */
+export function tokenInProse(token) {
+  if (token.special) return tokenLabel(token);
+  return h("bdi", { class: "piece in-prose", dir: "auto" }, tokenText(token).replace(/^▁+(?=[^▁])/, ""));
+}
+
+/**
  * Explains the symbol for a leading space; null if none of the tokens has it.
  *
  * @param {Token[]} tokens
@@ -203,7 +213,7 @@ export function tableToggle(caption, content) {
 }
 
 /** whether the screen is a phone's: views then begin with most of their cards closed, so that they are short */
-const NARROW = matchMedia("(max-width: 520px)").matches;
+export const NARROW = matchMedia("(max-width: 520px)").matches;
 
 /**
  * A card that can be closed. On a phone, it is closed unless it is important.

@@ -4,6 +4,7 @@
 export function percent(value) {
   const hundred = value * 100;
   if (hundred > 0 && hundred < 0.1) return "<0.1%";
+  if (hundred >= 99.95 && hundred < 100) return ">99.9%";
   return `${hundred.toFixed(hundred < 10 || (hundred > 99 && hundred < 100) ? 1 : 0)}%`;
 }
 

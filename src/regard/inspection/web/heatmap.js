@@ -8,12 +8,12 @@
  */
 
 import { paint, paintDiverging } from "./canvas.js";
-import { ARROWS, clampIndex, h, range, scrollFade } from "./dom.js";
+import { ARROWS, NARROW, clampIndex, h, range, scrollFade } from "./dom.js";
 import { onThemeChange } from "./theme.js";
 
 /** on the screen of a phone, 20 columns and their labels */
 const MIN_CELL = 12;
-const MAX_CELL = 34;
+const MAX_CELL = NARROW ? 24 : 34;
 /** share of the window's height that a map fills at most, as in style.css */
 const MAX_HEIGHT = 0.75;
 

@@ -57,7 +57,16 @@ function translateForm(backend) {
   const into = h("span", { class: "into" });
   const button = h("button", { type: "submit", class: "primary" }, "Translate", into);
   const status = h("p", { class: "status", role: "status" });
-  const live = liveTranslation(text, backend);
+  /** @param {string} message */
+  const fail = (message) => {
+    live.element.hidden = true;
+    status.className = "status wrong";
+    status.textContent = message;
+  };
+  const live = liveTranslation(text, backend, (message) => {
+    if (message) fail(message);
+    else status.textContent = "";
+  });
 
   /** @type {(() => void) | undefined} */
   let close;
@@ -66,6 +75,7 @@ function translateForm(backend) {
     event.preventDefault();
     const request = readRequest(fields);
     live.stop();
+    if (!request.q.trim()) return fail("Write a sentence to translate.");
     button.disabled = true;
     status.className = "status";
     status.textContent = "Translating…";
@@ -77,8 +87,7 @@ function translateForm(backend) {
       status.textContent = "";
       live.element.hidden = true;
     } catch (error) {
-      status.className = "status wrong";
-      status.textContent = errorMessage(error);
+      fail(errorMessage(error));
     } finally {
       button.disabled = false;
     }
@@ -147,8 +156,9 @@ function readRequest({ q, beam, length_penalty, prefix }) {
  *
  * @param {HTMLTextAreaElement} text
  * @param {Backend} backend
+ * @param {(message: string) => void} report shows why there is no translation; "" if there is one
  */
-function liveTranslation(text, backend) {
+function liveTranslation(text, backend, report) {
   const element = h("p", { class: "live", dir: "auto", "aria-label": "Translation so far", hidden: true });
   let typing = new AbortController();
   text.addEventListener("input", () => {
@@ -159,8 +169,9 @@ function liveTranslation(text, backend) {
       if (signal.aborted) return;
       element.hidden = !text.value.trim();
       if (element.hidden) return;
+      report("");
       backend.translateLive(text.value, (partial) => { element.textContent = partial; }, signal).catch((error) => {
-        if (!signal.aborted) element.textContent = errorMessage(error);
+        if (!signal.aborted) report(errorMessage(error));
       });
     }, TYPING_PAUSE);
   });

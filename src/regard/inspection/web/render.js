@@ -15,7 +15,8 @@
  *   the checkpoints of the run
  * @typedef {{ trace: Trace, state: State, signal: AbortSignal, api?: Api }} Context
  * @typedef {{ id: string, title: string, help: string, build(context: Context): HTMLElement,
- *   applies?(trace: Trace): boolean }} View applies tells whether a trace has anything for this view to show
+ *   applies?(trace: Trace): boolean, next?: { text: string, view: string } }} View applies tells whether a trace has
+ *   anything for this view to show; next is a link after the help text
  */
 
 import { h, setTabStop } from "./dom.js";
@@ -61,7 +62,7 @@ export function render(root, json, api) {
       tab.setAttribute("aria-selected", String(selected));
       if (selected && !panel.hasChildNodes()) {
         panel.hidden = false; // a view measures its width while it is built
-        panel.append(h("h2", { class: "unseen" }, view.title), h("p", { class: "help" }, view.help), view.build(context));
+        panel.append(h("h2", { class: "unseen" }, view.title), helpText(view, state), view.build(context));
       }
       panel.hidden = !selected;
     }
@@ -79,6 +80,13 @@ export function render(root, json, api) {
     abort.abort();
     root.replaceChildren();
   };
+}
+
+/** @param {View} view @param {State} state */
+function helpText({ help, next }, state) {
+  return h("p", { class: "help" }, help, next && " ", next && h("button", {
+    type: "button", class: "plain", onclick: () => state.set({ view: next.view }),
+  }, next.text));
 }
 
 /** @param {View} view @param {State} state */

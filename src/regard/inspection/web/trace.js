@@ -227,6 +227,13 @@ export class Trace {
     this.lenses = json.lenses ?? null;
   }
 
+  /** The position of the least certain output; special tokens only if there is nothing else. */
+  get leastCertain() {
+    const words = this.outputs.flatMap((token, i) => (token.special ? [] : [i]));
+    const all = words.length ? words : [...this.outputs.keys()];
+    return all.reduce((least, i) => (this.probabilities[i] < this.probabilities[least] ? i : least), all[0] ?? 0);
+  }
+
   get nonAutoregressive() {
     return this.iterations.length > 0;
   }

@@ -14,7 +14,7 @@
  */
 
 import { paintDiverging, tint } from "../canvas.js";
-import { bar, h, range, setTabStop, svg, tableToggle, tokenBar, tokenLabel } from "../dom.js";
+import { NARROW, bar, h, range, setTabStop, svg, tableToggle, tokenBar, tokenLabel } from "../dom.js";
 import { compact, grouped, percent, signed } from "../format.js";
 import { lensesOf } from "../lenses.js";
 import { onThemeChange } from "../theme.js";
@@ -190,7 +190,8 @@ function picture(context, flow) {
       stackColumn("Decoder", "writes the translation", lines.decoder.element, of("decoder").map(({ button }) => button),
         h("p", { class: "flow-end", dir: "auto" }, "Next tokens: ",
           runningText(trace.outputs).map(({ text, spaceBefore }) => `${spaceBefore ? " " : ""}${text}`).join(""))),
-      h("p", { class: "legend quiet" }, scale(), `0 to ${compact(strongest)}: length of the change, relative to the vector before`)),
+      h("p", { class: "legend quiet" }, scale(), `0 to ${compact(strongest)}: length of the change, relative to the vector before; in the `
+        + "last box 0 to 1: probability of the next token")),
     detail,
   ];
 }
@@ -462,7 +463,8 @@ function embeddingPart(context, flow, stage, at) {
     h("div", { class: "facts" },
       h("p", { class: "quiet" }, ...(closest ? ["The vectors nearest to ", tokenLabel(token), " (cosine):"]
         : [tokenLabel(token), " is a special token. Select another one to see its nearest vectors."])), closest),
-    embeddingMap(json, token, near.map(({ id }) => id), flow.tokens[stage.stack].map(({ id }) => id)),
+    h("details", { class: "map-of-tokens", open: !NARROW }, h("summary", {}, "Map of the embeddings"),
+      embeddingMap(json, token, near.map(({ id }) => id), flow.tokens[stage.stack].map(({ id }) => id))),
   ];
 }
 

@@ -17,7 +17,7 @@
  */
 
 import { computeAttention, matmul, transpose } from "../attention.js";
-import { divergingBar, paintDiverging } from "../canvas.js";
+import { divergingBar, paintDiverging, weightLegend } from "../canvas.js";
 import { foldingCard, h, numberedOptions, range, segmentedControl, selectField, tableToggle, tokenLabel } from "../dom.js";
 import { compact, decimal, scientific, subscript } from "../format.js";
 import { heatmap } from "../heatmap.js";
@@ -106,7 +106,7 @@ function build({ trace, state, signal }) {
   state.subscribe(update);
   requestAnimationFrame(update); // the map has a width only once it is in the page
   return h("div", { class: "weight-view" },
-    h("div", { class: "card" }, controls, h("div", { class: "beside" }, map.element, result)),
+    h("div", { class: "card" }, controls, h("div", { class: "beside" }, map.element, h("div", { class: "reading" }, weightLegend("attention weight", signal), result))),
     h("p", { class: "legend matrix-legend" }, "−", divergingBar(signal), "+",
       h("span", {}, "In the small matrices, blue is positive and amber negative. Each has its own scale, written below it.")),
     steps, table.element);

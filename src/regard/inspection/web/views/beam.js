@@ -12,6 +12,7 @@ import {
   bidiText, h, numberedOptions, scrollFade, selectField, setTabStop, svg, tableToggle, tokenLabel,
 } from "../dom.js";
 import { percent, signed } from "../format.js";
+import { weightLegend } from "../canvas.js";
 import { heatmap } from "../heatmap.js";
 import { detokenize, tokenText, whenLoaded } from "../trace.js";
 
@@ -249,7 +250,7 @@ function nodeAttention(trace, state, signal) {
     head: ["head", ...keys.map(tokenLabel)],
     rows: names.map((name, row) => [name, ...keys.map((_, column) => values[row * keys.length + column].toFixed(4))]),
   }));
-  const picture = h("div", {}, map.element, value, table.element);
+  const picture = h("div", {}, map.element, weightLegend("attention weight; the row of a head sums to 1", signal), value, table.element);
   const element = h("div", { class: "node-attention card" },
     h("div", { class: "controls" }, h("h3", {}, "Where the model looked at this step"), nodes.layers > 0 && layers.field),
     note, picture);

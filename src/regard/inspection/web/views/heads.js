@@ -23,6 +23,8 @@ import { maxPool } from "../colour.js";
 import {
   ARROWS, POINT_AT, TOUCH, clampIndex, h, segmentedControl, setTabStop, spaceSymbolNote, tableToggle, tokenBar, tokenLabel,
 } from "../dom.js";
+import { percent } from "../format.js";
+import { behaviourOf, describeBehaviour } from "../head_behaviour.js";
 import { fitCell, matrixFrame } from "../heatmap.js";
 import { onThemeChange } from "../theme.js";
 import { whenLoaded } from "../trace.js";
@@ -289,10 +291,10 @@ function thumbnailGrid(site, weights, thumbnails, onSelect) {
   };
   const grid = h("div", { class: "grid", role: "group", "aria-label": `${site.title}: heads`, onkeydown });
   grid.style.setProperty("--heads", String(weights.heads));
-  grid.append(h("span", { class: "axis corner" }, "layer"));
-  for (let head = 0; head < weights.heads; head++) grid.append(h("span", { class: "axis" }, head + 1));
+  grid.append(h("span", {}));
+  for (let head = 0; head < weights.heads; head++) grid.append(h("span", { class: "axis" }, h("span", { class: "word-of-axis" }, "head "), head + 1));
   for (const { layer, head, button } of thumbnails) {
-    if (!head) grid.append(h("span", { class: "axis" }, layer + 1));
+    if (!head) grid.append(h("span", { class: "axis layer" }, `layer ${layer + 1}`));
     grid.append(button);
   }
   return grid;
@@ -347,6 +349,7 @@ function largeMap({ trace, state, signal }, thumbnails) {
       labelMap(trace, frame, shown);
       reading.describeScale(shown);
     }
+    reading.describeHead(shown);
     shown.cellSize = fitCell(frame, rows.length, columns.length); // the labels may have changed the space
     frame.element.style.setProperty("--cell", `${shown.cellSize}px`);
     table.update();
@@ -482,7 +485,8 @@ function cellReading(trace, signal) {
   const scaleNote = h("span", { class: "quiet" });
   const value = h("p", { class: "value", "aria-live": "polite" });
   const topKeys = h("div", { class: "shares" });
-  const element = h("aside", { class: "reading" },
+  const behaviour = h("p", { class: "behaviour" });
+  const element = h("aside", { class: "reading" }, behaviour,
     h("div", { class: "legend" }, "0", scaleBar(signal), "1", scaleNote),
     spaceSymbolNote([...trace.source, ...trace.outputs]), value, topKeys);
 
@@ -508,6 +512,12 @@ function cellReading(trace, signal) {
     element, show,
     /** @param {string} error */
     showError: (error) => value.replaceChildren(h("span", { class: "status wrong" }, error)),
+    /** @param {ShownMap} shown */
+    describeHead: ({ site, mode, values }) => {
+      const found = mode === "single" ? behaviourOf(site.id, trace.columns[site.id], values) : null;
+      behaviour.textContent = found ? describeBehaviour(found, percent) : "";
+      behaviour.hidden = !found;
+    },
     /** @param {ShownMap} shown */
     describeScale: ({ weights, values, mode }) => {
       const sum = values.subarray(0, weights.keys).reduce((total, weight) => total + weight, 0);

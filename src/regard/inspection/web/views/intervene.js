@@ -12,6 +12,7 @@
  * @typedef {{ rows: Pair[], columns: Pair[], values: Float32Array, site: SiteInfo }} AttentionChange
  */
 
+import { signedLegend } from "../canvas.js";
 import { commonCells, sideBySide } from "../diff.js";
 import {
   POINT_AT, foldingCard, h, numberedOptions, selectField, setTabStop, tableToggle, tokenBar, tokenLabel,
@@ -282,7 +283,8 @@ function moveWithArrows(container, buttons, columns) {
 function comparisonCards(context) {
   const { trace } = context;
   const lines = h("div", { class: "before-after" });
-  const list = h("div", { class: "card pairs", tabindex: 0, role: "region", "aria-label": "Probabilities" });
+  const list = h("div", { class: "pairs", tabindex: 0, role: "region", "aria-label": "Probabilities" });
+  const folded = foldingCard("Probability of each token", {}, list);
   /** @type {Trace | null} */
   let after = null;
   const table = tableToggle("Token by token, before and after", () => ({
@@ -293,7 +295,7 @@ function comparisonCards(context) {
 
   /** @param {Trace | null} next */
   const show = (next) => {
-    for (const one of [list, attention.element, table.element]) one.hidden = !next;
+    for (const one of [folded, attention.element, table.element]) one.hidden = !next;
     if (!next) lines.replaceChildren(translationLine("Before", trace, () => true), nothingChanged());
     const isNew = next && next !== after;
     after = next;
@@ -303,14 +305,13 @@ function comparisonCards(context) {
       const [unchangedBefore, unchangedAfter] = [0, 1].map((side) => new Set(same.map((pair) => pair[side])));
       lines.replaceChildren(translationLine("Before", trace, (i) => unchangedBefore.has(i)),
         translationLine("After", next, (j) => unchangedAfter.has(j)));
-      list.replaceChildren(h("h3", {}, "Probability of each token"),
-        ...pairs.map((pair) => probabilityPair(trace, next, pair)));
+      list.replaceChildren(...pairs.map((pair) => probabilityPair(trace, next, pair)));
       table.update();
     }
     attention.show(next);
   };
   show(null);
-  return { lines, element: h("div", { class: "outcome" }, list, table.element, attention.element), show };
+  return { lines, element: h("div", { class: "outcome" }, folded, table.element, attention.element), show };
 }
 
 /** @param {Trace} before @param {Trace} after @param {readonly [number | null, number | null]} pair */
@@ -364,9 +365,10 @@ function attentionChangeCard({ trace, state, signal }) {
   let shown = null;
   const colourRange = () =>
     shown?.values.reduce((max, one) => Math.max(max, Math.abs(one)), MIN_COLOUR_RANGE) ?? MIN_COLOUR_RANGE;
-  const explainColours = () => reading.replaceChildren(h("p", { class: "quiet" },
-    `Blue is more attention than before, amber is less; the strongest colour is ${colourRange().toFixed(2)}. `
-    + `Rows are the tokens that both translations have in common. ${POINT_AT} a cell for its values.`));
+  const explainColours = () => reading.replaceChildren(
+    signedLegend([`−${colourRange().toFixed(2)}`, `+${colourRange().toFixed(2)}`], "change of the attention weight", signal),
+    h("p", { class: "quiet" }, "Blue is more attention than before, amber is less. Rows are the tokens that both translations "
+      + `have in common. ${POINT_AT} a cell for its values.`));
   const map = heatmap("Change of attention", signal, {
     onPoint: (row, column) => {
       if (shown && after) reading.replaceChildren(readChange(after, state, shown, row, column));
@@ -375,7 +377,7 @@ function attentionChangeCard({ trace, state, signal }) {
   });
   const table = tableToggle("Change of attention: queries in rows, keys in columns",
     () => (shown && after ? changeTable(trace, after, shown) : { head: [], rows: [] }));
-  const element = h("div", { class: "card" }, controls, h("div", { class: "beside" }, map.element, reading), table.element);
+  const element = h("div", { class: "card attention-change" }, h("h3", {}, "Change of attention"), controls, h("div", { class: "beside" }, map.element, reading), table.element);
 
   const draw = () => {
     const sites = sitesOf(trace);

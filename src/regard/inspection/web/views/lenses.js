@@ -11,8 +11,8 @@
  * @typedef {import("../trace.js").Token} Token
  */
 
-import { tint } from "../canvas.js";
-import { bidiText, foldingCard, h, scrollFade, selectField, setTabStop, tableToggle, tokenLabel } from "../dom.js";
+import { signedLegend, tint, weightLegend } from "../canvas.js";
+import { NARROW, bidiText, foldingCard, h, scrollFade, selectField, setTabStop, tableToggle, tokenInProse, tokenLabel } from "../dom.js";
 import { percent, signed } from "../format.js";
 import { heatmap } from "../heatmap.js";
 import { lensesOf, settledDepths, strongestPlace } from "../lenses.js";
@@ -87,8 +87,7 @@ function attributionCard(context) {
       next.click();
     },
   }, words.flatMap((one) => [one.space, one.button]));
-  const least = trace.probabilities.indexOf(Math.min(...trace.probabilities));
-  const position = () => (state.get("output") === "" ? least : state.index("output", trace.outputs.length));
+  const position = () => (state.get("output") === "" ? trace.leastCertain : state.index("output", trace.outputs.length));
   let shown = "";
   const update = () => {
     if (state.get("view") !== "lenses") return;
@@ -127,31 +126,50 @@ function showFoils(box, candidates, { token, foil }) {
 function describeAttribution(found, signal) {
   const words = [...found.source_words, ...found.target_words];
   const methods = METHODS.filter(([id]) => found.scores[id]);
-  const shares = methods.map(([id]) => found.scores[id]);
-  const values = Float32Array.from(shares.flatMap((row) => {
-    const largest = Math.max(...row.map(Math.abs), 1e-9);
-    return row.map((one) => one / largest);
-  }));
-  const reading = h("p", { class: "value small", "aria-live": "polite" });
-  const map = heatmap("Share of each word", signal, {
-    onPoint: (row, column) => reading.replaceChildren(bidiText(words[column]), h("span", { class: "quiet" }, ` ${methods[row][1]} `),
-      h("strong", {}, SIGNED.has(methods[row][0]) ? signed(shares[row][column]) : shares[row][column].toFixed(3))),
-    onLeave: () => reading.replaceChildren("\u00a0"),
-  });
-  const label = (/** @type {string} */ word, /** @type {number} */ i) =>
-    h("span", { class: i < found.source_words.length ? "" : "of-target" }, bidiText(word));
-  requestAnimationFrame(() => map.show({
-    values, rows: methods.map(([, name]) => name), columns: words.map(label), corner: ["method", "word"], max: 1,
-  }));
-  reading.textContent = "\u00a0";
   const table = tableToggle("Shares of the words, by method", () => ({
     head: ["word", ...methods.map(([, name]) => name)],
-    rows: words.map((word, i) => [bidiText(word), ...shares.map((row) => signed(row[i]))]),
+    rows: words.map((word, i) => [bidiText(word), ...methods.map(([id]) => signed(found.scores[id][i]))]),
   }));
   return [
     h("p", { class: "finding" }, ...explainAttribution(found, words)),
-    map.element, reading, table.element, agreementNote(found),
+    ...attributionMap(found, words, methods, signal),
+    signedLegend(["against", "for"], "each method has a colour scale of its own", signal),
+    found.target_words.length ? h("p", { class: "legend" }, h("span", { class: "of-target" }, "blue words"), "are those of the translation so far")
+      : h("span", {}),
+    table.element, agreementNote(found),
   ];
+}
+
+/**
+ * Methods in rows and words in columns; on a phone the other way round, because it is narrow.
+ *
+ * @param {AttributionJson} found @param {string[]} words @param {(typeof METHODS)[number][]} methods
+ * @param {AbortSignal} signal
+ * @returns {Node[]}
+ */
+function attributionMap({ scores, source_words }, words, methods, signal) {
+  const reading = h("p", { class: "value small", "aria-live": "polite" }, "\u00a0");
+  /** @type {(row: number, column: number) => [method: number, word: number]} */
+  const placeOf = (row, column) => (NARROW ? [column, row] : [row, column]);
+  const map = heatmap("Share of each word", signal, {
+    onPoint: (row, column) => {
+      const [method, word] = placeOf(row, column);
+      const [id, name] = methods[method];
+      reading.replaceChildren(bidiText(words[word]), h("span", { class: "quiet" }, ` ${name} `),
+        h("strong", {}, SIGNED.has(id) ? signed(scores[id][word]) : scores[id][word].toFixed(3)));
+    },
+    onLeave: () => reading.replaceChildren("\u00a0"),
+  });
+  const names = methods.map(([, name]) => name);
+  const labels = words.map((word, i) => h("span", { class: i < source_words.length ? "" : "of-target" }, bidiText(word)));
+  const [rows, columns] = NARROW ? [labels, names] : [names, labels];
+  const values = Float32Array.from({ length: words.length * methods.length }, (_, i) => {
+    const [method, word] = placeOf(Math.floor(i / columns.length), i % columns.length);
+    const shares = scores[methods[method][0]];
+    return shares[word] / Math.max(...shares.map(Math.abs), 1e-9);
+  });
+  requestAnimationFrame(() => map.show({ values, rows, columns, corner: NARROW ? ["word", "method"] : ["method", "word"], max: 1 }));
+  return [map.element, reading];
 }
 
 /** @param {AttributionJson} found @param {string[]} words */
@@ -163,7 +181,7 @@ function explainAttribution({ token, foil, difference, scores, completeness, sou
   const best = order.filter((one, rank) => rank < 3 && one.share > 0.3 * order[0].share);
   const sum = scores.integrated_gradients?.reduce((total, one) => total + one, 0) ?? 0;
   return [
-    tokenLabel(token), " rather than ", tokenLabel(foil), ` by ${difference.toFixed(1)} in logits`,
+    tokenInProse(token), " rather than ", tokenInProse(foil), ` by ${difference.toFixed(1)} in logits`,
     best.length ? ": mostly because of " : ".", ...best.flatMap(({ word, i }, rank) => [
       rank ? (rank === best.length - 1 ? " and " : ", ") : "", "“", h("b", {}, bidiText(word)), "”",
       i < source_words.length ? "" : " in the translation"]), ". ",
@@ -210,6 +228,7 @@ function depthCard(context) {
       const found = await lenses.depth();
       if (!found) return;
       body.replaceChildren(
+        weightLegend("probability of the token that was generated in the end", signal),
         h("h4", {}, "After each layer of the decoder (logit lens)"), depthTable("Tokens after each layer of the decoder", found.logit_lens, signal),
         h("p", { class: "finding" }, explainDepth(found.logit_lens)),
         h("h4", {}, "The decoder reads each layer of the encoder (DecoderLens)"), depthTable("Tokens for each layer of the encoder", found.decoder_lens, signal),
@@ -219,8 +238,8 @@ function depthCard(context) {
   state.subscribe(update);
   update();
   return foldingCard("What would be said at each depth?", {},
-    h("p", { class: "description" }, "Each cell is the most probable token at that depth, while the model generates the "
-      + "translation above it. Colour is the probability of the token that was generated in the end."),
+    h("p", { class: "description" }, "Each cell is the most probable token at that depth, while the model generates the token "
+      + "at the top of the column."),
     status, body);
 }
 
@@ -296,8 +315,8 @@ function patchingCard(context) {
   requestAnimationFrame(update);
   const card = foldingCard("What makes two sentences differ?", { class: "patching" },
     h("p", { class: "description" }, "Write a sentence that differs in one word, and whose translation differs. The model then "
-      + "reads that sentence, but at one place it gets the vector of the sentence above (activation patching). A dark cell is a "
-      + "place that turns the translation back."),
+      + "reads that sentence, but at one place it gets the vector of the sentence above (activation patching). The "
+      + "stronger the blue, the more that place turns the translation back."),
     lenses.hasPatching ? form : h("p", {}, bidiText(other())), status, result);
   return card;
 }
@@ -307,6 +326,7 @@ function describePatching(json, signal) {
   const effects = { encoder: unpack(json.effects.encoder), decoder: unpack(json.effects.decoder) };
   return [
     h("p", { class: "finding" }, ...explainPatching(json, effects)),
+    signedLegend(["−1", "1"], "share of the difference that comes back; 1: as if this sentence had been read", signal),
     h("div", { class: "pair" }, /** @type {Stack[]} */ (["encoder", "decoder"]).map((stack) =>
       patchMap(json, stack, effects[stack], signal))),
   ];
@@ -317,9 +337,9 @@ function explainPatching(json, effects) {
   const { tokens, labels } = json;
   const { stack, depth, position, effect, takenOver } = strongestPlace(json, effects);
   const [first, second] = labels[stack][position];
-  return ["The first difference is ", tokenLabel(tokens[0]), " instead of ", tokenLabel(tokens[1]),
-    ". The place that carries it: ", h("b", {}, `${stack} layer ${depth}`), " at ", h("b", {}, tokenLabel(first)),
-    ...(first.id === second.id ? [] : [" in place of ", tokenLabel(second)]),
+  return ["The first difference is ", tokenInProse(tokens[0]), " instead of ", tokenInProse(tokens[1]),
+    ". The place that carries it: ", h("b", {}, `${stack} layer ${depth}`), " at ", h("b", {}, tokenInProse(first)),
+    ...(first.id === second.id ? [] : [" in place of ", tokenInProse(second)]),
     `. Its vector alone brings back ${percent(Math.min(effect, 1))} of the difference.`,
     takenOver === null ? "" : ` The decoder takes it over in layer ${takenOver}.`];
 }

@@ -20,8 +20,9 @@
  * @typedef {import("../trace.js").Site} Site
  */
 
-import { bidiText, h, tokenLabel } from "../dom.js";
+import { bidiText, h, tokenInProse } from "../dom.js";
 import { percent } from "../format.js";
+import { behaviourOf, describeBehaviour } from "../head_behaviour.js";
 import { lensesOf, strongestPlace } from "../lenses.js";
 import { Trace, detokenize, errorMessage, groupWords, unpack } from "../trace.js";
 
@@ -44,7 +45,7 @@ const STEPS = [
   { title: "Tokens are revised", view: "iterations", applies: (trace) => trace.nonAutoregressive, content: iterationsStep },
   { title: "Several hypotheses at once", view: "beam", applies: autoregressive, content: beamStep },
   { title: "One weight by hand", view: "weight", content: weightStep },
-  { title: "Attention is not the reason", view: "intervene", content: interventionStep },
+  { title: "Does a head matter?", view: "intervene", content: interventionStep },
   { title: "All of this was learned", view: "training", content: trainingStep },
   { title: "One word decides", view: "translate", q: TIRED, content: (context) => occlusionStep(context, WIDE) },
   { title: "Too tired", view: "heads", q: TIRED, content: (context) => pronounStep(context, WIDE) },
@@ -63,8 +64,10 @@ export const tourView = {
 
 /** @param {Context} context */
 function build(context) {
+  const steps = stepsFor(context.trace);
   return h("div", { class: "tour-contents card" },
-    h("ol", {}, stepsFor(context.trace).map((step, i) => {
+    h("button", { type: "button", class: "primary", onclick: () => goTo(steps[0], 0, context) }, "Start the tour"),
+    h("ol", {}, steps.map((step, i) => {
       const available = !step.q || step.q === context.trace.text || !!context.api;
       const link = h("a", { href: `#${linkTo(step, i, context)}`, onclick: (/** @type {Event} */ event) => {
         event.preventDefault();
@@ -192,11 +195,11 @@ function otherSentence(step, index, context) {
 
 /** @param {Context} context @returns {Content} */
 function translationStep({ trace }) {
-  const least = trace.probabilities.indexOf(Math.min(...trace.probabilities));
+  const least = trace.leastCertain;
   return {
     text: [`The model split the text into ${trace.source.length} tokens and wrote ${trace.outputs.length}, `
       + `${trace.nonAutoregressive ? "all in parallel" : "one after another"}. The bar under each token is its probability. `
-      + "The model was least certain of ", tokenLabel(trace.outputs[least]),
+      + "The model was least certain of ", tokenInProse(trace.outputs[least]),
     `: ${percent(trace.probabilities[least])}. The other candidates are listed below.`],
     set: { output: String(least) },
   };
@@ -214,27 +217,25 @@ async function crossAttentionStep({ trace }) {
   const { row, key, weight } = maxBy(cells, (cell) => cell.weight);
   return {
     text: ["Before each token, the decoder attends to the source; the colour shows how much. Attention was sharpest at ",
-      tokenLabel(outputs[row]), ": ", percent(weight), " of it went to ", tokenLabel(source[key]),
+      tokenInProse(outputs[row]), ": ", percent(weight), " of it went to ", tokenInProse(source[key]),
       `, averaged over the ${attention.heads} heads of layer ${layer + 1}.`],
     set: { output: String(row), cross_layer: "", cross_head: "" },
   };
 }
 
 /** @param {Context} context @returns {Promise<Content>} */
-async function headPatternStep({ trace: { encoder } }) {
-  await loadAll(encoder);
-  const patterns = /** @type {const} */ ([[-1, "the token before it"], [0, "itself"], [1, "the token after it"]]);
-  const all = headsOf(encoder).flatMap((head) => patterns.map(([offset, name]) => ({
-    ...head, name, mean: diagonalMean(encoder.head(head.layer, head.head), encoder.keys, offset),
-  })));
-  const { layer, head, name, mean } = maxBy(all, (one) => one.mean);
+async function headPatternStep({ trace }) {
+  const sites = /** @type {const} */ (["encoder", "decoder", "cross_attention"]);
+  await Promise.all(sites.map((site) => loadAll(trace[site])));
+  const all = sites.flatMap((site) => headsOf(trace[site]).flatMap((head) => {
+    const behaviour = behaviourOf(site, trace.columns[site], trace[site].head(head.layer, head.head));
+    return behaviour ? [{ ...head, site, behaviour }] : [];
+  }));
+  const { site, layer, head, behaviour } = maxBy(all, (one) => one.behaviour.share);
   return {
-    text: ["Each small square below is one head, with weights of its own. ", mean >= CLEAR_PATTERN
-      ? `The enlarged one has the clearest pattern: on average, a token gives ${percent(mean)} of its attention to ${name}. `
-      : "No head of this encoder has a simple pattern here, such as attending to the previous token. The enlarged one comes "
-        + `closest: on average, a token gives ${percent(mean)} of its attention to ${name}. `,
-    "Select others to compare."],
-    set: headState("encoder", { layer, head }),
+    text: ["Each small square is one head, with weights of its own. The enlarged one has the clearest pattern of all. ",
+      describeBehaviour(behaviour, percent), " Select others to compare."],
+    set: headState(site, { layer, head }),
   };
 }
 
@@ -284,8 +285,8 @@ function beamStep({ trace }) {
 async function weightStep({ trace }) {
   const { layer, head, row, key, weight } = await largestCrossAttention(trace);
   return {
-    text: ["Every weight is computed from a query, a key, a scale and a softmax. This one, ", tokenLabel(trace.outputs[row]),
-      " attending to ", tokenLabel(trace.source[key]), ` with ${weight.toFixed(4)}, is the largest cross-attention weight here. `
+    text: ["Every weight is computed from a query, a key, a scale and a softmax. This one, ", tokenInProse(trace.outputs[row]),
+      " attending to ", tokenInProse(trace.source[key]), ` with ${weight.toFixed(4)}, is the largest cross-attention weight here. `
       + "Each step is shown with the model's own values and their shapes."],
     set: { site: "cross_attention", layer: String(layer), head: String(head), query: String(row), key: String(key) },
   };
@@ -294,15 +295,22 @@ async function weightStep({ trace }) {
 /** @param {Context} context @returns {Promise<Content>} */
 async function interventionStep({ trace, api }) {
   const { layer, head } = await largestCrossAttention(trace);
+  const mute = `cross_attention.${layer}.${head}`;
+  const text = ["Where a model looks is not yet why it says something. To find out what it depends on, change something. ",
+    ...(api ? ["Here the cross-attention head with the largest weight, ", headName({ layer, head }), ", is muted. ",
+      ...mutedResult(trace, await api.trace({ q: trace.text, mute: [mute] })), " Mute other heads and see what breaks."]
+      : ["With a model, this page can mute a head or force a word, and show whether the translation changes."])];
   return {
-    text: ["Where a model looks is not why it says something. To find the reasons, intervene. ", ...(api
-      ? ["Here the cross-attention head with the largest weight, ", headName({ layer, head }), ", is muted. If the translation "
-        + "stays the same, the model did not need it; mute more heads and see what breaks."]
-      : ["On a served page you can mute a head or force a word and see whether the translation changes."])],
-    set: {
-      mute: api ? `cross_attention.${layer}.${head}` : "", site: "cross_attention", layer: String(layer), head: String(head),
-    },
+    text, set: { mute: api ? mute : "", site: "cross_attention", layer: String(layer), head: String(head) },
   };
+}
+
+/** @param {Trace} before @param {TraceJson} after the translation with a muted head @returns {Child[]} */
+function mutedResult(before, after) {
+  if (before.translation === after.translation) {
+    return ["The translation stays the same: for this sentence, the model does not need that head."];
+  }
+  return ["The translation becomes “", bidiText(after.translation), "”: for this sentence, the model needs that head."];
 }
 
 /** @returns {Content} */
@@ -346,10 +354,10 @@ async function occlusionStep(context, otherText) {
   const compared = await comparePronouns(context, otherText);
   const pronoun = compared?.here ?? (await pronounRow(trace));
   if (pronoun === null) return wordsNotFound();
-  const both = compared ? ["The model wrote ", tokenLabel(trace.outputs[compared.here]), " for ", h("i", {}, "it"),
-    ". If the sentence ends in ", h("i", {}, endingOf(otherText)), ", it writes ", tokenLabel(compared.other.outputs[compared.there]),
+  const both = compared ? ["The model wrote ", tokenInProse(trace.outputs[compared.here]), " for ", h("i", {}, "it"),
+    ". If the sentence ends in ", h("i", {}, endingOf(otherText)), ", it writes ", tokenInProse(compared.other.outputs[compared.there]),
     ", and only that and the last adjective change. "]
-    : ["The token that attends most to ", h("i", {}, "it"), " is ", tokenLabel(trace.outputs[pronoun]), ". "];
+    : ["The token that attends most to ", h("i", {}, "it"), " is ", tokenInProse(trace.outputs[pronoun]), ". "];
   return { text: [...both, ...occlusionText(trace, pronoun)], set: { output: String(pronoun), colour: "occlusion" } };
 }
 
@@ -359,7 +367,7 @@ function occlusionText({ occlusion, probabilities, source, outputs }, pronoun) {
   const drops = occlusion.words.map((word, i) => ({ word, drop: occlusion.drop(i, pronoun) }))
     .sort((a, b) => b.drop - a.drop).filter(({ drop }, rank) => rank < 2 && drop > 0.05);
   if (!drops.length) return ["No single word of the source decides it: without any one of them it stays about as probable."];
-  return ["Which words does it depend on? ", tokenLabel(outputs[pronoun]), ` has a probability of ${percent(probabilities[pronoun])}. `,
+  return ["Which words does it depend on? ", tokenInProse(outputs[pronoun]), ` has a probability of ${percent(probabilities[pronoun])}. `,
     ...drops.flatMap(({ word, drop }, rank) => [rank ? ", without " : "Without ",
       h("b", {}, detokenize(word.map((position) => source[position])).trim()), ` only ${percent(probabilities[pronoun] - drop)}`]), "."];
 }
@@ -380,7 +388,7 @@ async function pronounStep(context, otherText) {
   const heads = await headEvidence(trace, here, other, there);
   if (!heads) return wordsNotFound();
   const turning = maxBy(heads, turn);
-  const opening = ["Here ", h("i", {}, "it"), " became ", tokenLabel(trace.outputs[here]), ". "];
+  const opening = ["Here ", h("i", {}, "it"), " became ", tokenInProse(trace.outputs[here]), ". "];
   if (turn(turning) < LITTLE_ATTENTION) {
     return {
       text: [...opening, "No head of this model turns from one noun to the other: ", siteName(turning), " comes closest, with ",
@@ -397,7 +405,7 @@ async function pronounStep(context, otherText) {
     text: [...opening, ...(reads ? ["First, ", siteName(reader), " reads ", h("b", {}, endingOf(trace.text)),
       ` (${reader.here.ending.toFixed(2)}). Then `] : ["At that position, "]), siteName(turning), " looks at the noun that fits: ",
     formatNouns(turning.here), ". With ", h("i", {}, endingOf(otherText)), ", where the model wrote ",
-    tokenLabel(other.outputs[there]), ", the same head gives ", formatNouns(turning.there),
+    tokenInProse(other.outputs[there]), ", the same head gives ", formatNouns(turning.there),
     ". One word at the end of the sentence moves its attention from one noun to the other."],
     set: headState(turning.site, turning),
   };
@@ -412,7 +420,7 @@ async function singlePronounStep(trace) {
   const best = maxBy(headsOf(attention).map((head) => ({ ...head, ...nounWeights(attention, head, [row], words) })),
     (one) => Math.max(one.dog, one.street));
   return {
-    text: ["The token that attends most to ", h("i", {}, "it"), " is ", tokenLabel(trace.outputs[row]),
+    text: ["The token that attends most to ", h("i", {}, "it"), " is ", tokenInProse(trace.outputs[row]),
       ". At that position, cross-attention ", headName(best), ", the head with the largest weight, gave ", formatNouns(best), "."],
     set: headState("cross_attention", best),
   };
@@ -472,11 +480,14 @@ async function patchingStep(context) {
   }
   const effects = { encoder: unpack(found.effects.encoder), decoder: unpack(found.effects.decoder) };
   const { stack, depth, position, effect, takenOver } = strongestPlace(found, effects);
+  const share = Math.min(1, Math.max(0, effect));
   return {
-    text: ["Now the model reads that the street is too wide, but at one place inside it gets the vector of the other sentence. "
-      + "One such place is enough: ", h("b", {}, `${stack} layer ${depth} at `, tokenLabel(found.labels[stack][position][0])),
-    ` brings back ${percent(Math.min(1, Math.max(0, effect)))} of the difference between `, tokenLabel(found.tokens[0]), " and ",
-    tokenLabel(found.tokens[1]), takenOver === null ? "" : `, and decoder layer ${takenOver} takes it over`, ". The maps below show all places; “What makes two sentences differ?” compares any two sentences."],
+    text: ["Now the model reads that the street is too wide, but at one place inside it gets the vector of the other sentence. ",
+      share >= CLEAR_PATTERN ? "One such place is enough: " : "No single place is enough; the strongest is ",
+      h("b", {}, `${stack} layer ${depth} at `, tokenInProse(found.labels[stack][position][0])),
+      `${share >= CLEAR_PATTERN ? "" : ", which"} brings back ${percent(share)} of the difference between `, tokenInProse(found.tokens[0]), " and ",
+      tokenInProse(found.tokens[1]), takenOver === null ? "" : `, and decoder layer ${takenOver} takes it over`,
+      ". The maps below show all places; “What makes two sentences differ?” compares any two sentences."],
     set: { against: WIDE, output: String(found.position) },
   };
 }
@@ -604,24 +615,6 @@ async function loadAll(weights) {
 /** @param {LayerArray} weights @returns {Head[]} */
 function headsOf({ layers, heads }) {
   return Array.from({ length: layers * heads }, (_, i) => ({ layer: Math.floor(i / heads), head: i % heads }));
-}
-
-/**
- * The mean of a diagonal.
- *
- * @param {Float32Array} matrix
- * @param {number} keys
- * @param {number} offset
- */
-function diagonalMean(matrix, keys, offset) {
-  let total = 0;
-  let count = 0;
-  for (let row = 0; row < matrix.length / keys; row++) {
-    if (row + offset < 0 || row + offset >= keys) continue;
-    total += matrix[row * keys + row + offset];
-    count++;
-  }
-  return count ? total / count : 0;
 }
 
 /** @param {Float32Array} matrix @param {number} start @param {number[]} keys */

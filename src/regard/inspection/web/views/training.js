@@ -14,7 +14,7 @@
  * @typedef {{ alignment: AlignmentJson, weights: LayerArray }} ShownAlignment
  */
 
-import { paint, scaleBar } from "../canvas.js";
+import { divergingBar, paintDiverging, weightLegend } from "../canvas.js";
 import { chart } from "../chart.js";
 import {
   ARROWS, clampIndex, foldingCard, h, numberedOptions, range, selectField, tableToggle, tokenBar, tokenLabel,
@@ -206,7 +206,7 @@ function alignmentPicture({ trace, state, signal }) {
     table.update();
   };
   return {
-    elements: [h("div", { class: "beside" }, h("div", {}, map.element, value), h("aside", { class: "reading" }, status, probabilities)), table.element],
+    elements: [h("div", { class: "beside" }, h("div", {}, map.element, weightLegend("attention weight, averaged over the heads", signal), value), h("aside", { class: "reading" }, status, probabilities)), table.element],
     layerField: layerField.field,
     /** @param {AlignmentJson} alignment */
     show: (alignment) => {
@@ -339,7 +339,7 @@ function positionCard({ kind, map }, signal) {
     h("div", { class: "position-map" }, h("span", { class: "axis-name down" }, "position →"),
       positionMap(values, length, width, max, readout, signal),
       h("span", { class: "axis-name" }, `dimension → (${width})`)),
-    h("div", { class: "legend" }, `−${compact(max)}`, scaleBar(signal), compact(max), readout), table.element);
+    h("div", { class: "legend" }, `−${compact(max)}`, divergingBar(signal), compact(max), readout), table.element);
 }
 
 /**
@@ -348,11 +348,10 @@ function positionCard({ kind, map }, signal) {
  * @param {AbortSignal} signal
  */
 function positionMap(values, length, width, max, readout, signal) {
-  const scaled = values.map((value) => (value / max + 1) / 2);
   const canvas = h("canvas", { id: "positions", "aria-hidden": "true" });
   const field = h("div", { class: "waves", tabindex: 0, role: "application",
     "aria-label": "Position map: arrow keys move, the value is read out" }, canvas);
-  const draw = () => paint(canvas, scaled, width, range(length), range(width));
+  const draw = () => paintDiverging(canvas, values, width, range(length), range(width), max);
   let cursor = [0, 0];
   /** @param {number} position @param {number} dimension */
   const moveTo = (position, dimension) => {

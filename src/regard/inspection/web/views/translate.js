@@ -12,7 +12,7 @@
  * @typedef {{ side: Side, text: HTMLElement, spans: HTMLElement[] }} Line
  */
 
-import { tint } from "../canvas.js";
+import { tint, weightLegend } from "../canvas.js";
 import {
   POINT_AT, bar, bidiText, h, numberedOptions, segmentedControl, selectField, setTabStop, spaceSymbolNote, tableToggle,
   tokenBar, tokenLabel,
@@ -35,8 +35,9 @@ const LISTED_WARNINGS = 8;
 export const translateView = {
   id: "translate",
   title: "Translate",
-  help: `${POINT_AT} a word to see where the model looked when it wrote it. Select a word of the translation to see the `
-    + "alternatives, and which source words it depends on.",
+  help: "How this model translates a sentence. Select a word of the translation: colour shows where the model looked when it "
+    + `wrote the word; the alternatives, and the source words that it depends on, are below. ${POINT_AT} other words to compare.`,
+  next: { text: "New here? Take the tour →", view: "tour" },
   build,
 };
 
@@ -48,18 +49,19 @@ function build({ trace, state, signal }) {
   const target = makeLine(trace, "target", warnings);
   const selected = () => {
     const count = target.spans.length;
-    return state.get("output") === "" || !count ? null : state.index("output", count);
+    if (!count) return null;
+    return state.get("output") === "" ? trace.leastCertain : state.index("output", count);
   };
   const tintWords = wordTinter(source, target, scores, selected);
   for (const line of [source, target]) {
     handleLine(line, tintWords.point, (index) => {
-      if (line.side === "target") state.set({ output: index === selected() ? "" : String(index) });
+      if (line.side === "target") state.set({ output: String(index) });
     });
   }
   const candidates = h("div", { class: "candidates card", "aria-live": "polite" });
   const occlusion = h("div", { class: "occlusion card", "aria-live": "polite" });
   const table = tableToggle("The translation, token by token", () => tokenTable(trace, scores));
-  const controls = colourControls(trace, state, scores);
+  const controls = colourControls(trace, state, scores, signal);
   const element = h("div", { class: "translate" },
     h("div", { class: "lines card" },
       h("h3", {}, "Source"), source.text, h("h3", {}, "Translation"), target.text, controls.element),
@@ -239,9 +241,9 @@ function handleLine({ side, text, spans }, onPoint, onSelect) {
 /**
  * What the colours show: attention of a layer and head, or occlusion.
  *
- * @param {Trace} trace @param {State} state @param {PairScores} scores
+ * @param {Trace} trace @param {State} state @param {PairScores} scores @param {AbortSignal} signal
  */
-function colourControls({ cross_attention: attention, occlusion }, state, scores) {
+function colourControls({ cross_attention: attention, occlusion }, state, scores, signal) {
   const last = attention.layers - 1;
   const layers = selectField("layer",
     numberedOptions(attention.layers, (number) => (number === last + 1 ? `${number} (last)` : String(number))),
@@ -253,16 +255,24 @@ function colourControls({ cross_attention: attention, occlusion }, state, scores
     (value) => state.set({ colour: value }));
   const status = h("p", { class: "status wrong", role: "status", hidden: true });
   const { hasAttention } = scores;
+  const unit = h("span", {});
+  const legend = weightLegend("", signal);
+  legend.append(unit);
   const element = h("div", { class: "controls" },
     hasAttention && occlusion && h("span", { class: "quiet" }, "Colour shows"), hasAttention && occlusion && colour,
-    hasAttention && h("span", { class: "quiet" }, "Attention:"), hasAttention && layers.field, hasAttention && heads.field,
-    !hasAttention && h("span", { class: "quiet" }, "This model has no attention to source words."), status);
+    hasAttention && layers.field, hasAttention && heads.field,
+    !hasAttention && h("span", { class: "quiet" }, "This model has no attention to source words."), status,
+    h("div", { class: "colour-key" }, legend, h("p", { class: "legend" }, h("span", { class: "under-word" }),
+      "probability of the word")));
   return {
     element,
     update: () => {
       layers.box.value = String(scores.layer());
       heads.box.value = String(scores.head() === "average" ? "" : scores.head());
-      colour.show(scores.showsOcclusion() ? "occlusion" : "");
+      const occluded = scores.showsOcclusion();
+      colour.show(occluded ? "occlusion" : "");
+      layers.field.hidden = heads.field.hidden = occluded;
+      unit.textContent = occluded ? "probability that is lost without the source word" : "attention weight";
     },
     /** @param {string} error */
     showError: (error) => {
@@ -277,10 +287,7 @@ function colourControls({ cross_attention: attention, occlusion }, state, scores
 
 /** @param {Trace} trace @param {number | null} output @returns {(Node | string)[]} */
 function candidateList(trace, output) {
-  if (output === null) {
-    return [h("p", { class: "quiet" },
-      "No word is selected. The bar under each word is the probability the model gave it.")];
-  }
+  if (output === null) return [h("p", { class: "quiet" }, "The translation is empty.")];
   const token = trace.outputs[output];
   const likely = trace.candidates[output] ?? [];
   const listed = likely.some((one) => one.id === token.id);
@@ -324,15 +331,13 @@ function occlusionCard(trace, scores, output) {
   const introduction = h("p", { class: "quiet" },
     "Occlusion runs the model again with one source word removed, on the same translation. An output that becomes less "
     + "probable depends on that word, whether the model attended to it or not.");
-  if (output === null) {
-    return [heading, introduction, h("p", {}, "Select a word of the translation to compare the two.")];
-  }
+  if (output === null) return [heading, introduction];
   const rows = occlusionRows(trace, scores, output);
   const listed = rows.slice(0, LISTED_WORDS);
   const rest = rows.length - listed.length;
   return [heading, introduction,
     h("div", { class: "occlusion-row heading" }, h("span", {}, "source word"), h("span", {}, "attention"), h("span", {}),
-      h("span", { class: "drop" }, "probability of ", tokenLabel(trace.outputs[output]), " without it")),
+      h("span", { class: "drop" }, "probability that ", tokenLabel(trace.outputs[output]), " loses without it")),
     ...listed.map(({ text, attention, drop }) => h("div", { class: "occlusion-row" },
       h("span", { class: "token" }, bidiText(text)), scores.hasAttention ? bar(attention) : h("span", {}),
       h("span", { class: "number" }, scores.hasAttention ? attention.toFixed(2) : "–"),
