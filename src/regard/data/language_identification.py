@@ -47,8 +47,12 @@ inglês en, nederlands nl, engels en, dansk da, norsk no, svenska sv, engelska e
 cs, slovenčina sk, magyar hu, română ro, türkçe tr, ελληνικά el, русский ru, английский en, українська uk,
 العربية ar, 中文 zh, 英文 en, 日本語 ja, 英語 en, 한국어 ko, 영어 en, kiswahili sw
 """
-LANGUAGE_NAMES = dict(entry.split() for entry in (_NAMES + "," + _NATIVE_NAMES).split(","))
-"""English names, native names and native names of English, which spreadsheets have as headings"""
+_CODES = dict(entry.split() for entry in (_NAMES + "," + _NATIVE_NAMES).split(","))
+"""by English name, native name and native name of English, which spreadsheets have as headings"""
+LANGUAGE_NAMES = {
+    code: name.capitalize() for name, code in (entry.split() for entry in _NAMES.split(","))
+}
+"""English names by code"""
 
 _CODE = re.compile(r"([A-Za-z]{2,3})(?:[-_][A-Za-z]{4})?(?:[-_](?:[A-Za-z]{2}|\d{3}))?")
 """a language, perhaps with a script and a region: de, de-AT, zh_Hans_CN, deu_Latn"""
@@ -60,7 +64,7 @@ def language_code(text: str) -> str | None:
     ``de``, ``DE``, ``de-AT``, ``deu_Latn`` and ``German`` are language codes, ``id`` as the name of a column is not.
     """
     text = text.strip()
-    if code := LANGUAGE_NAMES.get(text.casefold()):
+    if code := _CODES.get(text.casefold()):
         return code
     match = _CODE.fullmatch(text)
     return text if match and match[1].lower() in KNOWN_CODES else None

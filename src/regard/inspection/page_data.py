@@ -148,8 +148,7 @@ def language_names(recipe: Recipe) -> list[str | None]:
     """The names of both languages; the code of one without a name, None of one that is not known."""
     if not recipe.data.named:
         return [None, None]
-    names = {code: name.capitalize() for name, code in LANGUAGE_NAMES.items()}
-    return [names.get(code, code) for code in recipe.data.language_pair]
+    return [LANGUAGE_NAMES.get(code, code) for code in recipe.data.language_pair]
 
 
 def test_scores(run: RunDir | None) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from regard.data.language_identification import identify_among
+from regard.data.language_identification import LANGUAGE_NAMES, identify_among
 from regard.documents.base import SentenceTranslation
 from regard.documents.markup import Document, Floats, split_html, split_plain
 from regard.errors import RegardError
@@ -41,16 +41,8 @@ log = logging.getLogger("regard.server")
 
 INTERNAL_ERROR = "internal server error; see the server's log"
 
-_LANGUAGE_NAMES = """
-ar Arabic, bg Bulgarian, cs Czech, da Danish, de German, el Greek, en English, es Spanish, et Estonian, fa Persian,
-fi Finnish, fr French, he Hebrew, hi Hindi, hu Hungarian, id Indonesian, it Italian, ja Japanese, ko Korean,
-lt Lithuanian, lv Latvian, nl Dutch, no Norwegian, pl Polish, pt Portuguese, ro Romanian, ru Russian, sk Slovak,
-sl Slovenian, sv Swedish, th Thai, tr Turkish, uk Ukrainian, vi Vietnamese, zh Chinese
-"""
 DETECTED_CHARACTERS = 2_000
 """the beginning of a text, from which its language is detected"""
-LANGUAGE_NAMES = dict(pair.split() for pair in _LANGUAGE_NAMES.split(","))
-"""English names of languages by code; a language that is missing here is called by its code"""
 
 
 class TranslatedText(NamedTuple):
