@@ -170,8 +170,8 @@ def test_a_text_in_capitals_is_read_in_sentence_case_and_its_translation_upper_c
     model = Translator.load(run, "cpu")
     recased = restore_case(CAPITALS)
     for options in ({}, {"beam": 3}, {"protect": ["placeholders"]}, {"mbr": 3}):
-        expected = model.search([recased], **options)[0][0]  # type: ignore[arg-type]
-        (found, *_) = model.search([CAPITALS], **options)[0]  # type: ignore[arg-type]
+        expected = model.search([recased], **options)[0][0]
+        (found, *_) = model.search([CAPITALS], **options)[0]
         assert found == expected._replace(text=upper_case(expected.text))
     assert model.encode([CAPITALS]) == model.encode([recased])
     assert model.count_tokens([CAPITALS]) == model.count_tokens([recased])

@@ -25,7 +25,7 @@ from regard.data.text_features import Ints, Mask, PairBatch, character_set
 def final_character_classes(*classes: str) -> Ints:
     """A table of the class of each character, from 1; 0 for characters of no class."""
     marked = [number * character_set(one) for number, one in enumerate(classes, 1)]
-    return np.sum(marked, axis=0, dtype=np.int64)
+    return np.asarray(np.sum(marked, axis=0), np.int64)
 
 
 CALIBRATION_PAIRS = 10_000
@@ -139,4 +139,5 @@ def _log_ratios(aligned: Evidence, counted: Mask, shuffled: Evidence) -> Floats:
 def _counts(groups: Ints, values: Ints) -> Floats:
     """[group, value] counts, with a pseudo-count."""
     keys = groups * _VALUES + values
-    return np.bincount(keys, minlength=_GROUPS * _VALUES).reshape(_GROUPS, _VALUES) + 0.5
+    counts = np.bincount(keys, minlength=_GROUPS * _VALUES).reshape(_GROUPS, _VALUES)
+    return np.asarray(counts + 0.5, np.float64)

@@ -599,9 +599,10 @@ class Translator(SequenceGenerator):
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
         sources = self.encode(texts, to, context)
+        every: Sequence[str | Sequence[int]] = prefixes or [()] * len(texts)
         forced = [
             self._encode_prefix(one, text) if isinstance(one, str) else list(one)
-            for one, text in zip(prefixes or [()] * len(texts), texts, strict=True)
+            for one, text in zip(every, texts, strict=True)
         ]
         position = self.recipe.model.position
         trees = trees_of(texts, parses, sources, self.tokenizer.source, position)
