@@ -2,12 +2,16 @@
 
     python benchmarks/noise.py measure                       # finds, losses and speed, into noise.json
     python benchmarks/noise.py ratios                        # length ratios of real corpora, into noise.json
-    python benchmarks/noise.py train --device cuda           # BLEU on noisy, cleaned and clean data, into noise.json
+    python benchmarks/noise.py corpora                       # noisy, cleaned and clean training data, into runs/noise
+    python benchmarks/noise.py train --device cuda           # BLEU on these data, into noise.json
     python benchmarks/noise.py write multi30k noisy.tsv      # one of the corpora, to look at
 
 The data are multi30k and tatoeba_ende of $REGARD_DATA. 30% of the pairs of a noisy corpus are noise: twelve kinds,
 equally many of each, and as a thirteenth kind targets that belong to another source. Pairs of the corpora that occur
 twice are left out before. Everything is drawn with a fixed seed.
+
+``train`` needs the files of ``corpora``; it writes them if there are none. ``corpora`` needs py3langid. To train on a
+machine without it, copy the three files to runs/noise there.
 """
 
 from __future__ import annotations
@@ -45,6 +49,7 @@ NOISE = 0.3
 """share of the noisy corpus"""
 CLEAN = ""
 """kind of a pair that is not noise"""
+CORPORA = ("noisy", "cleaned", "clean")
 
 
 class Labelled(NamedTuple):
@@ -370,9 +375,11 @@ def ratio_shares(source: str, target: str) -> dict[str, float]:
 # What cleaning is worth
 
 
-def train(arguments: argparse.Namespace) -> dict[str, Any]:
-    """BLEU of models trained on the noisy, the cleaned and the clean corpus."""
-    labelled = planted("multi30k")[: arguments.pairs]
+def write_corpora(folder: Path, limit: int | None = None) -> None:
+    """Write the noisy, the cleaned and the clean training data. limit: only the first pairs, for a test."""
+    if not is_installed():
+        raise SystemExit("cleaning needs py3langid: pip install 'regard[language-id]'")
+    labelled = planted("multi30k")[:limit]
     noisy = [one.pair for one in labelled]
     reasons = rejects(noisy)
     corpora = {
@@ -380,13 +387,20 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
         "cleaned": [pair for pair, reason in zip(noisy, reasons, strict=True) if not reason],
         "clean": [one.pair for one in labelled if one.kind == CLEAN],
     }
-    arguments.runs.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, pairs in corpora.items():
         records = ({"source": pair.source, "target": pair.target} for pair in pairs)
         lines = (f"{json.dumps(record)}\n" for record in records)
-        (arguments.runs / f"{name}.jsonl").write_text("".join(lines))
-    jobs = [(name, seed) for name in corpora for seed in arguments.seeds]
-    bleu: dict[str, list[float]] = {name: [] for name in corpora}
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+
+
+def train(arguments: argparse.Namespace) -> dict[str, Any]:
+    """BLEU of models trained on the noisy, the cleaned and the clean corpus."""
+    files = {name: arguments.runs / f"{name}.jsonl" for name in CORPORA}
+    if not all(path.exists() for path in files.values()):
+        write_corpora(arguments.runs, arguments.pairs)
+    jobs = [(name, seed) for name in CORPORA for seed in arguments.seeds]
+    bleu: dict[str, list[float]] = {name: [] for name in CORPORA}
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
         scores = pool.map(train_one, *zip(*jobs, strict=True), repeat(arguments))
         for (name, seed), value in zip(jobs, scores, strict=True):
@@ -396,7 +410,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     lost = means["clean"] - means["noisy"]
     return {
         "recipe": arguments.recipe,
-        "pairs": {name: len(pairs) for name, pairs in corpora.items()},
+        "pairs": {name: len(path.read_text().splitlines()) for name, path in files.items()},
         "bleu": bleu,
         "mean": {name: round(mean, 2) for name, mean in means.items()},
         "recovered": round((means["cleaned"] - means["noisy"]) / lost, 3) if lost else None,
@@ -442,14 +456,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     writing = commands.add_parser("write")
     writing.add_argument("corpus", choices=["multi30k", "tatoeba"])
     writing.add_argument("path", type=Path)
+    corpora = commands.add_parser("corpora")
     training = commands.add_parser("train")
     training.add_argument("--device", default="auto")
     training.add_argument("--recipe", default="multi30k-transformer")
     training.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    training.add_argument(
-        "--pairs", type=int, default=None, help="only the first pairs, for a test"
-    )
-    training.add_argument("--runs", type=Path, default=Path("runs/noise"))
+    for one in (corpora, training):
+        one.add_argument("--pairs", type=int, help="only the first pairs, for a test")
+        one.add_argument("--runs", type=Path, default=Path("runs/noise"))
     training.add_argument("--set", action="append", default=[], help="changes of the recipe")
     training.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     training.add_argument("--no-save", action="store_true", help="print the result only")
@@ -465,6 +479,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for pair, kind in planted(given.corpus)
         )
         given.path.write_text("".join(lines), encoding="utf-8", newline="")
+        return
+    elif given.command == "corpora":
+        write_corpora(given.runs, given.pairs)
         return
     else:
         result = train(given)

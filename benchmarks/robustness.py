@@ -21,9 +21,10 @@ from random import Random
 from statistics import mean, stdev
 
 import regard
-from regard.data.augmentation import title_case, upper_case, with_typos, without_final_punctuation
+from regard.data.augmentation import title_case, with_typos, without_final_punctuation
 from regard.data.corpus import read_pairs
 from regard.data.pairs import Pair
+from regard.data.recasing import upper_case
 from regard.metrics import score
 from regard.recipe import load_recipe
 from regard.tasks import Translator

@@ -17,11 +17,16 @@ from typer.testing import CliRunner
 
 from regard.cli.main import app as command_line
 from regard.data.glossary import Glossary
+from regard.data.recasing import is_all_caps, restore_case, sentence_case, upper_case
 from regard.data.words import whole_word_pattern
+from regard.inspection.alignment import word_links
 from regard.server.app import create_app
 from regard.tasks import Translator
 
-TEXTS = ["the dog sees a cat", "no", "a big dog", "the cat sees {name} and 12 dogs"]
+TEXTS = [
+    *("the dog sees a cat", "no", "a big dog", "the cat sees {name} and 12 dogs"),
+    *("THE DOG SEES A CAT", "THE CAT SEES {name} AND 12 DOGS"),
+]
 
 beams = st.fixed_dictionaries(
     {},
@@ -60,7 +65,8 @@ least_risk = st.fixed_dictionaries(
 @pytest.fixture(scope="module")
 def run(make_run: Callable[..., Path]) -> Path:
     data = {"train": {"pairs": "pairs.tsv"}, "languages": ["en", "de"]}
-    return make_run(data=data, decoding={"extra_length": 6})
+    training = {"augment": {"upper": 0.1}}  # recases texts in capitals
+    return make_run(data=data, decoding={"extra_length": 6}, training=training)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -79,28 +85,31 @@ def test_every_surface_gives_the_same_translation(
         assert client.post("/translate", json=body).json()["translatedText"] == expected
         events = client.post("/v1/live", json={"q": text}).text
     assert last_text(events) == expected
+    if is_all_caps(text):
+        assert all(one == upper_case(one) for one in all_texts(events))
 
 
 TERMS = {"dog": "Köter", "cat": "Mieze", "old house": "Altbau"}
 TERM_TEXTS = ["The dog sees an old house.", "A dog and a cat.", "No terms."]
 
 
+@pytest.mark.parametrize("texts", [TERM_TEXTS, ["A DOG AND AN OLD HOUSE."]])
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_a_glossary_gives_the_same_translation_on_every_surface(
-    run: Path, precision: Any, tmp_path: Path
+    run: Path, precision: Any, texts: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "terms.tsv"
     file.write_text("".join(f"{one}\t{other}\n" for one, other in TERMS.items()), encoding="utf-8")
     glossary = Glossary.read(file)
     assert glossary.terms == TERMS
     model = Translator.load(run, "cpu", precision)
-    constraints = [glossary.target_terms(text) for text in TERM_TEXTS]
-    expected = model.translate(TERM_TEXTS, constraints=constraints)
+    constraints = [glossary.target_terms(text) for text in texts]
+    expected = model.translate(texts, constraints=constraints)
     for text, required in zip(expected, constraints, strict=True):
         assert all(whole_word_pattern(term).search(text) for term in required)
-    assert expected[:2] != model.translate(TERM_TEXTS[:2])
+    assert expected[:2] != model.translate(texts[:2])
     options = [f"--glossary={file}"]
-    assert [by_command(run, text, precision, {}, options) for text in TERM_TEXTS] == expected
+    assert [by_command(run, text, precision, {}, options) for text in texts] == expected
     form = {"source": "en", "target": "de", "glossary": file.read_text(encoding="utf-8")}
     body = {**form, "glossary": TERMS}
     with TestClient(create_app(model), base_url="http://localhost") as client:
@@ -110,9 +119,9 @@ def test_a_glossary_gives_the_same_translation_on_every_surface(
             assert response.status_code == 200, response.text
             return response
 
-        together = post("/translate", json={**body, "q": TERM_TEXTS}).json()
+        together = post("/translate", json={**body, "q": texts}).json()
         assert together["translatedText"] == expected
-        for text, translation in zip(TERM_TEXTS, expected, strict=True):
+        for text, translation in zip(texts, expected, strict=True):
             assert post("/translate", data={**form, "q": text}).json() == {
                 "translatedText": translation
             }
@@ -125,7 +134,7 @@ def test_a_glossary_gives_the_same_translation_on_every_surface(
             )
             streamed = all_texts(post("/v1/translate/stream", json={**body, "q": text}).text)
             assert "".join(streamed) == translation
-        upload = {"file": ("a.txt", "\n\n".join(TERM_TEXTS).encode(), "text/plain")}
+        upload = {"file": ("a.txt", "\n\n".join(texts).encode(), "text/plain")}
         address = post("/translate_file", data=form, files=upload).json()["translatedFileUrl"]
         assert client.get(address).text == "\n\n".join(expected)
 
@@ -150,6 +159,47 @@ def all_texts(events: str) -> list[str]:
 
 def last_text(events: str) -> str:
     return all_texts(events)[-1]
+
+
+CAPITALS = "THE DOG SEES A CAT AND {name}"
+
+
+def test_a_text_in_capitals_is_read_in_sentence_case_and_its_translation_upper_cased(
+    run: Path,
+) -> None:
+    model = Translator.load(run, "cpu")
+    recased = restore_case(CAPITALS)
+    for options in ({}, {"beam": 3}, {"protect": ["placeholders"]}, {"mbr": 3}):
+        expected = model.search([recased], **options)[0][0]
+        (found, *_) = model.search([CAPITALS], **options)[0]
+        assert found == expected._replace(text=upper_case(expected.text))
+    assert model.encode([CAPITALS]) == model.encode([recased])
+    assert model.count_tokens([CAPITALS]) == model.count_tokens([recased])
+    both = model.search([CAPITALS, recased], nbest=3, beam=3)
+    assert [upper_case(one.text) for one in both[1]] == [one.text for one in both[0]]
+    # A prefix in capitals is recased too, and a prefix of the page is the same.
+    (begins,) = model.translate([CAPITALS], prefixes=["DER HUND"])
+    assert begins.startswith("DER HUND")
+    assert begins == upper_case(*model.translate([recased], prefixes=["Der hund"]))
+    assert model.trace(CAPITALS, prefix="DER HUND").translation == begins
+    # Required terms keep their case.
+    (term,) = model.translate([CAPITALS], constraints=[["Köter"]])
+    assert whole_word_pattern("Köter").search(term)
+    assert term == upper_case(term, keep=["Köter"])
+    # The alignment has the words of the texts that were given.
+    translation = begins
+    assert word_links(model, CAPITALS, translation) == word_links(
+        model, recased, sentence_case(translation)
+    )
+    for text in ("NATO", "The dog", "no"):
+        assert model.encode([text]) == [model.tokenizer.source.encode([text])[0]]
+
+
+def test_without_augmentation_texts_in_capitals_stay(make_run: Callable[..., Path]) -> None:
+    model = Translator.load(make_run(decoding={"extra_length": 6}), "cpu")
+    assert model.encode([CAPITALS]) == model.tokenizer.source.encode([CAPITALS])
+    (translation,) = model.translate([CAPITALS], prefixes=["Der Hund"])
+    assert translation.startswith("Der Hund")
 
 
 def test_prefix_and_sampling_are_options_of_the_command(run: Path) -> None:

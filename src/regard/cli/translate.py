@@ -577,7 +577,8 @@ class Job:
                 )
 
     def _count_tokens(self, line: str) -> int:
-        return len(self.model.tokenizer.source.encode([line])[0])
+        (tokens,) = self.model.count_tokens([line])
+        return tokens
 
     @property
     def _needs_whole_lines(self) -> bool:

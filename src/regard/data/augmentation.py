@@ -1,8 +1,9 @@
 """Augmentation of training pairs: upper case, title case, typos and missing final punctuation (``training.augment``).
 
 A model that saw only well-edited sentences translates ``A MAN IN A BLUE SHIRT`` badly. Augmentation changes a small
-fraction of the training pairs in each epoch. Case is changed on both sides, because the translation of an upper-cased
-text should be upper-cased. Typos and missing punctuation are only in the source: the target stays correct.
+fraction of the training pairs in each epoch. An upper-cased source is recased, as in translation (``recasing.py``): its
+capitals are lost, and the target stays as it is. Title case is on both sides, because the translation of such a text
+should be in title case. Typos and missing punctuation are only in the source: the target stays correct.
 
 An augmented pair depends only on the seed, the number of the copy of the training data, and the pair itself.
 """
@@ -14,8 +15,9 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from regard.data.pairs import Pair, TaggedPair, tags_of
+from regard.data.pairs import ContextPair, Pair, TaggedPair, context_of, tags_of
 from regard.data.protected_spans import ProtectedSpans
+from regard.data.recasing import is_all_caps, is_upper_case, sentence_case, upper_case
 from regard.recipe import AugmentConfig
 
 TYPO_RATE = 0.1
@@ -59,11 +61,15 @@ class Augmenter:
             source = with_typos(source, Random(place + self.copy))
         draw = self._draw(case)
         if draw < config.upper:
-            source, target = upper_case(source), upper_case(target)
+            source, target = in_capitals(source, target)
         elif draw < config.upper + config.title:
             source, target = title_case(source), title_case(target)
         augmented = Pair(source, target)
-        return TaggedPair.from_pair(augmented, tags) if (tags := tags_of(pair)) else augmented
+        if tags := tags_of(pair):
+            augmented = TaggedPair.from_pair(augmented, tags)
+        if context := context_of(pair):
+            augmented = ContextPair.with_context(augmented, context)
+        return augmented
 
     def _hashes(self, pair: Pair) -> list[int]:
         text = f"{pair.source}\n{pair.target}".encode("utf-8", "surrogatepass")
@@ -76,9 +82,16 @@ class Augmenter:
         return (number / _HASH_RANGE + self.copy / self.copies) % 1
 
 
-def upper_case(text: str) -> str:
-    """The text in upper case, except for placeholders, tags and URLs."""
-    return _PLACEHOLDERS.map_outside(text, str.upper)
+def in_capitals(source: str, target: str) -> Pair:
+    """What the model reads and writes if the source is in capitals.
+
+    That is the recased source and the original target, which is upper-cased after translation. A source that is too
+    short for recasing is upper-cased, and so is its target. One in a script without case has no capitals.
+    """
+    capitals = upper_case(source)
+    if is_all_caps(capitals):
+        return Pair(sentence_case(capitals), target)
+    return Pair(capitals, upper_case(target)) if is_upper_case(capitals) else Pair(source, target)
 
 
 def title_case(text: str) -> str:

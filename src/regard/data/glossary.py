@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from regard.data.formats.base import abbreviate
+from regard.data.recasing import is_all_caps
 from regard.data.text_files import read_lines
 from regard.data.words import fold_case, whole_word_pattern, word_and_symbol_spans
 from regard.errors import RegardError
@@ -91,9 +92,10 @@ class Glossary:
     def target_terms(self, text: str) -> list[str]:
         """The translations of the source terms in a text, each once."""
         found: dict[str, None] = {}
+        any_case = is_all_caps(text)  # it does not tell which words have capitals
         for term in (self._longest_first[index] for index in sorted(self._trie.find(text))):
             # Matches are blanked out, so that shorter terms inside them do not match.
-            pattern = whole_word_pattern(term, ignore_case=term == term.lower())
+            pattern = whole_word_pattern(term, ignore_case=any_case or term == term.lower())
             rest = pattern.sub(lambda match: "\0" * len(match[0]), text)
             if rest != text:
                 found[self.terms[term]] = None

@@ -177,10 +177,9 @@ class Lexicon:
         both = np.ones(len(keys))
         # Each occurrence of a word is explained by the words on the other side of its pair.
         for given, explained in ((rows, target_word), (columns, source_word)):
-            now = np.ones(len(entry))
-            for iteration in range(ITERATIONS):
-                if iteration:
-                    now = probability[entry]
+            probability = np.ones(len(keys))
+            for _ in range(ITERATIONS):
+                now = probability[entry]
                 share = now / np.bincount(explained, now)[explained]
                 counts = np.bincount(entry, share, len(keys))
                 probability = counts / np.bincount(given, counts)[given]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from regard.data.words import UNSPACED, is_word_character
+from regard.data.words import UNSPACED, Span, is_word_character
 from regard.recipe.registry import Registry
 
 _PLACEHOLDER = rf"""
@@ -63,6 +63,14 @@ class ProtectedSpans:
     def replace(self, text: str, substitutes: Mapping[str, str]) -> str:
         """The text with each protected span replaced by its substitute."""
         return self._pattern.sub(lambda match: substitutes[match[0]], text)
+
+    def spans(self, text: str) -> list[Span]:
+        """Where the protected spans are."""
+        return [Span(*match.span()) for match in self._pattern.finditer(text)]
+
+    def remove(self, text: str) -> str:
+        """The text with a space in place of each protected span."""
+        return self._pattern.sub(" ", text)
 
     def map_outside(self, text: str, change: Callable[[str], str]) -> str:
         """The text with every part that is not a protected span changed by a function."""

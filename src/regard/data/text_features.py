@@ -338,7 +338,8 @@ class PairBatch:
         hashes, counts = self.source.words
         totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
         ends = np.cumsum(counts)
-        return ((totals[ends] - totals[ends - counts]) >> np.uint64(63)).astype(np.int64)
+        sums = totals[ends] - totals[ends - counts]
+        return np.asarray(sums >> np.uint64(63), np.int64)
 
     def alignment(self, lexicon: Lexicon) -> Alignment:
         """The known words of both sides, and how well they explain each other."""

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from regard.data.recasing import restore_case
 from regard.data.words import word_and_symbol_spans
 from regard.errors import RegardError
 
@@ -154,7 +155,7 @@ class OutputChecker:
         identifier = identify_among(self.language, *self.other)
         if identifier is None:
             return None
-        language, probability = identifier.classify(translation)
+        language, probability = identifier.classify(restore_case(translation))
         if language == self.language or probability < MIN_LANGUAGE_PROBABILITY:
             return None
         return Problem("wrong language", f"in {language}, not {self.language}")

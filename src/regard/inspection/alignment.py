@@ -31,7 +31,7 @@ def align(
     split: returns the spans of the units of a text. to: the target language of a multilingual model.
     """
     (source,) = model.encode([sentence], to)
-    (target,) = model.tokenizer.target.encode([translation])
+    target = model.encode_translation(translation, sentence)
     cross = observe(model, Request(source), model.network.decoder_input(target)).weights[
         "cross_attention"
     ]

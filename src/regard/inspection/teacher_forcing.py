@@ -87,8 +87,7 @@ def force(model: Translator, text: str, translation: str | None = None) -> Force
     if translation is None:
         ((found, *_),) = model.generate([text])
         return force_ids(model, found.request, found.hypothesis.tokens)
-    (target,) = model.tokenizer.target.encode([translation])
-    return force_ids(model, model.request(text), target)
+    return force_ids(model, model.request(text), model.encode_translation(translation, text))
 
 
 def force_ids(model: Translator, request: Request, target: Sequence[int]) -> ForcedTranslation:

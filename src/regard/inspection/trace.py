@@ -352,7 +352,7 @@ def trace(
             raise RegardError(
                 f"{name} {abbreviate(value)}: not supported by a non-autoregressive model"
             )
-    begin = [*_checked(forced, target), *target.encode([prefix])[0]]
+    begin = [*_checked(forced, target), *model.encode_translation(prefix, text)]
     with mute_heads(model, mute):
         decoded = _decode(model, text, begin, parse, length, bool(mute), options)
         request, passes = decoded.request, decoded.passes

@@ -84,6 +84,7 @@ def describe(model: Translator, name: str) -> dict[str, Any]:
         "network": _network(model),
         "decoding": recipe.decoding.model_dump(include=set(HTML.decoding or ())),
         "truncate": recipe.data.clean.max_tokens if recipe.data.clean.truncate else None,
+        "recases": model.recases,
         "source": vocabulary_json(tokenizer.source, recipe.tokenizer.kind),
         "target": _target(tokenizer, recipe),
         "history": training_history(model),

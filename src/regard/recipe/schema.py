@@ -470,7 +470,8 @@ class AugmentConfig(Section):
     """Fractions of the training pairs that are changed in each epoch, so that models handle such text."""
 
     upper: Probability = 0.0
-    """upper-case source and target"""
+    """read the source as if it were in capitals; the run then recases all-caps texts and upper-cases their translations
+    """
     title: Probability = 0.0
     """capitalize every word of source and target"""
     typos: Probability = 0.0

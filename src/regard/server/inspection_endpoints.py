@@ -239,9 +239,9 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
 
 def _check_trace_size(body: TraceRequest, settings: Settings, model: Translator) -> None:
     _check_characters(body.q + body.prefix, settings)
-    (source,) = model.tokenizer.source.encode([body.q])
-    (prefix,) = model.tokenizer.target.encode([body.prefix])
-    tokens = max(len(source), len(body.forced) + len(prefix))
+    (source,) = model.count_tokens([body.q])
+    prefix = model.encode_translation(body.prefix, body.q)
+    tokens = max(source, len(body.forced) + len(prefix))
     if tokens > settings.max_trace_tokens:
         raise RequestRefused(
             413, f"{tokens:,} tokens: at most {settings.max_trace_tokens:,} can be traced"

@@ -128,7 +128,7 @@ async def _partial_translations(
 
     def report(tokens: list[int]) -> None:
         (text,) = model.tokenizer.target.decode([tokens])
-        send(text)
+        send(model.match_case(sentence, text, terms))
 
     def search() -> None:
         # Mask-predict has no beam to observe: only its result is sent.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 
 from regard.data.pairs import Pair, context_of, language_of, parse_of
 from regard.data.protected_spans import ProtectedSpans
+from regard.data.recasing import is_all_caps, is_upper_case, restore_case, sentence_case, upper_case
 from regard.data.special_tokens import UNK
 from regard.decoding.hypothesis import Hypothesis
 from regard.errors import RegardError
@@ -358,6 +359,7 @@ class Translator(SequenceGenerator):
         terms = terms_of_each(constraints, len(texts))
         contexts = self._contexts(context, len(texts))
         requests = self.requests(texts, prefixes, parses, to, contexts)
+        given, texts = texts, self.recased(texts)
         if decoding.is_sampling and not decoding.mbr:
             requests = _number_samples(requests, nbest)
         # For blank texts too: a term that the tokenizer cannot spell is always refused.
@@ -393,6 +395,8 @@ class Translator(SequenceGenerator):
         )
         for row, request, hypotheses in zip(rest, asked, every, strict=True):
             found[row] = self._ranked(request, hypotheses, decoding, nbest)
+        for row, generated in found.items():
+            found[row] = [self._match_case(given[row], one, terms[row]) for one in generated]
         return [found.get(row, []) for row in range(len(texts))]
 
     def _ranked(
@@ -433,6 +437,35 @@ class Translator(SequenceGenerator):
             hypothesis.finished,
             self._confidence(hypothesis, request),
         )
+
+    # Texts in capitals
+
+    @property
+    def recases(self) -> bool:
+        """Whether the model was trained to read texts in capitals in sentence case."""
+        return self.recipe.training.augment.upper > 0
+
+    def recased(self, texts: Sequence[str]) -> Sequence[str]:
+        """What the model reads: all-caps texts in sentence case, others as they are."""
+        return list(map(restore_case, texts)) if self.recases else texts
+
+    def match_case(self, source: str, translation: str, terms: Sequence[str] = ()) -> str:
+        """A translation, in upper case if its source is in capitals and was recased; required terms stay as given."""
+        if self.recases and is_all_caps(source):
+            return upper_case(translation, keep=terms)
+        return translation
+
+    def _match_case(self, source: str, generated: Generated, terms: Sequence[str]) -> Generated:
+        translation = generated.translation
+        text = self.match_case(source, translation.text, terms)
+        return generated._replace(translation=translation._replace(text=text))
+
+    def encode_translation(self, translation: str, source: str) -> list[int]:
+        """Target ids of a translation, or of its beginning: in sentence case if ``match_case`` would upper-case it."""
+        if self.recases and is_all_caps(source) and is_upper_case(translation):
+            translation = sentence_case(translation)
+        (ids,) = self.tokenizer.target.encode([translation])
+        return ids
 
     # Options
 
@@ -532,11 +565,13 @@ class Translator(SequenceGenerator):
         clean = self.recipe.data.clean
         longest = clean.max_tokens if clean.truncate else None
         tags = self.languages.tags(len(texts), to)
+        texts = self.recased(texts)
         encoded = super().encode(texts)
         if context is not None and any(context):
             from regard.data.cleaning import encode_with_context
 
-            encoded = encode_with_context(self.tokenizer.source, texts, context)
+            recased = list(map(self.recased, context))
+            encoded = encode_with_context(self.tokenizer.source, texts, recased)
             self.check_lengths(encoded)
         tagged = map(self.tokenizer.source.prepend_tags, encoded, tags)
         return [ids[:longest] for ids in tagged]
@@ -564,9 +599,10 @@ class Translator(SequenceGenerator):
         if prefixes is not None and len(prefixes) != len(texts):
             raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
         sources = self.encode(texts, to, context)
+        every: Sequence[str | Sequence[int]] = prefixes or [()] * len(texts)
         forced = [
-            self._encode_prefix(one) if isinstance(one, str) else list(one)
-            for one in prefixes or [()] * len(texts)
+            self._encode_prefix(one, text) if isinstance(one, str) else list(one)
+            for one, text in zip(every, texts, strict=True)
         ]
         position = self.recipe.model.position
         trees = trees_of(texts, parses, sources, self.tokenizer.source, position)
@@ -575,8 +611,11 @@ class Translator(SequenceGenerator):
             for source, prefix, tree in zip(sources, forced, trees, strict=True)
         ]
 
-    def _encode_prefix(self, prefix: str) -> list[int]:
-        (ids,) = self.tokenizer.target.encode([prefix])
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return super().count_tokens(self.recased(texts))
+
+    def _encode_prefix(self, prefix: str, text: str) -> list[int]:
+        ids = self.encode_translation(prefix, text)
         if UNK in ids:
             raise RegardError(f"prefix {prefix!r}: this model's tokenizer cannot spell it")
         return ids

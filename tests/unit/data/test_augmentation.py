@@ -9,12 +9,13 @@ from hypothesis import given, strategies as st
 
 from regard.data.augmentation import (
     Augmenter,
+    in_capitals,
     title_case,
-    upper_case,
     with_typos,
     without_final_punctuation,
 )
-from regard.data.pairs import Pair, TaggedPair, tags_of
+from regard.data.pairs import ContextPair, Pair, TaggedPair, context_of, tags_of
+from regard.data.recasing import upper_case
 from regard.errors import RegardError
 from regard.recipe import AugmentConfig, make_recipe
 
@@ -25,13 +26,40 @@ def augmented(copy: int = 0, seed: int = 1, **fractions: float) -> list[Pair]:
     return [*map(Augmenter(AugmentConfig(**fractions), seed, copy, copies=10), PAIRS)]
 
 
-def test_case_is_changed_on_both_sides() -> None:
-    for pair, changed in zip(PAIRS, augmented(upper=0.5, title=0.499), strict=True):
-        assert changed in (
-            pair,
-            Pair(pair.source.upper(), pair.target.upper()),
-            Pair(title_case(pair.source), title_case(pair.target)),
-        )
+def test_title_case_is_on_both_sides_and_capitals_are_lost_in_the_source() -> None:
+    texts = [Pair(f"Peter has {n} Cats.", f"Peter hat {n} Katzen.") for n in range(200)]
+    augment = Augmenter(AugmentConfig(upper=0.5, title=0.499), 1, 0, copies=10)
+    kinds = Counter[str]()
+    for pair, changed in zip(texts, map(augment, texts), strict=True):
+        expected = {
+            pair: "unchanged",
+            Pair(pair.source.capitalize(), pair.target): "recased",
+            Pair(title_case(pair.source), title_case(pair.target)): "title",
+        }
+        kinds[expected[changed]] += 1
+    assert kinds["recased"] > 80
+    assert kinds["title"] > 80
+
+
+def test_what_is_learned_from_a_source_in_capitals() -> None:
+    # The recased source, as in translation; the target is upper-cased after it.
+    long = Pair("Peter sees {name} in Rome. He waits.", "Peter sieht {name} in Rom. Er wartet.")
+    assert in_capitals(*long) == ("Peter sees {name} in rome. He waits.", long.target)
+    # Too short to be recased in translation.
+    assert in_capitals("Cancel", "Abbrechen") == ("CANCEL", "ABBRECHEN")
+    # No capitals in the source.
+    assert in_capitals("我很好。", "I am fine.") == ("我很好。", "I am fine.")
+    assert in_capitals("使用 Usb", "Use USB") == ("使用 Usb", "Use USB")
+
+
+def test_context_stays() -> None:
+    augment = Augmenter(AugmentConfig(upper=0.999), 1, 0, 1)
+    pair = ContextPair.with_context(
+        TaggedPair.from_pair(Pair("Hello there, Tom", "Hallo, Tom"), ("2de",)), ("Before.",)
+    )
+    changed = augment(pair)
+    assert changed == ("Hello there, tom", "Hallo, Tom")
+    assert (tags_of(changed), context_of(changed)) == (("2de",), ("Before.",))
 
 
 def test_typos_and_punctuation_are_only_in_the_source() -> None:
@@ -46,11 +74,11 @@ def test_typos_and_punctuation_are_only_in_the_source() -> None:
 def test_each_pair_is_changed_equally_often_over_the_copies() -> None:
     counts = Counter[int]()
     for copy in range(10):
-        for number, pair in enumerate(augmented(copy, upper=0.1)):
-            counts[number] += pair.source.isupper()
+        for number, pair in enumerate(augmented(copy, title=0.1)):
+            counts[number] += pair.source.istitle()
     assert {*counts.values()} == {1}
     # In every copy about a tenth of the pairs is changed, never the same ones.
-    assert 20 <= sum(pair.source.isupper() for pair in augmented(3, upper=0.1)) <= 60
+    assert 20 <= sum(pair.source.istitle() for pair in augmented(3, title=0.1)) <= 60
 
 
 def test_it_depends_on_the_seed_the_copy_and_the_pair_alone() -> None:

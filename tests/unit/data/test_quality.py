@@ -1,7 +1,6 @@
 """The rules for noise in pairs: each finds its kind of noise, and none of them finds anything in clean pairs."""
 
 import inspect
-import random
 import re
 from collections import Counter
 from itertools import pairwise, product
@@ -193,17 +192,6 @@ def test_a_misaligned_stretch_is_found_exactly(shift: int, facts: quality.Corpus
     assert stretch.shift == -shift  # the target of source n is on line n - shift
     assert abs(stretch.first - 201) <= 2
     assert abs(stretch.last - 300) <= 2
-
-
-def test_targets_of_other_sources_are_found(facts: quality.CorpusFacts) -> None:
-    draw = random.Random(0)
-    pairs = [Pair(CLEAN[number].source, draw.choice(CLEAN).target) for number in range(500)]
-    pairs = [pair for pair in pairs if not {*pair.target.split()} & {"der", "die"}]
-    assert pairs
-    marks = found(
-        pairs, facts, settings=["unrelated.min_information=6", "unrelated.min_score=0.05"]
-    )
-    assert len({*marks.get("unrelated", []), *marks.get("misaligned", [])}) > 0.3 * len(pairs)
 
 
 def test_rules_that_cannot_be_applied_say_why() -> None:

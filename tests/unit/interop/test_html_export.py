@@ -41,7 +41,7 @@ ODD_TEXTS = [
     *("Zoe\u0308 ﬁne Straße", "naïve café 中文字 日本", "😀👩‍👩‍👧 \U0010ffff", "ΟΔΟΣ İ", "a" * 60),
 ]
 RECIPES: list[tuple[float, dict[str, Any]]] = [
-    (15, {"decoding": {"extra_length": 3}}),
+    (15, {"decoding": {"extra_length": 3}, "training": {"augment": {"upper": 0.1}}}),
     (
         8,
         {
@@ -199,17 +199,21 @@ def test_traces_and_tokens_are_the_same(
             *({"encode": text} for text in texts),
             *({"trace": {"q": TEXT, **one}, "arrays": True} for one in options),
             {"translate": TEXT},
+            {"translate": TEXT.upper()},
+            {"trace": {"q": TEXT.upper(), "prefix": "DIE"}, "arrays": True},
         ],
     )
     for text, result in zip(texts, found[: len(texts)], strict=True):
         (ids,) = model.tokenizer.source.encode([text])
         assert result["ids"] == ids, repr(text)
         assert [result["text"]] == model.tokenizer.source.decode([ids]), repr(text)
-    plain, muted, sampled, translated = found[len(texts) :]
+    plain, muted, sampled, translated, capitals, traced = found[len(texts) :]
     assert_same(trace(model, TEXT), plain)
     assert_same(trace(model, TEXT, mute=mute, prefix="Die Katze", beam=3), muted)
     assert_same(trace(model, TEXT, temperature=1.5, seed=7, forced=forced), sampled)
     assert [translated["translation"]] == model.translate([TEXT])
+    assert [capitals["translation"]] == model.translate([TEXT.upper()])
+    assert_same(trace(model, TEXT.upper(), prefix="DIE"), traced)
 
 
 def test_occlusion_and_javascript_without_wasm(make_run: MakeRun, tmp_path: Path) -> None:

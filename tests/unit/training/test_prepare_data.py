@@ -132,7 +132,7 @@ def texts_of(prepared: PreparedData, dataset: TokenDataset) -> list[str]:
 
 
 def test_augmented_copies_are_written_and_used_in_turn(tmp_path: Path) -> None:
-    augment = {"upper": 0.5, "no_final_punctuation": 0.25}
+    augment = {"title": 0.5, "no_final_punctuation": 0.25}
     prepared = prepared_with(tmp_path / "run", augment=augment, subword_copies=4)
     plain, *copies = (
         texts_of(prepared, one)
@@ -143,7 +143,7 @@ def test_augmented_copies_are_written_and_used_in_turn(tmp_path: Path) -> None:
         original, *changed = row
         assert [text.casefold().rstrip(".") for text in changed] == [original.rstrip(".")] * 4
         # Spread evenly over the copies: half of them, and a quarter of them.
-        assert sum(map(str.isupper, changed)) == 2
+        assert sum(map(str.istitle, changed)) == 2
         assert sum(not text.endswith(".") for text in changed) == 1
     again = prepared_with(tmp_path / "again", augment=augment, subword_copies=4)
     for one, other in zip(prepared.copies, again.copies, strict=True):

@@ -991,7 +991,7 @@ def test_two_columns_of_one_language_are_refused(names: list[str]) -> None:
             "a.jsonl",
             '{"en": "a", "de": "b"}\n',
             None,
-            (("source is en, target is de",), ("en", "de"), "en de"),
+            (("source en, target de",), ("en", "de"), "en de"),
         ),
         ("a.tsv", "a\tb\n", None, ((), None, "")),
         (

@@ -36,7 +36,7 @@ export function depthLenses(model, text, outputs) {
   const read = depths.map((depth) => network.decode([inputs], network.encode([[...source, EOS]], undefined, depth)));
   const translations = depths.map((depth) => {
     const { best } = model.search(source, [], { ...model.json.decoding, beam: 1, temperature: null }, depth);
-    return model.target.decode(best.tokens);
+    return model.decode(best.tokens, text);
   });
   return { logit_lens: lensJson(model, finished, logits, []), decoder_lens: lensJson(model, finished, read, translations) };
 }

@@ -17,14 +17,16 @@
  * @typedef {import("./transformer.js").NetworkConfig} NetworkConfig
  * @typedef {import("./transformer.js").RecordedAttention} RecordedAttention
  * @typedef {{ network: NetworkConfig, decoding: Decoding, source: VocabularyJson, target: VocabularyJson | null,
- *   truncate: number | null, weights: import("./weights.js").WeightsJson }} TranslatorJson target is null if the
- *   vocabulary is shared; truncate: the largest number of source tokens that are read
+ *   truncate: number | null, recases: boolean, weights: import("./weights.js").WeightsJson }} TranslatorJson target is
+ *   null if the vocabulary is shared; truncate: the largest number of source tokens that are read; recases: texts in
+ *   capitals are read in sentence case
  * @typedef {Record<Site, RecordedAttention[]>} Recorded
  * @typedef {{ recorded: Recorded, crossOfNodes: Float32Array[][], rows: number }} KeptTrace what `layer` needs
  */
 
 import { SITES } from "../trace.js";
 import { sampleSeed, uniformNumbers } from "./random.js";
+import { isAllCaps, isUpperCase, sentenceCase, upperCase } from "./recasing.js";
 import { beamSearch, sample, topK } from "./search.js";
 import { BOS, EOS, MASK, PAD, Vocabulary } from "./tokenizer.js";
 import { Transformer, softmax } from "./transformer.js";
@@ -73,7 +75,7 @@ export class Translator {
   translate(text) {
     if (!text.trim()) return "";
     const { best } = this.search(this.encode(text), [], this.json.decoding);
-    return this.target.decode(best.tokens);
+    return this.decode(best.tokens, text);
   }
 
   /**
@@ -82,7 +84,23 @@ export class Translator {
    * @param {string} text
    */
   encode(text) {
-    return this.source.encode(text).slice(0, this.json.truncate ?? undefined);
+    return this.source.encode(this.recases(text) ? sentenceCase(text) : text).slice(0, this.json.truncate ?? undefined);
+  }
+
+  /** @param {string} text whether it is read in sentence case, and its translation upper-cased */
+  recases(text) {
+    return this.json.recases && isAllCaps(text);
+  }
+
+  /**
+   * The text of a translation.
+   *
+   * @param {number[]} tokens
+   * @param {string} source
+   */
+  decode(tokens, source) {
+    const text = this.target.decode(tokens);
+    return this.recases(source) ? upperCase(text) : text;
   }
 
   /**
@@ -124,15 +142,15 @@ export class Translator {
   trace(request, onTranslation) {
     if (!request.q.trim()) throw new Error("The text is blank: there is nothing to translate.");
     const source = this.encode(request.q);
-    const begin = [...this.checked(request.forced ?? []), ...this.target.encode(request.prefix ?? "")];
+    const begin = [...this.checked(request.forced ?? []), ...this.encodePrefix(request.prefix ?? "", request.q)];
     const length = Math.max(source.length, begin.length);
     if (length > MAX_TOKENS) throw new Error(`${length} tokens: at most ${MAX_TOKENS} can be shown.`);
     this.network.muted = new Set(request.mute ?? []);
     try {
       const decoding = decodingOf(this.json.decoding, request);
       const found = this.search(source, begin, decoding);
-      onTranslation?.(this.target.decode(found.best.tokens));
-      return { ...this.recorded(found, source), text: request.q, options: optionsOf(decoding, begin.length), muted: request.mute ?? [] };
+      onTranslation?.(this.decode(found.best.tokens, request.q));
+      return { ...this.recorded(found, source, request.q), text: request.q, options: optionsOf(decoding, begin.length), muted: request.mute ?? [] };
     } finally {
       this.network.muted = new Set();
     }
@@ -143,8 +161,9 @@ export class Translator {
    *
    * @param {ReturnType<Translator["search"]>} found
    * @param {number[]} source
+   * @param {string} text
    */
-  recorded({ best, nodes, crossOfNodes }, source) {
+  recorded({ best, nodes, crossOfNodes }, source, text) {
     const outputs = best.finished ? [...best.tokens, EOS] : best.tokens;
     const inputs = [BOS, ...outputs.slice(0, -1)];
     const { recorded, probabilities } = this.observe(source, inputs);
@@ -154,7 +173,7 @@ export class Translator {
     const inputTokens = this.target.tokens(inputs);
     return {
       id: this.keep(kept),
-      translation: this.target.decode(best.tokens),
+      translation: this.decode(best.tokens, text),
       source: sourceTokens,
       inputs: inputTokens,
       outputs: this.target.tokens(outputs),
@@ -173,6 +192,11 @@ export class Translator {
       history: null,
       lenses: null,
     };
+  }
+
+  /** @param {string} prefix @param {string} source */
+  encodePrefix(prefix, source) {
+    return this.target.encode(this.recases(source) && isUpperCase(prefix) ? sentenceCase(prefix) : prefix);
   }
 
   /** @param {number[]} forced */
