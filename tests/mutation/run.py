@@ -34,7 +34,11 @@ import pytest
 from tests.mutation.mutants import ROOT, Mutant, named_mutants
 from tests.mutation.sampling import EXCLUDED, PACKAGES, sampled_mutants, source_files
 
-EXTRA_TESTS = ("tests/cli/test_worker_pool.py", "tests/unit/interop/test_huggingface.py")
+EXTRA_TESTS = (
+    "tests/cli/test_runs.py",
+    "tests/cli/test_worker_pool.py",
+    "tests/unit/interop/test_huggingface.py",
+)
 OUT = ROOT / ".mutants"
 """the coverage of each test file, and the results of the last run"""
 TESTED_BY = (*PACKAGES, "storage", "tasks", "inspection")

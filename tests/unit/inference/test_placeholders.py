@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -125,3 +127,18 @@ def test_better_weights_choose_anew(model: Translator) -> None:
     assert model.substitutes
     model.freeze()
     assert model.substitutes is None
+
+
+def test_names_are_title_cased_words_of_three_letters_or_more() -> None:
+    pieces = ["▁Ann", "▁Al", "▁anna", "▁An2", "Berlin", "▁Ann", "▁Two"]
+
+    def encode(words: list[str]) -> list[list[int]]:
+        return [[1, 2] if word == "Two" else [1] for word in words]  # not one token in a text
+
+    vocabulary = SimpleNamespace(
+        size=len(pieces),
+        pieces=lambda ids: [pieces[i] for i in ids],
+        encode=encode,
+        decode=lambda ids: ["Ann", "Berlin", "Two"],
+    )
+    assert name_like_words(cast(Any, vocabulary)) == ["Ann", "Berlin"]

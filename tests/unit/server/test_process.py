@@ -11,8 +11,11 @@ from typing import Any, NoReturn, cast
 import pytest
 import uvicorn
 
+from regard.errors import RegardError
+from regard.server import process
 from regard.server.models import ModelPool
-from regard.server.process import Server, Supervisor, tune_interpreter
+from regard.server.process import Server, Supervisor, serve, tune_interpreter
+from regard.server.schemas import Settings
 
 
 class FakePool:
@@ -105,3 +108,16 @@ def test_a_server_that_cannot_start_ends_with_the_status_of_its_worker() -> None
         raise AssertionError("no worker was ready")
 
     assert Supervisor(work, 1, greet).run() == 7
+
+
+@pytest.mark.parametrize(("memory", "each"), [(9_000, 4_500), (None, None)])
+def test_workers_share_the_memory(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, memory: int | None, each: int | None
+) -> None:
+    def check_memory(entries: object, limit: int | None) -> NoReturn:
+        raise RegardError(f"limit {limit}")
+
+    monkeypatch.setattr(process, "check_memory", check_memory)
+    monkeypatch.setattr(process, "limit_threads", lambda runs: None)
+    with pytest.raises(RegardError, match=f"limit {each}$"):
+        serve([finished_run], settings=Settings(memory=memory), workers=2)

@@ -1,6 +1,7 @@
 """Distillation writes a teacher's translations as pairs, all of them or none; and a teacher in the loss."""
 
 import json
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,19 @@ def test_what_a_teacher_is_not_for(sections: dict[str, Any], problem: str) -> No
     with pytest.raises(RegardError) as caught:
         make_recipe(values, "test")
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+def test_a_teacher_that_cannot_be_packed_needs_padded_batches(
+    make_run: Callable[..., Path], batching: str
+) -> None:
+    run = RunDir(make_run(model={"norm": "batch"}))
+    recipe = run.recipe()
+    changes = {"teacher": (str(run.folder),), "batching": batching}
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=changes)})
+    if batching == "padded":
+        teacher = read_teacher(recipe, run, torch.device("cpu"))
+        assert not any(weight.requires_grad for weight in teacher.parameters())
+    else:
+        with pytest.raises(RegardError, match=r"does not support training.batching: packed \(batch"):
+            read_teacher(recipe, run, torch.device("cpu"))

@@ -92,5 +92,5 @@ def test_the_length_penalty_is_tuned_only_if_there_is_time() -> None:
     trainer = cast(Trainer, SimpleNamespace(recipe=recipe, validation_seconds=10.0))
     assert _in_time(trainer, None, 0.5)
     assert _in_time(trainer, time.monotonic() + 20, 0.5)
-    assert not _in_time(trainer, time.monotonic() + 8, 0.5)
+    assert not _in_time(trainer, time.monotonic() + 10.5, 0.5)
     assert not _in_time(trainer, time.monotonic() + 20, 0.5, reserved=15)

@@ -78,6 +78,9 @@ def test_a_validation_never_takes_longer_than_the_training_between_two() -> None
     fitted, shortened = fit_recipe(recipe, available=1_000, seconds_per_step=0.1, validation=4.0)
     assert not shortened
     assert fitted.training.validate_every * 0.1 >= 4.0
+    few_steps = recipe_with(validate_every=10, steps=400)
+    fitted, _ = fit_recipe(few_steps, available=1_000, seconds_per_step=0.1, validation=4.0)
+    assert fitted.training.validate_every == 40
 
 
 def test_a_recipe_with_too_many_validations_gets_fewer_of_them() -> None:
