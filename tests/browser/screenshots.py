@@ -16,6 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from tests.browser.conftest import FLAGS, served
+from tests.browser.pages import until
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
@@ -34,10 +35,12 @@ VIEWS = {
 """the link of each view"""
 ITERATIONS = {"iterations": "#view=iterations"}
 """the view that only non-autoregressive models have"""
-WIDTH, HEIGHT, TALLEST, MARGIN = 1200, 900, 1500, 10
+WIDTH, HEIGHT, TALLEST, MARGIN = 1200, 900, 1700, 10
 CARDS = """all => all.map(one => one.getBoundingClientRect())
   .map(box => [box.top + scrollY, box.bottom + scrollY])"""
 """top and bottom of each card"""
+IDLE = """![...document.querySelectorAll(".status")].some(one => one.checkVisibility() && one.textContent)"""
+"""nothing is being computed"""
 COLOURS = 256
 """few enough for small files, enough for the colour scale"""
 
@@ -59,9 +62,11 @@ def main() -> None:
                 page.goto("about:blank")
                 page.goto(f"{address}/{link}&q={text.replace(' ', '+')}")
                 page.locator(".view:not([hidden]) *").first.wait_for()
-                page.wait_for_timeout(2000)  # until layers are loaded and colours have faded in
+                page.wait_for_timeout(1000)
+                until(page, IDLE)
+                page.wait_for_timeout(1000)  # until layers are loaded and colours have faded in
                 shown = page.screenshot(full_page=True)
-                top = 0 if name == "translate" else page.locator("main").bounding_box()["y"] - 16  # type: ignore[index]
+                top = 0 if name == "translate" else page.locator("main").bounding_box()["y"] - 6  # type: ignore[index]
                 cards = page.locator(".view:not([hidden]) .card").evaluate_all(CARDS)
                 bottom = end(cards, top + TALLEST) + MARGIN
                 write(shown, int(top), int(bottom), IMAGES / f"page-{name}-{scheme}.png")

@@ -70,5 +70,6 @@ function patternsOf(site, keys, queries) {
  * @param {(share: number) => string} percent
  */
 export function describeBehaviour({ name, share }, percent) {
-  return `On average, a token gives ${percent(share)} of its attention to ${name}${share < CLEAR_SHARE ? ": no clear pattern" : ""}.`;
+  return share < CLEAR_SHARE ? `No simple pattern in this sentence: the largest share goes to ${name}, ${percent(share)}.`
+    : `On average, a token gives ${percent(share)} of its attention to ${name}.`;
 }

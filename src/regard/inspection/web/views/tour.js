@@ -233,7 +233,7 @@ async function headPatternStep({ trace }) {
   }));
   const { site, layer, head, behaviour } = maxBy(all, (one) => one.behaviour.share);
   return {
-    text: ["Each small square is one head, with weights of its own. The enlarged one has the clearest pattern of all. ",
+    text: ["Each small square is one head, with weights of its own. The enlarged one comes closest to a simple pattern. ",
       describeBehaviour(behaviour, percent), " Select others to compare."],
     set: headState(site, { layer, head }),
   };
