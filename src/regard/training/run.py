@@ -51,7 +51,7 @@ from regard.training.prepare_data import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
-from regard.training.summary import summarize, tune_length_penalty
+from regard.training.summary import summarize, summary_seconds, tune_length_penalty
 from regard.training.train_test_overlap import OverlapScores
 from regard.training.trainer import Trainer, describe_environment, perplexity
 
@@ -62,6 +62,8 @@ CHANGEABLE_KEYS = (
 )
 """Keys and sections that may change when a run is resumed; any other change would give another model."""
 
+ANNOUNCED_SECONDS = 5.0
+"""the final scoring is announced if it takes longer than this"""
 RESUME_HINT = "To resume, run the same command again."
 
 
@@ -543,6 +545,8 @@ def finish(
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
     selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
+    if summary_seconds(trainer) > ANNOUNCED_SECONDS:
+        reporter.message("Translating validation pairs to score the model")
     if options.tune_decoding:
         tune_length_penalty(trainer, reporter, deadline)
     state, prepared = trainer.state, trainer.prepared
