@@ -75,7 +75,7 @@ def test_a_killed_experiment_is_resumed(tmp_path: Path) -> None:
     assert page.count("<svg") == 2  # one validation makes no curve
 
     again = inside(*arguments, "--json", cwd=tmp_path)
-    assert "1 of 1 trainings are already done" in again.stderr
+    assert "1 of 1 training runs are already done" in again.stderr
     assert json.loads(again.stdout)["trainings"] == results["trainings"]
     shown = inside("experiment", "show", "exp", cwd=tmp_path)
     assert shown.stdout == done.stdout

@@ -97,6 +97,11 @@ def test_files_are_understood_and_trained_on(
     (tmp_path / "test.tmx").write_text(tmx(PAIRS[:5]), encoding="utf-8")
     scored = succeeds_inside("evaluate", "run", "--pairs", "test.tmx", "--json", cwd=tmp_path)
     assert json.loads(scored.stdout)["sentences"] == 5
+    write(tmp_path / "test.tsv", ["id\ten\tde", "1\ta dog\tein Hund"])
+    evaluate = ("evaluate", "run", "--pairs", "test.tsv", "--columns")
+    swapped = inside(*evaluate, "de,en", cwd=tmp_path)
+    assert "--columns de,en: swapped; the model translates en to de" in swapped.stderr
+    succeeds_inside(*evaluate, "en,de", cwd=tmp_path)
 
 
 def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:

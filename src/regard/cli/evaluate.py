@@ -126,6 +126,7 @@ def evaluate(
             option = "--columns" if columns else "--languages" if languages else "--on-bad-line"
             raise RegardError(f"{option} is for the files of --pairs or --source")
         given |= {"columns": parse_two("--columns", columns), "on_bad_line": on_bad_line}
+        _check_direction(model, given["columns"])
     test = _test_pairs(model, given, to, parse_two("--languages", languages))
     model.start_workers()
     comparisons: list[Any] = []
@@ -207,6 +208,20 @@ def _check_language(model: Model, to: str | None) -> None:
     if not isinstance(model, Translator):
         raise RegardError(f"--to {to} is for translation models, not for {model.task}")
     model.languages.tags(0, to)
+
+
+def _check_direction(model: Model, columns: tuple[str, str] | None) -> None:
+    """Refuse columns that are named after the languages of the model in the wrong order."""
+    from regard.data.language_codes import language_code
+
+    data = model.recipe.data
+    if columns is None or data.targets or not data.named:
+        return
+    source, target = data.language_pair
+    if tuple(map(language_code, columns)) == (target, source):
+        raise RegardError(
+            f"--columns {','.join(columns)}: swapped; the model translates {source} to {target}"
+        )
 
 
 def _test_pairs(

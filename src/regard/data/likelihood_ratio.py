@@ -65,6 +65,8 @@ class LikelihoodRatio:
         count = len(batch)
         aligned = self._evidence(batch)
         shuffled = self._evidence(batch, np.roll(np.arange(count), count // 3))
+        self.threshold = -np.inf
+        """pairs with lower log-odds are unrelated"""
         self.tables: list[Floats] = []
         counted = np.ones(count, np.bool_)
         for _ in range(2):  # then without the pairs that look unrelated
@@ -79,7 +81,11 @@ class LikelihoodRatio:
         """The log-odds that each target is a translation of its source, in nats."""
         return self._sum(self._evidence(batch), len(batch))
 
-    def threshold(self, precision: float) -> float:
+    def set_threshold(self, precision: float, max_log_odds: float) -> None:
+        """Set the threshold: as high as possible, if at least this share of the pairs below it is unrelated."""
+        self.threshold = min(self._threshold_for(precision), max_log_odds)
+
+    def _threshold_for(self, precision: float) -> float:
         """The largest log-odds below which at least this share of the pairs is unrelated.
 
         The share of unrelated pairs in the corpus is estimated from the pairs below the median of shuffled ones, which

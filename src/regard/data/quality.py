@@ -536,18 +536,16 @@ class Unrelated(LexiconRule):
     min_precision: float = 0.7
     """share of truly unrelated pairs among those it finds, as estimated from shuffled pairs"""
     likelihood_ratio: LikelihoodRatio | None = field(default=None, init=False, repr=False)
-    threshold: float = field(default=-np.inf, init=False, repr=False)
 
     def prepare(self, facts: CorpusFacts) -> str | None:
         if facts.lexicon is not None:
             self.likelihood_ratio = LikelihoodRatio(facts.lexicon, facts.sample)
-            threshold = self.likelihood_ratio.threshold(self.min_precision)
-            self.threshold = min(threshold, self.max_log_odds)
+            self.likelihood_ratio.set_threshold(self.min_precision, self.max_log_odds)
         return super().prepare(facts)
 
     def judge(self, batch: PairBatch, lexicon: Lexicon) -> Mask:
         assert self.likelihood_ratio is not None
-        return self.likelihood_ratio.log_odds(batch) < self.threshold
+        return self.likelihood_ratio.log_odds(batch) < self.likelihood_ratio.threshold
 
 
 @QUALITY_RULES.register("overlap")

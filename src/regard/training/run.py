@@ -42,7 +42,7 @@ from regard.training.distributed import (
     is_connection_lost,
     process_group,
 )
-from regard.training.evaluation import summarize, tune_length_penalty
+from regard.training.evaluation import summarize, summary_seconds, tune_length_penalty
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
 from regard.training.planner import duration, measure_steps, plan
@@ -61,6 +61,8 @@ CHANGEABLE_KEYS = (
 )
 """Keys and sections that may change when a run is resumed; any other change would give another model."""
 
+ANNOUNCED_SECONDS = 5.0
+"""the final scoring is announced if it takes longer than this"""
 RESUME_HINT = "To resume, run the same command again."
 
 
@@ -542,6 +544,8 @@ def finish(
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
     selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
+    if summary_seconds(trainer) > ANNOUNCED_SECONDS:
+        reporter.message("Translating validation pairs to score the model")
     if options.tune_decoding:
         tune_length_penalty(trainer, reporter, deadline)
     state, prepared = trainer.state, trainer.prepared

@@ -159,5 +159,5 @@ def test_the_demo_brings_its_corpus_unless_other_data_are_named(tmp_path: Path) 
 
 def test_failures_are_one_error() -> None:
     check_failures({"failures": {}})
-    with pytest.raises(RegardError, match=r"^2 trainings failed: a: disk full; b: killed$"):
+    with pytest.raises(RegardError, match=r"^2 training runs failed: a: disk full; b: killed$"):
         check_failures({"failures": {"a": "disk full", "b": "killed"}})
