@@ -45,7 +45,7 @@ _GROUPS, _VALUES = 64, 40
 """more than any evidence has"""
 
 
-class Evidence(NamedTuple):
+class PairEvidence(NamedTuple):
     """One observation of each word of some pairs, or of each pair."""
 
     pairs: Ints
@@ -92,13 +92,13 @@ class LikelihoodRatio:
         enough = np.flatnonzero(expected >= precision * found)
         return float(aligned[enough[-1]]) if len(enough) else -np.inf
 
-    def _sum(self, evidence: Sequence[Evidence], count: int) -> Floats:
+    def _sum(self, evidence: Sequence[PairEvidence], count: int) -> Floats:
         total = np.zeros(count)
         for table, (pairs, groups, values) in zip(self.tables, evidence, strict=True):
             total += np.bincount(pairs, table[groups, values], count)
         return total
 
-    def _evidence(self, batch: PairBatch, targets: Ints | None = None) -> list[Evidence]:
+    def _evidence(self, batch: PairBatch, targets: Ints | None = None) -> list[PairEvidence]:
         """The evidence in a batch; with ``targets``, in its sources with the targets of these pairs."""
         words, best = batch.alignment(self.lexicon)[:2]
         every = np.arange(len(batch))
@@ -107,14 +107,18 @@ class LikelihoodRatio:
             best = self.lexicon.best_translations(words)
         others = every if targets is None else targets
         found = [
-            Evidence(side.texts, groups[side.ids], _STRENGTHS[strengths])
+            PairEvidence(side.texts, groups[side.ids], _STRENGTHS[strengths])
             for side, groups, strengths in zip(words[:2], self.word_groups, best, strict=True)
         ]
         source, target = np.log2(batch.source.widths + 8), np.log2(batch.target.widths + 8)[others]
         ratios = np.clip((4 * (target - source)).astype(np.int64) + _RATIOS // 2, 0, _RATIOS - 1)
         lengths = np.clip(source.astype(np.int64) - 3, 0, _LENGTHS - 1)
         first, last = (_FINAL[one.last_characters] for one in (batch.source, batch.target))
-        return [*found, Evidence(every, lengths, ratios), Evidence(every, first, last[others])]
+        return [
+            *found,
+            PairEvidence(every, lengths, ratios),
+            PairEvidence(every, first, last[others]),
+        ]
 
 
 def _word_groups(vocabulary: WordVocabulary) -> Ints:
@@ -123,7 +127,7 @@ def _word_groups(vocabulary: WordVocabulary) -> Ints:
     return np.asarray(_RELIABILITY[vocabulary.reliability] * (len(_CHANCES) + 1) + chances)
 
 
-def _log_ratios(aligned: Evidence, counted: Mask, shuffled: Evidence) -> Floats:
+def _log_ratios(aligned: PairEvidence, counted: Mask, shuffled: PairEvidence) -> Floats:
     """[group, value] the logarithm of how much more frequent a value is in translations than in unrelated texts.
 
     counted: marks the pairs that count as translations.
