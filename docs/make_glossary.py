@@ -127,7 +127,7 @@ ENTRIES = [
     Entry("learning-rate schedule", "training/lr_schedules.py", "SCHEDULES", "The learning rate as a function of the step."),
     Entry("length normalization", "decoding/length_penalty_and_stopping.py", "LengthNormalization", "How beam search compares hypotheses of different lengths: a length penalty and a stopping rule."),
     Entry("length penalty", "decoding/length_penalty_and_stopping.py", "gnmt_length_penalty", "The log-probability of a hypothesis is divided by ((5 + length) / 6) ** length_penalty, or by another function of the length."),
-    Entry("likelihood-ratio test", "data/likelihood_ratio.py"),
+    Entry("likelihood-ratio test", "data/likelihood_ratio.py", "LikelihoodRatio", "Whether the target of a pair is a translation of its source, or belongs to another source."),
     Entry("Linformer", "nn/sparse_attention.py", "Linformer"),
     Entry("logits processor", "decoding/logits_processors.py"),
     Entry("LSTM", "nn/lstm.py", "LSTMEncoderDecoder", "A recurrent network; here an encoder-decoder with cross-attention, the kind of network that the Transformer replaced."),

@@ -14,5 +14,6 @@
 
 ``quality`` has the rules of ``regard data check`` and ``regard data clean``; ``quality_report`` shows what they find,
 ``text_features``, ``ibm_model1``, ``likelihood_ratio`` and ``misalignment`` compute what they compare. The other
-modules work on texts at inference time: ``words``, ``sentence_splitter``, ``glossary`` and ``protected_spans``.
+modules work on texts at inference time: ``words``, ``sentence_splitter``, ``glossary``, ``protected_spans`` and
+``recasing``.
 """

@@ -36,10 +36,10 @@ export function isAllCaps(text) {
 /** @param {string} text @returns {string} in lower case, with a capital at the beginning of each sentence */
 export function sentenceCase(text) {
   const lower = mapOutside(text, (part) => part.toLowerCase().replaceAll("i\u0307", "i"));
-  const spans = [...lower.matchAll(PLACEHOLDERS)].map((match) => [match.index, match.index + match[0].length]);
+  const spans = spansOf(lower);
   return lower.replace(SENTENCE_START, (whole, letter, index) => {
     const place = index + whole.length - letter.length;
-    if (spans.some(([start, end]) => start <= place && place < end)) return whole;
+    if (spans.some(({ start, end }) => start <= place && place < end)) return whole;
     return whole.slice(0, -letter.length) + titleCase(letter);
   });
 }
@@ -49,7 +49,11 @@ export function upperCase(text) {
   return mapOutside(text, (part) => part.toUpperCase());
 }
 
-/** JavaScript knows no title case of letters such as ǆ: they become capitals. @param {string} letter */
+/**
+ * JavaScript knows no title case of letters such as ǆ: they become capitals.
+ *
+ * @param {string} letter
+ */
 function titleCase(letter) {
   const [first, ...rest] = letter.toUpperCase();
   return CAPITAL_GEORGIAN.test(first) ? letter : first + rest.join("").toLowerCase();
@@ -58,9 +62,14 @@ function titleCase(letter) {
 /** @param {string} text @param {(part: string) => string} change */
 function mapOutside(text, change) {
   let [changed, end] = ["", 0];
-  for (const match of text.matchAll(PLACEHOLDERS)) {
-    changed += change(text.slice(end, match.index)) + match[0];
-    end = match.index + match[0].length;
+  for (const span of spansOf(text)) {
+    changed += change(text.slice(end, span.start)) + text.slice(span.start, span.end);
+    end = span.end;
   }
   return changed + change(text.slice(end));
+}
+
+/** @param {string} text */
+function spansOf(text) {
+  return [...text.matchAll(PLACEHOLDERS)].map(({ 0: { length }, index: start = 0 }) => ({ start, end: start + length }));
 }
