@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from regard.data.special_tokens import EOS, SPECIAL_TOKENS
 from regard.data.tokenizer import Vocabulary
 from regard.errors import RegardError
 from regard.inspection.hooks import Floats
-from regard.inspection.tables import Cell, heat_table
+from regard.inspection.tables import POSITIVE, Cell, heat_table
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, force
 from regard.inspection.trace import Token, pack, to_tokens
 from regard.nn.transformer import Transformer
@@ -192,6 +193,21 @@ class Embeddings:
         )  # the largest entry is positive
         shares = [float(one) for one in values[::-1][:2] / values.sum()]
         return to_tokens(self.vocabulary, ids), (centred @ best).astype(np.float32), shares
+
+    def _repr_html_(self) -> str:
+        """The map for notebooks: a dot for each token, whose name appears under the pointer."""
+        tokens, points, shares = self.map()
+        low, high = points.min(0), points.max(0)
+        places = 8 + (points - low) / np.maximum(high - low, 1e-9) * (504, 364)
+        dots = "".join(
+            f'<circle cx="{x:.1f}" cy="{380 - y:.1f}" r="2.5"><title>{escape(token.text)}</title></circle>'
+            for token, (x, y) in zip(tokens, places, strict=True)
+        )
+        return (
+            f"<p>{len(tokens):,} of {self.vocabulary.size:,} tokens, by the first two principal components "
+            f"({shares[0]:.1%} and {shares[1]:.1%} of the variance)</p>"
+            f'<svg viewBox="0 0 520 380" width="520" fill="rgb({POSITIVE})">{dots}</svg>'
+        )
 
     def _texts(self) -> dict[int, str]:
         """Tokens that stand for text."""

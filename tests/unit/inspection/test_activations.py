@@ -98,6 +98,9 @@ def test_neighbours_and_map(model: Translator) -> None:
     assert np.allclose(np.abs(points), np.abs(left[:, :2] * values[:2]), atol=1e-4)
     assert shares == pytest.approx(list(values[:2] ** 2 / (values**2).sum()))
     assert id in [token.id for token in tokens]
+    shown = found._repr_html_()
+    assert shown.count("<circle") == len(found.map()[0])
+    assert f"{shares[0]:.1%}" in shown
 
 
 def test_the_page_gets_all_tokens(model: Translator) -> None:

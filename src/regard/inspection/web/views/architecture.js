@@ -14,7 +14,7 @@
  */
 
 import { paintDiverging, tint } from "../canvas.js";
-import { NARROW, bar, h, range, setTabStop, svg, tableToggle, tokenBar, tokenLabel } from "../dom.js";
+import { NARROW, bar, h, range, scrollFade, setTabStop, svg, tableToggle, tokenBar, tokenLabel } from "../dom.js";
 import { compact, grouped, percent, signed } from "../format.js";
 import { lensesOf } from "../lenses.js";
 import { onThemeChange } from "../theme.js";
@@ -226,7 +226,7 @@ function stackColumn(name, what, line, boxes, end) {
  * @param {string} name of the state
  * @param {string} label
  */
-function tokenLine({ state }, stack, tokens, name, label) {
+function tokenLine({ state, signal }, stack, tokens, name, label) {
   const buttons = tokens.map((token, i) => h("button", {
     type: "button", class: `token-choice${token.special ? " special" : ""}`, onclick: () => state.set({ [name]: String(i) }),
   }, tokenText(token).replace(/^▁/, "") || "␣"));
@@ -240,12 +240,17 @@ function tokenLine({ state }, stack, tokens, name, label) {
     next.focus();
     next.click();
   };
+  const element = scrollFade(
+    h("div", { class: "token-line", role: "group", dir: "auto", "aria-label": label, onkeydown }, buttons), signal);
   /** @param {number} at */
   const mark = (at) => {
     buttons.forEach((one, i) => one.setAttribute("aria-pressed", String(i === at)));
     setTabStop(buttons, buttons[at]);
+    const top = buttons[at].offsetTop - buttons[0].offsetTop;
+    const isVisible = top >= element.scrollTop && top + buttons[at].offsetHeight <= element.scrollTop + element.clientHeight;
+    if (!isVisible) element.scrollTop = top;
   };
-  return { element: h("div", { class: "token-line", role: "group", dir: "auto", "aria-label": label, onkeydown }, buttons), mark };
+  return { element, mark };
 }
 
 /**

@@ -14,7 +14,7 @@
 
 import { tint, weightLegend } from "../canvas.js";
 import {
-  POINT_AT, bar, bidiText, h, numberedOptions, segmentedControl, selectField, setTabStop, spaceSymbolNote, tableToggle,
+  NARROW, POINT_AT, bar, bidiText, h, numberedOptions, segmentedControl, selectField, setTabStop, spaceSymbolNote, tableToggle,
   tokenBar, tokenLabel,
 } from "../dom.js";
 import { percent, signed } from "../format.js";
@@ -29,7 +29,7 @@ const CONTEXT_WORDS = 4;
 /** source words listed for a selected output */
 const LISTED_WORDS = 6;
 /** warnings listed in full */
-const LISTED_WARNINGS = 8;
+const LISTED_WARNINGS = NARROW ? 4 : 8;
 
 /** @type {View} */
 export const translateView = {
