@@ -421,7 +421,7 @@ def follow(
     found = np.concatenate([np.zeros((targets, len(relevance))), np.eye(targets)], axis=1)
     for layer, to_source in zip(decoder, cross, strict=True):
         found = layer @ found
-        found *= 1 - to_source.sum(1, keepdims=True)
+        found *= np.maximum(0, 1 - to_source.sum(1, keepdims=True))  # rounding may make it negative
         found[:, : len(relevance)] += to_source @ relevance
     return found
 

@@ -5,7 +5,7 @@ from math import log
 import numpy as np
 import pytest
 
-from regard.data.ibm_model1 import HashIndex, WordIds, _best_translations, _side_log_odds
+from regard.data.ibm_model1 import HashIndex, WordIds, _best, _side_log_odds
 from regard.data.text_features import Hashes, Words
 
 
@@ -40,4 +40,6 @@ def test_the_best_translation_is_in_the_same_pair() -> None:
     table = np.array([[51, 255], [102, 204]], np.uint8)
     sources = WordIds(np.array([0, 1, 1]), np.array([2, 0, 1]))
     targets = WordIds(np.array([0, 0, 1]), np.array([1, 0, 2]))
-    assert _best_translations(table, sources, targets).tolist() == [0.2, 0.4, 0.8]
+    rows = 2 * sources.ids
+    best = _best(table.ravel(), rows, sources.counts, targets.ids, targets.counts)
+    assert best.tolist() == [51, 102, 204]
