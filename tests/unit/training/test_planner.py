@@ -196,6 +196,25 @@ def test_the_time_of_a_validation_is_not_proportional_to_its_examples_on_a_gpu(
     assert trainer.validation_seconds < 0.2 * (0.4 + 0.001 * count)
 
 
+def test_a_validation_gets_three_percent_of_the_time(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And up to eight, if there would be too few examples otherwise."""
+    limits = list[float]()
+
+    def limit_examples(seconds: float, at_most: float, minimum: int) -> None:
+        limits.extend((seconds, at_most))
+
+    def limit_validation_pairs(seconds: float, speed: float) -> float:
+        limits.extend((seconds, speed))
+        return 0.0
+
+    monkeypatch.setattr(trainer, "limit_examples", limit_examples)
+    monkeypatch.setattr(trainer, "limit_validation_pairs", limit_validation_pairs)
+    plan(trainer, time.monotonic() + 1_000, StepTime(0.1, 50.0))
+    assert limits == pytest.approx([30, 80, 30, 1_500], rel=0.01)
+
+
 def test_few_examples_are_better_than_none(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
