@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unicodedata import normalize
 
 import pytest
@@ -13,7 +15,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
-from regard.training.autoconfig import MIN_PAIRS, autoconfigure
+from regard.training.autoconfig import MIN_PAIRS, MODEL_RULES, _alternatives, autoconfigure
 from regard.training.planner import DeviceSpeed
 
 TEXTS = DataFiles(pairs=("pairs.tsv",))
@@ -415,3 +417,10 @@ def test_bleu_of_scripts_without_spaces_is_computed_on_characters(tmp_path: Path
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"pairs\.tsv"):
         configure(str(tmp_path))
+
+
+def test_the_time_of_a_better_model_is_in_minutes() -> None:
+    choice = SimpleNamespace(next_rule=MODEL_RULES[0], minutes_for=lambda rule: 150.2)
+    (reason,) = _alternatives(cast(Any, choice))
+    assert reason.endswith("needs about 2 h 30 min: --minutes 151")
+    assert _alternatives(cast(Any, SimpleNamespace(next_rule=None))) == []
