@@ -92,7 +92,12 @@ def served(run: Path) -> Iterator[str]:
     sources = str(Path(__file__).parents[2] / "src")
     server = subprocess.Popen(
         [sys.executable, "-m", "regard", "serve", str(run), "--port", "0"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": sources},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": sources,
+        },
         stdout=subprocess.PIPE,
         encoding="utf-8",
     )

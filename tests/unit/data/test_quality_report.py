@@ -160,4 +160,6 @@ def test_the_bars_of_findings_are_as_long_as_their_shares() -> None:
 def test_many_unknown_words_are_a_warning(unknown: float, warned: bool) -> None:
     report = QualityReport(["a.tsv"], None, held_out=[HeldOutSplit("test", 5, 0, unknown, 0.5)])
     steps = next_steps(report, "a.tsv", "")
-    assert any("of the words of test are not in the training data" in step for step in steps) == warned
+    assert (
+        any("of the words of test are not in the training data" in step for step in steps) == warned
+    )

@@ -208,7 +208,10 @@ def test_only_translated_files_can_be_fetched(tmp_path: Path) -> None:
     ("kind", "content"),
     [
         ("multipart/form-data; boundary=y", b"--x"),
-        ("multipart/form-data; boundary=y", b"--y\r\nContent-Disposition: nothing\r\n\r\n\r\n--y--"),
+        (
+            "multipart/form-data; boundary=y",
+            b"--y\r\nContent-Disposition: nothing\r\n\r\n\r\n--y--",
+        ),
         ("multipart/form-data", b"--x"),
     ],
 )

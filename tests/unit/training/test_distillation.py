@@ -143,5 +143,7 @@ def test_a_teacher_that_cannot_be_packed_needs_padded_batches(
         teacher = read_teacher(recipe, run, torch.device("cpu"))
         assert not any(weight.requires_grad for weight in teacher.parameters())
     else:
-        with pytest.raises(RegardError, match=r"does not support training.batching: packed \(batch"):
+        with pytest.raises(
+            RegardError, match=r"does not support training.batching: packed \(batch"
+        ):
             read_teacher(recipe, run, torch.device("cpu"))
