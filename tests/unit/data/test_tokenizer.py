@@ -315,3 +315,19 @@ def test_rare_characters_of_a_large_alphabet_have_no_entry(
 ) -> None:
     options = module._training_options(Section(kind=kind, vocab_size=vocab_size), alphabet)
     assert options["character_coverage"] == coverage
+
+
+def test_bytes_are_inside_of_words() -> None:
+    """A byte may be part of a letter; spaces and punctuation are boundaries."""
+    vocabulary = train(kind="bpe").source
+    starts, ends = vocabulary.word_boundaries()
+    pieces = vocabulary.pieces(range(vocabulary.size))
+    assert vocabulary.byte_ids
+    for i in vocabulary.byte_ids:
+        assert (starts[i], ends[i]) == (False, False)
+    letters = [i for i, piece in enumerate(pieces) if piece.isalpha()]
+    words = [i for i, piece in enumerate(pieces) if piece[1:].isalpha() and piece[0] == "▁"]
+    assert letters
+    assert words
+    assert not any(starts[i] or ends[i] for i in letters)
+    assert all(starts[i] and not ends[i] for i in words)
