@@ -305,3 +305,12 @@ def test_a_server_that_stops_drains_its_queues_and_follows_no_training() -> None
     asyncio.run(ModelPool.drain(cast(Any, pool)))
     assert drained == [0, 1, 2], "new requests are refused first"
     assert cancelled == [2]
+
+
+def test_a_server_that_starts_accepts_requests_and_follows_trainings() -> None:
+    loaded = SimpleNamespace(loaded=SimpleNamespace(batcher=SimpleNamespace(closed=True)))
+    entries, followed = [SimpleNamespace(loaded=None), loaded], list[object]()
+    pool = SimpleNamespace(entries=entries, start_following=followed.append)
+    ModelPool.start(cast(Any, pool))
+    assert (pool.stopping, pool.closed, loaded.loaded.batcher.closed) == (False, False, False)
+    assert followed == [loaded]
