@@ -4,17 +4,21 @@ import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from regard.data.misalignment import Stretch
 from regard.data.pairs import Pair
-from regard.data.quality import RuleSet, make_rules, survey
+from regard.data.quality import Misaligned, RuleSet, make_rules, survey
 from regard.data.quality_report import (
     Finding,
     HeldOutSplit,
     Histogram,
     NoiseExample,
     QualityReport,
+    _merged,
     html_report,
     jensen_shannon,
     make_report,
@@ -163,3 +167,12 @@ def test_many_unknown_words_are_a_warning(unknown: float, warned: bool) -> None:
     assert (
         any("of the words of test are not in the training data" in step for step in steps) == warned
     )
+
+
+def test_a_stretch_that_continues_in_the_next_batch_is_one() -> None:
+    rule = Misaligned()
+    parts = [(0, 99, 1), (150, 199, 2), (205, 300, 2), (309, 310, 2), (311, 312, 1)]
+    rule.stretches = [Stretch(*part) for part in parts]
+    found = _merged(cast(Any, SimpleNamespace(rules={"misaligned": rule})))
+    assert found == [(0, 99, 1), (150, 300, 2), (309, 310, 2), (311, 312, 1)]
+    assert _merged(cast(Any, SimpleNamespace(rules={}))) == []

@@ -154,3 +154,16 @@ def test_only_what_can_be_aligned_is_aligned(
     model = SimpleNamespace(can_align=can_align, batcher=batcher, align=lambda *texts: None)
     found = asyncio.run(Service._align(sentence, translation, cast(Any, model), None))
     assert cast(Any, found) == ("alignment" if aligned else None)
+
+
+def test_only_sentences_with_inline_tags_are_aligned() -> None:
+    async def align(sentence: str, translation: str, model: object, to: object) -> str:
+        return f"{sentence} {translation}"
+
+    service = cast(Any, SimpleNamespace(_align=align))
+    document = cast(Any, SimpleNamespace(elements={1: ["b"]}, sentences=["one", "two"]))
+    found = [
+        asyncio.run(Service.alignment(service, document, index, "x", cast(Any, None), None))
+        for index in (0, 1)
+    ]
+    assert cast(Any, found) == [None, "two x"]
