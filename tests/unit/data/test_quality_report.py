@@ -1,19 +1,24 @@
 """The report of regard data check."""
 
 import json
+import re
 from collections import Counter
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from regard.data.misalignment import Stretch
 from regard.data.pairs import Pair
-from regard.data.quality import RuleSet, make_rules, survey
+from regard.data.quality import Misaligned, RuleSet, make_rules, survey
 from regard.data.quality_report import (
     Finding,
     HeldOutSplit,
     Histogram,
     NoiseExample,
     QualityReport,
+    _merged,
     html_report,
     jensen_shannon,
     make_report,
@@ -78,6 +83,7 @@ def test_it_ends_with_commands(report: QualityReport) -> None:
 def test_the_distance_of_words() -> None:
     one, two = Counter({1: 3, 2: 1}), Counter({3: 5})
     assert jensen_shannon(one, one) == pytest.approx(0)
+    assert jensen_shannon(one, Counter()) == jensen_shannon(Counter(), one) == 1
     assert jensen_shannon(one, two) == pytest.approx(1)
     assert jensen_shannon(one, Counter()) == 1
 
@@ -120,7 +126,7 @@ def test_the_page_is_complete_and_safe() -> None:
         [],
         [HeldOutSplit("test", 5, 2, 0.1, 0.5)],
         [Histogram("length", [0.0, 20.0], [3, 4])],
-        ["regard data clean a.tsv  drops 10 pairs"],
+        ["regard data clean a.tsv  drops 10 pairs", "look at <this>  first", "regard is a word"],
     )
     html = html_report(report)
     checker = Checker()
@@ -135,6 +141,10 @@ def test_the_page_is_complete_and_safe() -> None:
         "10 (1.00%)",
     ):
         assert text in checker.text
+    steps = ["<code>regard data clean a.tsv</code> drops 10 pairs", "look at &lt;this&gt;  first"]
+    for step in (*steps, "regard is a word"):  # what is no command is not shown as one
+        assert f"<li>{step}</li>" in html
+    assert 'style="width:0.30rem"' in html  # a bar can be seen, even if the share is small
     assert "http" not in html.replace("http-equiv", "")
     assert "prefers-color-scheme: dark" in html
     assert "width=device-width" in html
@@ -142,3 +152,27 @@ def test_the_page_is_complete_and_safe() -> None:
 
 def test_a_report_without_findings() -> None:
     assert "Nothing." in html_report(QualityReport(["a.tsv"], None))
+
+
+def test_the_bars_of_findings_are_as_long_as_their_shares() -> None:
+    findings = [Finding("html", "tags", True, "drop them", 10, share) for share in (0.25, 0.5)]
+    html = html_report(QualityReport(["a.tsv"], None, findings=findings))
+    assert re.findall(r"width:([\d.]+)rem", html) == ["3.00", "6.00"]
+
+
+@pytest.mark.parametrize(("unknown", "warned"), [(0.09, False), (0.11, True)])
+def test_many_unknown_words_are_a_warning(unknown: float, warned: bool) -> None:
+    report = QualityReport(["a.tsv"], None, held_out=[HeldOutSplit("test", 5, 0, unknown, 0.5)])
+    steps = next_steps(report, "a.tsv", "")
+    assert (
+        any("of the words of test are not in the training data" in step for step in steps) == warned
+    )
+
+
+def test_a_stretch_that_continues_in_the_next_batch_is_one() -> None:
+    rule = Misaligned()
+    parts = [(0, 99, 1), (150, 199, 2), (205, 300, 2), (309, 310, 2), (311, 312, 1)]
+    rule.stretches = [Stretch(*part) for part in parts]
+    found = _merged(cast(Any, SimpleNamespace(rules={"misaligned": rule})))
+    assert found == [(0, 99, 1), (150, 300, 2), (309, 310, 2), (311, 312, 1)]
+    assert _merged(cast(Any, SimpleNamespace(rules={}))) == []

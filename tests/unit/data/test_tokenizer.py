@@ -298,3 +298,36 @@ def test_an_extension_needs_no_room_for_rare_characters() -> None:
     assert (
         extend_tokenizer(original, config, lambda: pairs, 5).source.size == original.source.size + 5
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab_size", "alphabet", "coverage"),
+    [
+        ("unigram", 1_000, 256, 1.0),
+        ("unigram", 1_000, 257, 0.9995),
+        ("unigram", 2_000, 500, 1.0),  # a quarter of the vocabulary
+        ("bpe", 2_000, 501, 0.9995),
+        ("char", 2_000, 501, 1.0),
+    ],
+)
+def test_rare_characters_of_a_large_alphabet_have_no_entry(
+    kind: str, vocab_size: int, alphabet: int, coverage: float
+) -> None:
+    options = module._training_options(Section(kind=kind, vocab_size=vocab_size), alphabet)
+    assert options["character_coverage"] == coverage
+
+
+def test_bytes_are_inside_of_words() -> None:
+    """A byte may be part of a letter; spaces and punctuation are boundaries."""
+    vocabulary = train(kind="bpe").source
+    starts, ends = vocabulary.word_boundaries()
+    pieces = vocabulary.pieces(range(vocabulary.size))
+    assert vocabulary.byte_ids
+    for i in vocabulary.byte_ids:
+        assert (starts[i], ends[i]) == (False, False)
+    letters = [i for i, piece in enumerate(pieces) if piece.isalpha()]
+    words = [i for i, piece in enumerate(pieces) if piece[1:].isalpha() and piece[0] == "▁"]
+    assert letters
+    assert words
+    assert not any(starts[i] or ends[i] for i in letters)
+    assert all(starts[i] and not ends[i] for i in words)

@@ -213,6 +213,14 @@ def test_top_k_is_torch_topk(seed: int, V: int, count: int) -> None:
     assert torch.equal(indices, right.indices)
 
 
+def test_top_k_with_a_part_of_a_chunk_at_the_end() -> None:
+    x = torch.randn(2, 3, 2003, generator=torch.Generator().manual_seed(1))
+    x[..., 2001] = 10.0
+    values, indices = top_k(x, 4)
+    assert torch.equal(indices, x.topk(4).indices)
+    assert torch.equal(values, x.topk(4).values)
+
+
 def test_top_k_with_few_possible_values() -> None:
     x = torch.full((1, 2000), -torch.inf)
     x[0, 1999], x[0, 5] = 1.0, 2.0

@@ -12,7 +12,11 @@ from torch import Tensor
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.decoding.hypothesis import Hypothesis
-from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS, gnmt_length_penalty
+from regard.decoding.length_penalty_and_stopping import (
+    LENGTH_NORMALIZATIONS,
+    BeamState,
+    gnmt_length_penalty,
+)
 
 BOS, EOS, V = 0, 1, 9
 
@@ -101,3 +105,29 @@ def test_a_maximum_length_of_zero_gives_an_empty_hypothesis() -> None:
     for beam in (1, 3):
         (one,) = best(TrigramStep(-50.0), beam, [0], "ctranslate2")
         assert one.tokens == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "active", "finished", "done"),
+    [
+        # The penalty of 7 tokens is 2, and at most 4.
+        ("gnmt", -8.0, (-1.9, -math.inf), True),  # can reach -2 at best
+        ("gnmt", -8.0, (-2.1, -math.inf), False),
+        ("gnmt", -8.0, (-2.1, -9.0), True),  # the beam is full, and -4 is not ahead
+        ("gnmt", -8.0, (-4.1, -9.0), False),
+        # The penalty is 7.
+        ("transformers", -42.0, (-3.0, -5.9), True),
+        ("transformers", -42.0, (-3.0, -6.1), False),
+        ("transformers", -42.0, (-3.0, -math.inf), False),
+        ("transformers", -math.inf, (-3.0, -math.inf), True),
+        ("ctranslate2", -42.0, (-3.0, -9.0), True),
+        ("ctranslate2", -42.0, (-3.0, -math.inf), False),
+        ("ctranslate2", -math.inf, (-3.0, -math.inf), True),
+    ],
+)
+def test_when_a_search_is_done(
+    rule: str, active: float, finished: tuple[float, float], done: bool
+) -> None:
+    """A beam of two, of which the best is asked for, with length_penalty 1."""
+    state = BeamState(torch.tensor([active]), torch.tensor([finished]), 7, torch.tensor([4.0]))
+    assert LENGTH_NORMALIZATIONS[rule].is_done(state, 1.0, 1).tolist() == [done]

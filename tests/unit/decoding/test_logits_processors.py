@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
 from regard.decoding.logits_processors import (
     OPTIONAL_PROCESSORS,
     CoveragePenalty,
+    DecodingContext,
     DiverseBeamGroups,
     LogitsProcessorList,
     NoRepeatNgram,
@@ -181,6 +183,18 @@ def test_coverage_is_added_to_the_score_as_in_the_paper(beta: float) -> None:
 
 
 # DiverseBeamGroups
+
+
+def test_groups_are_those_of_the_options() -> None:
+    decoding = DecodingConfig(beam=6, beam_groups=3, diversity_penalty=0.7)
+
+    def record_cross_attention() -> NoReturn:
+        raise AssertionError("groups need no attention")
+
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    context = DecodingContext(mask, record_cross_attention, EOS)
+    groups = DiverseBeamGroups.from_options(decoding, context)
+    assert (groups.groups, groups.penalty) == (3, 0.7)
 
 
 @settings(max_examples=15)

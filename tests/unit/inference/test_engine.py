@@ -125,3 +125,10 @@ def test_a_network_that_cannot_be_packed_is_used_as_it_is(
     assert model.engine.pool is None or packed
     assert len(model.translate(["ein Hund"])) == 1
     model.engine.stop_workers()
+
+
+def test_workers_that_start_late_have_the_usual_priority(finished_run: Path) -> None:
+    engine = Translator.load(finished_run, "cpu", "fp32", threads=2).engine
+    engine._fork_workers()
+    assert engine.background_pool is None
+    engine.stop_workers()

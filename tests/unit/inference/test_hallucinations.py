@@ -107,3 +107,8 @@ def test_runs_and_scripts() -> None:
     assert main_script("これはペンです") == "Chinese"
     assert is_copied("the cat sat down", "The cat sat down!")
     assert not is_copied("the cat sat down", "die Katze setzte sich")
+
+
+def test_one_more_repetition_than_in_the_source_is_allowed() -> None:
+    assert kinds("no no no, he said", "nein nein nein nein, sagte er") == []
+    assert kinds("no no, he said", "nein nein nein nein, sagte er") == ["repetition"]

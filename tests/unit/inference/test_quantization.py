@@ -16,7 +16,7 @@ from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.errors import RegardError
 from regard.inference.precision import pack_network
-from regard.inference.quantization import FP32Linear, Int8Linear
+from regard.inference.quantization import FP32Linear, Int8Linear, largest_input
 from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import Precision, make_recipe
 
@@ -105,6 +105,23 @@ def test_a_token_with_a_large_embedding_is_not_clipped(norm_order: str) -> None:
 
     expected = logits("fp32")
     assert float((logits("int8") - expected).norm() / expected.norm()) < 0.06
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_without_a_norm_before_it_the_first_map_accepts_the_largest_input(order: str) -> None:
+    sizes = {"preset": "tiny", "norm_order": order, "encoder_layers": 1, "decoder_layers": 1}
+    section = make_recipe({"data": {"train": {"pairs": ["x.tsv"]}}, "model": sizes}, "test").model
+    torch.manual_seed(1)
+    network: Any = ARCHITECTURES[section.architecture](section, V, V).eval()
+    packed = pack_network(network, "int8")
+    for stack, layers in ((network.encoder, packed.encoder), (network.decoder, packed.decoder)):
+        first: Any = layers[0].self_attention.qkv
+        bound = largest_input(stack)
+        if order == "post":
+            assert (first.min, first.max) == (-bound, bound)
+        else:
+            assert -bound < first.min < first.max < bound
 
 
 def test_without_norms_ranges_are_dynamic_and_infinite_activations_are_errors() -> None:

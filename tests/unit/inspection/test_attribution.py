@@ -172,6 +172,13 @@ def test_alti_needs_layer_norm(make_run: Callable[..., Path]) -> None:
     assert "alti" not in attribute(model, TEXT, "war", "ist", TRANSLATION).scores
 
 
+def test_no_share_is_negative_by_rounding() -> None:
+    shares = np.full((1, 10), 0.1)
+    assert 1 - shares.sum() != 0
+    shares[0, 0] += 1e-15
+    assert (follow([np.eye(10)], [np.eye(1)], [shares]) >= 0).all()
+
+
 def test_follow_passes_on_what_cross_attention_leaves() -> None:
     found = follow([np.eye(2)], [np.eye(1)], [np.array([[0.25, 0.5]])])
     np.testing.assert_allclose(found, [[0.25, 0.5, 0.25]])

@@ -344,6 +344,27 @@ def test_batch_norm_is_torchs_without_the_padding() -> None:
     assert torch.equal(mine.running_mean, before)
 
 
+def test_batch_norm_of_two_processes_has_the_statistics_of_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes with the same tokens, or one of them without any."""
+    from torch.distributed.nn import functional
+
+    monkeypatch.setattr(functional, "all_reduce", lambda sums: 2 * sums)
+    norm, tokens = BatchNorm(5), 3 + torch.randn(7, 5)
+    twice = torch.cat([tokens, tokens])
+    mean, variance, unbiased = norm._synchronized_statistics(tokens)
+    torch.testing.assert_close(mean, twice.mean(0))
+    torch.testing.assert_close(variance, twice.var(0, correction=0))
+    torch.testing.assert_close(unbiased, twice.var(0, correction=1))
+    norm.idle = True
+    monkeypatch.setattr(functional, "all_reduce", lambda sums: sums + theirs)
+    theirs = torch.cat([tokens.sum(0), tokens.square().sum(0), torch.tensor([7.0])])
+    mean, variance, _ = norm._synchronized_statistics(torch.full((1, 5), 1e6))
+    torch.testing.assert_close(mean, tokens.mean(0))
+    torch.testing.assert_close(variance, tokens.var(0, correction=0), atol=1e-4, rtol=1e-4)
+
+
 def test_batch_norm_of_one_token_is_finite() -> None:
     norm = BatchNorm(3)
     y = norm(torch.tensor([[[1.0, 2.0, 3.0]]]))

@@ -111,7 +111,7 @@ def test_the_memory_of_a_trace_counts_all_of_its_objects(finished_run: Path) -> 
 def test_the_least_recently_used_trace_is_dropped(finished_run: Path) -> None:
     model = Translator.load(finished_run, "cpu")
     first = trace(model, "ein Hund")
-    cache = TraceCache(2 * memory_bytes(first) + 2000)
+    cache = TraceCache(2 * memory_bytes(first))
     used, unused = cache.add(first), cache.add(first)
     assert cache.layer(used, "encoder", "0").shape == first.encoder[0].shape
     newest = cache.add(first)

@@ -4,7 +4,8 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -284,3 +285,32 @@ def test_an_unknown_model_is_refused(entries: list[ModelEntry]) -> None:
     assert pool.sources() == ["de", "en"]
     assert pool.sources("fr") == ["en"]
     assert pool.sources("fr", "de-en") == []
+
+
+def test_a_server_that_stops_drains_its_queues_and_follows_no_training() -> None:
+    drained, cancelled = list[int](), list[int]()
+
+    def fake(number: int, follows: bool) -> SimpleNamespace:
+        async def drain() -> None:
+            drained.append(number)
+
+        task = SimpleNamespace(cancel=lambda: cancelled.append(number))
+        batcher = SimpleNamespace(drain=drain)
+        return SimpleNamespace(
+            loaded=SimpleNamespace(batcher=batcher, following=task if follows else None)
+        )
+
+    entries = [fake(1, False), SimpleNamespace(loaded=None), fake(2, True)]
+    pool = SimpleNamespace(entries=entries, refuse=lambda: drained.append(0))
+    asyncio.run(ModelPool.drain(cast(Any, pool)))
+    assert drained == [0, 1, 2], "new requests are refused first"
+    assert cancelled == [2]
+
+
+def test_a_server_that_starts_accepts_requests_and_follows_trainings() -> None:
+    loaded = SimpleNamespace(loaded=SimpleNamespace(batcher=SimpleNamespace(closed=True)))
+    entries, followed = [SimpleNamespace(loaded=None), loaded], list[object]()
+    pool = SimpleNamespace(entries=entries, start_following=followed.append)
+    ModelPool.start(cast(Any, pool))
+    assert (pool.stopping, pool.closed, loaded.loaded.batcher.closed) == (False, False, False)
+    assert followed == [loaded]

@@ -5,7 +5,8 @@ import json
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from regard.server.app import create_app
 from regard.server.inspection_endpoints import follow_training
 from regard.server.process import limit_threads
 from regard.server.schemas import Settings
+from regard.server.service import Service
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.unit.server.client import batcher_of, send
@@ -131,3 +133,37 @@ def test_a_small_model_uses_one_thread(finished_run: Path, monkeypatch: pytest.M
     monkeypatch.setattr("regard.server.process.SMALL_MODEL", 10)
     limit_threads([finished_run])
     assert chosen == [1]
+
+
+@pytest.mark.parametrize(
+    ("can_align", "sentence", "translation", "aligned"),
+    [
+        (True, "ein Hund", "a dog", True),
+        (False, "ein Hund", "a dog", False),
+        (True, "ein Hund", "ein Hund", False),  # tags stay where they are
+        (True, "ein Hund", " ", False),
+    ],
+)
+def test_only_what_can_be_aligned_is_aligned(
+    can_align: bool, sentence: str, translation: str, aligned: bool
+) -> None:
+    async def run(task: object) -> str:
+        return "alignment"
+
+    batcher = SimpleNamespace(run=run)
+    model = SimpleNamespace(can_align=can_align, batcher=batcher, align=lambda *texts: None)
+    found = asyncio.run(Service._align(sentence, translation, cast(Any, model), None))
+    assert cast(Any, found) == ("alignment" if aligned else None)
+
+
+def test_only_sentences_with_inline_tags_are_aligned() -> None:
+    async def align(sentence: str, translation: str, model: object, to: object) -> str:
+        return f"{sentence} {translation}"
+
+    service = cast(Any, SimpleNamespace(_align=align))
+    document = cast(Any, SimpleNamespace(elements={1: ["b"]}, sentences=["one", "two"]))
+    found = [
+        asyncio.run(Service.alignment(service, document, index, "x", cast(Any, None), None))
+        for index in (0, 1)
+    ]
+    assert cast(Any, found) == [None, "two x"]

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unicodedata import normalize
 
 import pytest
@@ -13,7 +15,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.errors import RegardError
 from regard.recipe import DataFiles, Recipe, TokenizerConfig, make_recipe
 from regard.training import autoconfig as module
-from regard.training.autoconfig import MIN_PAIRS, autoconfigure
+from regard.training.autoconfig import MIN_PAIRS, MODEL_RULES, _alternatives, autoconfigure
 from regard.training.planner import DeviceSpeed
 
 TEXTS = DataFiles(pairs=("pairs.tsv",))
@@ -415,3 +417,37 @@ def test_bleu_of_scripts_without_spaces_is_computed_on_characters(tmp_path: Path
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"pairs\.tsv"):
         configure(str(tmp_path))
+
+
+def test_the_time_of_a_better_model_is_in_minutes() -> None:
+    choice = SimpleNamespace(next_rule=MODEL_RULES[0], minutes_for=lambda rule: 150.2)
+    (reason,) = _alternatives(cast(Any, choice))
+    assert reason.endswith("needs about 2 h 30 min: --minutes 151")
+    assert _alternatives(cast(Any, SimpleNamespace(next_rule=None))) == []
+
+
+def test_the_numbers_of_the_rules_are_plausible() -> None:
+    for rule in MODEL_RULES:
+        assert 0 <= rule.dropout <= 0.5
+        assert 0 <= rule.rdrop <= 5
+        assert 0.0005 <= rule.learning_rate <= 0.005
+        assert 0 < rule.cost.cuda <= rule.cost.cpu <= 20
+        assert rule.min_epochs < rule.max_epochs
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_steps_that_the_user_has_set_are_not_planned(
+    corpus_of: Callable[[int, float], str], own: bool
+) -> None:
+    overrides = ["training.steps=100"] if own else []
+    chosen = autoconfigure(TEXTS, corpus_of(400, 80.0), overrides, speed=CPU)
+    assert chosen.own_steps is own
+
+
+def test_a_model_that_is_kept_has_the_time_that_is_left(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    """The steps get 90% of 1,000 seconds; with the start, that is 90% of the time of the run."""
+    chosen = autoconfigure(TEXTS, corpus_of(400, 80.0), minutes=20, speed=CPU)
+    kept = chosen.refit(chosen.choice.tokens_per_second, 1_000.0)
+    assert kept.choice.minutes == pytest.approx((900 + 15) / 0.9 / 60)

@@ -164,6 +164,18 @@ def test_the_loss_equals_the_one_in_torch(dtype: torch.dtype, rdrop: float, clas
     assert not gradient[7].any()
 
 
+@pytest.mark.parametrize("simcut", [0.0, 2.0])
+@pytest.mark.parametrize("teacher_weight", [0.0, 0.5])
+def test_simcut_and_teachers_have_the_loss_of_torch(simcut: float, teacher_weight: float) -> None:
+    torch.manual_seed(0)
+    labels, logits = torch.randint(1, 48, (20,)), torch.randn(40 if simcut else 20, 48)
+    soft = (torch.randn(20, 48).softmax(-1), teacher_weight) if teacher_weight else ()
+    exact, exact_gradient = chunk_loss(logits.double(), labels, 0.1, 0.0, simcut, True, *soft)
+    loss, gradient = native_chunk_loss(logits.clone(), labels, 0.1, 0.0, simcut, True, *soft)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=0.0, atol=1e-5)
+
+
 # ---------------------------------------------------------------------------------------------
 # The whole step
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from regard.recipe import make_recipe
-from regard.training.data_loader import TrainingDataLoader
+from regard.inference.precision import unsupported_reason
+from regard.recipe import PRESETS, make_recipe
+from regard.training.data_loader import TrainingDataLoader, unpackable_choices
 from regard.training.distributed import ProcessGroup, share_size
 from tests.unit.training.test_packed_batches import dataset_of
 
@@ -38,3 +39,12 @@ def test_gpu_processes_pack_their_shares(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(few) == (rank == 0), "no row is left for the other processes"
     assert len(shapes) == 1
     assert sum(counts) == int(dataset.target_lengths.sum()) + 63
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_supports_packed_rows_and_packed_weights(preset: str) -> None:
+    """Otherwise it would be trained and used in a slower way, which only a line of the output tells."""
+    sections = {"data": {"train": {"pairs": "x"}}, "model": {"preset": preset}}
+    recipe = make_recipe(sections, "test")
+    assert unpackable_choices(recipe) == []
+    assert unsupported_reason(recipe.model) is None

@@ -1,5 +1,6 @@
 """Fine-tuning copies the tokenizer and the weights of another run, or reports what does not fit."""
 
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +357,12 @@ def test_what_a_recipe_gives_is_kept_and_the_rest_is_chosen(tmp_path: Path) -> N
         FineTuning(run), recipe_file, ["training.learning_rate=0.5", "training.warmup=3"]
     )
     assert (recipe.training.schedule, recipe.training.learning_rate) == ("noam", 0.5)
+
+
+@pytest.mark.parametrize(("count", "share"), [(2_000, 0.1), (10_000, 0.05), (600_000, 0.001)])
+def test_500_pairs_are_held_out_for_validation(tmp_path: Path, count: int, share: float) -> None:
+    """At most a tenth of them, and at least a thousandth."""
+    run, files = translation_run(tmp_path / "run"), DataFiles(pairs=("more.tsv",))
+    pairs = repeat(PAIRS[0], count)
+    recipe, _ = fine_tuning_recipe(FineTuning(run), files, "/data", pairs=pairs)
+    assert recipe.data.hold_out == share

@@ -1,6 +1,8 @@
 """Dual conditional cross-entropy."""
 
+import json
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -74,3 +76,19 @@ def test_scores_are_resumed(
     first, last = shard.bounds(23, 4)
     assert sum(scored) - scored[2] == last - first  # only the chunk that failed is scored twice
     assert whole.startswith(b"score\tsource") == (best_first or shard.number == 1)
+
+
+def test_models_of_other_pairs_are_not_used(tmp_path: Path) -> None:
+    def no_pairs() -> NoReturn:
+        raise AssertionError("the pairs are there already")
+
+    stored = {"key": {"pairs": "x", "options": [1]}, "recipes": {"forward": {}}}
+    file = tmp_path / "recipes.json"
+    file.write_text(json.dumps(stored))
+    key: dict[str, Any] = {"pairs": "x", "options": (1,)}
+    assert module._write_training_data(no_pairs, tmp_path, key) == {"forward": {}}
+    with pytest.raises(RegardError, match="trained on other pairs or with other options"):
+        module._write_training_data(no_pairs, tmp_path, {**key, "pairs": "y"})
+    file.write_text("{}")
+    with pytest.raises(RegardError, match="damaged; remove"):
+        module._write_training_data(no_pairs, tmp_path, key)

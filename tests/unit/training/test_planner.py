@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -196,6 +198,25 @@ def test_the_time_of_a_validation_is_not_proportional_to_its_examples_on_a_gpu(
     assert trainer.validation_seconds < 0.2 * (0.4 + 0.001 * count)
 
 
+def test_a_validation_gets_three_percent_of_the_time(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And up to eight, if there would be too few examples otherwise."""
+    limits = list[float]()
+
+    def limit_examples(seconds: float, at_most: float, minimum: int) -> None:
+        limits.extend((seconds, at_most))
+
+    def limit_validation_pairs(seconds: float, speed: float) -> float:
+        limits.extend((seconds, speed))
+        return 0.0
+
+    monkeypatch.setattr(trainer, "limit_examples", limit_examples)
+    monkeypatch.setattr(trainer, "limit_validation_pairs", limit_validation_pairs)
+    plan(trainer, time.monotonic() + 1_000, StepTime(0.1, 50.0))
+    assert limits == pytest.approx([30, 80, 30, 1_500], rel=0.01)
+
+
 def test_few_examples_are_better_than_none(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,3 +323,26 @@ def test_examples_are_cleaned_as_the_pairs_of_the_loss(tmp_path: Path) -> None:
     for trainer in new_trainer(tmp_path, "translation", {"pairs": "x.tsv"}):
         assert len(trainer.validation_pairs(1_000)) == len(trainer.prepared.valid) > 20
         assert trainer.examples == trainer.validation_pairs(trainer.training.validate_sentences)
+
+
+@pytest.mark.parametrize(("left", "measured"), [(250.0, 5), (10_000.0, 12), (1.0, 0)])
+def test_as_many_steps_are_measured_as_fit_into_four_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, left: float, measured: int
+) -> None:
+    """Steps of two seconds; three come first, which are not counted, and one that is."""
+    clock, steps = [0.0], list[int]()
+    monkeypatch.setattr("regard.training.planner.time.monotonic", lambda: clock[0])
+
+    def run_step() -> int:
+        clock[0] += 2.0
+        steps.append(100)
+        return 100
+
+    trainer = SimpleNamespace(
+        group=SimpleNamespace(broadcast=lambda value: value, max=lambda value: value),
+        rehearsal=lambda: nullcontext(run_step),
+        synchronize=lambda: None,
+        warmup_steps=3,
+    )
+    assert measure_steps(cast(Trainer, trainer), left) == (2.0, 100)
+    assert len(steps) == 3 + 1 + measured

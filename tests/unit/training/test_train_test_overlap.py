@@ -3,14 +3,18 @@
 import json
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from regard.data.corpus import fingerprint, train_pairs
 from regard.data.deduplication import write_distinct
+from regard.data.pairs import Pair
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
+from regard.training import train_test_overlap as module
 from regard.training.train_test_overlap import OverlapScores, in_training_data, record_sources
 
 SOURCES = ["a", " b ", "d", "", "cafe\u0301"]
@@ -66,3 +70,23 @@ def test_the_message_gives_count_and_percentage() -> None:
         "10 of 10 test sources (100.0%) are in the training data"
     ]
     assert OverlapScores(1, 8, []).to_json()["percent"] == 12.5
+
+
+@pytest.mark.parametrize(
+    ("known", "scored"),
+    [([False, True, False], [0, 2]), ([True] * 3, None), ([False] * 3, None)],
+)
+def test_scores_without_the_known_sources_need_some_of_both_kinds(
+    monkeypatch: pytest.MonkeyPatch, known: list[bool], scored: list[int] | None
+) -> None:
+    pairs = [Pair(f"source {number}", f"target {number}") for number in range(3)]
+    monkeypatch.setattr(module, "in_training_data", lambda run, recipe, sources: known)
+
+    def score_outputs(outputs: list[str], some: list[Pair]) -> list[object]:
+        assert [pairs.index(pair) for pair in some] == scored
+        assert [int(output) for output in outputs] == scored
+        return ["scores"]
+
+    model = cast(Any, SimpleNamespace(recipe=None, score_outputs=score_outputs))
+    found = OverlapScores.of(model, cast(Any, None), ["0", "1", "2"], pairs)
+    assert found == OverlapScores(sum(known), 3, cast(Any, ["scores"] if scored else []))

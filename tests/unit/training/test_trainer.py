@@ -132,6 +132,20 @@ def test_the_speed_that_is_too_slow_is_in_tokens_per_second() -> None:
     assert asked == [(400.0, 1000)]
 
 
+def test_the_time_of_translations_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, translated = [1000.0], list[int]()
+    monkeypatch.setattr("regard.training.trainer.time.monotonic", lambda: clock[0])
+
+    def predict_pairs(pairs: list[int], quick: bool) -> None:
+        clock[0] += 2.5
+        translated.extend(pairs)
+
+    model = SimpleNamespace(predict_pairs=predict_pairs)
+    trainer = cast(Any, SimpleNamespace(model=model, examples=[1, 2, 3, 4]))
+    assert Trainer._seconds_to_translate(trainer, 3) == 2.5
+    assert translated == [1, 2, 3]
+
+
 # ---------------------------------------------------------------------------------------------
 # Ways to train that must give the same weights
 

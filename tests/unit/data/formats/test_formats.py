@@ -1013,3 +1013,13 @@ def test_the_layout_of_a_table_says_what_is_not_the_default(
 ) -> None:
     path = compressed(tmp_path / name, content.encode())
     assert pair_format(path, ReadOptions(columns=columns)).layout(path) == layout
+
+
+@pytest.mark.parametrize("ignored", [8, 9])
+def test_eight_ignored_files_are_named(tmp_path: Path, ignored: int) -> None:
+    (tmp_path / "pairs.tsv").write_text("a\tb\n")
+    for number in range(ignored):
+        (tmp_path / f"{number}.pdf").touch()
+    *_, last = pair_format(tmp_path).layout(tmp_path).details
+    names = ", ".join(f"{number}.pdf" for number in range(8))
+    assert last == f"ignored: {names}{', …' * (ignored > 8)}"
