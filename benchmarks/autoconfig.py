@@ -159,8 +159,9 @@ def run_all(jobs: Sequence[tuple[str, str]], folder: Path, given: argparse.Names
     """Train and score all jobs that have no result yet, some at a time, and add each result to the file."""
     results = json.loads(given.out.read_text()) if given.out.exists() else []
     device = device_name(given.device)
-    done = {(r["corpus"], r["recipe"], r["minutes"], r["device"]) for r in results}
-    waiting = [job for job in jobs if (*job, given.minutes, device) not in done]
+    keys = ("corpus", "recipe", "minutes", "device", "jobs")
+    done = {tuple(result[key] for key in keys) for result in results}
+    waiting = [job for job in jobs if (*job, given.minutes, device, given.jobs) not in done]
     for corpus in dict.fromkeys(corpus for corpus, _ in waiting):
         write_data(corpus, folder)
     with ThreadPoolExecutor(given.jobs) as pool:
@@ -286,8 +287,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     """BLEU of each corpus and time: without a recipe, and the best hand-set recipe."""
     groups: dict[tuple[str, float, str], dict[str, dict[str, Any]]] = defaultdict(dict)
     for result in results:
-        if "bleu" in result:
-            groups[result["device"], result["minutes"], result["corpus"]][result["recipe"]] = result
+        if "bleu" in result:  # only those that shared the device with as many others are compared
+            device = f"{result['device']}, {result['jobs']} at once"
+            groups[device, result["minutes"], result["corpus"]][result["recipe"]] = result
     rows: list[list[str]] = []
     gaps: dict[str, list[float]] = defaultdict(list)
     for (device, minutes, corpus), by_recipe in sorted(groups.items()):
@@ -300,7 +302,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             gaps[name] += [] if gap is None else [gap]
             rows.append(
                 [
-                    f"{device}, {result['jobs']} at once",
+                    device,
                     f"{minutes:g}",
                     corpus,
                     name,

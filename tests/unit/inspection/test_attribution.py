@@ -174,7 +174,6 @@ def test_alti_needs_layer_norm(make_run: Callable[..., Path]) -> None:
 
 def test_no_share_is_negative_by_rounding() -> None:
     shares = np.full((1, 10), 0.1)
-    assert 1 - shares.sum() != 0
     shares[0, 0] += 1e-15
     assert (follow([np.eye(10)], [np.eye(1)], [shares]) >= 0).all()
 
