@@ -60,7 +60,7 @@ PYTEST_OPTIONS = (
 MAX_SECONDS = 20.0
 """of tests for one mutant, by their durations in the coverage run; the fastest come first"""
 EXAMPLES = 20
-"""of each property for one mutant; ``--again`` tries all of them"""
+"""of each property for one mutant"""
 CPU_LIMIT = 60
 """seconds of CPU time after which a mutant counts as killed: the tests take less than a third without it"""
 ALL_PASSED = 42
@@ -305,8 +305,7 @@ class Result:
 class Slot:
     """A copy of the repository in which one mutant at a time is tested."""
 
-    def __init__(self, folder: Path, examples: int) -> None:
-        self.examples = examples
+    def __init__(self, folder: Path) -> None:
         self.tree = make_tree(folder)
         self.log = folder.with_suffix(".log")
         self.written = time.time() + 10
@@ -317,8 +316,8 @@ class Slot:
 
         def body() -> int:
             resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
-            few = FewExamples(self.examples)
-            return int(pytest.main([*PYTEST_OPTIONS, *tests], [few])) or ALL_PASSED
+            plugins = [FewExamples(EXAMPLES)]
+            return int(pytest.main([*PYTEST_OPTIONS, *tests], plugins)) or ALL_PASSED
 
         self.process = fork(self.tree, self.log, body)
 
@@ -407,9 +406,7 @@ def main() -> None:
         and not (arguments.resume and mutant.key in old)
     )
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        examples = 1000 if arguments.again else EXAMPLES
-        trees = [Path(folder) / f"tree{number}" for number in range(arguments.jobs)]
-        slots = [Slot(tree, examples) for tree in trees]
+        slots = [Slot(Path(folder) / f"tree{number}") for number in range(arguments.jobs)]
         coverages = coverage_of_tests([slot.tree for slot in slots])
         with results_file.open("a" if keep else "w", encoding="utf-8") as file:
             for number, result in enumerate(run_mutants(mutants, coverages, slots), 1):
