@@ -372,11 +372,12 @@ def test_500_pairs_are_held_out_for_validation(tmp_path: Path, count: int, share
 def test_the_tokenizer_is_that_of_the_initial_run_or_the_teacher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "teacher_tokenizer", lambda recipe: "the teacher's")
+    teacher = Tokenizer.train(recipe_of("translation").tokenizer, lambda: PAIRS)
+    monkeypatch.setattr(module, "teacher_tokenizer", lambda recipe: teacher)
     recipe = recipe_of("translation")
     taught = recipe.training.model_copy(update={"teacher": ("a run",)})
     student = recipe.model_copy(update={"training": taught})
-    assert module.initial_tokenizer(student, lambda: PAIRS) == "the teacher's"
+    assert module.initial_tokenizer(student, lambda: PAIRS) is teacher
     run = translation_run(tmp_path / "run")
     both = taught.model_copy(update={"init_from": str(run)})
     found = module.initial_tokenizer(recipe.model_copy(update={"training": both}), lambda: PAIRS)
