@@ -10,6 +10,7 @@ of the repository. A first run with coverage finds out which tests run which lin
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import json
@@ -24,14 +25,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.mutation.mutants import ROOT, Mutant, named_mutants
+from tests.mutation.mutants import ROOT, Mutant, named_mutants, read_source
 from tests.mutation.sampling import EXCLUDED, PACKAGES, sampled_mutants, source_files
 
 EXTRA_TESTS = (
@@ -249,10 +250,10 @@ class Ranked(NamedTuple):
 def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
     """The tests that run a changed line, those of the mirrored file first, then the fastest.
 
-    A line that runs only when its module is imported, in a fork or in a thread belongs to no test: such a mutant is
-    tested by the tests that run any line of its file.
+    A line that runs when its module is imported belongs to the test that happens to import it first, and one that runs
+    only in a fork or in a thread to none: such a mutant is tested by the tests that run any line of its file.
     """
-    changed = _changed_lines(mutant)
+    changed = _changed_lines(mutant) & _lines_in_functions(mutant.file)
     near, anywhere = list[Ranked](), list[Ranked]()
     mirrored = mutant.file.replace("src/regard/", "tests/unit/").rpartition("/")
     mirrored_file = f"{mirrored[0]}/test_{mirrored[2]}"
@@ -270,6 +271,21 @@ def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
             break
         selected.append(test)
     return selected
+
+
+@cache
+def _lines_in_functions(file: str) -> set[int]:
+    """The lines that run when a function is called, without its decorators and defaults."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(read_source(file)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return {
+        line
+        for function in functions
+        for line in range(function.body[0].lineno, (function.end_lineno or 0) + 1)
+    }
 
 
 def _changed_lines(mutant: Mutant) -> set[int]:
