@@ -39,7 +39,11 @@ export function headTableCard({ trace, api, state, signal }, nameOf, onSelect) {
     status.className = `status${wrong ? " wrong" : ""}`;
     status.textContent = text;
   };
-  /** Ask the server until the table is there. @param {boolean} start */
+  /**
+   * Ask the server until the table is there.
+   *
+   * @param {boolean} start
+   */
   const follow = async (start) => {
     if (!load) return;
     button.disabled = start;
@@ -70,7 +74,7 @@ export function headTableCard({ trace, api, state, signal }, nameOf, onSelect) {
   state.subscribe(update);
   update();
   return foldingCard("What is each head worth?", { class: "head-worth" },
-    h("p", { class: "description" }, "The output of one head is replaced by its mean over the validation sentences (mean ablation), "
+    h("p", { class: "description" }, "The output of one head is replaced by its mean over many sentences (mean ablation), "
       + "and the sentences are translated again. What is lost was the work of this head."),
     trace.headTable || load ? "" : h("p", {}, "This file does not have the measurement; ", h("code", {}, 'regard look RUN "…" --heads'),
       " includes it, and ", h("code", {}, "regard serve RUN"), " computes it."),
@@ -81,11 +85,12 @@ export function headTableCard({ trace, api, state, signal }, nameOf, onSelect) {
 function describeTable(table, nameOf, onSelect) {
   const heads = rankedHeads(table);
   /** @type {{ title: string, digits: number, of(effect: HeadEffect): Change | null }[]} */
-  const scores = [
+  const all = [
     { title: "log-probability per token", digits: 2, of: (effect) => effect.log_probability },
     { title: "BLEU", digits: 1, of: (effect) => effect.bleu },
     { title: "correct, points", digits: 1, of: (effect) => effect.correct },
-  ].filter(({ of }) => heads.some(of));
+  ];
+  const scores = all.filter(({ of }) => heads.some(of));
   const ranges = scores.map(({ of }) => rangeOf(heads.flatMap((effect) => of(effect) ?? [])));
   const rows = heads.map((effect, rank) => h("tr", { hidden: rank >= SHOWN },
     h("th", { scope: "row" }, h("button", { type: "button", class: "plain", onclick: () => onSelect(effect.head) }, nameOf(effect.head)),
@@ -111,11 +116,11 @@ function describeTable(table, nameOf, onSelect) {
 function explainTable({ bleu, sentences }, heads, nameOf) {
   const clear = clearHeads(heads);
   const base = `${grouped(sentences)} sentences, BLEU ${bleu.toFixed(1)} with all heads. `;
-  if (!clear.length) return `${base}No head by itself is needed: every interval of BLEU includes 0.`;
+  if (!clear.length) return `${base}BLEU does not clearly fall without any single head.`;
   const [first] = clear;
   const rest = heads.length - clear.length;
-  return `${base}The model needs ${nameOf(first.head)} most: without it BLEU changes by ${number(first.bleu[0], 1)}. BLEU clearly falls without ${
-    clear.length} of the ${heads.length} heads${rest ? `; for the other ${rest}, its interval includes 0` : ""}.`;
+  return `${base}BLEU falls most, by ${(-first.bleu[0]).toFixed(1)}, without this head: ${nameOf(first.head)}. It clearly falls without ${
+    clear.length} of the ${heads.length} heads${rest ? `; for the other ${rest}, its interval includes 0 or it rises` : ""}.`;
 }
 
 /** @param {number[]} values @returns {[low: number, high: number]} with 0 in it */

@@ -166,7 +166,7 @@ function columnsAreTokens(trace, site) {
 /** @param {string} name SITE.LAYER.HEAD, counted from 0 */
 function headName(name) {
   const [id, layer, head] = name.split(".");
-  return `${ATTENTION_SITES.find((site) => site.id === id)?.title ?? id} ${Number(layer) + 1}.${Number(head) + 1}`;
+  return `${ATTENTION_SITES.find((site) => site.id === id)?.title ?? id}, layer ${Number(layer) + 1}, head ${Number(head) + 1}`;
 }
 
 /**
