@@ -147,10 +147,10 @@ def test_the_sample_is_spread_over_the_validation_data(
 def test_the_sample_of_a_multilingual_model_is_in_its_language(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    files = []
-    for language in ("de", "fr"):
-        path = tmp_path / f"{language}.tsv"
-        path.write_text(f"a\t{language}\n", encoding="utf-8")
-        files.append({"pairs": str(path), "to": language})
+    languages = ["de", "fr"]
+    paths = [str(tmp_path / f"{language}.tsv") for language in languages]
+    for path, language in zip(paths, languages, strict=True):
+        Path(path).write_text(f"a\t{language}\n", encoding="utf-8")
+    files = {"pairs": paths, "to": languages}
     model = Translator.load(make_run(data={"train": files, "valid": files}), "cpu")
     assert validation_sample(model.with_target_language("fr")) == [("a", "fr")]
