@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from regard.inspection.head_ablation import ablate_heads
 from regard.inspection.html_page import page as page_of
 from regard.tasks import Translator
 from tests.browser.pages import until
@@ -55,7 +57,9 @@ def axe(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def file(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with everything in it."""
-    trace = Translator.load(finished_run, "cpu").trace("ein Hund dog", lenses=True)
+    model = Translator.load(finished_run, "cpu")
+    table = ablate_heads(model, ["ein Hund", "Hund"], ["a dog", "dog"])
+    trace = replace(model.trace("ein Hund dog", lenses=True), head_table=table)
     path = tmp_path_factory.mktemp("pages") / "page.html"
     path.write_text(page_of(trace), encoding="utf-8")
     return path
