@@ -171,7 +171,7 @@ def test_many_unknown_words_are_a_warning(unknown: float, warned: bool) -> None:
 
 def test_a_stretch_that_continues_in_the_next_batch_is_one() -> None:
     rule = Misaligned()
-    parts = [(0, 99, 1), (150, 199, 2), (205, 300, 2), (309, 310, 2), (311, 312, 1)]
+    parts = [(0, 9, 1), (17, 99, 1), (150, 199, 2), (205, 300, 2), (309, 310, 2), (311, 312, 1)]
     rule.stretches = [Stretch(*part) for part in parts]
     found = _merged(cast(Any, SimpleNamespace(rules={"misaligned": rule})))
     assert found == [(0, 99, 1), (150, 300, 2), (309, 310, 2), (311, 312, 1)]
