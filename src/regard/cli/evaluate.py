@@ -212,7 +212,7 @@ def _check_language(model: Model, to: str | None) -> None:
 
 def _check_direction(model: Model, columns: tuple[str, str] | None) -> None:
     """Refuse columns that are named after the languages of the model in the wrong order."""
-    from regard.data.language_codes import language_code
+    from regard.data.language_identification import language_code
 
     data = model.recipe.data
     if columns is None or data.targets or not data.named:
