@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,13 @@ import pytest
 
 from regard.inspection.activations import activations_of, embeddings
 from regard.inspection.attribution import attribute_token
+from regard.inspection.head_ablation import HeadTable, ablate_heads
 from regard.inspection.logit_lens import logit_lens_of
 from regard.inspection.teacher_forcing import force_ids
+from regard.recipe import Recipe
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from tests.browser.conftest import served
 from tests.browser.pages import Open, texts, wait_for_text
 
 if TYPE_CHECKING:
@@ -155,3 +160,74 @@ def test_a_model_in_a_file_computes_the_same(
         assert texts(page, ".by-depth dd")[0] == (model.translate([text], beam=1)[0] or "(empty)")
         page.locator("#tab-architecture").click()
         check_architecture(page, model, text)
+
+
+# What each head is worth
+
+
+def check_heads(page: Page, table: HeadTable) -> None:
+    """The most important heads with their changes, all heads on request, and a row selects its head."""
+    rows = page.locator(".head-table tbody tr")
+    rows.first.wait_for()
+    assert page.locator(".head-table tbody tr:visible").count() == min(8, len(table.effects))
+    page.get_by_role("button", name=f"Show all {len(table.effects)} heads").click()
+    names = {"encoder": "Encoder", "decoder": "Decoder", "cross_attention": "Cross-attention"}
+    expected = [
+        [
+            f"{names[one.head.site]}, layer {one.head.layer + 1}, head {one.head.head + 1}",
+            round(one.log_probability.value, 2),
+            round(one.bleu.value, 1),
+        ]
+        for one in table.ranked
+    ]
+    found = [
+        [
+            row.locator("th button").text_content(),
+            *(float(b.replace("−", "-")) for b in row.locator(".change b").all_text_contents()),
+        ]
+        for row in rows.all()
+    ]
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+    assert [row[1] for row in found] == [row[1] for row in expected]
+    assert page.locator(".head-table tbody tr:visible").count() == len(table.effects)
+    page.locator(".head-table").get_by_role("button", name="Encoder, layer 2, head 1").click()
+    wait_for_text(page, ".large .which", "Encoder, layer 2, head 1")
+
+
+def test_the_worth_of_heads_in_a_file(open_file: Open, model: Translator) -> None:
+    table = ablate_heads(model, ["ein Hund", "Hund"], ["a dog", "dog"])
+    page = open_file(replace(model.trace(TEXT), head_table=table), "#view=heads")
+    check_heads(page, table)
+    page = open_file(model.trace(TEXT), "#view=heads")
+    wait_for_text(page, ".head-worth", "This file does not have the measurement")
+
+
+def test_the_worth_of_heads_of_a_server(
+    browser: Browser,
+    address: str,
+    model: Translator,
+    run_folder: Path,
+    small_recipe: Callable[..., Recipe],
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "valid.tsv"
+    data.write_text("ein Hund\ta dog\nHund\tdog\n", encoding="utf-8")
+    run = RunDir(run_folder)
+    files = {"pairs": str(data)}
+    run.write_recipe(
+        small_recipe(
+            data={"train": files, "valid": files}, tokenizer={"kind": "word", "vocab_size": 60}
+        )
+    )
+    run.write_card({"note": "for tests"})
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{address}/?text={TEXT}#view=heads")
+        wait_for_text(page, ".head-worth", "the validation data of the run are not on this server")
+        with served(run_folder) as other:
+            page.goto(f"{other}/?text={TEXT}#view=heads")
+            page.get_by_role("button", name="What is each head worth?").click()
+            check_heads(page, ablate_heads(model, ["ein Hund", "Hund"], ["a dog", "dog"]))
+            # The next reader finds it.
+            page.reload()
+            page.locator(".head-table tbody tr").first.wait_for()

@@ -18,6 +18,7 @@ import pytest
 
 import regard as package
 from regard.documents.base import read_archive
+from regard.inspection.head_ablation import all_heads
 from regard.tasks import Translator
 from regard.training.run import Interrupted
 from tests.cli.commands import (
@@ -264,6 +265,20 @@ def test_evaluate_look_and_distill_take_decoding_options(workshop: Path, tmp_pat
     )
     assert list(targets) == (workshop / "test.src").read_text().splitlines()
     assert sum(map(str.__eq__, sources, targets)) < len(targets) / 2
+
+
+def test_look_measures_the_heads(workshop: Path, tmp_path: Path) -> None:
+    done = succeeds_inside("look", "run", "--heads", cwd=workshop)
+    title, _, columns, *rows = done.stdout.rstrip().splitlines()
+    assert re.fullmatch(r"Without each head: 50 sentences, BLEU \d+\.\d with all", title)
+    assert columns.split() == ["head", "what", "it", "does", "BLEU", "log-probability"]
+    assert len(rows) == len(all_heads(Translator.load(workshop / "run")))
+    assert not (workshop / "look.html").exists()
+    pairs, page = tmp_path / "pairs.tsv", tmp_path / "heads.html"
+    pairs.write_text("a b\ta b\nc d e\tc d e\n", encoding="utf-8")
+    done = succeeds_inside("look", "run", "--heads", "--pairs", pairs, "--out", page, cwd=workshop)
+    assert done.stdout.startswith("Without each head: 2 sentences")
+    assert re.search(r'"head_table":\{"bleu":[\d.]+,"sentences":2,"heads":\[\{', page.read_text())
 
 
 @pytest.fixture

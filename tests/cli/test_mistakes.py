@@ -124,6 +124,19 @@ def test_look_refuses_a_blank_sentence(folder: Path) -> None:
     refused("the text is blank", "look", "run", " ", cwd=folder)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "give the sentence to translate, or --heads"),
+        ("a --pairs in.tsv", "--pairs is for --heads"),
+        ("--heads --lenses", "only --heads, --pairs and --to have an effect"),
+        ("--heads", "--pairs FILE gives other data for --heads"),
+    ],
+)
+def test_look_without_what_it_needs(options: str, message: str, folder: Path) -> None:
+    refused(message, "look", "run", *options.split(), cwd=folder)
+
+
 def test_there_is_one_warning_of_lines_longer_than_in_training(folder: Path) -> None:
     write(folder / "long.txt", ["ein Hund", " ".join(["Hund"] * 257), " ".join(["Hund"] * 300)])
     done = inside("translate", "run", "--input", "long.txt", "--beam", 1, cwd=folder)

@@ -10,6 +10,7 @@ of the repository. A first run with coverage finds out which tests run which lin
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import json
@@ -24,14 +25,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.mutation.mutants import ROOT, Mutant, named_mutants
+from tests.mutation.mutants import ROOT, Mutant, named_mutants, read_source
 from tests.mutation.sampling import EXCLUDED, PACKAGES, sampled_mutants, source_files
 
 EXTRA_TESTS = (
@@ -60,7 +61,7 @@ PYTEST_OPTIONS = (
 MAX_SECONDS = 20.0
 """of tests for one mutant, by their durations in the coverage run; the fastest come first"""
 EXAMPLES = 20
-"""of each property for one mutant; ``--again`` tries all of them"""
+"""of each property for one mutant"""
 CPU_LIMIT = 60
 """seconds of CPU time after which a mutant counts as killed: the tests take less than a third without it"""
 ALL_PASSED = 42
@@ -249,10 +250,10 @@ class Ranked(NamedTuple):
 def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
     """The tests that run a changed line, those of the mirrored file first, then the fastest.
 
-    A line that runs only when its module is imported, in a fork or in a thread belongs to no test: such a mutant is
-    tested by the tests that run any line of its file.
+    A line that runs when its module is imported belongs to the test that happens to import it first, and one that runs
+    only in a fork or in a thread to none: such a mutant is tested by the tests that run any line of its file.
     """
-    changed = _changed_lines(mutant)
+    changed = _changed_lines(mutant) & _lines_in_functions(mutant.file)
     near, anywhere = list[Ranked](), list[Ranked]()
     mirrored = mutant.file.replace("src/regard/", "tests/unit/").rpartition("/")
     mirrored_file = f"{mirrored[0]}/test_{mirrored[2]}"
@@ -270,6 +271,21 @@ def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
             break
         selected.append(test)
     return selected
+
+
+@cache
+def _lines_in_functions(file: str) -> set[int]:
+    """The lines that run when a function is called, without its decorators and defaults."""
+    functions = [
+        node
+        for node in ast.walk(ast.parse(read_source(file)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return {
+        line
+        for function in functions
+        for line in range(function.body[0].lineno, (function.end_lineno or 0) + 1)
+    }
 
 
 def _changed_lines(mutant: Mutant) -> set[int]:
@@ -305,8 +321,7 @@ class Result:
 class Slot:
     """A copy of the repository in which one mutant at a time is tested."""
 
-    def __init__(self, folder: Path, examples: int) -> None:
-        self.examples = examples
+    def __init__(self, folder: Path) -> None:
         self.tree = make_tree(folder)
         self.log = folder.with_suffix(".log")
         self.written = time.time() + 10
@@ -317,8 +332,8 @@ class Slot:
 
         def body() -> int:
             resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
-            few = FewExamples(self.examples)
-            return int(pytest.main([*PYTEST_OPTIONS, *tests], [few])) or ALL_PASSED
+            plugins = [FewExamples(EXAMPLES)]
+            return int(pytest.main([*PYTEST_OPTIONS, *tests], plugins)) or ALL_PASSED
 
         self.process = fork(self.tree, self.log, body)
 
@@ -407,9 +422,7 @@ def main() -> None:
         and not (arguments.resume and mutant.key in old)
     )
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        examples = 1000 if arguments.again else EXAMPLES
-        trees = [Path(folder) / f"tree{number}" for number in range(arguments.jobs)]
-        slots = [Slot(tree, examples) for tree in trees]
+        slots = [Slot(Path(folder) / f"tree{number}") for number in range(arguments.jobs)]
         coverages = coverage_of_tests([slot.tree for slot in slots])
         with results_file.open("a" if keep else "w", encoding="utf-8") as file:
             for number, result in enumerate(run_mutants(mutants, coverages, slots), 1):

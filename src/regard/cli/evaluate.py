@@ -33,7 +33,8 @@ from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.data.pairs import Pair
-    from regard.tasks import Model
+    from regard.inspection.head_ablation import HeadTable
+    from regard.tasks import Model, Translator
     from regard.training.train_test_overlap import OverlapScores
 
 
@@ -276,11 +277,19 @@ def _test_pairs(
 @with_decoding_options
 def look(
     run: RunFolder,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="The sentence to translate.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="TEXT", help="The sentence to translate.", show_default=False),
+    ] = None,
     out: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="HTML file to write.", rich_help_panel=INPUT_OUTPUT),
-    ] = Path("look.html"),
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="HTML file to write (default: look.html; none without TEXT).",
+            show_default=False,
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
     parses: Annotated[
         Path | None,
         typer.Option(
@@ -313,6 +322,23 @@ def look(
             help="Another sentence: also show which activations make the two translations differ.",
         ),
     ] = None,
+    heads: Annotated[
+        bool,
+        typer.Option(
+            "--heads",
+            metavar=FLAG,
+            help="Also show what each attention head is worth: the scores of a sample of the validation data without "
+            "it. TEXT may be left out.",
+        ),
+    ] = False,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Sources and references for --heads, instead of the validation data; formats as for evaluate.",
+            rich_help_panel=INPUT_OUTPUT,
+        ),
+    ] = None,
     prefix: Annotated[
         str,
         typer.Option(
@@ -327,17 +353,38 @@ def look(
 ) -> None:
     """Show how a model translates one sentence: attention, candidates and beam search, as an HTML page.
 
-    The page is one file that works offline. The translation and the lenses are also printed.
+    The page is one file that works offline. The translation, the lenses and the heads are also printed.
     """
+    from dataclasses import replace
+
     from regard.data.formats import read_parses
     from regard.inspection.html_page import page
     from regard.storage.atomic_files import check_writable, write_text
     from regard.tasks import Translator
 
-    if not text.strip():
+    if text is None and not heads:
+        raise RegardError("give the sentence to translate, or --heads")
+    if text is not None and not text.strip():
         raise RegardError("the text is blank: there is nothing to inspect")
-    check_writable(out)
+    if pairs is not None and not heads:
+        raise RegardError("--pairs is for --heads")
+    if text is not None:
+        out = out or Path("look.html")
+    elif out is None and (lenses or checkpoints or against or parses or prefix or decoding):
+        raise RegardError(
+            "without the sentence to translate, only --heads, --pairs and --to have an effect"
+        )
+    if out is not None:
+        check_writable(out)
     model = Translator.load(run).with_target_language(to)
+    table = None
+    if heads:
+        sample = _head_pairs(model, pairs, to)
+        table = _ablate_heads(model, sample)
+        print(f"{table}\n")
+        text = text or sample[0].source
+    if out is None or text is None:
+        return
     (parse,) = read_parses([text], parses, "the sentence") if parses else [None]
     trace = model.trace(
         text,
@@ -348,8 +395,37 @@ def look(
         lenses=lenses,
         against=against,
     )
-    write_text(out, page(trace))
+    write_text(out, page(replace(trace, head_table=table)))
     print(trace.translation)
     if trace.lenses:
         print(f"\n{trace.lenses}\n")
     print(f"{out}: open it in a browser")
+
+
+def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pair]:
+    """The pairs of the file, or a sample of the validation data."""
+    from regard.inspection.page_data import validation_sample
+    from regard.inspection.teacher_forcing import check_supported
+
+    check_supported(model)
+    if file is None:
+        try:
+            return validation_sample(model)
+        except RegardError as error:
+            raise RegardError(f"{error}; --pairs FILE gives other data for --heads") from None
+    given = _test_pairs(model, {"pairs": str(file)}, to)
+    if found := [pair for pair in given if all(map(str.strip, pair))]:
+        return found
+    raise RegardError(f"{file}: no pairs to measure the heads on")
+
+
+def _ablate_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
+    """What each head is worth, with progress on standard error."""
+    from regard.inspection.head_ablation import ablate_heads, all_heads
+    from regard.training.progress import ProgressLine
+
+    line = ProgressLine("Heads: ", len(all_heads(model)))
+    sources, references = zip(*pairs, strict=True)
+    table = ablate_heads(model, sources, references, progress=lambda done, _: line.advance(done))
+    line.close()
+    return table

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from regard.data.special_tokens import BOS, EOS
 from regard.errors import RegardError
 from regard.inspection.hooks import Floats, Head, attentions, observe
-from regard.inspection.tables import Cell, heat_table, scaled
+from regard.inspection.tables import Cell, heat_table, scaled, text_table
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
     check_supported,
@@ -157,6 +157,9 @@ class Change(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
 
 @dataclass(frozen=True)
 class HeadEffect:
@@ -169,6 +172,11 @@ class HeadEffect:
     """mean change per token of the reference"""
     correct: Change | None
     """percentage points of correct translations, if a test was given"""
+
+    @property
+    def changes(self) -> list[Change]:
+        """Of every score that was measured."""
+        return [self.bleu, self.log_probability, *([self.correct] if self.correct else [])]
 
 
 @dataclass(frozen=True)
@@ -196,27 +204,41 @@ class HeadTable:
             ],
         }
 
+    @property
+    def ranked(self) -> list[HeadEffect]:
+        """The head whose loss costs the reference most probability first. Unlike BLEU, it changes with every head."""
+        return sorted(self.effects, key=lambda one: one.log_probability.value)
+
+    @property
+    def title(self) -> str:
+        return f"Without each head: {self.sentences} sentences, BLEU {self.bleu:.1f} with all"
+
+    @property
+    def columns(self) -> list[str]:
+        tested = any(one.correct for one in self.effects)
+        return ["what it does", "BLEU", "log-probability", *(["correct"] if tested else [])]
+
+    def __str__(self) -> str:
+        """A table for terminals, the most important head first."""
+        rows = [[str(one.head), str(one.behaviour), *map(str, one.changes)] for one in self.ranked]
+        return f"{self.title}\n\n{text_table([['head', *self.columns], *rows])}"
+
     def _repr_html_(self) -> str:
         """A table for notebooks: one row for each head."""
-        columns = ["what it does", "BLEU", "log-probability"]
-        columns += ["correct"] if any(one.correct for one in self.effects) else []
-        changes = [
-            [one.bleu, one.log_probability, *([one.correct] if one.correct else [])]
-            for one in self.effects
-        ]
+        changes = [one.changes for one in self.effects]
         strengths = [
             scaled([change.value for change in column]) for column in zip(*changes, strict=True)
         ]
         cells = [
             [Cell(str(one.behaviour), 0.0)]
             + [
-                Cell(f"{change.value:+.2f} ({change.low:+.2f} to {change.high:+.2f})", column[row])
+                Cell(str(change), column[row])
                 for change, column in zip(changes[row], strengths, strict=True)
             ]
             for row, one in enumerate(self.effects)
         ]
-        title = f"Without each head: {self.sentences} sentences, BLEU {self.bleu:.1f} with all"
-        return heat_table(title, [str(one.head) for one in self.effects], columns, cells)
+        names = [str(one.head) for one in self.effects]
+        return heat_table(self.title, names, self.columns, cells)
 
 
 def ablate_heads(
@@ -226,45 +248,80 @@ def ablate_heads(
     correct: Correct | None = None,
     links: Links | None = None,
     heads: Sequence[Head] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> HeadTable:
     """What each head is worth on these sentences: all heads by default, each ablated by itself.
 
     correct: a test of each translation, such as whether its pronoun is right. links: pairs of positions that show
-    whether a head does coreference. Translations are greedy.
+    whether a head does coreference. progress: called with the number of heads done and that of all. Translations are
+    greedy.
     """
-    if len(sources) != len(references) or not sources:
-        raise RegardError(
-            f"{len(sources)} sources and {len(references)} references: there must be as many, and at least one"
-        )
-    forced = [force(model, *pair) for pair in zip(sources, references, strict=True)]
-    sites = attentions(model)
-    if heads is None:
-        heads = [
-            Head(site, layer, head)
-            for site, modules in sites.items()
-            for layer, module in enumerate(modules)
-            for head in range(module.heads)
-        ]
-    places = [Place(*head) for head in heads]
-    means = mean_outputs(model, places, forced)
-    behaviours = describe_heads(model, forced, links)
-    whole = _measure(model, sources, references, forced, correct)
+    ablation = HeadAblation(model, sources, references, correct, links, heads)
     effects = []
-    for head, place in zip(heads, places, strict=True):
-        with mean_ablated(model, {place: means[place]}):
-            without = _measure(model, sources, references, forced, correct)
-        effects.append(
-            HeadEffect(
-                head,
-                behaviours[head],
-                _change(without.bleu, whole.bleu, bleu_of),
-                _change(without.log_probabilities, whole.log_probabilities, _ratio),
-                None
-                if without.correct is None or whole.correct is None
-                else _change(without.correct, whole.correct, lambda sums: 100 * _ratio(sums)),
+    for head in ablation.heads:
+        effects.append(ablation.effect(head))
+        if progress is not None:
+            progress(len(effects), len(ablation.heads))
+    return ablation.table(effects)
+
+
+class HeadAblation:
+    """The ablation of one head after another, with what all of them need; arguments: see ``ablate_heads``."""
+
+    def __init__(
+        self,
+        model: Translator,
+        sources: Sequence[str],
+        references: Sequence[str],
+        correct: Correct | None = None,
+        links: Links | None = None,
+        heads: Sequence[Head] | None = None,
+    ) -> None:
+        if len(sources) != len(references) or not sources:
+            raise RegardError(
+                f"{len(sources)} sources and {len(references)} references: there must be as many, and at least one"
             )
+        self.model, self.sources, self.references, self.correct = (
+            model,
+            sources,
+            references,
+            correct,
         )
-    return HeadTable(effects, bleu_of(whole.bleu.sum(0)), len(sources))
+        self.heads = all_heads(model) if heads is None else heads
+        self.forced = [force(model, *pair) for pair in zip(sources, references, strict=True)]
+        self.means = mean_outputs(model, [Place(*head) for head in self.heads], self.forced)
+        self.behaviours = describe_heads(model, self.forced, links)
+        self.whole = self._measure()
+
+    def effect(self, head: Head) -> HeadEffect:
+        """What is lost without this head."""
+        place, whole = Place(*head), self.whole
+        with mean_ablated(self.model, {place: self.means[place]}):
+            without = self._measure()
+        return HeadEffect(
+            head,
+            self.behaviours[head],
+            _change(without.bleu, whole.bleu, bleu_of),
+            _change(without.log_probabilities, whole.log_probabilities, _ratio),
+            None
+            if without.correct is None or whole.correct is None
+            else _change(without.correct, whole.correct, lambda sums: 100 * _ratio(sums)),
+        )
+
+    def table(self, effects: list[HeadEffect]) -> HeadTable:
+        return HeadTable(effects, bleu_of(self.whole.bleu.sum(0)), len(self.sources))
+
+    def _measure(self) -> Measured:
+        return _measure(self.model, self.sources, self.references, self.forced, self.correct)
+
+
+def all_heads(model: Translator) -> list[Head]:
+    return [
+        Head(site, layer, head)
+        for site, modules in attentions(model).items()
+        for layer, module in enumerate(modules)
+        for head in range(module.heads)
+    ]
 
 
 class Measured(NamedTuple):

@@ -2,17 +2,20 @@
 
 ``lenses_for`` computes all lenses of a file (``regard look --lenses``): the logit lens and the DecoderLens for what
 would be said at each depth, attribution for why a token and not another, patching for what makes two sentences differ.
-``model_info`` has the languages, scores and example sentences of a model.
+``validation_sample`` has the pairs for the table of what each head is worth (``regard look --heads``). ``model_info``
+has the languages, scores and example sentences of a model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from regard.data.corpus import example_sources
+from regard.data.corpus import example_sources, valid_pairs
 from regard.data.language_identification import LANGUAGE_NAMES
+from regard.data.pairs import Pair, language_of
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import Attribution, attribute_token
@@ -26,6 +29,13 @@ from regard.tasks import Translator
 
 ATTRIBUTION_WORK = 2e11
 """limit of parameters times tokens for the attributions of all tokens of a file: about a minute on two CPU cores"""
+
+SAMPLE = 50
+"""validation pairs on which heads are ablated"""
+SAMPLED_FROM = 2_000
+"""the sample is spread over this many pairs, from the first one on: files are often sorted"""
+SAMPLE_CHARACTERS = 400
+"""limit of a source or target in the sample, for time and memory"""
 
 
 def supports_lenses(model: Translator) -> bool:
@@ -125,6 +135,26 @@ def depth_lenses(model: Translator, text: str, forced: ForcedTranslation) -> dic
 
 def _parameters(model: Translator) -> int:
     return sum(one.numel() for one in model.network.parameters())
+
+
+# ---------------------------------------------------------------------------------------------
+# What each head is worth
+
+
+def validation_sample(model: Translator) -> list[Pair]:
+    """At most ``SAMPLE`` validation pairs in the target language of the model, without long ones, evenly spaced."""
+    several = model.recipe.data.targets
+    pairs = (
+        pair
+        for pair in valid_pairs(model.recipe.data)
+        if (not several or language_of(pair) == model.language)
+        and all(side.strip() and len(side) <= SAMPLE_CHARACTERS for side in pair)
+    )
+    found = list(islice(pairs, SAMPLED_FROM))
+    if not found:
+        raise RegardError("the validation data have no pair that heads can be measured on")
+    count = min(len(found), SAMPLE)
+    return [found[number * len(found) // count] for number in range(count)]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from regard.recipe import AttentionSite, DecodingOptions, abbreviate
 from regard.tasks import Translator
 
 if TYPE_CHECKING:
+    from regard.inspection.head_ablation import HeadTable
     from regard.inspection.page_data import Lenses
 
 CANDIDATES = 8
@@ -141,6 +142,8 @@ class Trace:
     """how the model was trained (``history.py``), if requested"""
     lenses: Lenses | None = None
     """what would be said at each depth, and why (``page_data.py``), if requested"""
+    head_table: HeadTable | None = None
+    """what each head of the model is worth (``head_ablation.py``), if it was computed"""
 
     def weights(self, site: AttentionSite) -> Floats:
         array: Floats = getattr(self, site)
@@ -202,6 +205,7 @@ class Trace:
             },
             "history": self.history,
             "lenses": self.lenses and self.lenses.to_json(),
+            "head_table": self.head_table and self.head_table.to_json(),
         }
 
     def _repr_html_(self) -> str:

@@ -15,19 +15,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import is_dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from fastapi import FastAPI, Request, Response
 
+from regard.data.corpus import valid_pairs
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
+from regard.inspection.head_ablation import HeadAblation, HeadEffect, HeadTable, all_heads
 from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
-from regard.inspection.page_data import depth_lenses, model_info
+from regard.inspection.page_data import depth_lenses, model_info, validation_sample
 from regard.inspection.patching import patch
 from regard.inspection.teacher_forcing import (
     ForcedTranslation,
@@ -39,7 +41,7 @@ from regard.inspection.teacher_forcing import (
 from regard.inspection.trace import Trace, trace
 from regard.nn.network import copy_weights
 from regard.server.batching import Batcher
-from regard.server.models import LoadedModel
+from regard.server.models import LoadedModel, ModelEntry
 from regard.server.schemas import (
     AlignRequest,
     AttributionRequest,
@@ -48,6 +50,7 @@ from regard.server.schemas import (
     PatchingRequest,
     RequestRefused,
     Settings,
+    TimeLimit,
     TraceRequest,
     cancel_on_disconnect,
     check_api_key,
@@ -58,11 +61,14 @@ from regard.server.service import Service
 from regard.tasks import Translator
 
 log = logging.getLogger("regard.server")
+T = TypeVar("T")
 
 PROJECTIONS = ("query", "key", "value", "output")
 """arrays that can be fetched for each layer besides its attention weights"""
 POLL_SECONDS = 5.0
 """how often to check for new weights of a run that is still training"""
+QUEUE_PAUSE = 1.0
+"""seconds before work in the background is tried again if the queue is full"""
 BINARY: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 
 # ---------------------------------------------------------------------------------------------
@@ -353,6 +359,105 @@ def add_lens_routes(app: FastAPI, service: Service) -> None:
 
         found: dict[str, Any] = await cancel_on_disconnect(request, compute(body, work))
         return found
+
+    add_head_routes(app, service)
+
+
+# ---------------------------------------------------------------------------------------------
+# What each head is worth
+
+
+class HeadTableJob:
+    """The table of one model, computed once, in the background: one head at a time, between the other requests."""
+
+    def __init__(self, model: Translator) -> None:
+        self.model = model
+        self.problem: str | None = None
+        """why there is no table"""
+        self.effects: list[HeadEffect] = []
+        self.table: HeadTable | None = None
+        self.task: asyncio.Task[None] | None = None
+        try:
+            check_supported(model)
+            if model.run is not None and not model.run.card_file.is_file():
+                raise RegardError("the run is still training")
+        except RegardError as error:
+            self.problem = str(error)
+            return
+        try:
+            valid_pairs(model.recipe.data)  # checks that the files are there
+        except RegardError:  # names paths of the server
+            self.problem = "the validation data of the run are not on this server"
+
+    def to_json(self) -> dict[str, Any]:
+        """``HeadTableState`` of lenses.js."""
+        return {
+            "problem": self.problem,
+            "running": self.task is not None and not self.task.done(),
+            "done": len(self.effects),
+            "heads": 0 if self.problem else len(all_heads(self.model)),
+            "table": self.table and self.table.to_json(),
+        }
+
+    def start(self, service: Service, entry: ModelEntry, loaded: LoadedModel) -> None:
+        """Compute the table, unless this is done or under way."""
+        if not self.problem and not self.table and (self.task is None or self.task.done()):
+            self.effects = []
+            self.task = asyncio.create_task(self._run(service, entry, loaded))
+
+    async def _run(self, service: Service, entry: ModelEntry, loaded: LoadedModel) -> None:
+        async def call(function: Callable[[], T]) -> T:
+            while entry.loaded is loaded:
+                async with service.models.use(entry):
+                    try:
+                        async with TimeLimit(service.settings.timeout, "a head was not measured"):
+                            return await loaded.batcher.call(function)
+                    except RequestRefused as refusal:
+                        if refusal.status != 429:
+                            raise
+                await asyncio.sleep(QUEUE_PAUSE)  # the queue is full; translations come first
+            raise RequestRefused(503, "the model was unloaded")
+
+        try:
+            pairs = await asyncio.to_thread(validation_sample, self.model)
+            sources, references = zip(*pairs, strict=True)
+            ablation = await call(partial(HeadAblation, self.model, sources, references))
+            for head in ablation.heads:
+                self.effects.append(await call(partial(ablation.effect, head)))
+            self.table = ablation.table(self.effects)
+        except RequestRefused as refusal:
+            self.problem = refusal.reason
+        except Exception:
+            log.exception("%s: the heads could not be measured", self.model.run)
+            self.problem = "it failed; see the server's log"
+
+
+def add_head_routes(app: FastAPI, service: Service) -> None:
+    settings, pairs = service.settings, service.models.pairs
+    jobs: WeakKeyDictionary[LoadedModel, HeadTableJob] = WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def job_of(name: str | None) -> AsyncIterator[tuple[LoadedModel, HeadTableJob]]:
+        async with inspected_model(service, name) as (loaded, model):
+            if loaded not in jobs:
+                job = await asyncio.to_thread(HeadTableJob, model)
+                jobs.setdefault(loaded, job)  # another request may have been faster
+            yield loaded, jobs[loaded]
+
+    @app.get("/v1/lens/heads")
+    async def head_table(request: Request, model: str | None = None) -> dict[str, Any]:
+        """What each head is worth on the run's validation data, as far as it is computed; this does not start it."""
+        check_api_key(request, None, settings)
+        async with job_of(model) as (_, job):
+            return job.to_json()
+
+    @app.post("/v1/lens/heads", openapi_extra=openapi_body(ModelRequest, pairs, settings))
+    async def compute_head_table(request: Request) -> dict[str, Any]:
+        """Start to measure what each head is worth: once for each model, in the background."""
+        body = await read_body(request, ModelRequest, settings)
+        async with job_of(body.model) as (loaded, job):
+            job.start(service, service.models.entry(body.model), loaded)
+            return job.to_json()
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { lensesOf, settledDepths, strongestPlace } from "../../../src/regard/inspection/web/lenses.js";
+import { clearHeads, lensesOf, rankedHeads, settledDepths, strongestPlace } from "../../../src/regard/inspection/web/lenses.js";
 import { unpack } from "../../../src/regard/inspection/web/trace.js";
 import { packFloats, tokens } from "./fixtures.mjs";
 
@@ -35,4 +35,12 @@ test("results come from the file, else from the server, once for each request", 
   assert.deepEqual([await served.depth(), await served.depth()], [1, 1]);
   assert.equal(await served.patch("other"), "patched");
   assert.deepEqual([served.hasPatching, served.hasFoils], [true, false]);
+});
+
+test("heads are ranked by the lost probability, and are clear if the interval of BLEU is below 0", () => {
+  const head = (name, log, bleu) => ({ head: name, log_probability: [log, log, log], bleu });
+  const heads = [head("a", -0.1, [-2, -3, -1]), head("b", -0.5, [-9, -20, 0]), head("c", -0.2, [-4, -5, -3])];
+  const names = (/** @type {{ head: string }[]} */ some) => some.map((one) => one.head);
+  assert.deepEqual(names(rankedHeads({ bleu: 1, sentences: 1, heads })), ["b", "c", "a"]);
+  assert.deepEqual(names(clearHeads(heads)), ["c", "a"]);
 });

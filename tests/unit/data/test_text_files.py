@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from regard.data.corpus import data_paths, fingerprint, train_pairs
-from regard.data.text_files import RemoteFile, read_chunks, read_lines
+from regard.data.text_files import RemoteFile, find_encoding, read_chunks, read_lines
 from regard.errors import RegardError
 from regard.recipe import Recipe, make_recipe
 from regard.training import prepare_data_shards
@@ -92,6 +92,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for name in ("empty", "empty.gz", "empty.zst"):
         with pytest.raises(RegardError, match="the file is empty"):
             list(read_lines(compressed(tmp_path / name, b"")))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-16", "utf-32"])
+def test_the_encoding_is_found_without_a_mark(encoding: str) -> None:
+    text = "Der Hund schläft unter dem Tisch, und die Katze sieht ihm zu."
+    assert find_encoding(text.encode(encoding)) == encoding
+    # In UTF-16, \u0101 is two bytes of 1, one on each side.
+    mixed = f"{text}\u0101".encode(encoding)
+    assert mixed.decode(find_encoding(mixed)) == f"{text}\u0101"
+
+
+def test_binary_data_are_not_utf_16() -> None:
+    assert find_encoding(bytes([0, 0, 1, 2]) * 20) == "utf-8"
 
 
 # ---------------------------------------------------------------------------------------------

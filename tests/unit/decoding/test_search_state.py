@@ -87,3 +87,9 @@ def test_a_sampled_hypothesis_is_a_single_branch(finished: bool) -> None:
     assert [node.state for node in tree.nodes[1:]] == ["kept", "kept", "finished"][: 2 + finished]
     assert [node.total for node in tree.nodes[1:]] == [-0.5, -0.75, -2.75][: 2 + finished]
     assert tree.nodes[-1].score == pytest.approx(hypothesis.score)
+
+
+def test_the_root_is_the_first_token_and_costs_nothing() -> None:
+    tree = BeamTree(BOS)
+    assert tree.nodes == [Node(0, None, BOS, 0.0, 0.0, 0.0, "kept")]
+    assert tree.active_nodes == [0]

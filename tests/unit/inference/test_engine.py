@@ -10,7 +10,7 @@ import torch
 
 from regard.data.pairs import Pair
 from regard.data.tokenizer import Tokenizer
-from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.hypothesis import Hypothesis, Phrase, Spelling, tokens_needed
 from regard.inference import native_packing, quantization
 from regard.inference.engine import Request, SearchInterrupted
 from regard.inference.native_library import NativeLibrary
@@ -132,3 +132,18 @@ def test_workers_that_start_late_have_the_usual_priority(finished_run: Path) -> 
     engine._fork_workers()
     assert engine.background_pool is None
     engine.stop_workers()
+
+
+def test_required_phrases_are_not_cut_off(finished_run: Path) -> None:
+    """Four source tokens and two more are the limit, unless the prefix and the phrases need more."""
+    model = Translator.load(finished_run, "cpu", "fp32")
+    decoding = model.recipe.decoding.model_copy(update={"extra_length": 2})
+    plain = Request([5, 6, 7, 8])
+    phrase = Phrase((Spelling((5, 6, 7)),), times=3)
+    needed = tokens_needed([phrase])
+    assert needed > 6
+    limits = [
+        model.engine.max_tokens(one, decoding)
+        for one in (plain, plain._replace(phrases=[phrase], prefix=[5, 6]))
+    ]
+    assert limits == [6, 2 + needed]

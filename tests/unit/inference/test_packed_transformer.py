@@ -14,10 +14,16 @@ from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.errors import RegardError
-from regard.inference.packed_transformer import PackedTransformer, add_residual
+from regard.inference.packed_transformer import (
+    LARGE_BATCH,
+    PackedTransformer,
+    add_residual,
+    dot_product_attention,
+)
 from regard.inference.precision import pack_network, select_precision, unsupported_reason
 from regard.inference.quantization import BF16Linear, FP32Linear, Int8Embedding, Int8Linear
 from regard.nn.architectures import ARCHITECTURES
+from regard.nn.attention import KeyValue
 from regard.nn.transformer import Transformer
 from regard.recipe import ModelConfig, Precision, make_recipe
 from regard.tasks import Translator
@@ -214,3 +220,13 @@ def test_torch_does_not_check_for_overrides_while_decoding(
     assert enabled
     assert not any(enabled)
     assert torch._C._is_torch_function_enabled()
+
+
+@pytest.mark.parametrize("sentences", [2, LARGE_BATCH])
+def test_attention_of_many_sentences_on_a_cpu(sentences: int) -> None:
+    """The kernel for large batches is for GPUs only."""
+    torch.manual_seed(1)
+    query, key, value = torch.randn(3, sentences, 2, 3, 4)
+    output = dot_product_attention(query[:, :, :1], KeyValue(key, value), None)
+    weights = (query[:, :, :1] @ key.transpose(2, 3)).softmax(-1)
+    torch.testing.assert_close(output, (weights @ value).transpose(1, 2).reshape(sentences, -1))

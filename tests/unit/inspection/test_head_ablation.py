@@ -13,6 +13,7 @@ from regard.inspection import head_ablation
 from regard.inspection.head_ablation import (
     Place,
     ablate_heads,
+    all_heads,
     bleu_counts,
     bleu_of,
     describe_heads,
@@ -112,6 +113,21 @@ def test_the_table(model: Translator) -> None:
     assert "cross_attention.0.1" in table._repr_html_()
     with pytest.raises(RegardError, match="1 sources and 0 references"):
         ablate_heads(model, ["a"], [])
+
+
+def test_the_table_is_printed_with_the_most_important_head_first(model: Translator) -> None:
+    done: list[tuple[int, int]] = []
+    table = ablate_heads(model, SOURCES, REFERENCES, progress=lambda *counts: done.append(counts))
+    heads = [one.head for one in table.effects]
+    assert heads == all_heads(model)
+    assert done == [(number, len(heads)) for number in range(1, len(heads) + 1)]
+    title, _, head, *rows = str(table).splitlines()
+    assert title == f"Without each head: 3 sentences, BLEU {table.bleu:.1f} with all"
+    assert head.split() == ["head", "what", "it", "does", "BLEU", "log-probability"]
+    worst = min(table.effects, key=lambda one: one.log_probability.value)
+    assert rows[0].startswith(str(worst.head))
+    assert rows[0].endswith(str(worst.log_probability))
+    assert len(rows) == len(heads)
 
 
 def test_bleu_is_that_of_sacrebleu() -> None:

@@ -14,6 +14,7 @@ from regard.inspection.page_data import (
     lenses_for,
     model_info,
     test_scores as scores,
+    validation_sample,
 )
 from regard.recipe import Recipe
 from regard.storage.run_dir import RunDir
@@ -123,3 +124,33 @@ def test_examples_are_distinct_sentences_of_medium_length(
     assert examples_of(run, recipe) == ["A sentence of the card."]
     run.card_file.write_text('{"examples": []}')
     assert examples_of(run, recipe) == found
+
+
+# Pairs for the ablation of heads
+
+
+def test_the_sample_is_spread_over_the_validation_data(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["x" * 401 + "\tlong", *(f"a {number}\tb {number}" for number in range(9))]
+    (tmp_path / "valid.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = {"pairs": str(tmp_path / "valid.tsv")}
+    model = Translator.load(make_run(data={"train": files, "valid": files}), "cpu")
+    assert [pair.source for pair in validation_sample(model)] == [f"a {i}" for i in range(9)]
+    monkeypatch.setattr(page_data, "SAMPLE", 3)
+    assert validation_sample(model) == [("a 0", "b 0"), ("a 3", "b 3"), ("a 6", "b 6")]
+    monkeypatch.setattr(page_data, "SAMPLE_CHARACTERS", 2)
+    with pytest.raises(RegardError, match="no pair that heads can be measured on"):
+        validation_sample(model)
+
+
+def test_the_sample_of_a_multilingual_model_is_in_its_language(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    languages = ["de", "fr"]
+    paths = [str(tmp_path / f"{language}.tsv") for language in languages]
+    for path, language in zip(paths, languages, strict=True):
+        Path(path).write_text(f"a\t{language}\n", encoding="utf-8")
+    files = {"pairs": paths, "to": languages}
+    model = Translator.load(make_run(data={"train": files, "valid": files}), "cpu")
+    assert validation_sample(model.with_target_language("fr")) == [("a", "fr")]

@@ -358,8 +358,8 @@ def test_batch_norm_of_two_processes_has_the_statistics_of_their_tokens(
     torch.testing.assert_close(variance, twice.var(0, correction=0))
     torch.testing.assert_close(unbiased, twice.var(0, correction=1))
     norm.idle = True
-    monkeypatch.setattr(functional, "all_reduce", lambda sums: sums + theirs)
     theirs = torch.cat([tokens.sum(0), tokens.square().sum(0), torch.tensor([7.0])])
+    monkeypatch.setattr(functional, "all_reduce", lambda sums: sums + theirs)
     mean, variance, _ = norm._synchronized_statistics(torch.full((1, 5), 1e6))
     torch.testing.assert_close(mean, tokens.mean(0))
     torch.testing.assert_close(variance, tokens.var(0, correction=0), atol=1e-4, rtol=1e-4)

@@ -430,3 +430,8 @@ def test_a_stopped_search_does_not_fail_others() -> None:
         assert not model.interrupt.is_set()
 
     run(test())
+
+
+def test_the_usual_delay_is_short() -> None:
+    """A request waits for others to come, but not so long that its client would notice."""
+    assert 0.001 <= Settings().batch_delay <= 0.02

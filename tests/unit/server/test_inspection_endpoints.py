@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -17,11 +18,13 @@ from fastapi import FastAPI
 from regard.inspection import attribution
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
+from regard.inspection.head_ablation import ablate_heads, all_heads
 from regard.inspection.history import PastCheckpoints, training_history
 from regard.inspection.page_data import depth_lenses, model_info
 from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import trace
-from regard.recipe import DecodingOptions
+from regard.recipe import DecodingOptions, Recipe
+from regard.server import inspection_endpoints
 from regard.server.app import create_app
 from regard.server.inspection_endpoints import (
     TraceCache,
@@ -31,8 +34,9 @@ from regard.server.inspection_endpoints import (
 )
 from regard.server.schemas import LiveRequest, RequestRefused, Settings
 from regard.server.streaming import stream_partials
+from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
-from tests.unit.server.client import batcher_of, events, send
+from tests.unit.server.client import batcher_of, events, run, send
 
 
 def test_a_trace_is_the_one_python_returns(finished_run: Path) -> None:
@@ -146,6 +150,92 @@ def test_the_training_history_of_the_run(trained_run: Path) -> None:
         assert response.status_code == (413 if "q" in wrong else 400)
     for path in ("/v1/run", "/v1/run/curves"):
         assert send(app, "GET", path).status_code == 403
+
+
+# What each head is worth
+
+
+@pytest.fixture
+def measurable(run_folder: Path, small_recipe: Callable[..., Recipe], tmp_path: Path) -> Translator:
+    """A model whose validation data are there."""
+    (tmp_path / "valid.tsv").write_text("ein Hund\ta dog\nHund\tdog\n", encoding="utf-8")
+    files = {"pairs": str(tmp_path / "valid.tsv")}
+    data, tokenizer = {"train": files, "valid": files}, {"kind": "word", "vocab_size": 60}
+    run = RunDir(run_folder)
+    decoding = {"max_length": 4}  # an untrained model rarely predicts EOS
+    run.write_recipe(small_recipe(data=data, tokenizer=tokenizer, decoding=decoding))
+    run.write_card({"note": "for tests"})
+    return Translator.load(run_folder, "cpu")
+
+
+def test_the_worth_of_heads_is_measured_once(measurable: Translator) -> None:
+    app = create_app(measurable)
+    heads = len(all_heads(measurable))
+    waiting = {"problem": None, "running": False, "done": 0, "heads": heads, "table": None}
+
+    async def test(client: httpx.AsyncClient) -> None:
+        async def state() -> Any:
+            return (await client.get("/v1/lens/heads")).json()
+
+        assert await state() == waiting
+        assert (await client.post("/v1/lens/heads", json={})).json() == {**waiting, "running": True}
+        async with asyncio.timeout(60):
+            while (await state())["running"]:
+                await asyncio.sleep(0.01)
+        expected = ablate_heads(measurable, ["ein Hund", "Hund"], ["a dog", "dog"]).to_json()
+        found = await state()
+        assert found["table"] == json.loads(json.dumps(expected))
+        assert found["done"] == heads
+        assert (await client.post("/v1/lens/heads", json={})).json() == found
+
+    run(app, test)
+
+
+def test_heads_wait_while_the_queue_is_full(
+    measurable: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection_endpoints, "QUEUE_PAUSE", 0.01)
+    app = create_app(measurable, Settings(max_queued_sentences=1))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        with batcher_of(app).admit():
+            await client.post("/v1/lens/heads", json={})
+            await asyncio.sleep(0.1)
+            found = (await client.get("/v1/lens/heads")).json()
+            assert (found["running"], found["done"], found["problem"]) == (True, 0, None)
+        async with asyncio.timeout(60):
+            while (found := (await client.get("/v1/lens/heads")).json())["running"]:
+                await asyncio.sleep(0.01)
+        assert found["table"]["sentences"] == 2
+
+    run(app, test)
+
+
+def test_why_heads_cannot_be_measured(
+    finished_run: Path, measurable: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def problem(app: FastAPI) -> Any:
+        found = send(app, "POST", "/v1/lens/heads", json={}).json()
+        assert not found["running"]
+        return found["problem"]
+
+    absent = create_app(Translator.load(finished_run, "cpu"))
+    assert problem(absent) == "the validation data of the run are not on this server"
+    assert measurable.run is not None
+    card = measurable.run.card_file.read_bytes()
+    measurable.run.card_file.unlink()
+    assert problem(create_app(measurable)) == "the run is still training"
+    measurable.run.card_file.write_bytes(card)
+    app = create_app(measurable, Settings(timeout=1e-4))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        await client.post("/v1/lens/heads", json={})
+        async with asyncio.timeout(60):
+            while (found := (await client.get("/v1/lens/heads")).json())["running"]:
+                await asyncio.sleep(0.01)
+        assert found["problem"] == "a head was not measured within 0.0001 seconds"
+
+    run(app, test)
 
 
 def live(app: FastAPI, text: str) -> list[str]:

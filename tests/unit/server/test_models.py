@@ -14,7 +14,13 @@ from regard.errors import RegardError
 from regard.recipe import Recipe
 from regard.server.app import create_app
 from regard.server.metrics import Metrics
-from regard.server.models import ModelEntry, ModelPool, check_memory, entries_of_runs
+from regard.server.models import (
+    ModelEntry,
+    ModelPool,
+    check_memory,
+    entries_of_runs,
+    is_concurrent,
+)
 from regard.server.schemas import RequestRefused, Settings
 from regard.tasks import Translator
 from tests.unit.server.client import (
@@ -314,3 +320,10 @@ def test_a_server_that_starts_accepts_requests_and_follows_trainings() -> None:
     ModelPool.start(cast(Any, pool))
     assert (pool.stopping, pool.closed, loaded.loaded.batcher.closed) == (False, False, False)
     assert followed == [loaded]
+
+
+def test_only_translators_are_used_by_several_threads(
+    finished_run: Path, small_recipe: Make
+) -> None:
+    assert not is_concurrent(ServedUppercaseModel(small_recipe()))
+    assert is_concurrent(Translator.load(finished_run, "cpu"))

@@ -38,6 +38,7 @@ POSTS = [
     "/v1/lens/depth",
     "/v1/lens/attribution",
     "/v1/lens/patching",
+    "/v1/lens/heads",
     "/v1/live",
 ]
 GETS = [
@@ -46,6 +47,7 @@ GETS = [
     "/v1/info",
     "/v1/run",
     "/v1/model",
+    "/v1/lens/heads",
     "/v1/run/curves",
     "/health",
     "/ready",

@@ -14,6 +14,7 @@ from regard.nn.network import named_weights
 from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import TASKS, build_network
+from regard.training import fine_tuning as module
 from regard.training.fine_tuning import (
     PATIENCE,
     RATE_FACTOR,
@@ -366,3 +367,19 @@ def test_500_pairs_are_held_out_for_validation(tmp_path: Path, count: int, share
     pairs = repeat(PAIRS[0], count)
     recipe, _ = fine_tuning_recipe(FineTuning(run), files, "/data", pairs=pairs)
     assert recipe.data.hold_out == share
+
+
+def test_the_tokenizer_is_that_of_the_initial_run_or_the_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = Tokenizer.train(recipe_of("translation").tokenizer, lambda: PAIRS)
+    monkeypatch.setattr(module, "teacher_tokenizer", lambda recipe: teacher)
+    recipe = recipe_of("translation")
+    taught = recipe.training.model_copy(update={"teacher": ("a run",)})
+    student = recipe.model_copy(update={"training": taught})
+    assert module.initial_tokenizer(student, lambda: PAIRS) is teacher
+    run = translation_run(tmp_path / "run")
+    both = taught.model_copy(update={"init_from": str(run)})
+    found = module.initial_tokenizer(recipe.model_copy(update={"training": both}), lambda: PAIRS)
+    assert found.source.model == RunDir(run).tokenizer(RunDir(run).recipe()).source.model
+    assert module.initial_tokenizer(recipe, lambda: PAIRS).source.size > 5

@@ -103,3 +103,24 @@ def test_scores_are_described_with_both_values() -> None:
         "Old data (test of runs/a, 500 pairs): BLEU 30.0 before, 25.0 after",
         "New data (validation of runs/b, 9 pairs): BLEU 30.0 after",
     ]
+
+
+def test_old_pairs_get_the_language_of_the_old_model(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, run = recipe_for(finished_run, tmp_path), RunDir(tmp_path / "run")
+    run.data.mkdir(parents=True)
+    sets = {name: {"pairs": 1, "before": []} for name in ("old", "new")}
+    (run.data / BEFORE).write_text(json.dumps({"from": "x", "seconds": 0, "sets": sets}))
+    scored = list[list[str]]()
+
+    def score(model: object, pairs: list[str]) -> list[object]:
+        scored.append(pairs)
+        return []
+
+    monkeypatch.setattr(forgetting, "_scored_pairs", lambda recipe: ("test", ["a", "b"]))
+    monkeypatch.setattr(forgetting, "with_target_language", lambda pairs, *_: ["tagged", *pairs])
+    monkeypatch.setattr(forgetting, "_score", score)
+    monkeypatch.setattr(forgetting, "describe_fine_tuning", lambda card: [])
+    assert score_after(run, recipe, Model.load(finished_run, "cpu"), Messages(run), None)
+    assert scored == [["tagged", "a"], ["a"]]

@@ -154,6 +154,7 @@ def test_without_augmentation_nothing_changes(tmp_path: Path) -> None:
     prepared, plain = prepared_with(tmp_path / "run"), prepared_with(tmp_path / "plain", augment={})
     assert not prepared.copies
     assert prepared.metadata["identity"] == plain.metadata["identity"]
+    assert 0 <= prepared.metadata["seconds"] < 100
     both = [one.train.path.read_bytes() for one in (prepared, plain)]
     assert both[0] == both[1]
 

@@ -78,6 +78,7 @@ const lenses = {
   architecture: (q, outputs) => requestJson("v1/lens/architecture", { q, outputs }),
   attribution: (q, outputs, position, foil) => requestJson("v1/lens/attribution", { q, outputs, position, foil }),
   patching: (q, other) => requestJson("v1/lens/patching", { q, other }),
+  heads: (start) => requestJson("v1/lens/heads", start ? {} : undefined),
 };
 
 /** @param {TraceRequest} body @returns {Promise<TraceJson>} */

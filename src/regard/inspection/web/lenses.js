@@ -25,11 +25,18 @@
  *   & Record<Stack, StackJson>} ArchitectureJson
  * @typedef {DepthLensesJson & { attributions: AttributionJson[], patching: PatchingJson | null,
  *   architecture: ArchitectureJson | null }} LensesJson
+ * @typedef {[value: number, low: number, high: number]} Change of a score, with a 95% interval
+ * @typedef {{ head: string, behaviour: { name: string, share: number }, bleu: Change, log_probability: Change,
+ *   correct: Change | null }} HeadEffect head: SITE.LAYER.HEAD, counted from 0
+ * @typedef {{ bleu: number, sentences: number, heads: HeadEffect[] }} HeadTableJson bleu: with all heads
+ * @typedef {{ problem: string | null, running: boolean, done: number, heads: number, table: HeadTableJson | null }}
+ *   HeadTableState problem: why there is no table; done: of this many heads
  * @typedef {{ depth(q: string, outputs: number[]): Promise<DepthLensesJson>,
  *   architecture(q: string, outputs: number[]): Promise<ArchitectureJson>,
  *   attribution(q: string, outputs: number[], position: number, foil: number | null): Promise<AttributionJson>,
- *   patching(q: string, other: string): Promise<PatchingJson> }} LensApi of the server or of the model in the file, which
- *   has fewer methods of attribution
+ *   patching(q: string, other: string): Promise<PatchingJson>,
+ *   heads?(start: boolean): Promise<HeadTableState> }} LensApi of the server or of the model in the file, which has fewer
+ *   methods of attribution and no data to measure heads on
  */
 
 /** @type {Map<string, Promise<any>>} results of the server by request */
@@ -123,4 +130,22 @@ export function strongestPlace(json, effects) {
   const takenOver = last.findIndex((effect) => effect >= 0.5);
   const best = places.reduce((one, other) => (other.effect > one.effect + SAME_EFFECT ? other : one));
   return { ...best, takenOver: takenOver < 1 ? null : takenOver };
+}
+
+/**
+ * The head whose loss costs the reference most probability first, as `HeadTable.ranked` in Python.
+ *
+ * @param {HeadTableJson} table
+ */
+export function rankedHeads({ heads }) {
+  return [...heads].sort((one, other) => one.log_probability[0] - other.log_probability[0]);
+}
+
+/**
+ * The heads without which BLEU clearly falls (its interval is below 0), the largest loss first.
+ *
+ * @param {HeadEffect[]} heads
+ */
+export function clearHeads(heads) {
+  return heads.filter(({ bleu: [, , high] }) => high < 0).sort((one, other) => one.bleu[0] - other.bleu[0]);
 }

@@ -22,6 +22,7 @@
  *   tokens: Record<string, Token>, options: Record<string, number>, muted: string[],
  *   projections: Partial<Record<Site, ProjectionsJson>>, occlusion: OcclusionJson | null,
  *   history?: import("./history.js").HistoryJson | null, lenses?: import("./lenses.js").LensesJson | null,
+ *   head_table?: import("./lenses.js").HeadTableJson | null,
  *   id?: string }} TraceJson
  * @typedef {(layer: number) => Promise<Float32Array>} FetchLayer
  * @typedef {{ layer(id: string, site: string, layer: number, projection?: ProjectionName): Promise<Float32Array>
@@ -225,6 +226,7 @@ export class Trace {
     this.occlusion = json.occlusion && new Occlusion(json.occlusion, json.probabilities);
     this.history = json.history ?? null;
     this.lenses = json.lenses ?? null;
+    this.headTable = json.head_table ?? null;
   }
 
   /** The position of the least certain output; special tokens only if there is nothing else. */
@@ -236,6 +238,11 @@ export class Trace {
 
   get nonAutoregressive() {
     return this.iterations.length > 0;
+  }
+
+  /** Whether lenses can read the model: an autoregressive encoder-decoder Transformer. */
+  get hasLenses() {
+    return this.encoder.layers > 0 && this.cross_attention.layers > 0 && !this.nonAutoregressive;
   }
 }
 

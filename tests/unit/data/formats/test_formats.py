@@ -477,7 +477,8 @@ def test_a_damaged_message_of_a_po_is_named(
     line = text.split("\n").index('msgstr y"') + 1
     for size in (1 << 20, 1):
         monkeypatch.setattr(bilingual, "PO_PART", size)
-        assert f":{line}: not a PO file" in refusal(written(tmp_path / "m.po", text))
+        problem = refusal(written(tmp_path / "m.po", text))
+        assert problem.startswith(f":{line}: not a PO file: Syntax error: 'msgstr y\"")
     path = tmp_path / "m.po"
     path.write_bytes(text.encode().replace(b'msgid "x"', b'msgid "\xff"'))
     assert refusal(path) == f":{line - 1}: not utf-8: byte 0xFF"

@@ -25,6 +25,7 @@ import {
 } from "../dom.js";
 import { percent } from "../format.js";
 import { behaviourOf, describeBehaviour } from "../head_behaviour.js";
+import { headTableCard } from "../head_table.js";
 import { fitCell, matrixFrame } from "../heatmap.js";
 import { onThemeChange } from "../theme.js";
 import { whenLoaded } from "../trace.js";
@@ -73,7 +74,12 @@ function build(context) {
     h("div", { class: "large card" },
       h("div", { class: "controls" }, large.title, modes,
         h("label", { class: "check" }, hideSpecial, "Hide special tokens such as </s>")),
-      h("div", { class: "beside" }, large.element, large.reading), large.table));
+      h("div", { class: "beside" }, large.element, large.reading), large.table),
+    trace.hasLenses ? headTableCard(context, headName, (name) => {
+      const [site, layer, head] = name.split(".");
+      state.set({ site, layer, head, heads: "" });
+      large.title.scrollIntoView({ block: "center" });
+    }) : "");
 
   let shown = "";
   const update = () => {
@@ -156,6 +162,12 @@ function columnsAreTokens(trace, site) {
 
 // -------------------------------------------------------------------------------------------------
 // Labels
+
+/** @param {string} name SITE.LAYER.HEAD, counted from 0 */
+function headName(name) {
+  const [id, layer, head] = name.split(".");
+  return `${ATTENTION_SITES.find((site) => site.id === id)?.title ?? id}, layer ${Number(layer) + 1}, head ${Number(head) + 1}`;
+}
 
 /**
  * The label of a query; for the decoder, its input and its output.

@@ -32,7 +32,7 @@ export const lensesView = {
   id: "lenses",
   title: "Lenses",
   help: "What would be said after each layer? Why this word and not another? Which place inside the network decides?",
-  applies: (trace) => trace.encoder.layers > 0 && trace.cross_attention.layers > 0 && !trace.nonAutoregressive,
+  applies: (trace) => trace.hasLenses,
   build,
 };
 
