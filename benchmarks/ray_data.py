@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from regard.demo.grammar import generate
+from regard.demo.corpus import generate
 
 RESULTS = Path(__file__).with_suffix(".json")
 BATCH = 1024

@@ -64,7 +64,8 @@ class LikelihoodRatio:
         batch = PairBatch(sample[:: 1 + len(sample) // CALIBRATION_PAIRS])
         count = len(batch)
         aligned = self._evidence(batch)
-        shuffled = self._evidence(batch, np.roll(np.arange(count), count // 3))
+        # Not shifted: the same texts may come again after some lines.
+        shuffled = self._evidence(batch, np.random.default_rng(0).permutation(count))
         self.threshold = -np.inf
         """pairs with lower log-odds are unrelated"""
         self.tables: list[Floats] = []
@@ -75,7 +76,7 @@ class LikelihoodRatio:
                 for one, other in zip(aligned, shuffled, strict=True)
             ]
             self.aligned, self.shuffled = self._sum(aligned, count), self._sum(shuffled, count)
-            counted = self.aligned > 0
+            counted = self.aligned >= 0
 
     def log_odds(self, batch: PairBatch) -> Floats:
         """The log-odds that each target is a translation of its source, in nats."""
@@ -141,9 +142,9 @@ def _log_ratios(aligned: Observations, counted: Mask, shuffled: Observations) ->
     which = counted[aligned.pairs]
     ours = _counts(aligned.groups[which], aligned.values[which])
     theirs = _counts(shuffled.groups, shuffled.values)
-    return np.asarray(
-        np.log(ours / ours.sum(1, keepdims=True) * theirs.sum(1, keepdims=True) / theirs)
-    )
+    # Exactly zero for equal counts, so that pairs without evidence still count as translations.
+    first, second = (np.log(one / one.sum(1, keepdims=True)) for one in (ours, theirs))
+    return np.asarray(first - second)
 
 
 def _counts(groups: Ints, values: Ints) -> Floats:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect
 from collections.abc import Sequence
 from functools import cache
 
@@ -20,7 +21,8 @@ from regard.data.words import Span, whole_word_pattern
 
 MIN_WORDS = 2
 """words with two capitals or more in an all-caps text; one alone may be an acronym, such as NATO"""
-_SENTENCE_START = re.compile(r"(?:\A|[.!?…]['\"”’»)\]]*\s)\W*[^\W\d_]")
+_WORD_OR_END = re.compile(r"(?P<word>\w+)|[.!?…]['\"”’»)\]]*\s")
+"""a word, or the end of a sentence"""
 
 
 @cache
@@ -58,13 +60,16 @@ def restore_case(text: str) -> str:
 def sentence_case(text: str) -> str:
     """The text in lower case, with a capital at the beginning of each sentence."""
     lower = _placeholders().map_outside(text, _lower)
-    protected = _placeholders().spans(lower)
-    parts, end = list[str](), 0
-    for match in _SENTENCE_START.finditer(lower):
-        letter = match.end() - 1
-        if not any(span.start <= letter < span.end for span in protected):
-            parts += [lower[end:letter], lower[letter].title()]
-            end = match.end()
+    protected = [Span(0, 0), *_placeholders().spans(lower)]
+    parts, end, begins = list[str](), 0, True
+    for match in _WORD_OR_END.finditer(lower):
+        first = match.start()
+        if begins and match["word"]:
+            span = protected[bisect(protected, first, key=lambda one: one.start) - 1]
+            if first >= span.end:
+                parts += [lower[end:first], lower[first].title()]
+                end = first + 1
+        begins = not match["word"]
     return "".join([*parts, lower[end:]])
 
 

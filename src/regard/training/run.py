@@ -302,6 +302,7 @@ def _fit(
         if state.step not in {step for step, *_ in state.validations}:
             trainer.validate_and_save_best(reporter)  # it was interrupted at the last step
             trainer.save()
+            trainer.finish_saving()
         return stop
     except NonFiniteError:
         reporter.log("stop", step=state.step, reason="the loss is not finite")

@@ -606,9 +606,10 @@ class Trainer:
         validation = self.validate()
         if not math.isfinite(validation.loss):
             raise NonFiniteError
+        self.finish_saving()
         if not checkpoint_files(self.run.checkpoints):
             self._save_checkpoint()  # a model without a checkpoint could not be resumed
-        self.finish_saving()
+            self.finish_saving()
         best = validation.sort_key < state.best
         change = None
         if state.validations and self.training.best_checkpoint_metric == "score":
@@ -717,7 +718,7 @@ class Trainer:
         self.selection = selection
 
     def save(self) -> None:
-        """Save a checkpoint, delete those no longer needed, and let the other processes wait for it."""
+        """Save a checkpoint, and delete those no longer needed; see ``finish_saving``. All processes must call this."""
         if self.group.is_main or self.sharded:
             self._save_checkpoint()
         self.group.barrier()
@@ -753,7 +754,7 @@ class Trainer:
         return self.sharded or self.group.device.type == "cuda"
 
     def finish_saving(self) -> None:
-        """Wait until the last checkpoint is written."""
+        """Wait until the last checkpoint is written, and delete those no longer needed."""
         if self.checkpoint_writer.wait():
             self._delete_checkpoints()
 

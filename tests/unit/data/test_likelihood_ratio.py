@@ -76,3 +76,16 @@ def test_log_odds_are_of_translations_against_shuffled_pairs() -> None:
     np.testing.assert_allclose(test.log_odds(PairBatch(CLEAN)), test.aligned)
     assert test.log_odds(PairBatch([Pair("", "")])).shape == (1,)
     assert test.log_odds(PairBatch([])).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        CLEAN[:1_000] * 3,
+        [Pair(pair.source, "Unbekannt") for pair in CLEAN],
+        [Pair("我们" * (1 + n % 4), "we " * (1 + n % 4)) for n in range(600)],
+    ],
+    ids=["three copies", "one target", "few pairs"],
+)
+def test_pairs_that_shuffling_does_not_change_are_not_unrelated(pairs: list[Pair]) -> None:
+    assert rejected(pairs).mean() < 0.002

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,16 @@ def test_case_alone_changes(text: str) -> None:
     if is_all_caps(text):
         same = sentence_case(text).replace("\u0307", "").casefold()
         assert same == text.replace("\u0307", "").replace("İ", "i").casefold()
+
+
+@pytest.mark.parametrize("part", [". ", "GO. {x} "])
+def test_the_time_grows_in_proportion_to_the_text(part: str) -> None:
+    text = "AB CD" + part * 20_000
+    start = time.process_time()
+    sentence_case(text)
+    assert (
+        time.process_time() - start < 3
+    )  # 0.2 s; if it grew with the square, it would take longer
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

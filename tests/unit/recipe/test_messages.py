@@ -108,3 +108,18 @@ def test_values_are_written_as_in_yaml() -> None:
     assert [*map(as_written, values)] == [
         *("null", "true", "0.5", "bleu", "[0.9, null]", "{upper: 0.1, to: [de]}")
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"training": {"batching": "packed"}}, "is for batching: padded"),
+        ({"model": {"norm": "batch"}}, "would count every batch twice"),
+    ],
+)
+def test_activation_checkpointing_is_refused_where_it_would_be_wrong(
+    values: dict[str, Any], message: str
+) -> None:
+    training = {"activation_checkpointing": True, **values.get("training", {})}
+    with pytest.raises(RegardError, match=f"training.activation_checkpointing: true {message}"):
+        make_recipe({**BASE, **values, "training": training}, "test")

@@ -1,6 +1,7 @@
 """The scalars of a step, selected checkpoints, validation examples, and the time left."""
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,12 @@ from regard.training.checkpoint import (
     checkpoint_files,
     checkpoint_name,
     checkpoint_step,
+    save_checkpoint,
 )
 from regard.training.data_loader import DataCursor, TrainingBatch
 from regard.training.progress import ProgressReporter
-from regard.training.run import train
+from regard.training.run import Interrupted, train
+from regard.training.stopping import StopReason
 from regard.training.train_step import StepScalars
 from regard.training.trainer import Trainer, evenly_spaced
 from tests.cli.commands import write_recipe, write_task
@@ -187,6 +190,49 @@ def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_training(
     monkeypatch.setattr("regard.training.checkpoint.save_checkpoint", fail)
     with pytest.raises(RegardError, match=r"step-000000002\.safetensors: no space left"):
         train_run(tmp_path, "full")
+
+
+def test_a_validation_waits_for_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would otherwise save another one, which is wrong while the weights are gathered or averaged."""
+    written = list[int]()
+
+    def slow(path: Path, *arguments: Any) -> None:
+        time.sleep(0.5)
+        save_checkpoint(path, *arguments)
+        written.append(checkpoint_step(path))
+
+    write_task(tmp_path, list, 100)
+    monkeypatch.setattr(Trainer, "saves_in_background", True)
+    monkeypatch.setattr("regard.training.checkpoint.save_checkpoint", slow)
+    changes = ("steps=4", "checkpoint_every=3", "validate_every=4")
+    train_run(tmp_path, "run", *(f"training.{change}" for change in changes))
+    assert written == [3, 4]
+
+
+def test_a_resumed_run_at_its_last_step_waits_for_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, *_: object) -> None:
+        raise RegardError(f"{path}: no space left on device")
+
+    write_task(tmp_path, list, 100)
+    # Ended by a signal at the last step, before it was validated.
+    monkeypatch.setattr(Trainer, "_stop_reason", interrupted_at(4))
+    with pytest.raises(Interrupted):
+        train_run(tmp_path, "run", "training.steps=4", "training.validate_every=5")
+    monkeypatch.setattr(Trainer, "saves_in_background", True)
+    monkeypatch.setattr("regard.training.checkpoint.save_checkpoint", fail)
+    with pytest.raises(RegardError, match="no space left"):
+        train_run(tmp_path, "run", "training.steps=4", "training.validate_every=5")
+
+
+def interrupted_at(last: int) -> Callable[..., StopReason]:
+    def stop_reason(trainer: Trainer, *_: object) -> StopReason:
+        return StopReason.INTERRUPTED if trainer.state.step == last else StopReason.NONE
+
+    return stop_reason
 
 
 def test_activation_checkpointing_gives_the_same_weights(
