@@ -9,6 +9,7 @@ The summary after training has scores with intervals, and examples from best to 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -122,6 +123,8 @@ class DistributedEvaluation:
 LENGTH_PENALTIES = (0.6, 1.0, 1.4)
 MAX_TUNING_PAIRS = 200
 """validation pairs that the length penalty is tuned on"""
+MIN_SCORED_PAIRS = 20
+"""with fewer validation pairs, nothing is scored"""
 EXAMPLES, EXAMPLE_SECONDS = 5, 5.0
 """validation pairs that are shown, also after the deadline, if their translation takes no longer than this"""
 
@@ -161,8 +164,9 @@ class Summary(NamedTuple):
 def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     """Translate the validation examples as ``regard translate`` would, score them, and choose five examples.
 
-    Without time, only a few pairs are translated, and not scored. Empty if the task is not translation, or if even
-    these take too long.
+    If there is not enough time for all of them, as many as possible are translated, evenly spaced. Without time for
+    ``MIN_SCORED_PAIRS``, only a few are, and not scored. Empty if the task is not translation, or if even these take
+    too long.
     """
     model, pairs = trainer.model, trainer.examples
     if trainer.recipe.data.test is not None:
@@ -171,6 +175,7 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
         ]  # the test set is scored, so these are only for the examples
     if not isinstance(model, Translator) or not pairs:
         return Summary(0, [], [])
+    pairs = pairs[:: _thinning(trainer, deadline, len(pairs))]
     in_time = _in_time(trainer, deadline, len(pairs) / len(trainer.examples))
     if not in_time:
         pairs = pairs[:EXAMPLES]
@@ -179,6 +184,15 @@ def summarize(trainer: Trainer, deadline: float | None) -> Summary:
     translations = trainer.evaluation.outputs(pairs)
     results = model.score_outputs(translations, pairs) if in_time else []
     return Summary(len(pairs), results, choose_examples(pairs, translations))
+
+
+def _thinning(trainer: Trainer, deadline: float | None, count: int) -> int:
+    """n, if every n-th of the first ``count`` examples can be translated in time; 1 if too few would be left."""
+    if deadline is None:
+        return 1
+    each = _beam_seconds(trainer, 1 / len(trainer.examples))
+    affordable = (deadline - time.monotonic() - 1) / max(each, 1e-9)
+    return 1 if affordable < MIN_SCORED_PAIRS else math.ceil(count / affordable)
 
 
 def summary_seconds(trainer: Trainer) -> float:

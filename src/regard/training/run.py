@@ -545,7 +545,8 @@ def finish(
         trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
     selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
-    if summary_seconds(trainer) > ANNOUNCED_SECONDS:
+    seconds = summary_seconds(trainer)
+    if seconds > ANNOUNCED_SECONDS and (deadline is None or time.monotonic() + seconds < deadline):
         reporter.message("Translating validation pairs to score the model")
     if options.tune_decoding:
         tune_length_penalty(trainer, reporter, deadline)
@@ -594,8 +595,8 @@ def finish(
     trainer.run.write_card(card)
     for line in summary.lines():
         reporter.message(line)
-    if isinstance(trainer.model, Translator) and deadline is not None and not summary.examples:
-        reporter.message("No time left to translate validation pairs, so there are no scores")
+    if isinstance(trainer.model, Translator) and not summary.examples:
+        reporter.message("No validation pairs were translated")
     language = trainer.recipe.data.targets[:1]
     words = [trainer.model.command, str(trainer.run), *(f"--to {one}" for one in language)]
     reporter.message(f'The run is in {trainer.run}; try  regard {" ".join(words)} "…"')

@@ -71,6 +71,26 @@ def test_a_few_examples_are_translated_after_the_deadline(seconds: float, shown:
     assert len(summary.examples) == shown
 
 
+@pytest.mark.parametrize(("left", "scored"), [(21.5, 100), (20.5, 50), (6.5, 25), (4.5, 0)])
+def test_as_many_pairs_are_scored_as_there_is_time_for(
+    left: float, scored: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A beam of 4 over all 100 examples takes two validations, 20 seconds, and 1 more; they are evenly spaced."""
+    monkeypatch.setattr("regard.training.evaluation.time.monotonic", lambda: 1000.0)
+    recipe = SimpleNamespace(decoding=SimpleNamespace(beam=4), data=SimpleNamespace(test=None))
+    model = object.__new__(Translator)
+    monkeypatch.setattr(model, "score_outputs", lambda *_: [len], raising=False)
+    trainer = SimpleNamespace(
+        recipe=recipe,
+        model=model,
+        examples=[Pair(f"source {n}", f"target {n}") for n in range(100)],
+        evaluation=SimpleNamespace(outputs=lambda pairs: [pair.target for pair in pairs]),
+        validation_seconds=10.0,
+    )
+    summary = summarize(cast(Trainer, trainer), 1000.0 + left)
+    assert (summary.pairs if summary.results else 0) == scored
+
+
 @pytest.mark.parametrize(("test", "seconds"), [(None, 21.0), ("test.tsv", 11.0)])
 def test_time_is_reserved_for_the_summary(test: str | None, seconds: float) -> None:
     """A beam of 4 over all examples takes two validations; with test data only half of the 400 are translated."""
