@@ -251,18 +251,20 @@ def select_tests(mutant: Mutant, coverages: Sequence[Coverage]) -> list[str]:
     """The tests that run a changed line, those of the mirrored file first, then the fastest.
 
     A line that runs when its module is imported belongs to the test that happens to import it first, and one that runs
-    only in a fork or in a thread to none: such a mutant is tested by the tests that run any line of its file.
+    only in a fork or in a thread to none: such a mutant is tested by the tests that run any line of its file, and by
+    those of the mirrored file.
     """
     changed = _changed_lines(mutant) & _lines_in_functions(mutant.file)
     near, anywhere = list[Ranked](), list[Ranked]()
     mirrored = mutant.file.replace("src/regard/", "tests/unit/").rpartition("/")
     mirrored_file = f"{mirrored[0]}/test_{mirrored[2]}"
     for coverage in coverages:
-        for test, lines in coverage.lines.get(mutant.file, {}).items():
-            seconds = coverage.seconds[test]
+        lines = coverage.lines.get(mutant.file, {})
+        for test, seconds in coverage.seconds.items():
             ranked = Ranked(not test.startswith(mirrored_file), seconds, test)
-            anywhere.append(ranked)
-            if changed & set(lines):
+            if test in lines or not ranked.elsewhere:
+                anywhere.append(ranked)
+            if changed & {*lines.get(test, ())}:
                 near.append(ranked)
     selected, total = list[str](), 0.0
     for _, seconds, test in sorted(near or anywhere):

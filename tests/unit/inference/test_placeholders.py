@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.special_tokens import BOS, EOS
@@ -142,3 +143,19 @@ def test_names_are_title_cased_words_of_three_letters_or_more() -> None:
         decode=lambda ids: ["Ann", "Berlin", "Two"],
     )
     assert name_like_words(cast(Any, vocabulary)) == ["Ann", "Berlin"]
+
+
+def test_a_word_may_end_with_the_text(model: Translator) -> None:
+    """A network that ends the text after one of the words, and continues all others with a letter."""
+    target = model.tokenizer.target
+    ending = name_like_words(target)[-1]
+    ((said,),) = target.encode([ending])
+    letter = next(i for i, inside in enumerate(target.word_boundaries()[0]) if not inside)
+
+    def network(sources: Tensor, outputs: Tensor) -> Tensor:
+        logits = torch.zeros(*outputs.shape, target.size)
+        for row, token in enumerate(outputs[:, 1].tolist()):
+            logits[row, 1, EOS if token == said else letter] = 100.0
+        return logits
+
+    assert copied_words(cast(Any, network), model.tokenizer, [], model.device)[0] == ending
