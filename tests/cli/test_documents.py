@@ -28,9 +28,9 @@ class Capitals:
     engine = SimpleNamespace(summary="fp32 on no device")
     max_text_tokens = 4096
     calibration = None
-    tokenizer = SimpleNamespace(
-        source=SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
-    )
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
 
     def __init__(self) -> None:
         train = DataFiles(source=("train.en",), target=("train.de",))

@@ -26,8 +26,6 @@ class OneSentence:
     language = None
     precision, threads, device = "fp32", 1, torch.device("cpu")
     engine = SimpleNamespace(summary="fp32 on no device")
-    words = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
-    tokenizer = SimpleNamespace(source=words)
     max_text_tokens = 4096
     calibration = None
 
@@ -40,6 +38,9 @@ class OneSentence:
 
     def start_workers(self) -> None:
         """It has none."""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
 
     def with_target_language(self, language: str | None) -> "OneSentence":
         return self

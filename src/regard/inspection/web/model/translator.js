@@ -191,6 +191,7 @@ export class Translator {
       occlusion: this.occlude(source, inputs, outputs),
       history: null,
       lenses: null,
+      head_table: null,
     };
   }
 
