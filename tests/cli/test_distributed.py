@@ -1,5 +1,11 @@
 """Training in two processes gives the same weights as in one."""
 
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +19,7 @@ from tests.cli.commands import (
     PYTHON,
     REGARD,
     Done,
+    environment,
     regard,
     sequences,
     succeeds_inside,
@@ -134,3 +141,33 @@ def assert_only_main_process_reports(run: Path, done: Done) -> None:
     assert [event["event"] for event in events].count("start") == 1
     assert len(list((run / "events").iterdir())) == 1
     assert done.stderr.count("Training stopped") == 1
+
+
+LAUNCHER = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a signal for it")
+def test_a_process_dies_with_its_torchrun(finished_run: Path) -> None:
+    """A command that waits for its standard input, and a launcher that is killed."""
+    variables = {**environment(), "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1"}
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, *REGARD, "translate", str(finished_run)],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=write,
+        start_new_session=True,
+    ) as launcher:
+        os.close(write)
+        started = os.read(read, 100)
+        assert started.startswith(b"Computing in"), "the model is loaded"
+        launcher.kill()
+        launcher.wait()
+        while ended := bool(select.select([read], [], [], 20)[0]):
+            if not os.read(read, 4096):  # no process is left that could write to it
+                break
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        os.close(read)
+        assert ended

@@ -142,12 +142,25 @@ def _prepare_help(commands: typer.Typer) -> None:
             _prepare_help(group.typer_instance)
 
 
+def die_with_torchrun() -> None:
+    """Let the kernel send SIGTERM to this process when the torchrun that has started it dies.
+
+    A torchrun that is stopped while it starts its processes forgets those that it has started, which would wait for the
+    others.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from regard.inference.worker_pool import death_signal
+
+        death_signal(signal.SIGTERM)()
+
+
 def main() -> None:
     """Run a command. Errors of the user and of the system are one line on standard error, with exit status 2."""
     # OpenMP threads that wait asleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     limit_onednn_cache(sys.argv[1:2])
     limit_library_threads()
+    die_with_torchrun()
     try:
         with note_interrupts() as interrupted:
             try:
