@@ -29,7 +29,7 @@ MIN_PAIRS = 500
 """pairs without which there is no model"""
 VOCABULARY = 8_192
 """words of each side whose translations are learned; the two tables of these take 64 MB each"""
-MAX_COMBINATIONS = 3000000
+MAX_COMBINATIONS = 3_000_000
 """of a source word and a target word, to learn from; it bounds the time and memory for long texts"""
 MIN_COUNT = 4
 """Rarer words would be translations of whatever they occur with."""
