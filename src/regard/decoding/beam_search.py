@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.decoding.greedy_and_sampling import chunks_are_faster, top_k, top_k_sums
@@ -86,21 +86,14 @@ def beam_search(
 
     active = ActiveHypotheses.initial(state, rules)
     while len(active.sentences):
-        # 1. Run the model, and let the processors forbid tokens.
-        active, log_probabilities = active.step(step, rules)
-        log_probabilities = processor.process_logits(active, log_probabilities)
-
-        # 2. Select which candidates finish a hypothesis and which are continued.
-        selection = processor.select(active, log_probabilities, beam, eos)
-        if selection is None:
-            candidates = _best_candidates(active, log_probabilities, 2 * beam)
-            selection = BeamSelection.from_candidates(candidates, eos, beam)
-        candidates, ended, continued = selection
+        # 1. Run the model, and select which candidates finish a hypothesis and which are continued.
+        active, logits = active.step(step)
+        candidates, ended, continued = _select(active, logits, rules, processor, beam)
         bonus = processor.score_bonus(active)
         if ended.any():
             finished.add_ended(active, ended, candidates, bonus)
 
-        # 3. Find the sentences that are done. One without candidates is done, too: NEG_INF is not above NEG_INF.
+        # 2. Find the sentences that are done. One without candidates is done, too: NEG_INF is not above NEG_INF.
         per_group = continued.tokens.shape[1] // groups
         scores = finished.scores[active.sentences]
         beam_state = BeamState(
@@ -113,7 +106,7 @@ def beam_search(
         remaining = rules.max_lengths[active.sentences] - active.length
         done = (remaining <= 0) | group_done.view(-1, groups).all(1)
 
-        # 4. Where a sentence is done without a finished hypothesis, return the active ones.
+        # 3. Where a sentence is done without a finished hypothesis, return the active ones.
         without_result = done & (scores[:, :, 0] == NEG_INF).all(1)
         if cuts_at_limit and (remaining == 1).any():
             at_limit = (remaining == 1).unsqueeze(1) & (continued.totals > NEG_INF)
@@ -122,7 +115,7 @@ def beam_search(
         if without_result.any():
             finished.add_truncated(active, without_result, bonus, processor.is_complete(active))
 
-        # 5. Extend the hypotheses of the sentences that are not done.
+        # 4. Extend the hypotheses of the sentences that are not done.
         if observer is not None:
             new_penalty = penalty(active.length + 1, length_penalty)
             step_record = (active.length, candidates, ended, continued, done, new_penalty)
@@ -131,6 +124,36 @@ def beam_search(
         if processors:
             processor.advance((~done).nonzero().squeeze(1), continued)
     return finished.ranked()
+
+
+FUSED_COUNT = 32
+"""candidates per hypothesis up to which the GPU kernel ``top_tokens`` is faster than log-softmax and top-k"""
+
+
+def _select(
+    active: ActiveHypotheses[S],
+    logits: Float[Tensor, "sentences beams V"],
+    rules: SequenceRules,
+    processor: LogitsProcessorList,
+    beam: int,
+) -> BeamSelection:
+    """The candidates of each sentence, those that finish a hypothesis, and those that are continued."""
+    count = 2 * beam
+    fused = logits.is_cuda and count <= FUSED_COUNT and rules.only_suppresses(active.length)
+    if fused and not processor.processors:
+        from regard.nn.triton_kernels import top_tokens
+
+        shape = (*logits.shape[:2], min(count, logits.shape[2]))
+        added, tokens = top_tokens(logits.flatten(0, 1), shape[2], rules.suppressed)
+        candidates = _ranked(active, added.view(shape), tokens.view(shape), count)
+        return BeamSelection.from_candidates(candidates, rules.eos, beam)
+    log_probabilities = active.log_probabilities_of(logits, rules)
+    log_probabilities = processor.process_logits(active, log_probabilities)
+    selection = processor.select(active, log_probabilities, beam, rules.eos)
+    if selection is not None:
+        return selection
+    candidates = _best_candidates(active, log_probabilities, count)
+    return BeamSelection.from_candidates(candidates, rules.eos, beam)
 
 
 def _best_candidates(
@@ -143,7 +166,16 @@ def _best_candidates(
         added = log_probabilities.flatten(1).gather(1, indices)
         return BeamCandidates(indices // V, indices % V, added, totals)
     # The best of a sentence are among the best of its hypotheses, so few remain to be added and sorted.
-    added, tokens = top_k(log_probabilities, count)
+    return _ranked(active, *top_k(log_probabilities, count), count)
+
+
+def _ranked(
+    active: ActiveHypotheses[S],
+    added: Float[Tensor, "sentences beams k"],
+    tokens: Int[Tensor, "sentences beams k"],
+    count: int,
+) -> BeamCandidates:
+    """The best candidates of each sentence, best first, from the best tokens of each hypothesis."""
     added = added.masked_fill(added.isnan(), NEG_INF)  # NaN: the model allows no token
     per_beam = added.shape[2]
     totals = (active.totals.unsqueeze(2) + added).flatten(1)

@@ -199,7 +199,8 @@ def _decode(
     results: dict[int, Hypothesis] = {}
     while len(active.sentences):
         # 1. Run the model, and select the next token of each sentence.
-        active, log_probabilities = active.step(step, rules)
+        active, logits = active.step(step)
+        log_probabilities = active.log_probabilities_of(logits, rules)
         log_probabilities = processor.process_logits(active, log_probabilities)
         candidates = _extend(active, log_probabilities, select_token)
 
@@ -237,7 +238,10 @@ def _extend(
 def _most_probable(
     log_probabilities: Float[Tensor, "sentences V"], active: ActiveHypotheses[Any]
 ) -> Int[Tensor, "sentences"]:
-    # The first of the best two, as in a beam of size 1, so that both take the same one of equal tokens.
+    # As in a beam of size 1, so that both take the same one of equal tokens: the smaller one on a GPU, see
+    # ``nn.triton_kernels.top_tokens``, else the first of the best two.
+    if log_probabilities.is_cuda:
+        return log_probabilities.argmax(-1)
     return top_k(log_probabilities, 2)[1][:, 0]
 
 

@@ -99,6 +99,10 @@ class SequenceRules:
             forces_eos=forces_eos,
         )
 
+    def only_suppresses(self, position: int) -> bool:
+        """Whether nothing but the suppressed tokens is forbidden at this position, in any sentence."""
+        return position >= self.prefixes.shape[1] and not self.forces_eos
+
     def log_probabilities(
         self,
         logits: Float[Tensor, "rows V"],
@@ -110,6 +114,8 @@ class SequenceRules:
         The allowed tokens are not renormalized: a forced token costs what the model assigns to it.
         """
         log_probabilities = logits.log_softmax(-1, dtype=torch.float32)
+        if self.only_suppresses(position):
+            return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         if self.forces_eos:
             only_eos = torch.full_like(log_probabilities, NEG_INF)
             only_eos[:, self.eos] = 0.0
@@ -198,18 +204,23 @@ class ActiveHypotheses(Generic[S]):
         return self.log_probabilities.shape[2]
 
     def step(
-        self, step: StepFunction[S], rules: SequenceRules
+        self, step: StepFunction[S]
     ) -> tuple["ActiveHypotheses[S]", Float[Tensor, "sentences beams V"]]:
-        """Run the model on the last tokens. Returns the new state and the log-probabilities of the next token."""
-        beams = self.tokens.shape[1]
+        """Run the model on the last tokens. Returns the new state and the logits of the next token."""
         logits, state = step(self.tokens[:, :, -1].flatten(), self.state)
         assert logits.device == self.tokens.device, (
             f"the logits are on {logits.device}, the search runs on {self.tokens.device}: "
             "pass the right device"
         )
-        sentence_of_row = self.sentences.repeat_interleave(beams)
-        allowed = rules.log_probabilities(logits, sentence_of_row, self.length)
-        return replace(self, state=state), allowed.view(-1, beams, allowed.shape[1])
+        return replace(self, state=state), logits.view(*self.totals.shape, -1)
+
+    def log_probabilities_of(
+        self, logits: Float[Tensor, "sentences beams V"], rules: SequenceRules
+    ) -> Float[Tensor, "sentences beams V"]:
+        """The log-probability of each allowed token, ``NEG_INF`` for the others."""
+        sentence_of_row = self.sentences.repeat_interleave(logits.shape[1])
+        allowed = rules.log_probabilities(logits.flatten(0, 1), sentence_of_row, self.length)
+        return allowed.view_as(logits)
 
     def advance(
         self, keep: Bool[Tensor, "sentences"], continued: BeamCandidates

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from regard.nn.attention import KeyValue
 
 SLOT_INCREMENT = 16
-"""number of slots per sentence at first, and how many are added whenever they run out"""
+"""number of slots per sentence at first, and of which a multiple is added whenever they run out"""
+GPU_CAPACITY = 64
+"""slots per sentence that are allocated at first on a GPU, where copying the buffers costs more than unused memory"""
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ class BeamKVCache:
     Shape letters: S sentences, B beams, C slots per sentence, h heads, dk features of a key or value.
     """
 
-    buffers: list[Float[Tensor, "2 allocated h C dk"]]
-    """For each layer, keys and values. The first ``sentences`` of the allocated ones are in use.
+    buffers: list[Float[Tensor, "2 allocated h capacity dk"]]
+    """For each layer, keys and values. The first ``sentences`` of the allocated ones are in use, and C slots of each.
 
     One buffer for all layers would be so large that the system allocates fresh memory each time: 8% of a search.
     """
@@ -50,9 +52,8 @@ class BeamKVCache:
         """An empty cache for as many sentences as ``like``, with keys of the same shape and data type."""
         sentences, heads, _, width = like.shape
         # Zeros, because free slots get weight 0, and 0 times uninitialized memory may be NaN.
-        buffers = [
-            like.new_zeros(2, sentences, heads, SLOT_INCREMENT, width) for _ in range(layers)
-        ]
+        capacity = GPU_CAPACITY if like.is_cuda else SLOT_INCREMENT
+        buffers = [like.new_zeros(2, sentences, heads, capacity, width) for _ in range(layers)]
         bias = like.new_full((1, 1, 1, SLOT_INCREMENT), -math.inf)
         return cls(buffers, sentences, beams=1, bias=bias)
 
@@ -71,11 +72,11 @@ class BeamKVCache:
         buffers, bias, beams = self.buffers, self.bias, self.beams
         used = (bias == 0).any(2).squeeze(1)
         most_used = int(used.sum(1).max())
-        if most_used + beams > used.shape[1]:
-            padding = (0, 0, 0, SLOT_INCREMENT)
-            buffers = [F.pad(buffer[:, : self.sentences], padding) for buffer in buffers]
-            bias = F.pad(bias, (0, SLOT_INCREMENT), value=-math.inf)
-            used = F.pad(used, (0, SLOT_INCREMENT))
+        if (missing := most_used + beams - used.shape[1]) > 0:
+            added = -(-missing // SLOT_INCREMENT) * SLOT_INCREMENT
+            bias = F.pad(bias, (0, added), value=-math.inf)
+            used = F.pad(used, (0, added))
+            buffers = self._with_capacity(used.shape[1])
         if beams == 1:  # no hypothesis was pruned: the slots of all sentences are filled in order
             bias = bias.clone()
             bias[..., most_used] = 0.0
@@ -87,8 +88,17 @@ class BeamKVCache:
         write_slots = self._flat_indices(buffers[0], free)
         return BeamKVCache(buffers, self.sentences, beams, bias, write_slots)
 
+    def _with_capacity(self, slots: int) -> list[Tensor]:
+        """The buffers, enlarged if they have fewer slots per sentence; on a GPU to at least twice their size."""
+        capacity = self.buffers[0].shape[3]
+        if slots <= capacity:
+            return self.buffers
+        capacity = max(slots, 2 * capacity) if self.bias.is_cuda else slots
+        padding = (0, 0, 0, capacity - self.buffers[0].shape[3])
+        return [F.pad(buffer[:, : self.sentences], padding) for buffer in self.buffers]
+
     def _flat_indices(
-        self, buffer: Float[Tensor, "2 allocated h C dk"], slots: Int[Tensor, "S B"]
+        self, buffer: Float[Tensor, "2 allocated h capacity dk"], slots: Int[Tensor, "S B"]
     ) -> Int[Tensor, " 2*S*h*B"]:
         """The indices of these slots of each sentence in a buffer whose first four dimensions are flattened."""
         _, allocated, heads, capacity, _ = buffer.shape
@@ -106,7 +116,7 @@ class BeamKVCache:
         else:
             rows, new = as_wide(buffer).flatten(0, 3), as_wide(qkv[1:]).flatten(0, 3)
             rows.index_copy_(0, self.write_slots, new)
-        return qkv[0], KeyValue(*buffer[:, : self.sentences])
+        return qkv[0], KeyValue(*buffer[:, : self.sentences, :, : self.bias.shape[3]])
 
     def select_beams(self, parents: Int[Tensor, "sentences beams"]) -> BeamKVCache:
         """Continue each sentence with these of its hypotheses."""

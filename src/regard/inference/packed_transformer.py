@@ -106,14 +106,14 @@ class PackFormat(NamedTuple):
 class Sublayer(ABC):
     """A sub-layer with its residual connection and norm."""
 
-    def __init__(self, residual: PostNorm) -> None:
-        self.norm = norm_function(residual.norm)
+    def __init__(self, residual: PostNorm, pack: PackFormat) -> None:
+        self.norm = norm_function(residual.norm, pack.output_dtype)
         self.pre_norm = isinstance(residual, PreNorm)
 
     def __call__(self, x: States, *context: Any) -> States:
         if self.pre_norm:
             return add_residual(self.forward(self.norm(x), *context), x)
-        return self.norm(add_residual(self.forward(x, *context), x))
+        return self.norm(x, self.forward(x, *context))
 
     @abstractmethod
     def forward(self, x: States, *context: Any) -> States:
@@ -125,7 +125,28 @@ def add_residual(y: States, x: States) -> States:
     return y.add_(x) if y.dtype is x.dtype else x + y
 
 
-def norm_function(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+class NormFunction(Protocol):
+    """A norm of x, or of x + y, where y may be overwritten."""
+
+    def __call__(self, x: States, y: States | None = None, /) -> States: ...
+
+
+def norm_function(norm: nn.Module, dtype: torch.dtype) -> NormFunction:
+    """A norm with its addition. dtype: what linear maps return.
+
+    On a GPU, LayerNorm returns bfloat16 if the linear maps around it compute in it. After a norm, numbers are small, so
+    little is lost; sums that are not normalized (``norm_order: pre``) stay float32.
+    """
+    if isinstance(norm, LayerNorm) and norm.weight.is_cuda and dtype is torch.bfloat16:
+        from regard.nn.triton_kernels import add_layer_norm
+
+        gain, shift, epsilon = norm.weight, norm.bias, norm.eps
+        return lambda x, y=None: add_layer_norm(x, y, gain, shift, epsilon)
+    plain = _plain_norm(norm)
+    return lambda x, y=None: plain(x if y is None else add_residual(y, x))
+
+
+def _plain_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
     """A norm as a plain function if possible: calling a module takes as long as a small norm."""
     if isinstance(norm, NoNorm):
         return lambda x: x
@@ -139,7 +160,7 @@ class SelfAttention(Sublayer):
     """Self-attention, with queries, keys and values in one product."""
 
     def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
-        super().__init__(residual)
+        super().__init__(residual, pack)
         scale = attention.attention.score.scale
         self.qkv = pack.fuse(attention.query, attention.key, attention.value, scale=scale)
         self.output = pack.fuse(attention.output)
@@ -171,7 +192,7 @@ class CrossAttention(Sublayer):
     """Encoder-decoder attention. The beams of a sentence are its queries."""
 
     def __init__(self, attention: MultiHeadAttention, residual: PostNorm, pack: PackFormat) -> None:
-        super().__init__(residual)
+        super().__init__(residual, pack)
         self.query = pack.fuse(attention.query, scale=attention.attention.score.scale)
         self.key_value = pack.fuse(attention.key, attention.value)
         self.output = pack.fuse(attention.output)
@@ -195,7 +216,7 @@ class PackedFeedForward(Sublayer):
     """The feed-forward network. If its activation is ReLU, the kernel of the first map applies it."""
 
     def __init__(self, feed_forward: FeedForward, residual: PostNorm, pack: PackFormat) -> None:
-        super().__init__(residual)
+        super().__init__(residual, pack)
         relu = feed_forward.activation is F.relu
         self.inner = pack.fuse(feed_forward.inner, relu=relu)
         self.outer = pack.fuse(feed_forward.outer)
@@ -210,7 +231,7 @@ class PackedGatedFeedForward(Sublayer):
     """SwiGLU, with its gate and its inner map in one product."""
 
     def __init__(self, feed_forward: Gated, residual: PostNorm, pack: PackFormat) -> None:
-        super().__init__(residual)
+        super().__init__(residual, pack)
         self.gate_inner = pack.fuse(feed_forward.gate, feed_forward.inner)
         self.outer = pack.fuse(feed_forward.outer)
 
@@ -441,9 +462,9 @@ class PackedTransformer:
             self.weights.remove(self.target.embedding)
             self.target.embedding = self.source.embedding
         self.encoder = pack_layers(PackedEncoderLayer, network.encoder, pack)
-        self.encoder_norm = norm_function(network.encoder.norm)
+        self.encoder_norm = norm_function(network.encoder.norm, form.output_dtype)
         self.decoder = pack_layers(PackedDecoderLayer, network.decoder, pack)
-        self.decoder_norm = norm_function(network.decoder.norm)
+        self.decoder_norm = norm_function(network.decoder.norm, form.output_dtype)
         self.projection = pack.linear(network.projection.weight, network.projection.bias, False)
 
     def for_sentences(self, sentences: int) -> PackedTransformer:
@@ -461,6 +482,15 @@ class PackedTransformer:
     def bytes(self) -> int:
         """Size of the packed weights."""
         return sum(weight.bytes for weight in self.weights)
+
+    def reserve_positions(self, source: int, target: int) -> None:
+        """Make all tables of positions for texts up to these lengths, so that several CUDA streams only read them."""
+        self.source.positions(source)
+        self.target.positions(target)
+        for layers, end in ((self.encoder, source), (self.decoder, target)):
+            for layer in layers:
+                if (rotary := layer.self_attention.rotary) is not None:
+                    rotary.rotations(end, self.source.table.device)
 
     def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> Memory:
         """Run the encoder. Each row of the source ends with EOS, then padding."""
@@ -526,6 +556,11 @@ class PackedEnsemble:
     def bytes(self) -> int:
         """Size of the packed weights."""
         return sum(member.bytes for member in self.members)
+
+    def reserve_positions(self, source: int, target: int) -> None:
+        """Make all tables of positions for texts up to these lengths."""
+        for member in self.members:
+            member.reserve_positions(source, target)
 
     def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> list[Memory]:
         """The memory of each member."""

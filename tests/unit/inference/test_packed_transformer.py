@@ -14,6 +14,7 @@ from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.errors import RegardError
+from regard.inference.kv_cache import SLOT_INCREMENT
 from regard.inference.packed_transformer import (
     LARGE_BATCH,
     PackedTransformer,
@@ -29,6 +30,7 @@ from regard.recipe import ModelConfig, Precision, make_recipe
 from regard.tasks import Translator
 
 V = 23
+SOURCE = torch.tensor([[*range(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + 4), EOS]])
 CPU = torch.device("cpu")
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -103,6 +105,22 @@ def test_every_step_gives_the_logits_of_the_plain_network(
         count, width = len(kept), beams
         if not count:
             break
+
+
+@torch.inference_mode()
+def test_a_wide_beam_fills_more_slots_in_a_step_than_the_cache_grows_by_at_least() -> None:
+    plain = network()
+    packed = pack_network(plain, "fp32")
+    state, plain_state = packed.start(packed.encode(SOURCE)), plain.start(plain.encode(SOURCE))
+    beams = 2 * SLOT_INCREMENT + 3
+    tokens = torch.full((1,), BOS)
+    for _ in range(4):
+        expected, plain_state = plain.step(tokens, plain_state)
+        logits, state = packed.step(tokens, state)
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+        rows = torch.arange(beams)[None] % len(tokens)
+        plain_state, state = plain_state.select(rows), state.select(rows)
+        tokens = len(SPECIAL_TOKENS) + torch.arange(beams) % (V - len(SPECIAL_TOKENS))
 
 
 @pytest.mark.parametrize("beam", [1, 5])

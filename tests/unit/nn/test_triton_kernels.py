@@ -12,7 +12,14 @@ if not torch.cuda.is_available():
 from regard.nn.attention import Attention, AttentionMask, KeyValue
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import Window
-from regard.nn.triton_kernels import decode_attention, layer_norm, packed_attention_kernel
+from regard.nn.triton_kernels import (
+    VOCABULARY_PART,
+    add_layer_norm,
+    decode_attention,
+    layer_norm,
+    packed_attention_kernel,
+    top_tokens,
+)
 from regard.recipe import make_recipe
 
 SOURCES, TARGETS = [5, 30, 7, 12, 1, 50, 130], [7, 22, 9, 20, 3, 44, 99]
@@ -115,6 +122,39 @@ def test_decode_attention_equals_the_formula(
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2).flatten(2)
     found = decode_attention(query, key, value, bias)
     torch.testing.assert_close(found.double(), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("width", [512, 48])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_add_layer_norm_equals_the_formula(width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 33, width, device="cuda").unbind()
+    x, y = x.to(dtype) * 3 + 1, y.bfloat16()
+    gain, bias = torch.randn(2, width, device="cuda").unbind()
+    for added in (None, y):
+        total = x.double() if added is None else x.double() + added.double()
+        expected = F.layer_norm(total, (width,), gain.double(), bias.double(), 1e-5)
+        found = add_layer_norm(x, added, gain, bias, 1e-5)
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=2**-8)
+
+
+@pytest.mark.parametrize("V", [97, 8_000, 2 * VOCABULARY_PART + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_top_tokens_are_those_of_log_softmax(V: int, dtype: torch.dtype) -> None:
+    """The smaller one of equal tokens comes first, suppressed tokens never, and a row with NaN has only NaN."""
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(50, V, device="cuda")).to(dtype)
+    suppressed = torch.tensor([0, 3, int(logits[0].argmax())], device="cuda")
+    logits[7, 5] = torch.nan
+    found, tokens = top_tokens(logits, 10, suppressed)
+    expected = logits.double().log_softmax(-1).index_fill(1, suppressed, -torch.inf)
+    expected, order = expected.sort(dim=1, descending=True, stable=True)
+    rows = [row for row in range(50) if row != 7]
+    torch.testing.assert_close(found.double()[rows], expected[rows, :10], atol=2e-6, rtol=0)
+    assert torch.equal(tokens[rows], order[rows, :10])
+    assert found[7].isnan().all()
+    assert bool((tokens < V).all())
 
 
 @pytest.mark.parametrize("causal", [False, True])
