@@ -91,9 +91,9 @@ COMMANDS = {
     "lab": ("experiment:lab", ANALYSIS),
     "bench": ("bench:app", ANALYSIS),
     "selftest": ("bench:selftest", ANALYSIS),
-    "serve": ("serve:serve", DEPLOYMENT),
-    "import": ("convert:import_", DEPLOYMENT),
-    "export": ("convert:export", DEPLOYMENT),
+    "serve": ("serve_and_convert:serve", DEPLOYMENT),
+    "import": ("serve_and_convert:import_", DEPLOYMENT),
+    "export": ("serve_and_convert:export", DEPLOYMENT),
 }
 """Each command or group of commands: where it is, in this package, and its panel of the help."""
 
