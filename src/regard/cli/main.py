@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard import __version__
-from regard.cli.options import FLAG, INTERRUPTED, Command, Group
+from regard.cli.options import INTERRUPTED, Command, Group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def _global_options(
         bool,
         typer.Option(
             "--version",
-            metavar=FLAG,
             callback=_print_version,
             is_eager=True,
             help="Print the version and exit.",
