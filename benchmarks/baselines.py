@@ -35,7 +35,7 @@ from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.layers import EncoderLayer
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.lstm import LSTMDecoderLayer
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.run import hardware
 
 RESULTS = Path(__file__).with_suffix(".json")

@@ -20,7 +20,7 @@ from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.network import checkpoint_activations
 from regard.recipe import make_recipe
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.train_step import StepScalars, TrainStep, is_out_of_memory
 
 WIDTH, TOKENS, VOCABULARY = 2_048, 32, 32_000

@@ -19,7 +19,7 @@ from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import make_recipe
 from regard.training.distributed import process_group
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.sharding import local_part, shard
 from regard.training.train_step import StepScalars, TrainStep
 

@@ -182,6 +182,13 @@ def test_a_text_in_capitals_is_read_in_sentence_case_and_its_translation_upper_c
     assert begins.startswith("DER HUND")
     assert begins == upper_case(*model.translate([recased], prefixes=["Der hund"]))
     assert model.trace(CAPITALS, prefix="DER HUND").translation == begins
+    # A prefix in mixed case stays as it was given.
+    for prefix in ("Der", "Der Hund"):
+        (begins_mixed,) = model.translate([CAPITALS], prefixes=[prefix])
+        (plain,) = model.translate([recased], prefixes=[prefix])
+        assert begins_mixed == prefix + upper_case(plain[len(prefix) :])
+        assert model.trace(CAPITALS, prefix=prefix).translation == begins_mixed
+        assert by_command(run, CAPITALS, "fp32", {}, [f"--prefix={prefix}"]) == begins_mixed
     # Required terms keep their case.
     (term,) = model.translate([CAPITALS], constraints=[["Köter"]])
     assert whole_word_pattern("Köter").search(term)

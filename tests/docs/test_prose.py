@@ -12,7 +12,7 @@ import typer
 
 from regard.cli.main import app
 from regard.recipe import Recipe
-from regard.recipe.base import Section
+from regard.recipe.validation import Section
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

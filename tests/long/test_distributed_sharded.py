@@ -10,7 +10,7 @@ import torch
 from regard.data.batching import collate
 from regard.storage.run_dir import RunDir
 from regard.training.distributed import process_group
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.sharding import gather_tensors, gathered, local_part, shard, shard_like
 from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, inside

@@ -15,8 +15,8 @@ import pytest
 from regard.data.dependency_trees import ParsedSentence
 from regard.errors import RegardError
 from regard.recipe import Recipe, make_recipe
-from regard.recipe.base import Section
 from regard.recipe.registry import LOCATIONS, allowed_names
+from regard.recipe.validation import Section
 from regard.tasks import Translator
 from regard.training.run import train
 

@@ -41,7 +41,7 @@ from regard.nn.transformer import Transformer
 from regard.recipe import Precision, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.run import train
 from regard.training.train_step import CUDAGraphStep, StepScalars, TrainStep
 

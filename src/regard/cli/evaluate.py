@@ -11,7 +11,6 @@ import typer
 
 from regard.cli.options import (
     DECODING,
-    FLAG,
     INPUT_OUTPUT,
     AsJson,
     BadLines,
@@ -303,7 +302,6 @@ def look(
         bool,
         typer.Option(
             "--checkpoints",
-            metavar=FLAG,
             help="Also show the alignment at each training checkpoint.",
         ),
     ] = False,
@@ -311,7 +309,6 @@ def look(
         bool,
         typer.Option(
             "--lenses",
-            metavar=FLAG,
             help="Also show what the model would predict after each layer, and what each prediction depends on.",
         ),
     ] = False,
@@ -326,7 +323,6 @@ def look(
         bool,
         typer.Option(
             "--heads",
-            metavar=FLAG,
             help="Also show what each attention head is worth: the scores of a sample of the validation data without "
             "it. TEXT may be left out.",
         ),

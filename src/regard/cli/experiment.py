@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from regard.cli.options import (
-    FLAG,
     INTERRUPTED,
     AsJson,
     RecipeChanges,
@@ -69,7 +68,6 @@ def run(
         bool,
         typer.Option(
             "--one-at-a-time",
-            metavar=FLAG,
             help="Change one key at a time, instead of training all combinations.",
         ),
     ] = False,
@@ -180,7 +178,7 @@ def run_claims(
     ] = None,
     every: Annotated[
         bool,
-        typer.Option("--all", metavar=FLAG, help="Check all claims that have an experiment."),
+        typer.Option("--all", help="Check all claims that have an experiment."),
     ] = False,
     device: Annotated[
         str, typer.Option(metavar="DEVICE", help="Either cpu, or cuda with larger models.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard import __version__
-from regard.cli.options import FLAG, INTERRUPTED, Command, Group
+from regard.cli.options import INTERRUPTED, Command, Group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def _global_options(
         bool,
         typer.Option(
             "--version",
-            metavar=FLAG,
             callback=_print_version,
             is_eager=True,
             help="Print the version and exit.",
@@ -91,9 +90,9 @@ COMMANDS = {
     "lab": ("experiment:lab", ANALYSIS),
     "bench": ("bench:app", ANALYSIS),
     "selftest": ("bench:selftest", ANALYSIS),
-    "serve": ("serve:serve", DEPLOYMENT),
-    "import": ("convert:import_", DEPLOYMENT),
-    "export": ("convert:export", DEPLOYMENT),
+    "serve": ("serve_and_convert:serve", DEPLOYMENT),
+    "import": ("serve_and_convert:import_", DEPLOYMENT),
+    "export": ("serve_and_convert:export", DEPLOYMENT),
 }
 """Each command or group of commands: where it is, in this package, and its panel of the help."""
 

@@ -27,9 +27,6 @@ PERFORMANCE = "Performance"
 INTERRUPTED = 130
 """exit status, as of a process that SIGINT ended"""
 
-FLAG: Any = ""
-"""metavar of an option without a value; otherwise the help would show <bool>"""
-
 
 class _NoPythonTypes:
     """Leaves the types of arguments and flags out of the help: users do not need <list[str]> or <bool>."""
@@ -40,7 +37,7 @@ class _NoPythonTypes:
             if isinstance(parameter, TyperArgument):
                 parameter.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
             elif isinstance(parameter, TyperOption) and parameter.is_flag:
-                parameter.metavar = FLAG
+                parameter.metavar = ""
         return parameters
 
 
@@ -135,12 +132,11 @@ Output = Annotated[
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", metavar=FLAG, help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[
     bool,
     typer.Option(
         "--overwrite",
-        metavar=FLAG,
         help="Start from the beginning and discard the unfinished output of an interrupted command.",
         rich_help_panel=INPUT_OUTPUT,
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import FLAG, AsJson, default_group
+from regard.cli.options import AsJson, default_group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def list_runs(
     ] = DEFAULT_FOLDER,
     verify: Annotated[
         bool,
-        typer.Option(
-            "--verify", metavar=FLAG, help="Also compare the weights with the hash in the card."
-        ),
+        typer.Option("--verify", help="Also compare the weights with the hash in the card."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +118,7 @@ def prune(
     ] = None,
     yes: Annotated[
         bool,
-        typer.Option("--yes", metavar=FLAG, help="Delete the files instead of listing them."),
+        typer.Option("--yes", help="Delete the files instead of listing them."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,6 @@ import typer
 
 from regard.cli.options import (
     FINE_TUNING,
-    FLAG,
     INPUT_OUTPUT,
     INTERRUPTED,
     AsJson,
@@ -394,7 +393,6 @@ def distill(
         bool,
         typer.Option(
             "--back-translation",
-            metavar=FLAG,
             help="Swap the sides: the translation becomes the source, and the text becomes the target.",
             rich_help_panel=INPUT_OUTPUT,
         ),

@@ -17,7 +17,6 @@ import typer
 
 from regard.cli.options import (
     DECODING,
-    FLAG,
     INPUT_OUTPUT,
     NON_AUTOREGRESSIVE,
     AsJson,
@@ -74,7 +73,6 @@ def translate(
         bool,
         typer.Option(
             "--sentences",
-            metavar=FLAG,
             help="Split each line into sentences, translate them separately, and join the translations.",
             rich_help_panel=INPUT_OUTPUT,
         ),
@@ -101,7 +99,6 @@ def translate(
         bool,
         typer.Option(
             "--confidence",
-            metavar=FLAG,
             help="Print the confidence of each translation (0 to 1) and a tab before the translation.",
             rich_help_panel=INPUT_OUTPUT,
         ),

@@ -7,13 +7,12 @@
     corpus                      the splits of a recipe (train, valid, test) as streams of pairs; fingerprints
     tokenizer                   learn a vocabulary, turn text into token ids and back
     subword_sampling            token ids at random (BPE-dropout, subword regularization); augmentation of texts
-    cleaning, deduplication     drop unsuitable pairs
+    cleaning                    drop unsuitable pairs and duplicates
     token_dataset               the token ids of all pairs in one memory-mapped Arrow file
     batching                    plan which rows go into a batch, and collate them into tensors
     prefetch                    produce batches in a thread
 
 ``quality`` has the rules of ``regard data check`` and ``regard data clean``; ``quality_report`` shows what they find,
-``text_features``, ``ibm_model1``, ``likelihood_ratio`` and ``misalignment`` compute what they compare. The other
-modules work on texts at inference time: ``words``, ``sentence_splitter``, ``glossary``, ``protected_spans`` and
-``recasing``.
+``text_features`` and ``misalignment`` compute what they compare. The other modules work on texts at inference time:
+``words``, ``sentence_splitter``, ``glossary``, ``protected_spans`` and ``recasing``.
 """

@@ -1,15 +1,426 @@
-"""Finds stretches of pairs that are misaligned by a few lines, such as after a line that one file lacks."""
+"""Finds pairs that are no translations of each other: IBM Model 1, a likelihood-ratio test, and misaligned stretches.
+
+**IBM Model 1** (``Lexicon``; Brown et al. 1993) is a word-by-word translation model, learned from a sample of the
+corpus itself. It is far too weak to translate, but it tells in microseconds whether two texts can be translations of
+each other, and in which of the two languages a text is. So misaligned pairs and swapped sides are found in any pair of
+languages. A wrong pair teaches the model that its words are translations of each other, and would then look right.
+Therefore the model is cross-fitted: it has two tables, each learned from one half of the pairs, and a pair is judged by
+the table of the other half.
+
+**The likelihood-ratio test** (``LikelihoodRatio``): is the target of a pair a translation of its source, or does it
+belong to another source? The evidence is how strong the best translation of each word is in the lexicon, the ratio of
+the lengths, and the last characters. How often each kind of evidence occurs in translations is counted in the pairs of
+the corpus. How often it occurs in unrelated texts is counted in the same pairs with their targets shuffled. The
+log-odds of a pair are the sum of the logarithms of these ratios (naive Bayes). They are high for a word with a
+frequent, reliable translation that is there, and low if it is missing; a word without a reliable translation says
+little. Shuffled pairs also tell how many of the pairs below a threshold are unrelated. A corpus of good but free
+translations therefore loses few of them.
+
+**Stretches** (``find_stretches``): consecutive pairs that are misaligned by a few lines, such as after a line that one
+file lacks.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from regard.data.ibm_model1 import Floats, Lexicon
-from regard.data.text_features import Alignment, Ints, Mask
+from regard.data.pairs import Pair
+from regard.data.text_features import Alignment, Hashes, Ints, Mask, PairBatch, Words, character_set
+
+Floats = NDArray[np.float64]
+Strengths = NDArray[np.uint8]
+
+SAMPLE_SIZE = 50_000
+"""pairs that the model is learned from, at least, if there are as many"""
+MIN_PAIRS = 500
+"""pairs without which there is no model"""
+VOCABULARY = 8_192
+"""words of each side whose translations are learned; the two tables of these take 64 MB each"""
+MAX_COMBINATIONS = 3_000_000
+"""of a source word and a target word, to learn from; it bounds the time and memory for long texts"""
+MIN_COUNT = 4
+"""Rarer words would be translations of whatever they occur with."""
+ITERATIONS = 3
+MAX_LOG_ODDS = 4.0
+
+
+class PairSample:
+    """Every n-th pair of a stream, where n grows with the stream: at most ``2 * size`` pairs, spread over all of it."""
+
+    def __init__(self, size: int = SAMPLE_SIZE) -> None:
+        self.size, self.step, self.seen = size, 1, 0
+        self.pairs: list[Pair] = []
+
+    def read(self, pairs: Iterable[Pair], chunk: int = 8_192) -> None:
+        """Read all pairs of a stream."""
+        stream = iter(pairs)
+        while some := list(islice(stream, chunk)):
+            self.pairs += some[-self.seen % self.step :: self.step]
+            self.seen += len(some)
+            while len(self.pairs) >= 2 * self.size:
+                del self.pairs[1::2]
+                self.step *= 2
+
+
+class WordIds(NamedTuple):
+    """The known words of several texts, one text after another."""
+
+    ids: Ints
+    counts: Ints
+    """number of known words of each text"""
+
+    @property
+    def texts(self) -> Ints:
+        """The number of the text of each word."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def take(self, texts: Ints) -> WordIds:
+        """The words of some of the texts, in the given order."""
+        starts = np.cumsum(self.counts) - self.counts
+        counts = self.counts[texts]
+        return WordIds(self.ids[_ranges(starts[texts], counts)], counts)
+
+
+class EncodedPairs(NamedTuple):
+    """The known words of some pairs."""
+
+    sources: WordIds
+    targets: WordIds
+    folds: Ints
+    """0 or 1: the half of the corpus that each pair belongs to"""
+
+    def take(self, pairs: Ints, targets: Ints | None = None) -> EncodedPairs:
+        """Some of the pairs; with ``targets``, their sources with the targets of these pairs."""
+        others = pairs if targets is None else targets
+        return EncodedPairs(self.sources.take(pairs), self.targets.take(others), self.folds[pairs])
+
+
+class HashIndex:
+    """Finds the ids of hashes."""
+
+    bits = 20
+
+    def __init__(self, hashes: Hashes) -> None:
+        self.hashes = hashes
+        self.slots = np.full(1 << self.bits, -1, np.int32)
+        """the id of the first hash with these leading bits; the few others are not found"""
+        self.slots[self._slots(hashes)[::-1]] = np.arange(len(hashes))[::-1]
+
+    def _slots(self, hashes: Hashes) -> Hashes:
+        return hashes >> np.uint64(64 - self.bits)
+
+    def find(self, hashes: Hashes) -> Ints:
+        """The id of each hash; -1 for an unknown one."""
+        ids = self.slots[self._slots(hashes)].astype(np.int64)
+        known = ids >= 0
+        known[known] = self.hashes[ids[known]] == hashes[known]
+        return np.where(known, ids, -1)
+
+
+class WordVocabulary:
+    """The most frequent words of one side."""
+
+    def __init__(self, words: Words) -> None:
+        texts = len(words.counts)
+        hashes, counts = np.unique(words.hashes, return_counts=True)
+        hashes, counts = hashes[counts >= MIN_COUNT], counts[counts >= MIN_COUNT]
+        order = np.argsort(-counts, kind="stable")[:VOCABULARY]
+        self.index = HashIndex(hashes[order])
+        self.frequencies: Floats = counts[order] / max(1, texts)
+        """how often each word occurs in a text"""
+        self.weights: Floats = np.maximum(0, -np.log(self.frequencies))
+        """information of each word, in nats"""
+        self.reliability: Strengths = np.zeros(len(order), np.uint8)
+        """the strength of the best translation of each word, in 1/255"""
+        self.chance: Floats = np.zeros(len(order))
+        """the sum of the strengths of its translations in an unrelated text, on average"""
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def encode(self, words: Words) -> WordIds:
+        """The ids of the known words of each text."""
+        ids = self.index.find(words.hashes)
+        texts = np.repeat(np.arange(len(words.counts)), words.counts)[ids >= 0]
+        return WordIds(ids[ids >= 0], np.bincount(texts, minlength=len(words.counts)))
+
+
+class Lexicon:
+    """The model: how strongly each source word and target word are translations of each other."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        batch = PairBatch(pairs)
+        source, target = batch.source.words, batch.target.words
+        self.source, self.target = WordVocabulary(source), WordVocabulary(target)
+        self.tables = np.zeros((2, len(self.source), len(self.target)), np.uint8)
+        """[fold, source word, target word]: how strongly they are translations of each other, learned from the pairs
+        of the other fold: the geometric mean of p(target word | source word) and its reverse, in 1/255"""
+        words = self.encode(batch)
+        combinations = int((words.sources.counts * words.targets.counts).sum())
+        step = 1 + combinations // MAX_COMBINATIONS
+        for fold in (0, 1):
+            learned = np.flatnonzero(words.folds != fold)[::step]
+            self._learn(words.take(learned), fold)
+        scores = self.scores(words.take(np.arange(0, len(pairs), 1 + len(pairs) // 2_000)))
+        self.typical_score = float(np.median(scores)) if len(pairs) else 0.0
+        self.sides, self.log_odds = _side_log_odds(source, target)
+
+    def encode(self, batch: PairBatch) -> EncodedPairs:
+        """The known words of some pairs."""
+        source, target = batch.source.words, batch.target.words
+        return EncodedPairs(self.source.encode(source), self.target.encode(target), batch.folds)
+
+    def _learn(self, pairs: EncodedPairs, fold: int) -> None:
+        """Learn the table of a fold."""
+        width = max(1, len(self.target))
+        first, second, source_word, target_word = cross_product(pairs.sources, pairs.targets)
+        combinations = (first * width + second).astype(np.int32)
+        ordered = np.sort(combinations)  # np.unique with return_inverse takes five times as long
+        keys = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+        numbers = np.empty(max(1, len(self.source)) * width, np.int32)
+        numbers[keys] = np.arange(len(keys))
+        entry = numbers[combinations]
+        rows, columns = keys // width, keys % width
+        both = np.ones(len(keys))
+        # Each occurrence of a word is explained by the words on the other side of its pair.
+        for given, explained in ((rows, target_word), (columns, source_word)):
+            probability = np.ones(len(keys))
+            for _ in range(ITERATIONS):
+                now = probability[entry]
+                share = now / np.bincount(explained, now)[explained]
+                counts = np.bincount(entry, share, len(keys))
+                probability = counts / np.bincount(given, counts)[given]
+            both *= probability
+        strengths = np.minimum(np.sqrt(both) * 255, 255).astype(np.uint8)
+        self.tables[fold, rows, columns] = strengths
+        for vocabulary, words, others, frequencies in (
+            (self.source, rows, columns, self.target.frequencies),
+            (self.target, columns, rows, self.source.frequencies),
+        ):
+            np.maximum.at(vocabulary.reliability, words, strengths)
+            chances = strengths / 255 * frequencies[others]
+            vocabulary.chance += np.bincount(words, chances, len(vocabulary)) / 2
+
+    def best_translations(self, pairs: EncodedPairs) -> tuple[Strengths, Strengths]:
+        """For each source word and each target word, the strength of its best translation in its pair, in 1/255."""
+        sources, targets, folds = pairs
+        _, height, width = self.tables.shape
+        fold = folds * (height * width)
+        table = self.tables.reshape(-1)
+        rows = fold[sources.texts] + sources.ids * width
+        columns = fold[targets.texts] + targets.ids
+        return (
+            _best(table, rows, sources.counts, targets.ids, targets.counts),
+            _best(table, columns, targets.counts, sources.ids * width, sources.counts),
+        )
+
+    def scores(
+        self, pairs: EncodedPairs, best: tuple[Strengths, Strengths] | None = None
+    ) -> Floats:
+        """How well the words of each pair explain each other, from 0 to 1; 0 if no word is known.
+
+        best: the result of ``best_translations``, if it is known.
+        """
+        total, possible = np.zeros(len(pairs.folds)), np.full(len(pairs.folds), 1e-6)
+        for side, vocabulary, strengths in zip(
+            pairs[:2],
+            (self.source, self.target),
+            best or self.best_translations(pairs),
+            strict=True,
+        ):
+            weights, texts = vocabulary.weights[side.ids], side.texts
+            total += np.bincount(texts, weights * strengths, len(total)) / 255
+            possible += np.bincount(texts, weights, len(total))
+        return np.asarray(total / possible)
+
+    def target_log_odds(self, words: Words) -> Floats:
+        """How much more each text looks like a target than like a source, in nats; negative for sources."""
+        ids = self.sides.find(words.hashes)
+        odds = np.where(ids >= 0, self.log_odds[ids], 0.0)
+        texts = np.repeat(np.arange(len(words.counts)), words.counts)
+        return np.asarray(np.bincount(texts, odds, len(words.counts)), np.float64)
+
+
+def _side_log_odds(source: Words, target: Words) -> tuple[HashIndex, Floats]:
+    """For the words of both sides, the logarithm of how much more frequent each is in targets than in sources."""
+    hashes, inverse = np.unique(np.concatenate([source.hashes, target.hashes]), return_inverse=True)
+    split = len(source.hashes)
+    ours, theirs = (
+        np.bincount(part, minlength=len(hashes)) + 0.5
+        for part in (inverse[:split], inverse[split:])
+    )
+    common = np.argsort(-(ours + theirs), kind="stable")[: 8 * VOCABULARY]
+    common = common[(ours + theirs)[common] > 3]
+    odds = np.log(theirs[common] / ours[common])
+    return HashIndex(hashes[common]), np.clip(odds, -MAX_LOG_ODDS, MAX_LOG_ODDS)
+
+
+def _best(
+    table: Strengths, ours: Ints, counts: Ints, theirs: Ints, their_counts: Ints
+) -> Strengths:
+    """For each of our words, the largest entry of the table for it and one of their words in the same pair."""
+    repeats = np.repeat(their_counts, counts)
+    starts = np.cumsum(their_counts) - their_counts
+    others = theirs[_ranges(np.repeat(starts, counts), repeats)]
+    strengths = table[np.repeat(ours, repeats) + others]
+    best = np.zeros(len(ours), np.uint8)
+    if len(strengths):
+        firsts = (np.cumsum(repeats) - repeats)[repeats > 0]
+        best[repeats > 0] = np.maximum.reduceat(strengths, firsts)
+    return best
+
+
+def cross_product(sources: WordIds, targets: WordIds) -> tuple[Ints, Ints, Ints, Ints]:
+    """All combinations of a source word and a target word of the same pair: their ids, and their places in the list."""
+    repeats = np.repeat(targets.counts, sources.counts)  # of each source word
+    source_word = np.repeat(np.arange(len(sources.ids)), repeats)
+    starts = np.cumsum(targets.counts) - targets.counts
+    target_word = _ranges(np.repeat(starts, sources.counts), repeats)
+    return sources.ids[source_word], targets.ids[target_word], source_word, target_word
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """start, start + 1, … for each start, as many as its count, in one array."""
+    offsets = np.cumsum(counts) - counts
+    return np.asarray(np.arange(int(counts.sum())) + np.repeat(starts - offsets, counts))
+
+
+def final_character_classes(*classes: str) -> Ints:
+    """A table of the class of each character, from 1; 0 for characters of no class."""
+    marked = [number * character_set(one) for number, one in enumerate(classes, 1)]
+    return np.asarray(np.sum(marked, axis=0), np.int64)
+
+
+CALIBRATION_PAIRS = 10_000
+"""pairs in which evidence is counted, at most"""
+_STRENGTHS = np.digitize(np.arange(256), [1, 2, 4, 7, 12, 20, 32, 50, 75, 110, 150, 200])
+"""the class of each strength of a translation"""
+_RELIABILITY = np.arange(256) // 26
+"""the class of each reliability of a word"""
+_CHANCES = (0.01, 0.03, 0.06, 0.12, 0.25)
+"""bounds between the classes of how much of a word's translations is in an unrelated text"""
+_LENGTHS, _RATIOS = 8, 40
+"""classes of source lengths and of ratios of the lengths"""
+_FINAL = final_character_classes(".。।", "?？؟", "!！", ":：", ",;，；、", "…")
+"""the class of each last character of a text"""
+
+_GROUPS, _VALUES = 64, 40
+"""more than any evidence has"""
+
+
+class Observations(NamedTuple):
+    """One observation of each word of some pairs, or of each pair."""
+
+    pairs: Ints
+    """the number of the pair"""
+    groups: Ints
+    """what is compared only with its like, such as words of the same reliability"""
+    values: Ints
+
+
+class LikelihoodRatio:
+    """Computes the log-odds of pairs, as counted in a sample of a corpus."""
+
+    def __init__(self, lexicon: Lexicon, sample: Sequence[Pair]) -> None:
+        self.lexicon = lexicon
+        self.word_groups = [_word_groups(one) for one in (lexicon.source, lexicon.target)]
+        batch = PairBatch(sample[:: 1 + len(sample) // CALIBRATION_PAIRS])
+        count = len(batch)
+        aligned = self._evidence(batch)
+        # Not shifted: the same texts may come again after some lines.
+        shuffled = self._evidence(batch, np.random.default_rng(0).permutation(count))
+        self.threshold = -np.inf
+        """pairs with lower log-odds are unrelated"""
+        self.tables: list[Floats] = []
+        counted = np.ones(count, np.bool_)
+        for _ in range(2):  # then without the pairs that look unrelated
+            self.tables = [
+                _log_ratios(one, counted, other)
+                for one, other in zip(aligned, shuffled, strict=True)
+            ]
+            self.aligned, self.shuffled = self._sum(aligned, count), self._sum(shuffled, count)
+            counted = self.aligned >= 0
+
+    def log_odds(self, batch: PairBatch) -> Floats:
+        """The log-odds that each target is a translation of its source, in nats."""
+        return self._sum(self._evidence(batch), len(batch))
+
+    def set_threshold(self, precision: float, max_log_odds: float) -> None:
+        """Set the threshold: as high as possible, if at least this share of the pairs below it is unrelated."""
+        self.threshold = min(self._threshold_for(precision), max_log_odds)
+
+    def _threshold_for(self, precision: float) -> float:
+        """The largest log-odds below which at least this share of the pairs is unrelated.
+
+        The share of unrelated pairs in the corpus is estimated from the pairs below the median of shuffled ones, which
+        is hardly ever reached by a translation (Storey 2002).
+        """
+        shuffled, aligned = np.sort(self.shuffled), np.sort(self.aligned)
+        unrelated = 2 * float((aligned < np.median(shuffled)).mean()) if len(aligned) else 0.0
+        expected = unrelated * np.searchsorted(shuffled, aligned, "right") / max(1, len(shuffled))
+        found = np.arange(1, len(aligned) + 1) / max(1, len(aligned))
+        enough = np.flatnonzero(expected >= precision * found)
+        return float(aligned[enough[-1]]) if len(enough) else -np.inf
+
+    def _sum(self, evidence: Sequence[Observations], count: int) -> Floats:
+        total = np.zeros(count)
+        for table, (pairs, groups, values) in zip(self.tables, evidence, strict=True):
+            total += np.bincount(pairs, table[groups, values], count)
+        return total
+
+    def _evidence(self, batch: PairBatch, targets: Ints | None = None) -> list[Observations]:
+        """The evidence in a batch; with ``targets``, in its sources with the targets of these pairs."""
+        words, best = batch.alignment(self.lexicon)[:2]
+        every = np.arange(len(batch))
+        if targets is not None:
+            words = words.take(every, targets)
+            best = self.lexicon.best_translations(words)
+        others = every if targets is None else targets
+        found = [
+            Observations(side.texts, groups[side.ids], _STRENGTHS[strengths])
+            for side, groups, strengths in zip(words[:2], self.word_groups, best, strict=True)
+        ]
+        source, target = np.log2(batch.source.widths + 8), np.log2(batch.target.widths + 8)[others]
+        ratios = np.clip((4 * (target - source)).astype(np.int64) + _RATIOS // 2, 0, _RATIOS - 1)
+        lengths = np.clip(source.astype(np.int64) - 3, 0, _LENGTHS - 1)
+        first, last = (_FINAL[one.last_characters] for one in (batch.source, batch.target))
+        return [
+            *found,
+            Observations(every, lengths, ratios),
+            Observations(every, first, last[others]),
+        ]
+
+
+def _word_groups(vocabulary: WordVocabulary) -> Ints:
+    """The group of each word: words that are equally reliable, and occur equally often in unrelated texts."""
+    chances = np.digitize(vocabulary.chance, _CHANCES)
+    return np.asarray(_RELIABILITY[vocabulary.reliability] * (len(_CHANCES) + 1) + chances)
+
+
+def _log_ratios(aligned: Observations, counted: Mask, shuffled: Observations) -> Floats:
+    """[group, value] the logarithm of how much more frequent a value is in translations than in unrelated texts.
+
+    counted: marks the pairs that count as translations.
+    """
+    which = counted[aligned.pairs]
+    ours = _counts(aligned.groups[which], aligned.values[which])
+    theirs = _counts(shuffled.groups, shuffled.values)
+    # Exactly zero for equal counts, so that pairs without evidence still count as translations.
+    first, second = (np.log(one / one.sum(1, keepdims=True)) for one in (ours, theirs))
+    return np.asarray(first - second)
+
+
+def _counts(groups: Ints, values: Ints) -> Floats:
+    """[group, value] counts, with a pseudo-count."""
+    keys = groups * _VALUES + values
+    counts = np.bincount(keys, minlength=_GROUPS * _VALUES).reshape(_GROUPS, _VALUES)
+    return np.asarray(counts + 0.5, np.float64)
 
 
 class Stretch(NamedTuple):

@@ -29,10 +29,15 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from regard.data.formats.base import Two
-from regard.data.ibm_model1 import MIN_PAIRS, Lexicon, PairSample
 from regard.data.language_identification import LanguageIdentifier, is_installed
-from regard.data.likelihood_ratio import LikelihoodRatio
-from regard.data.misalignment import Stretch, find_stretches
+from regard.data.misalignment import (
+    MIN_PAIRS,
+    Lexicon,
+    LikelihoodRatio,
+    PairSample,
+    Stretch,
+    find_stretches,
+)
 from regard.data.pairs import Pair
 from regard.data.protected_spans import ProtectedSpans
 from regard.data.sentence_splitter import count_sentences

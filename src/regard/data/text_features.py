@@ -21,7 +21,7 @@ from regard.data.pairs import Pair
 from regard.data.words import is_unspaced_script
 
 if TYPE_CHECKING:
-    from regard.data.ibm_model1 import EncodedPairs, Floats, Lexicon, Strengths
+    from regard.data.misalignment import EncodedPairs, Floats, Lexicon, Strengths
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

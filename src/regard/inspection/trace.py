@@ -19,7 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, cast
 
 import numpy as np
 import torch
@@ -356,7 +356,9 @@ def trace(
             raise RegardError(
                 f"{name} {abbreviate(value)}: not supported by a non-autoregressive model"
             )
-    begin = [*_checked(forced, target), *model.encode_translation(prefix, text)]
+    begin: str | list[int] = prefix
+    if forced:
+        begin = [*_checked(forced, target), *model.encode_translation(prefix, text)]
     with mute_heads(model, mute):
         decoded = _decode(model, text, begin, parse, length, bool(mute), options)
         request, passes = decoded.request, decoded.passes
@@ -424,7 +426,7 @@ class TracedTranslation:
 def _decode(
     model: Translator,
     text: str,
-    begin: Sequence[int],
+    begin: str | list[int],
     parse: ParsedSentence | None,
     length: int | None,
     plain: bool,
@@ -433,7 +435,7 @@ def _decode(
     """Translate a text as ``Translator.translate`` does, then decode its best request again with an observer."""
     (found,) = model.generate(
         [text],
-        prefixes=[begin] if begin else None,
+        prefixes=cast(list[str] | list[list[int]], [begin]) if begin else None,
         parses=None if parse is None else [parse],
         length=length,
         plain=plain,

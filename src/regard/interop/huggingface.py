@@ -19,9 +19,13 @@ from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
 from regard.interop.base import (
     HUGGINGFACE,
+    MARIAN_NAMES,
     MAX_POSITIONS,
     all_pieces,
+    copy_state,
     decoding_note,
+    interleaved,
+    permute_features,
     piece_ids,
     require_package,
     write_json,
@@ -35,7 +39,6 @@ from regard.interop.verification import (
     sample_batch,
     stages,
 )
-from regard.interop.weight_names import MARIAN, copy_state, interleaved, permute_features
 from regard.nn.network import named_weights
 from regard.nn.transformer import Transformer
 from regard.recipe import ModelConfig, Recipe, make_recipe
@@ -315,7 +318,7 @@ def _our_weights(
         found["decoder.embedding.bias"] = found["projection.bias"]
         if recipe.model.tie_embeddings:
             found["encoder.embedding.bias"] = found["projection.bias"]
-    for weight in MARIAN.weights(recipe.model):
+    for weight in MARIAN_NAMES.weights(recipe.model):
         found[weight.ours] = permute_features(_first(theirs, weight.theirs), weight.axes, order)
     return found
 
@@ -493,7 +496,7 @@ def _marian_weights(network: Transformer, config: ModelConfig, marian: Any) -> d
     found["final_logits_bias"] = torch.zeros(len(network.projection.weight))[None]
     if bias is not None:
         found["final_logits_bias"] = bias[None]
-    for weight in MARIAN.weights(config):
+    for weight in MARIAN_NAMES.weights(config):
         if weight.ours in ours:
             found[weight.theirs] = permute_features(ours[weight.ours], weight.axes, order)
         else:

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.interop.base import MAX_POSITIONS, TORCH, write_json, write_tokenizer
+from regard.interop.base import (
+    MAX_POSITIONS,
+    TORCH,
+    TORCH_NAMES,
+    copy_state,
+    write_json,
+    write_tokenizer,
+)
 from regard.interop.verification import (
     SampleBatch,
     compare,
@@ -27,7 +34,6 @@ from regard.interop.verification import (
     sample_batch,
     stages,
 )
-from regard.interop.weight_names import TORCH as NAMES, copy_state
 from regard.nn.network import named_weights
 from regard.nn.positions import sinusoids
 from regard.nn.transformer import Transformer
@@ -166,7 +172,7 @@ def _our_weights(theirs: Mapping[str, Tensor], config: ModelConfig) -> dict[str,
                 split[f"{prefix}{projection}.{kind}"] = third
         else:
             split[name] = tensor
-    names = [(weight.ours, weight.theirs) for weight in NAMES.weights(config)]
+    names = [(weight.ours, weight.theirs) for weight in TORCH_NAMES.weights(config)]
     names += EMBEDDINGS.items()
     if missing := [name for _, name in names if name not in split]:
         raise RegardError(f"the weight {missing[0]} is missing from the state dict")
@@ -205,7 +211,7 @@ def _their_weights(network: Transformer, config: ModelConfig) -> dict[str, Tenso
     """Our weights under their names, with query, key and value joined to in_proj; a bias we do not have is zero."""
     ours = network.state_dict()
     split: dict[str, Tensor] = {}
-    for weight in NAMES.weights(config):
+    for weight in TORCH_NAMES.weights(config):
         split[weight.theirs] = (
             ours[weight.ours] if weight.ours in ours else _zero_bias(ours, weight.ours)
         )

@@ -1,4 +1,4 @@
-"""Metrics: BLEU, chrF and TER; word and phoneme error rate; ROUGE; accuracy and F1; perplexity.
+"""Metrics: BLEU, chrF and TER; ROUGE; word and phoneme error rate; accuracy and F1; perplexity.
 
 Every metric is a ``Metric`` object in the registry ``METRICS`` (recipe key ``evaluation.metrics``). To add a metric,
 register it in the file it belongs to.
@@ -6,7 +6,7 @@ register it in the file it belongs to.
 
 # Importing these modules registers their metrics. The order is that of lists of metrics.
 # isort: off
-from regard.metrics import sacrebleu, error_rates, accuracy, rouge, perplexity  # noqa: F401
+from regard.metrics import sacrebleu, rouge_and_error_rates, accuracy_and_perplexity  # noqa: F401
 from regard.metrics.base import METRICS, Comparison, Metric, MetricResult, compare, score
 # isort: on
 

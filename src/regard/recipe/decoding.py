@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, model_validator
 
-from regard.recipe.base import Section, registered
+from regard.recipe.validation import Section, registered
 
 DecodingMethod = Literal["search", "sampling", "mask_predict"]
 """search: beam search and greedy search; mask_predict: the search of non-autoregressive models"""

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from regard.errors import RegardError
-from regard.recipe.base import Section
 from regard.recipe.decoding import DecodingConfig
 from regard.recipe.registry import find_registry
 from regard.recipe.schema import (
@@ -24,7 +23,7 @@ from regard.recipe.schema import (
     Recipe,
     TokenizerConfig,
 )
-from regard.recipe.validation import as_written
+from regard.recipe.validation import Section, as_written
 
 Name = TypeVar("Name", bound=str)
 

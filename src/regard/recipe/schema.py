@@ -24,11 +24,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from regard.recipe.base import Section, registered
 from regard.recipe.decoding import DecodingConfig
 from regard.recipe.presets import BATCH_TOKENS, PRESETS, Preset
 from regard.recipe.registry import find_registry
-from regard.recipe.validation import find_problems
+from regard.recipe.validation import Section, find_problems, registered
 
 Device = Literal["auto", "cpu", "cuda"]
 TrainingPrecision = Literal["auto", "fp32", "bf16"]

@@ -1,4 +1,6 @@
-"""What a recipe must not combine. Each problem is one line that says what to do. All problems are reported at once.
+"""What a recipe may contain: the base class of its sections, registered names, and what must not be combined.
+
+Each problem is one line that says what to do. All problems are reported at once.
 
 The general rule comes first: **an option without effect is an error** (``_unused_options``). Which options a component
 reads is stated where the component is registered. The other functions check values that contradict each other.
@@ -11,13 +13,42 @@ from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from regard.recipe.registry import LOCATIONS, Choice, find_registry
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+from regard.recipe.registry import CHECKED_NAMES, LOCATIONS, Choice, allowed_names, find_registry
 
 if TYPE_CHECKING:
     from regard.recipe.schema import ModelConfig, Recipe
 
 PACKED_CHUNKS = 4
 """The number of padded chunks that a packed batch is split into where it cannot be packed."""
+
+
+class Section(BaseModel):
+    """A section of a recipe. Unknown keys are refused; the docstring of a field is its description."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+def registered(key: str) -> AfterValidator:
+    """A validator that accepts the names registered for a recipe key."""
+
+    def check(name: str) -> str:
+        if (key, name) in CHECKED_NAMES:
+            return name
+        allowed = allowed_names(key)
+        if name not in allowed:
+            *most, last = [f"'{one}'" for one in allowed]
+            expected = f"{', '.join(most)} or {last}" if most else last
+            raise PydanticCustomError(
+                "choice", "Input should be {expected}", {"expected": expected}
+            )
+        return name
+
+    return AfterValidator(check)
 
 
 def find_problems(recipe: Recipe) -> list[str]:

@@ -20,7 +20,7 @@ from regard.inference.engine import Request
 from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.metrics import MetricResult
-from regard.metrics.perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
+from regard.metrics.accuracy_and_perplexity import TOKEN_PERPLEXITY, WORD_PERPLEXITY
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import CleaningConfig, override_decoding
 from regard.tasks.base import TASKS, PairEncoder, SequenceGenerator, Task, encode_texts

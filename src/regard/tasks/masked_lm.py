@@ -22,8 +22,7 @@ from regard.errors import RegardError
 from regard.inference.network_decoder import pad_rows, plan_rows
 from regard.inference.precision import autocast
 from regard.metrics import MetricResult
-from regard.metrics.accuracy import ACCURACY
-from regard.metrics.perplexity import TOKEN_PERPLEXITY
+from regard.metrics.accuracy_and_perplexity import ACCURACY, TOKEN_PERPLEXITY
 from regard.nn.dropout import mask_tokens
 from regard.nn.encoder_heads import EncoderForMaskedLM
 from regard.nn.loss import MaskedLMLoss

@@ -396,7 +396,9 @@ class Translator(SequenceGenerator):
         for row, request, hypotheses in zip(rest, asked, every, strict=True):
             found[row] = self._ranked(request, hypotheses, decoding, nbest)
         for row, generated in found.items():
-            found[row] = [self._match_case(given[row], one, terms[row]) for one in generated]
+            prefix = prefixes[row] if prefixes else ""
+            begin = prefix if isinstance(prefix, str) else ""
+            found[row] = [self._match_case(given[row], one, terms[row], begin) for one in generated]
         return [found.get(row, []) for row in range(len(texts))]
 
     def _ranked(
@@ -449,15 +451,24 @@ class Translator(SequenceGenerator):
         """What the model reads: all-caps texts in sentence case, others as they are."""
         return list(map(restore_case, texts)) if self.recases else texts
 
-    def match_case(self, source: str, translation: str, terms: Sequence[str] = ()) -> str:
-        """A translation, in upper case if its source is in capitals and was recased; required terms stay as given."""
-        if self.recases and is_all_caps(source):
-            return upper_case(translation, keep=terms)
-        return translation
+    def match_case(
+        self, source: str, translation: str, terms: Sequence[str] = (), prefix: str = ""
+    ) -> str:
+        """A translation, in upper case if its source is in capitals and was recased.
 
-    def _match_case(self, source: str, generated: Generated, terms: Sequence[str]) -> Generated:
+        Required terms and a prefix stay as given.
+        """
+        if not self.recases or not is_all_caps(source):
+            return translation
+        given = self.tokenizer.target.normalize(prefix)
+        kept = given if translation.startswith(given) else ""
+        return kept + upper_case(translation[len(kept) :], keep=terms)
+
+    def _match_case(
+        self, source: str, generated: Generated, terms: Sequence[str], prefix: str
+    ) -> Generated:
         translation = generated.translation
-        text = self.match_case(source, translation.text, terms)
+        text = self.match_case(source, translation.text, terms, prefix)
         return generated._replace(translation=translation._replace(text=text))
 
     def encode_translation(self, translation: str, source: str) -> list[int]:

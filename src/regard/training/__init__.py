@@ -4,7 +4,7 @@
     prepare_data, prepare_data_shards  tokenize the corpus once, in one process or many
     data_loader                        the batches of each epoch
     trainer, train_step                the training loop; one optimizer step, in micro-batches if need be
-    optimizers, lr_schedules           Adam, SGD …; noam, cosine, constant
+    optimizers_and_schedules           Adam, SGD …; noam, cosine, constant
     checkpoint, stopping               save, resume, average; when training stops
     distributed, sharding              several processes: data parallelism, FSDP
     cpu_kernels                        native kernels of packed batches

@@ -87,21 +87,20 @@ def delete_checkpoints(paths: Iterable[Path], keep: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def save_checkpoint(
-    path: Path,
-    state: TrainingState,
-    weights: Mapping[str, Tensor],
-    ema: Mapping[str, Tensor] | None,
-    optimizer: Mapping[str, Tensor],
-) -> None:
-    """Write a checkpoint; ``optimizer`` is the result of ``optimizer_state``."""
-    groups = dict(zip(TENSOR_GROUPS, (weights, ema or {}, optimizer), strict=True))
-    tensors = {
+Tensors = Mapping[str, Tensor]
+CheckpointTensors = tuple[Tensors, Tensors | None, Tensors]
+"""the weights, their moving average, and the result of ``optimizer_state``, as in ``TENSOR_GROUPS``"""
+
+
+def save_checkpoint(path: Path, state: TrainingState, *tensors: *CheckpointTensors) -> None:
+    """Write a checkpoint."""
+    groups = zip(TENSOR_GROUPS, tensors, strict=True)
+    named = {
         f"{group}.{name}": tensor.contiguous()
-        for group, named in groups.items()
-        for name, tensor in named.items()
+        for group, some in groups
+        for name, tensor in (some or {}).items()
     }
-    write_tensors(path, tensors, asdict(state))
+    write_tensors(path, named, asdict(state))
 
 
 class CheckpointWriter:
@@ -111,18 +110,10 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
-    def start(
-        self,
-        path: Path,
-        state: TrainingState,
-        weights: Mapping[str, Tensor],
-        ema: Mapping[str, Tensor] | None,
-        optimizer: Mapping[str, Tensor],
-    ) -> None:
-        """Begin to write a checkpoint. Nobody may change the tensors: they must be copies."""
+    def start(self, path: Path, state: TrainingState, *tensors: *CheckpointTensors) -> None:
+        """Begin ``save_checkpoint``. Nobody may change the tensors: they must be copies."""
         self.wait()
-        arguments = path, deepcopy(state), weights, ema, optimizer
-        self._writing = self._thread.submit(save_checkpoint, *arguments)
+        self._writing = self._thread.submit(save_checkpoint, path, deepcopy(state), *tensors)
 
     def wait(self) -> bool:
         """Wait until the checkpoint is written; raises what went wrong. Returns whether there was one."""

@@ -133,7 +133,7 @@ class Example(NamedTuple):
     """A validation pair and its translation."""
 
     rank: str
-    """best, good, typical, poor or worst, by chrF"""
+    """best, top 25%, median, low 25% or worst, by chrF: its place among the translations, not a judgement"""
     pair: Pair
     translation: str
     chrf: float
@@ -206,7 +206,7 @@ def summary_seconds(trainer: Trainer) -> float:
 
 
 def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]:
-    """The best, a good, a typical, a poor and the worst translation, by chrF of the sentence."""
+    """The best, the median and the worst translation, and those at the quartiles, by chrF of the sentence."""
     from sacrebleu import sentence_chrf
 
     values = [
@@ -217,9 +217,9 @@ def choose_examples(pairs: list[Pair], translations: list[str]) -> list[Example]
     last = len(order) - 1
     places = {
         "best": 0,
-        "good": last // 4,
-        "typical": last // 2,
-        "poor": 3 * last // 4,
+        "top 25%": last // 4,
+        "median": last // 2,
+        "low 25%": 3 * last // 4,
         "worst": last,
     }
     chosen = {order[place]: rank for rank, place in reversed(places.items())}

@@ -48,7 +48,7 @@ from regard.recipe import (
 from regard.storage.run_dir import RunDir
 from regard.training.checkpoint import checkpoint_files
 from regard.training.distillation import teacher_tokenizer
-from regard.training.lr_schedules import learning_rate
+from regard.training.optimizers_and_schedules import learning_rate
 
 # ---------------------------------------------------------------------------------------------
 # The recipe: what comes from the run, and what is chosen from the new data

@@ -26,8 +26,7 @@ from regard.training.cpu_kernels import (
     has_cpu_kernels,
 )
 from regard.training.evaluation import summary_seconds
-from regard.training.lr_schedules import SCHEDULES
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS, SCHEDULES
 from regard.training.train_step import StepScalars, TrainStep
 
 if TYPE_CHECKING:

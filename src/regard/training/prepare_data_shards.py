@@ -29,12 +29,15 @@ import numpy as np
 from regard.data.cleaning import (
     CleaningCounts,
     CleaningOutcome,
+    Hashes,
     KnownDuplicates,
     RecordedPairs,
     SeenPairs,
+    find_duplicates,
+    read_duplicates,
+    write_distinct,
 )
 from regard.data.corpus import data_paths, read_pairs, select_train_pairs
-from regard.data.deduplication import Hashes, find_duplicates, read_duplicates, write_distinct
 from regard.data.formats.base import Skipped
 from regard.data.pairs import Pair
 from regard.data.text_files import RemoteFile

@@ -32,7 +32,7 @@ from regard.nn.loss import TrainingLoss, chunk_loss
 from regard.nn.positions import grow_tables
 from regard.nn.torch_internals import foreach_lerp_
 from regard.training.distributed import FlatGradients
-from regard.training.optimizers import set_learning_rate
+from regard.training.optimizers_and_schedules import set_learning_rate
 
 
 class StepScalars(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.data.cleaning import Hashes
 from regard.data.corpus import fingerprint, read_pairs, train_pairs
-from regard.data.deduplication import Hashes
 from regard.data.pairs import Pair
 from regard.data.tokenizer import nfc
 from regard.errors import RegardError

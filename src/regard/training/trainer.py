@@ -54,8 +54,7 @@ from regard.training.distillation import read_teacher
 from regard.training.distributed import FlatGradients, ProcessGroup
 from regard.training.evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
-from regard.training.lr_schedules import learning_rate
-from regard.training.optimizers import OPTIMIZERS
+from regard.training.optimizers_and_schedules import OPTIMIZERS, learning_rate
 from regard.training.planner import adjust_steps
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from regard.data import quality
-from regard.data.ibm_model1 import PairSample
-from regard.data.misalignment import viterbi
+from regard.data.misalignment import PairSample, viterbi
 from regard.data.pairs import Pair
 from regard.data.quality import (
     QUALITY_RULES,

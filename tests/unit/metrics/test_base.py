@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from regard.errors import RegardError
 from regard.metrics import Comparison, MetricResult, compare, score
-from regard.metrics.error_rates import edit_distance
+from regard.metrics.rouge_and_error_rates import edit_distance
 
 REFERENCES = [
     "The cat sat on the mat .",

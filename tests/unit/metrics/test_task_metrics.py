@@ -7,8 +7,8 @@ import pytest
 
 from regard.errors import RegardError
 from regard.metrics import compare, score
-from regard.metrics.perplexity import TOKEN_PERPLEXITY
-from regard.metrics.rouge import common_subsequence, rouge_l, rouge_n, words
+from regard.metrics.accuracy_and_perplexity import TOKEN_PERPLEXITY
+from regard.metrics.rouge_and_error_rates import common_subsequence, rouge_l, rouge_n, words
 
 
 def value(metric: str, hypotheses: list[str], references: list[str]) -> float:

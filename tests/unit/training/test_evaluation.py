@@ -24,7 +24,8 @@ def test_examples_range_from_the_best_to_the_worst() -> None:
     pairs = [Pair(f"source {n}", words) for n in range(9)]
     translations = [words[: 8 - n] or "x" for n in range(9)]
     examples = choose_examples(pairs, translations)
-    assert [example.rank for example in examples] == ["best", "good", "typical", "poor", "worst"]
+    ranks = ["best", "top 25%", "median", "low 25%", "worst"]
+    assert [example.rank for example in examples] == ranks
     assert [example.pair.source[-1] for example in examples] == ["0", "2", "4", "6", "8"]
     scores = [example.chrf for example in examples]
     assert scores == sorted(scores, reverse=True)

@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from regard.data.cleaning import write_distinct
 from regard.data.corpus import fingerprint, train_pairs
-from regard.data.deduplication import write_distinct
 from regard.data.pairs import Pair
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir

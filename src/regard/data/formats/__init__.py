@@ -1,10 +1,9 @@
 """Input formats: each class reads pairs of text out of files of one format. ``writers`` has the output formats.
 
     base              the registry INPUT_FORMATS, the base classes, the options of reading
-    plain_text        line-parallel text files, text without targets, a pair per line
+    plain_text        line-parallel text files, text without targets, a pair per line; CoNLL-U
     tables            TSV, CSV, XLSX, JSON lines, JSON, Parquet
     bilingual         files of translation tools: TMX, XLIFF, PO
-    conllu            CoNLL-U: words with part-of-speech tags and dependency trees
     file_collections  folders, patterns and zip archives of files in these formats
     writers           the registry OUTPUT_FORMATS, and a class for each format that is written
 
@@ -25,7 +24,7 @@ user says so; nothing is repaired.
 
 # Importing these modules registers their formats. The order is that of lists of formats.
 # isort: off
-from regard.data.formats import bilingual, tables, file_collections, plain_text, conllu  # noqa: F401
+from regard.data.formats import bilingual, tables, file_collections, plain_text  # noqa: F401
 
 # isort: on
 from regard.data.formats.base import (
@@ -38,6 +37,9 @@ from regard.data.formats.base import (
     pair_format as pair_format,
     pair_suffixes as pair_suffixes,
 )
-from regard.data.formats.conllu import read_conllu as read_conllu, read_parses as read_parses
 from regard.data.formats.file_collections import folder_files as folder_files
-from regard.data.formats.plain_text import LineFormat as LineFormat
+from regard.data.formats.plain_text import (
+    LineFormat as LineFormat,
+    read_conllu as read_conllu,
+    read_parses as read_parses,
+)
