@@ -108,7 +108,6 @@ class ModelEntry:
     """bytes of its weights in memory; an estimate until it is loaded"""
     run: RunDir | None = None
     loaded: LoadedModel | None = None
-    loading: asyncio.Task[LoadedModel] | None = None
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
@@ -178,6 +177,9 @@ class ModelPool:
         self._recent: OrderedDict[ModelEntry, None] = OrderedDict()
         """the models in memory, least recently used first"""
         self._making_room = asyncio.Lock()
+        self._waiting: dict[tuple[ModelEntry, ...], list[asyncio.Future[Loaded]]] = {}
+        """requests that wait for models"""
+        self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
         """the server is about to stop; set by signal handlers"""
         self.closed = False
@@ -235,49 +237,77 @@ class ModelPool:
         """The models of these entries; they stay in memory inside the block. Loads them if needed."""
         if self.closed:
             raise RequestRefused(503, "the server is shutting down")
-        used: dict[ModelEntry, LoadedModel] = {}
+        wanted = tuple(dict.fromkeys(entries))
+        held = self._hold(wanted) or await self._load(wanted)
         try:
-            for entry in dict.fromkeys(entries):
-                loaded = entry.loaded or await self._load(entry)
-                loaded.users += 1
-                loaded.unused.clear()
-                used[entry] = loaded
-                self._recent[entry] = None
-                self._recent.move_to_end(entry)
-            yield used
+            yield held
         finally:
-            for loaded in used.values():
-                loaded.users -= 1
-                if not loaded.users:
-                    loaded.unused.set()
+            _release(held)
 
-    async def _load(self, entry: ModelEntry) -> LoadedModel:
-        """Load a model. It is loaded once, even if several requests wait for it, or all of them are cancelled."""
-        if entry.loading is None or entry.loading.done():
-            entry.loading = asyncio.create_task(self._make_room_and_load(entry))
+    def _hold(self, entries: Sequence[ModelEntry]) -> Loaded | None:
+        """The models of these entries, which cannot be evicted until they are released; None if one is missing."""
+        held = {entry: entry.loaded for entry in entries if entry.loaded is not None}
+        if len(held) < len(entries):
+            return None
+        for entry, loaded in held.items():
+            loaded.users += 1
+            loaded.unused.clear()
+            self._recent.move_to_end(entry)
+        return held
+
+    async def _load(self, entries: tuple[ModelEntry, ...]) -> Loaded:
+        """Load models and hold them. They are loaded once for all requests that wait, even if these are cancelled."""
+        waiting: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(entries, []).append(waiting)
+        if len(self._waiting[entries]) == 1:
+            task = asyncio.create_task(self._load_for_all(entries))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         try:
-            return await asyncio.shield(entry.loading)
-        except RegardError as error:
-            log.error("%s cannot be loaded: %s", entry.name, error)
-            raise RequestRefused(
-                503, f"model {entry.name} cannot be loaded; see the server's log", retry_after=60
-            ) from None
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and not waiting.exception():
+                _release(waiting.result())
+            raise
 
-    async def _make_room_and_load(self, entry: ModelEntry) -> LoadedModel:
+    async def _load_for_all(self, entries: tuple[ModelEntry, ...]) -> None:
+        """Load models and give them to all requests that wait for them.
+
+        The requests hold them from here on: before they continue, another one could evict the models. And they hold
+        either all models of a route or none: with one of them, a request would wait for itself to make room.
+        """
         async with self._making_room:
-            await self._make_room(entry.size)
-            self.add(entry, await asyncio.to_thread(entry.load))
-        assert entry.loaded is not None
-        return entry.loaded
+            try:
+                for entry in entries:
+                    if entry.loaded is None:
+                        await self._make_room(entry.size, entries)
+                        self.add(entry, await asyncio.to_thread(entry.load))
+            except Exception as error:
+                if isinstance(error, RegardError):
+                    log.error("%s cannot be loaded: %s", entry.name, error)
+                    reason = f"model {entry.name} cannot be loaded; see the server's log"
+                    error = RequestRefused(503, reason, retry_after=60)
+                for waiting in self._waiting.pop(entries):
+                    if not waiting.done():
+                        waiting.set_exception(error)
+                return
+            for waiting in self._waiting.pop(entries):
+                if not waiting.done():
+                    held = self._hold(entries)
+                    assert held is not None
+                    waiting.set_result(held)
 
-    async def _make_room(self, size: int) -> None:
-        """Evict models until a model of this size fits, the least recently used first.
+    async def _make_room(self, size: int, kept: Sequence[ModelEntry]) -> None:
+        """Evict models until a model of this size fits, the least recently used first, but not those to keep.
 
         Requests that use an evicted model finish first; later ones load it again.
         """
         limit = self.settings.memory
-        while limit and self._recent and self.loaded_bytes + size > limit:
-            entry, _ = self._recent.popitem(last=False)
+        while limit and self.loaded_bytes + size > limit:
+            entry = next((one for one in self._recent if one not in kept), None)
+            if entry is None:
+                return
+            del self._recent[entry]
             loaded, entry.loaded = entry.loaded, None
             assert loaded is not None
             await loaded.close()
@@ -329,6 +359,13 @@ class ModelPool:
                 if entry.loaded.following is not None:
                     entry.loaded.following.cancel()
                     entry.loaded.following = None
+
+
+def _release(held: Loaded) -> None:
+    for loaded in held.values():
+        loaded.users -= 1
+        if not loaded.users:
+            loaded.unused.set()
 
 
 def _loop_is_running() -> bool:
@@ -406,10 +443,28 @@ def loaded_bytes(run: RunDir, model: ServedModel) -> int:
     return run.weights_file.stat().st_size + (0 if packed is None else packed.bytes)
 
 
-def check_memory(entries: Sequence[ModelEntry], memory: int | None) -> None:
-    """Refuse a limit in which a model does not fit even alone."""
+def check_memory(
+    entries: Sequence[ModelEntry], memory: int | None, pivots: Sequence[str] = ()
+) -> None:
+    """Refuse a limit in which a model does not fit even alone, or two that are combined do not fit together."""
+    if not memory:
+        return
     for entry in entries:
-        if memory and entry.size > memory:
+        if entry.size > memory:
             raise RegardError(
                 f"--memory {memory / 1e6:,.1f} MB: {entry.name} alone needs about {entry.size / 1e6:,.1f} MB"
             )
+    direct: dict[tuple[str, str], ModelEntry] = {}
+    for entry in entries:
+        for pair in entry.pairs:
+            direct.setdefault(pair, entry)
+    for (source, middle), first in direct.items():
+        for (between, target), second in direct.items():
+            is_route = middle == between and middle in pivots and source != target
+            if not is_route or (source, target) in direct or first is second:
+                continue
+            if (size := first.size + second.size) > memory:
+                raise RegardError(
+                    f"--memory {memory / 1e6:,.1f} MB: {source} to {middle} to {target} needs {first.name} and "
+                    f"{second.name} together, about {size / 1e6:,.1f} MB"
+                )

@@ -82,7 +82,7 @@ def serve(
     def load(run: Path) -> Translator:
         return Translator.load(run, device, precision, threads)
 
-    check_memory(entries_of_runs(runs, load, languages), settings.memory)
+    check_memory(entries_of_runs(runs, load, languages), settings.memory, settings.pivots)
     with _bind(host, port) as listening, shared_folder("regard-files-") as files:
         settings = replace(settings, file_folder=files)
         # A worker listens once it has loaded its model, so clients need not wait for it.

@@ -198,6 +198,87 @@ def test_a_model_in_use_is_evicted_after_its_requests(small_recipe: Make) -> Non
     asyncio.run(asyncio.wait_for(test(), 20))
 
 
+def test_models_that_evict_each_other_lose_no_request(small_recipe: Make) -> None:
+    """A model is held for those who wait for it, before the next one may evict it."""
+    entries = [entry(small_recipe, one, "en", size=40) for one in ("de", "fr", "es")]
+    app = create_app(entries, Settings(memory=50))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        bodies = [{"q": "a", "source": one, "target": "en"} for one in ("de", "fr", "es")]
+        for _ in range(3):
+            jobs = [client.post("/translate", json=body) for body in bodies * 3]
+            responses = await asyncio.gather(*jobs)
+            assert {response.status_code for response in responses} == {200}
+
+    run(app, test)
+    pool = app.state.service.models
+    assert pool.loaded_bytes <= 50
+    assert all(one.loaded is None or one.loaded.users == 0 for one in entries)
+
+
+def test_routes_through_a_pivot_do_not_wait_for_each_other(small_recipe: Make) -> None:
+    """Memory for one route: a request that held one of its models would wait for the other forever."""
+    entries = [
+        entry(small_recipe, source, target, size=40)
+        for source, target in (("de", "en"), ("en", "fr"), ("es", "en"), ("en", "it"))
+    ]
+    app = create_app(entries, Settings(memory=80, pivots=("en",)))
+
+    async def test(client: httpx.AsyncClient) -> None:
+        pairs = [("de", "fr"), ("es", "it"), ("de", "it"), ("es", "fr"), ("de", "en")]
+        bodies = [{"q": "a", "source": source, "target": target} for source, target in pairs]
+        responses = await asyncio.gather(
+            *(client.post("/translate", json=body) for body in bodies * 2)
+        )
+        assert {response.status_code for response in responses} == {200}
+
+    run(app, test)
+    assert app.state.service.models.loaded_bytes <= 80
+
+
+def test_a_request_that_is_cancelled_while_it_gets_its_model_holds_it_no_more(
+    small_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = entry(small_recipe, "de", "en")
+    pool = ModelPool([one], Settings(), Metrics())
+    hold = pool._hold
+
+    async def test() -> None:
+        async def use() -> None:
+            async with pool.use(one):
+                raise AssertionError("it was cancelled before")
+
+        task = asyncio.create_task(use())
+
+        def hold_and_cancel(entries: Any) -> Any:
+            if held := hold(entries):
+                asyncio.get_running_loop().call_soon(task.cancel)
+            return held
+
+        monkeypatch.setattr(pool, "_hold", hold_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert one.loaded is not None
+        assert one.loaded.users == 0
+        assert one.loaded.unused.is_set()
+
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+def test_a_limit_of_memory_must_hold_two_models_with_a_pivot_between_them(
+    small_recipe: Make,
+) -> None:
+    pairs = (("de", "en"), ("en", "fr"), ("en", "de"))
+    entries = [entry(small_recipe, *pair, size=40_000_000) for pair in pairs]
+    check_memory(entries, 50_000_000)
+    check_memory(entries, 80_000_000, ("en",))
+    with pytest.raises(RegardError) as error:
+        check_memory(entries, 79_000_000, ("en",))
+    assert str(error.value) == (
+        "--memory 79.0 MB: de to en to fr needs de-en and en-fr together, about 80.0 MB"
+    )
+
+
 def test_a_model_is_loaded_once_for_all_that_wait(small_recipe: Make) -> None:
     one = entry(small_recipe, "de", "en")
     load, loads = one.load, []

@@ -114,7 +114,7 @@ def test_a_server_that_cannot_start_ends_with_the_status_of_its_worker() -> None
 def test_workers_share_the_memory(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch, memory: int | None, each: int | None
 ) -> None:
-    def check_memory(entries: object, limit: int | None) -> NoReturn:
+    def check_memory(entries: object, limit: int | None, pivots: object) -> NoReturn:
         raise RegardError(f"limit {limit}")
 
     monkeypatch.setattr(process, "check_memory", check_memory)
