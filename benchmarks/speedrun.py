@@ -4,9 +4,9 @@
     python benchmarks/speedrun.py 3000-steps --cold     # one attempt, without compiled kernels of earlier runs
     python benchmarks/speedrun.py --table               # the table of docs/training.md
 
-Every attempt is ``regard train`` with ``multi30k.yaml`` and a few changed keys, in a process of its own. The clock starts
-before the process and stops with the first validation on all 1,014 pairs that reaches the score, or with the average of
-the checkpoints if it is the first to reach it.
+Every attempt is ``regard train`` with ``multi30k.yaml`` and a few changed keys, in a process of its own. The clock
+starts before the process and stops with the first validation on all 1,014 pairs that reaches the score, or with the
+average of the checkpoints if it is the first to reach it.
 """
 
 from __future__ import annotations
