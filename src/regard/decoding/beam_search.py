@@ -83,14 +83,15 @@ def beam_search(
     finished = FinishedHypotheses(shape, nbest, length_penalty, penalty, device)
     # A logits processor may require tokens that are still missing at the limit.
     cuts_at_limit = length_normalization.cuts_at_limit and not processors
+    shortest_limit = min(max_lengths, default=0)
 
     active = ActiveHypotheses.initial(state, rules)
     while len(active.sentences):
         # 1. Run the model, and select which candidates finish a hypothesis and which are continued.
         active, logits = active.step(step)
-        candidates, ended, continued = _select(active, logits, rules, processor, beam)
+        candidates, ended, continued, none_ended = _select(active, logits, rules, processor, beam)
         bonus = processor.score_bonus(active)
-        if ended.any():
+        if not none_ended and ended.any():
             finished.add_ended(active, ended, candidates, bonus)
 
         # 2. Find the sentences that are done. One without candidates is done, too: NEG_INF is not above NEG_INF.
@@ -108,11 +109,12 @@ def beam_search(
 
         # 3. Where a sentence is done without a finished hypothesis, return the active ones.
         without_result = done & (scores[:, :, 0] == NEG_INF).all(1)
-        if cuts_at_limit and (remaining == 1).any():
+        if cuts_at_limit and active.length + 1 >= shortest_limit and (remaining == 1).any():
             at_limit = (remaining == 1).unsqueeze(1) & (continued.totals > NEG_INF)
             done, without_result = done | at_limit.any(1), without_result & ~at_limit.any(1)
             finished.add_at_limit(active, at_limit, continued)
-        if without_result.any():
+        some_done = bool(done.any())
+        if some_done and without_result.any():
             finished.add_truncated(active, without_result, bonus, processor.is_complete(active))
 
         # 4. Extend the hypotheses of the sentences that are not done.
@@ -120,7 +122,7 @@ def beam_search(
             new_penalty = penalty(active.length + 1, length_penalty)
             step_record = (active.length, candidates, ended, continued, done, new_penalty)
             observer(BeamStep(*step_record, groups))
-        active = active.advance(~done, continued)
+        active = active.advance(~done if some_done else None, continued)
         if processors:
             processor.advance((~done).nonzero().squeeze(1), continued)
     return finished.ranked()
@@ -262,6 +264,8 @@ class FinishedHypotheses:
 
     def _ranked(self, finished: list[tuple[int, Hypothesis]]) -> list[Hypothesis]:
         """Take the best of each group before the second best of any, then sort by score."""
+        if len(finished) == 1:
+            return [finished[0][1]]
         rank_in_group: Counter[int] = Counter()
         known: set[tuple[int, ...]] = set()
         ranked = []

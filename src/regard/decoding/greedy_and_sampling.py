@@ -211,7 +211,7 @@ def _decode(
         truncated = ~ended & ((remaining <= 0) | ~possible)
         at_limit = possible & ~ended & (remaining == 1) & cuts_at_limit
         done = (ended | truncated | at_limit).squeeze(1)
-        if done.any():
+        if some_done := bool(done.any()):
             results.update(active.finish(ended, candidates, length_penalty, penalty))
             results.update(
                 active.finish(at_limit, candidates, length_penalty, penalty, by_eos=False)
@@ -219,8 +219,9 @@ def _decode(
             results.update(active.truncate(truncated.squeeze(1), length_penalty, penalty))
 
         # 3. Extend the others.
-        active = active.advance(~done, candidates)
-        processor.advance((~done).nonzero().squeeze(1), candidates)
+        active = active.advance(~done if some_done else None, candidates)
+        if processors:
+            processor.advance((~done).nonzero().squeeze(1), candidates)
     return [results[row] for row in range(len(rules.max_lengths))]
 
 

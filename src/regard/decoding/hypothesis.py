@@ -5,7 +5,7 @@ This module does not import torch, so that the native decoder can be used withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,27 +66,3 @@ class Hypothesis:
     """of each token, then of EOS if it was generated"""
     finished: bool
     """whether EOS was generated or the length was given; False if the sequence was cut at its maximum length"""
-
-    @classmethod
-    def scored(
-        cls,
-        tokens: list[int],
-        token_log_probabilities: list[float],
-        total: float,
-        length_penalty: float,
-        penalty: Callable[[int, float], float],
-        bonus: float = 0.0,
-    ) -> Hypothesis:
-        """A hypothesis of beam search.
-
-        total: what the search ranks by, which is the sum of the log-probabilities unless a logits processor waives the
-        cost of some tokens.
-        """
-        length = max(1, len(token_log_probabilities))
-        return cls(
-            tokens=tokens,
-            log_probability=sum(token_log_probabilities, 0.0),
-            score=total / penalty(length, length_penalty) + bonus,
-            token_log_probabilities=token_log_probabilities,
-            finished=len(token_log_probabilities) > len(tokens),
-        )

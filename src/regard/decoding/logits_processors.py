@@ -34,13 +34,15 @@ class BeamSelection(NamedTuple):
     """which candidates finish a hypothesis"""
     continued: BeamCandidates
     """the candidates that become the active hypotheses of the next step"""
+    none_finished: bool = False
+    """known to be so without waiting for the GPU"""
 
     @classmethod
     def from_candidates(cls, candidates: BeamCandidates, eos: int, beam: int) -> "BeamSelection":
         """EOS among the first ``beam`` finishes a hypothesis; the first ``beam`` that are not EOS are continued."""
         is_eos = candidates.tokens == eos
         if not is_eos.any():  # the most frequent case
-            return cls(candidates, is_eos, candidates.first(beam))
+            return cls(candidates, is_eos, candidates.first(beam), none_finished=True)
         rank = torch.arange(is_eos.shape[1], device=is_eos.device)
         finished = is_eos & (rank < beam) & (candidates.totals > NEG_INF)
         order = is_eos.int().argsort(dim=1, stable=True)[:, :beam]

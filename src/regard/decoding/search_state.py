@@ -223,28 +223,42 @@ class ActiveHypotheses(Generic[S]):
         return allowed.view_as(logits)
 
     def advance(
-        self, keep: Bool[Tensor, "sentences"], continued: BeamCandidates
+        self, keep: Bool[Tensor, "sentences"] | None, continued: BeamCandidates
     ) -> "ActiveHypotheses[S]":
-        """Extend the hypotheses by the selected candidates, and drop the sentences that are not kept."""
-        kept = keep.nonzero().squeeze(1)
-        if len(kept) < len(keep):
+        """Extend the hypotheses by the selected candidates; drop the sentences that are not kept. None: keep all."""
+        if keep is None:
+            kept = torch.arange(len(self.sentences), device=self.sentences.device)
+        else:
+            kept = keep.nonzero().squeeze(1)
+        if len(kept) < len(self.sentences):
             continued = continued.select_sentences(kept)
         sentence, beams = kept.unsqueeze(1), continued.beams
         rows = sentence * self.tokens.shape[1] + beams
-        present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
         log_probabilities, tokens = (
             self.log_probabilities[sentence, beams],
             self.tokens[sentence, beams],
         )
         new = continued.log_probabilities.unsqueeze(2)
         return ActiveHypotheses(
-            # Reordering cached keys and values is expensive: skip it if every row stays in place.
-            state=self.state if torch.equal(rows, present) else self.state.select(rows),
+            state=self.state if self._is_unchanged(rows) else self.state.select(rows),
             sentences=self.sentences[kept],
             tokens=torch.cat([tokens, continued.tokens.unsqueeze(2)], dim=2),
             log_probabilities=torch.cat([log_probabilities, new], dim=2),
             totals=continued.totals,
         )
+
+    def _is_unchanged(self, rows: Int[Tensor, "sentences beams"]) -> bool:
+        """Whether every row stays in place, so that keys and values need not be reordered. False: perhaps not."""
+        if rows.shape != self.totals.shape:
+            return False
+        if rows.shape[1] == 1:
+            return True
+        if (
+            rows.is_cuda
+        ):  # the comparison would wait for the GPU, and several beams rarely stay in place
+            return False
+        present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
+        return torch.equal(rows, present)
 
     def finish(
         self,
@@ -307,12 +321,15 @@ class ActiveHypotheses(Generic[S]):
         penalty: Penalty,
         bonus: Float[Tensor, "sentences beams"] | None,
     ) -> list[tuple[int, Hypothesis]]:
+        length = log_probabilities.shape[1]
+        scores = totals / penalty(max(1, length), length_penalty)
+        scores = scores if bonus is None else scores + bonus[sentences, beams]
         rows: list[int] = self.sentences[sentences].tolist()
-        bonuses = [0.0] * len(rows) if bonus is None else bonus[sentences, beams].tolist()
-        columns = (tokens.tolist(), log_probabilities.tolist(), totals.tolist(), bonuses)
+        columns = (tokens.tolist(), log_probabilities.tolist(), scores.tolist())
+        finished = length > tokens.shape[1]
         return [
-            (row, Hypothesis.scored(ids, each, total, length_penalty, penalty, extra))
-            for row, ids, each, total, extra in zip(rows, *columns, strict=True)
+            (row, Hypothesis(ids, sum(each, 0.0), score, each, finished))
+            for row, ids, each, score in zip(rows, *columns, strict=True)
         ]
 
 

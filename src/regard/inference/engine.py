@@ -371,7 +371,7 @@ class Engine:
         total: int | None,
     ) -> list[list[Hypothesis]]:
         """Batches of similar length, possibly in parallel; hypotheses in the order of the requests."""
-        from regard.inference.network_decoder import plan_rows, streams_on_gpu
+        from regard.inference.network_decoder import plan_rows
 
         if not requests:
             return []
@@ -382,26 +382,17 @@ class Engine:
                 for one in requests
                 for number in range(samples)
             ]
+        parallel = total is not None and self.on_cpu
         lengths = [len(one.source) for one in requests]
-        constrained = bool(requests[0].phrases)
-        width = self.width(decoding, nbest, constrained, length)
-        workers = 1
-        if total is not None and self.on_cpu:
-            workers = self.threads
-        elif total is not None and self.device.type == "cuda" and not constrained:
-            workers = streams_on_gpu(len(requests) * width)
+        width = self.width(decoding, nbest, bool(requests[0].phrases), length)
         # The longest first: what is left at the end, when not all workers are busy, is short.
+        workers = self.threads if parallel else 1
         rows = [*plan_rows(lengths, self.device, self.target.size, width, workers)][::-1]
         batches = [
             DecodingBatch([requests[row] for row in some], decoding, nbest, length, total)
             for some in rows
         ]
-        if total is not None and self.on_cpu:
-            results = self._parallel(batches)
-        elif workers > 1:
-            results = self.network_decoder.generate_on_streams(batches)
-        else:
-            results = [*map(self.generate_batch, batches)]
+        results = self._parallel(batches) if parallel else map(self.generate_batch, batches)
         found = {
             row: hypotheses
             for some, each in zip(rows, results, strict=True)

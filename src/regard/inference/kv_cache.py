@@ -44,6 +44,8 @@ class BeamKVCache:
     """hypotheses per sentence"""
     bias: Float[Tensor, "#S 1 B C"]
     """0 where a hypothesis attends to a slot, else minus infinity; one row for all sentences while each has one beam"""
+    most_used: int = 0
+    """upper bound for the number of used slots of a sentence: counting them would wait for the GPU"""
     write_slots: int | Int[Tensor, " 2*S*h*B"] = 0
     """the slots to fill in this step: one number if all sentences use the same, else indices into a flat buffer"""
 
@@ -71,7 +73,9 @@ class BeamKVCache:
         """The cache with a slot for the next token of each hypothesis; ``write`` fills them."""
         buffers, bias, beams = self.buffers, self.bias, self.beams
         used = (bias == 0).any(2).squeeze(1)
-        most_used = int(used.sum(1).max())
+        most_used = self.most_used
+        if most_used + beams > used.shape[1]:
+            most_used = int(used.sum(1).max())
         if (missing := most_used + beams - used.shape[1]) > 0:
             added = -(-missing // SLOT_INCREMENT) * SLOT_INCREMENT
             bias = F.pad(bias, (0, added), value=-math.inf)
@@ -80,13 +84,17 @@ class BeamKVCache:
         if beams == 1:  # no hypothesis was pruned: the slots of all sentences are filled in order
             bias = bias.clone()
             bias[..., most_used] = 0.0
-            return BeamKVCache(buffers, self.sentences, beams, bias, most_used)
+            return BeamKVCache(
+                buffers, self.sentences, beams, bias, most_used + 1, write_slots=most_used
+            )
         free = used.byte().argsort(dim=1, stable=True)[:, :beams]
         own_slot = bias.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
         columns = free[:, None, None].expand(-1, 1, beams, -1)
         bias = bias.scatter(3, columns, own_slot.expand(self.sentences, 1, -1, -1))
         write_slots = self._flat_indices(buffers[0], free)
-        return BeamKVCache(buffers, self.sentences, beams, bias, write_slots)
+        return BeamKVCache(
+            buffers, self.sentences, beams, bias, most_used + beams, write_slots=write_slots
+        )
 
     def _with_capacity(self, slots: int) -> list[Tensor]:
         """The buffers, enlarged if they have fewer slots per sentence; on a GPU to at least twice their size."""

@@ -5,7 +5,6 @@ The engine calls it for all that the native decoder does not decode.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,7 +32,6 @@ from regard.errors import RegardError
 from regard.inference.engine import SearchInterrupted
 from regard.inference.packed_transformer import PackedEnsemble, PackedTransformer, inference_context
 from regard.inference.precision import autocast
-from regard.inference.worker_pool import map_in_threads
 from regard.nn.multi_head_attention import record_attention
 from regard.nn.network import Network
 from regard.nn.non_autoregressive import NonAutoregressiveTransformer
@@ -49,11 +47,7 @@ R = TypeVar("R")
 CPU_TOKENS = 4_096
 """source tokens, padding included, times beam size, of a batch on a CPU"""
 GPU_TOKENS_PER_GB = 8_192
-"""the same on a GPU, per gigabyte of its memory, for all batches at a time"""
-GPU_STREAMS = 2
-"""batches at a time on a GPU"""
-ROWS_PER_STREAM = 2_560
-"""hypotheses of a batch from which on a second batch at the same time makes both faster"""
+"""the same on a GPU, per gigabyte of its memory"""
 
 
 class NetworkDecoder:
@@ -62,28 +56,6 @@ class NetworkDecoder:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.device, self.target = engine, engine.device, engine.target
         self._boundaries: WordBoundaries | None = None
-        self._of_thread = threading.local()
-
-    def generate_on_streams(self, batches: Sequence[DecodingBatch]) -> list[list[list[Hypothesis]]]:
-        """Decode batches on a GPU, several at a time, each in a thread with a CUDA stream of its own.
-
-        While one thread waits for the result of a step, the GPU computes the other batch.
-        """
-        packed = self.engine.packed
-        assert packed is not None
-        requests = [one for batch in batches for one in batch.requests]
-        longest_source = max(len(one.source) for one in requests) + 1
-        longest_target = max(self.engine.max_tokens(one, batches[0].decoding) for one in requests)
-        packed.reserve_positions(longest_source, longest_target + 1)
-        torch.cuda.current_stream(self.device).synchronize()
-        return map_in_threads(self._generate_on_stream, batches, GPU_STREAMS)
-
-    def _generate_on_stream(self, batch: DecodingBatch) -> list[list[Hypothesis]]:
-        """Decode one batch on the CUDA stream of this thread."""
-        if not hasattr(self._of_thread, "stream"):
-            self._of_thread.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._of_thread.stream):
-            return self.generate_batch(batch)
 
     @torch.inference_mode()
     def generate_batch(
@@ -270,11 +242,6 @@ def pad_rows(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.from_numpy(np.array(ids, dtype=np.int64)).to(device)
 
 
-def streams_on_gpu(rows: int) -> int:
-    """How many batches to decode at a time on a GPU. rows: hypotheses in all."""
-    return GPU_STREAMS if rows >= GPU_STREAMS * ROWS_PER_STREAM else 1
-
-
 def plan_rows(
     lengths: Sequence[int], device: torch.device, vocab_size: int, width: int = 1, workers: int = 1
 ) -> Iterator[list[int]]:
@@ -283,9 +250,8 @@ def plan_rows(
     tokens, rows = CPU_TOKENS, CPU_TOKENS
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-        tokens = GPU_TOKENS_PER_GB * (memory >> 30) // workers
-        # logits, 16 bytes each, take a quarter of it
-        rows = memory // 4 // (16 * vocab_size) // workers
+        tokens = GPU_TOKENS_PER_GB * (memory >> 30)
+        rows = memory // 4 // (16 * vocab_size)  # logits, 16 bytes each, take a quarter of it
     most = max(1, rows // width)
     for part in plan_sorted(sizes, sizes, tokens // width, workers):
         for first in range(0, len(part), most):

@@ -254,7 +254,7 @@ def pack_feed_forward(layer: EncoderLayer, pack: PackFormat) -> Sublayer:
 
 FEW_QUERIES = 16
 """queries per sentence up to which two products and a softmax are faster than the fused kernel on a CPU"""
-LARGE_BATCH = 2048
+LARGE_BATCH = 512
 """sentences with few queries from which on ``decode_attention`` is faster than torch's kernels on a GPU"""
 
 
@@ -483,15 +483,6 @@ class PackedTransformer:
         """Size of the packed weights."""
         return sum(weight.bytes for weight in self.weights)
 
-    def reserve_positions(self, source: int, target: int) -> None:
-        """Make all tables of positions for texts up to these lengths, so that several CUDA streams only read them."""
-        self.source.positions(source)
-        self.target.positions(target)
-        for layers, end in ((self.encoder, source), (self.decoder, target)):
-            for layer in layers:
-                if (rotary := layer.self_attention.rotary) is not None:
-                    rotary.rotations(end, self.source.table.device)
-
     def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> Memory:
         """Run the encoder. Each row of the source ends with EOS, then padding."""
         sentences, length = source.shape
@@ -556,11 +547,6 @@ class PackedEnsemble:
     def bytes(self) -> int:
         """Size of the packed weights."""
         return sum(member.bytes for member in self.members)
-
-    def reserve_positions(self, source: int, target: int) -> None:
-        """Make all tables of positions for texts up to these lengths."""
-        for member in self.members:
-            member.reserve_positions(source, target)
 
     def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> list[Memory]:
         """The memory of each member."""

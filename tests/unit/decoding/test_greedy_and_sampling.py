@@ -14,7 +14,6 @@ from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import (
     LENGTH_NORMALIZATIONS,
     LengthNormalization,
-    gnmt_length_penalty,
 )
 from regard.errors import RegardError
 from tests.unit.decoding.mock_model import (
@@ -116,9 +115,7 @@ def test_a_hypothesis_without_eos_is_truncated_at_the_maximum_length() -> None:
     endless = table_model({(2,) * n: {2: 0.75, 3: 0.25} for n in range(9)} | {(3,): {3: 1.0}}, V=4)
     [one] = greedy(MockStep(endless), initial_state(1), max_lengths=[3], bos=BOS, eos=EOS)
     total = one.log_probability
-    assert one == Hypothesis.scored(
-        [2, 2, 2], one.token_log_probabilities, total, 0.0, gnmt_length_penalty
-    )
+    assert one == Hypothesis([2, 2, 2], total, total, one.token_log_probabilities, False)
     assert not one.finished
     assert one.log_probability == pytest.approx(3 * math.log(0.75))
     [two] = greedy(MockStep(endless), initial_state(1), max_lengths=[0], bos=BOS, eos=EOS)

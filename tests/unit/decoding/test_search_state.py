@@ -79,8 +79,8 @@ def test_every_node_has_the_probability_of_its_path() -> None:
 def test_a_sampled_hypothesis_is_a_single_branch(finished: bool) -> None:
     each = [-0.5, -0.25, -2.0][: 2 + finished]
     tree = BeamTree(BOS)
-    hypothesis = Hypothesis.scored([2, 3], each, sum(each), 0.6, gnmt_length_penalty)
-    assert hypothesis.finished == finished
+    score = sum(each) / gnmt_length_penalty(len(each), 0.6)
+    hypothesis = Hypothesis([2, 3], sum(each), score, each, finished)
     tree.add_path(hypothesis, EOS, partial(gnmt_length_penalty, length_penalty=0.6))
     assert [node.parent for node in tree.nodes] == [None, 0, 1, 2][: 3 + finished]
     assert [node.token for node in tree.nodes] == [BOS, 2, 3, EOS][: 3 + finished]
