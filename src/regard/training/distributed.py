@@ -1,8 +1,8 @@
 """Data-parallel training in several processes: ``regard train … --processes N``, or with torchrun on several machines.
 
-Every process has all weights. It computes the gradients of its share of each batch, and the processes average them.
-Padded batches use DistributedDataParallel, which exchanges gradients during the backward pass. Packed batches use
-``FlatGradients``, which exchanges them after it, so that the passes before and after can be CUDA graphs.
+Every process has all weights. It computes the gradients of its share of each batch, and the processes average them
+while the backward pass runs. Padded batches use DistributedDataParallel, packed ones ``FlatGradients``, with which the
+passes can be CUDA graphs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from regard.data.batching import TILE, Lengths, PackedSize, row_owners
 from regard.data.token_dataset import RowIndices
 from regard.errors import RegardError
 from regard.inference.precision import choose_device
+from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Device
 
 T = TypeVar("T")
@@ -311,30 +313,146 @@ def first_sentence(error: BaseException) -> str:
 # Gradients
 
 
-class FlatGradients:
-    """The gradients of all parameters in one buffer, which the processes average with a single all-reduce.
+BUCKET_BYTES = 8 * 2**20
+"""Gradients are exchanged in messages of about this size. It must not depend on the processes of a run."""
 
-    ``grad`` of each parameter is a view of the buffer, and the backward pass adds to it in place. The addresses stay
-    the same, as a CUDA graph needs it, and no hook keeps the AccumulateGrad nodes of a parameter alive. Those of
-    DistributedDataParallel belong to the stream on which they were made, which breaks the capture of a later backward
-    pass on another stream.
+
+class FlatGradients:
+    """The gradients of all parameters in one buffer, which the processes average during the backward pass.
+
+    ``grad`` of each parameter is a view of the buffer, and the backward pass adds to it in place. The buffer is divided
+    into buckets, in the order of the parameters. As soon as the last backward pass of a step has completed a bucket and
+    those before it, its all-reduce starts; ``average`` starts the rest and waits for all. So every process exchanges
+    the same buckets in the same order, even one without a row of the batch.
+
+    The addresses stay the same, as a CUDA graph needs it, and no hook keeps the AccumulateGrad nodes of a parameter
+    alive: these hooks belong to the parameters. Those of DistributedDataParallel belong to the nodes, which belong to
+    the stream on which they were made, and this breaks the capture of a later backward pass on another stream.
     """
 
+    overlaps = True
+    """whether the exchange starts during the backward pass; benchmarks compare both"""
+
     def __init__(self, parameters: Sequence[nn.Parameter], group: ProcessGroup) -> None:
+        """parameters: best in the order in which the backward pass completes them, see ``backward_order``."""
         (dtype,) = {parameter.dtype for parameter in parameters}
         self.group = group
         sizes = [parameter.numel() for parameter in parameters]
         self.buffer: Float[Tensor, " n"] = torch.zeros(sum(sizes), dtype=dtype, device=group.device)
-        for parameter, part in zip(parameters, torch.split(self.buffer, sizes), strict=True):
-            parameter.grad = part.view_as(parameter)
+        buckets = _divide(sizes, BUCKET_BYTES // self.buffer.itemsize)
+        elements = [sum(sizes[number] for number in numbers) for numbers in buckets]
+        self.buckets = torch.split(self.buffer, elements)
+        self._parameters_in = [len(numbers) for numbers in buckets]
+        self._missing: list[int] = []
+        """for each bucket, the parameters whose gradient is not complete"""
+        self._completed = 0
+        """the buckets that are complete, with all before them"""
+        self._on_complete: Callable[[int], None] | None = None
+        self._running: list[distributed.Work] = []
+        views = torch.split(self.buffer, sizes)
+        for bucket, numbers in enumerate(buckets):
+            for number in numbers:
+                parameter = parameters[number]
+                parameter.grad = views[number].view_as(parameter)
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._count, bucket)
+                )
 
-    def average(self) -> None:
-        """Replace the gradients of this process by the mean over all processes."""
-        self.buffer.div_(self.group.size)
-        distributed.all_reduce(self.buffer)
+    def overlap(self) -> AbstractContextManager[None]:
+        """Exchange the gradients during the backward pass in the with-block, the last one before ``average``."""
+        return self.watch(self._start) if self.overlaps else nullcontext()
+
+    @contextmanager
+    def watch(self, on_complete: Callable[[int], None]) -> Iterator[None]:
+        """Call a function with the number of each bucket, in order, when the backward pass has completed it.
+
+        At the end of the with-block, all buckets are complete that a backward pass has not reached.
+        """
+        self._missing, self._completed = list(self._parameters_in), 0
+        self._on_complete = on_complete
+        try:
+            yield
+            self._missing = [0] * len(self.buckets)
+            self._report()
+        finally:
+            self._on_complete = None
+
+    def _count(self, bucket: int, _: Tensor) -> None:
+        """Called when the gradient of a parameter of this bucket is complete."""
+        if self._on_complete is not None:
+            self._missing[bucket] -= 1
+            self._report()
+
+    def _report(self) -> None:
+        assert self._on_complete is not None
+        while self._completed < len(self.buckets) and not self._missing[self._completed]:
+            self._on_complete(self._completed)
+            self._completed += 1
+
+    def _start(self, bucket: int) -> None:
+        """Start the all-reduce of a bucket."""
+        values = self.buckets[bucket].div_(self.group.size)
+        work = distributed.all_reduce(values, async_op=True)
+        assert work is not None
+        self._running.append(work)
+
+    def average(self, ready: Sequence[torch.cuda.Event] = ()) -> None:
+        """Replace the gradients of this process by the mean over all processes.
+
+        ready: events for the buckets, after which a CUDA graph that is still running does not change them.
+        """
+        for event in ready:
+            with torch.cuda.stream(self._stream):
+                event.wait()
+                self._start(len(self._running))
+        for bucket in range(len(self._running), len(self.buckets)):
+            self._start(bucket)
+        for work in self._running:
+            work.wait()
+        self._running.clear()
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.group.device)  # type: ignore[no-untyped-call]
 
     def zero(self) -> None:
         self.buffer.zero_()
+
+
+def _divide(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """The indices of consecutive sizes in groups of at most this sum; a larger size is a group of its own."""
+    groups: list[list[int]] = []
+    total = 0
+    for number, size in enumerate(sizes):
+        if not groups or total + size > most:
+            groups.append([])
+            total = 0
+        groups[-1].append(number)
+        total += size
+    return groups
+
+
+def backward_order(network: nn.Module) -> list[nn.Parameter]:
+    """The trained parameters, about in the order in which a backward pass completes their gradients.
+
+    This is the reverse order of the forward pass. The decoder computes the keys and values of cross-attention before it
+    runs its layers.
+    """
+    attentions = [getattr(module, "cross_attention", None) for module in network.modules()]
+    keys_values = {
+        parameter
+        for attention in attentions
+        if isinstance(attention, MultiHeadAttention)
+        for linear in (attention.key, attention.value)
+        for parameter in linear.parameters()
+    }
+    encoder = set(getattr(network, "encoder", nn.Module()).parameters())
+
+    def place(parameter: nn.Parameter) -> int:
+        return 0 if parameter in encoder else 1 if parameter in keys_values else 2
+
+    forward = sorted(network.parameters(), key=place)
+    return [parameter for parameter in reversed(forward) if parameter.requires_grad]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One optimizer step: loss, gradient accumulation, gradient clipping, optimizer, moving average of the weights (EMA).
 
 ``TrainStep`` runs it eagerly. ``CUDAGraphStep`` captures it as one CUDA graph, for batches of constant shape;
-``DistributedCUDAGraphStep`` captures it as two, between which the processes exchange their gradients.
+``DistributedCUDAGraphStep`` captures it as two, around the exchange of gradients between processes.
 
 A batch that does not fit into memory is split into micro-batches, and their gradients are summed. The batch stays the
 same: its rows, the tokens its loss is averaged over, and its place in the epoch. Only the order of summation and the
@@ -113,6 +113,8 @@ class TrainStep:
         """Processes exchange gradients once per step, with the last micro-batch."""
         if isinstance(self.loss_fn, DistributedDataParallel) and not last:
             return self.loss_fn.no_sync()
+        if self.gradients is not None and last:
+            return self.gradients.overlap()
         return nullcontext()
 
     @torch.no_grad()
@@ -192,35 +194,47 @@ class CUDAGraphStep:
 class DistributedCUDAGraphStep(CUDAGraphStep):
     """The same in several processes: one graph adds the gradients of a packed row, another one updates the weights.
 
-    Between the two, the processes average their gradients. A process replays the first graph once for each of its
-    packed rows: usually one, two if its share of a batch is larger than usual, none if nothing is left for it. No graph
-    contains communication, so processes need not capture at the same step.
+    The processes average their gradients outside of the graphs, but while the first one runs: it records an event when
+    the gradients of a bucket are complete, and the all-reduce of the bucket waits for this event only.
+
+    A process replays the first graph once for each of its packed rows: usually one, two if its share of a batch is
+    larger than usual, none if nothing is left for it. No graph contains communication, so processes need not capture
+    at the same step.
     """
 
     def _capture(self, batches: Sequence[Batch]) -> None:
-        device = self.train_step.device
+        device, gradients = self.train_step.device, self.train_step.gradients
+        assert gradients is not None
         self.batches = [batches[0].to(device)]
         self.loss = torch.zeros((), device=device)
         self.graph, self.update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.ready = [
+            torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
+            for _ in gradients.buckets
+        ]
         scalars = StepScalars(*self.scalars)
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.dropout_seeds.random_()
-            with compiled(self.network, self.train_step.loss_fn):
+            with (
+                compiled(self.network, self.train_step.loss_fn),
+                gradients.watch(lambda bucket: self.ready[bucket].record()),
+            ):
                 self.loss += self.train_step.accumulate(
-                    self.batches[0], scalars.grad_scale, last=True
+                    self.batches[0], scalars.grad_scale, last=False
                 )
         with torch.cuda.graph(self.update, capture_error_mode="thread_local"):
             self.train_step.update(scalars)
 
     def _replay(self, batches: Sequence[Batch]) -> Tensor:
+        gradients = self.train_step.gradients
         assert self.graph is not None
-        assert self.train_step.gradients is not None
+        assert gradients is not None
         self.loss.zero_()
         for batch in batches:
             self.batches[0].fill(batch)
             self.graph.replay()
-        self.train_step.gradients.average()
+        gradients.average(self.ready if batches and gradients.overlaps else ())
         self.update.replay()
         return self.loss * self.scalars[0]
 

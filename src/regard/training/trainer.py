@@ -51,7 +51,7 @@ from regard.training.data_loader import (
     packs_on_cpu,
 )
 from regard.training.distillation import read_teacher
-from regard.training.distributed import FlatGradients, ProcessGroup
+from regard.training.distributed import FlatGradients, ProcessGroup, backward_order
 from regard.training.evaluation import DistributedEvaluation
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers_and_schedules import OPTIMIZERS, learning_rate
@@ -190,8 +190,7 @@ class Trainer:
             attach_cpu_kernels(self.loss_fn)
             self.data_loader.packs_on_cpu = True
         if group.size > 1 and packs:
-            trained = [one for one in self.network.parameters() if one.requires_grad]
-            gradients = FlatGradients(trained, group)
+            gradients = FlatGradients(backward_order(self.network), group)
             self.data_loader.balances_tokens = True
         elif group.size > 1 and not self.sharded:
             ids = [group.device.index] if group.device.type == "cuda" else None

@@ -2,7 +2,9 @@
 
 import socket
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,19 +13,22 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from regard.data.batching import TILE, plan_packed, row_owners
+from regard.data.batching import TILE, PackedSize, pack, plan_packed, row_owners
 from regard.errors import RegardError
+from regard.nn.loss import Seq2SeqLoss
 from regard.training import distributed
 from regard.training.distributed import (
     SILENT_PEER_SECONDS,
     FlatGradients,
     ProcessGroup,
+    backward_order,
     close_silent_connections,
     first_sentence,
     is_connection_lost,
     open_files,
     share_size,
 )
+from tests.unit.training.test_packed_batches import dataset_of, loss_fn_of, recipe_of
 
 lengths = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=80)
 CPU = torch.device("cpu")
@@ -76,6 +81,115 @@ def test_gradients_are_added_to_one_buffer() -> None:
     assert layer.weight.grad is not None
     assert not layer.weight.grad.any()
     assert layer.weight.grad.data_ptr() == gradients.buffer.data_ptr()
+
+
+class AllReduces:
+    """Records the all-reduces that are started and waited for, instead of exchanging anything."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def all_reduce(self, values: torch.Tensor, async_op: bool) -> SimpleNamespace:
+        assert async_op
+        name = f"{len(values)} values"
+        self.events.append(f"start {name}")
+        return SimpleNamespace(wait=lambda: self.events.append(f"wait {name}"))
+
+
+@pytest.fixture
+def exchanged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found = AllReduces()
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 40)
+    monkeypatch.setattr(torch.distributed, "all_reduce", found.all_reduce)
+    return found.events
+
+
+class Chain(nn.Module):
+    """Matrix products, and a parameter that is not used. ``events`` gets the layers of each backward pass."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.weights = [nn.Parameter(torch.ones(width, width)) for width in (4, 3, 2)]
+        self.unused = nn.Parameter(torch.ones(6))
+        self.events = events
+
+    def forward(self) -> torch.Tensor:
+        x = torch.ones(1, 4)
+        for weight in self.weights:
+            x = x[:, : len(weight)] @ weight
+            name = f"layer {len(weight)}"
+            x.register_hook(partial(self._note, name))  # type: ignore[no-untyped-call]
+        return x.sum()
+
+    def _note(self, name: str, _: torch.Tensor) -> None:
+        self.events.append(name)
+
+
+def test_a_bucket_is_exchanged_as_soon_as_it_is_complete(exchanged: list[str]) -> None:
+    """Buckets of at most 10 values, in the order of the backward pass; one that is not reached comes last."""
+    network = Chain(exchanged)
+    parameters = [*reversed(network.weights), network.unused]
+    gradients = FlatGradients(parameters, ProcessGroup(0, 2, CPU))
+    assert [len(bucket) for bucket in gradients.buckets] == [4, 9, 16, 6]
+    network().backward()  # not the last micro-batch: nothing is exchanged
+    assert exchanged == ["layer 2", "layer 3", "layer 4"]
+    summed = gradients.buffer.clone()
+    exchanged.clear()
+    with gradients.overlap():
+        network().backward()
+    assert exchanged == [
+        *("layer 2", "start 4 values", "layer 3", "start 9 values", "layer 4", "start 16 values"),
+        "start 6 values",
+    ]
+    exchanged.clear()
+    gradients.average()
+    assert exchanged == [f"wait {count} values" for count in (4, 9, 16, 6)]
+    assert torch.equal(gradients.buffer, summed), "the mean over two processes of twice the sum"
+
+
+def test_buckets_are_exchanged_in_the_same_order_by_all_processes(exchanged: list[str]) -> None:
+    """A bucket waits for those before it; a process without rows exchanges them all."""
+    network = Chain(exchanged)
+    first, second, third = network.weights
+    gradients = FlatGradients([third, first, second], ProcessGroup(0, 2, CPU))
+    order = ["start 4 values", "start 16 values", "start 9 values"]
+    with gradients.overlap():
+        network().backward()
+    assert exchanged == ["layer 2", order[0], "layer 3", "layer 4", *order[1:]]
+    gradients.average()
+    exchanged.clear()
+    gradients.average()
+    assert exchanged[:3] == order
+    exchanged.clear()
+    gradients.overlaps = False
+    with gradients.overlap():
+        network().backward()
+    assert exchanged == ["layer 2", "layer 3", "layer 4"]
+
+
+def test_parameters_are_in_the_order_of_the_backward_pass() -> None:
+    """As autograd completes them in packed rows, up to the order within a layer."""
+    network = loss_fn_of(recipe_of()).network
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    completed: list[str] = []
+    for parameter in names:
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda one: completed.append(names[one])
+        )
+    dataset = dataset_of([(3, 4), (7, 5)])
+    batch = pack(dataset, np.arange(2), PackedSize(128, 128))
+    loss_fn = Seq2SeqLoss(network, recipe_of().training)
+    loss_fn(batch.source, batch.target, batch.labels, batch.position_info).backward()
+    expected = [names[parameter] for parameter in backward_order(network)]
+    assert sorted(expected) == sorted(completed)
+    assert list(dict.fromkeys(map(place, expected))) == list(dict.fromkeys(map(place, completed)))
+
+
+def place(name: str) -> str:
+    """What is computed together: a layer, or the keys and values of the cross-attention of all layers."""
+    if "cross_attention.key" in name or "cross_attention.value" in name:
+        return "keys and values"
+    return ".".join(name.split(".")[:3])
 
 
 class Failing(ProcessGroup):
