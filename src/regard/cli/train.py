@@ -433,7 +433,7 @@ def average(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN…",
+            metavar="RUN...",
             help="Run folder of a trained model, or several runs that started from the same weights.",
         ),
     ],
@@ -480,7 +480,7 @@ def plan(
         str,
         typer.Option(
             metavar="GPU",
-            help="The GPU: h200, h100 or a100; or cpu for processes of one core each, which takes a minute to measure.",
+            help="The GPU: h200, h100 or a100; or cpu, processes with one core each, timed on this machine.",
         ),
     ] = "h100",
     price: Annotated[
@@ -488,7 +488,7 @@ def plan(
         typer.Option(
             metavar="PRICE",
             min=0,
-            help="Price of a GPU for an hour, in any currency, to print the cost.",
+            help="Price of one GPU per hour, in any currency; adds the cost to the table.",
         ),
     ] = None,
     as_json: AsJson = False,
