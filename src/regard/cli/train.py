@@ -1,4 +1,4 @@
-"""The commands that make models: demo, train, recipes, distill, average; plan; and info, which describes one."""
+"""The commands that make models: demo, train, recipes, distill, average; and plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from regard.cli.options import (
     Overwrite,
     RecipeChanges,
     RecipeName,
-    RunFolder,
     ShardOption,
     TargetLanguage,
     parse_bad_lines,
@@ -507,17 +506,4 @@ def plan(
         print(json.dumps(found, indent=2))
         return
     for line in describe(found, price):
-        print(line)
-
-
-def info(run: RunFolder, as_json: AsJson = False) -> None:
-    """Describe a run: its model, its training data, and its scores."""
-    from regard.storage.run_dir import RunDir
-
-    folder = RunDir(run)
-    recipe, card = folder.recipe(), folder.card()
-    if as_json:
-        print(json.dumps({"recipe": recipe.model_dump(mode="json"), "card": card}, indent=2))
-        return
-    for line in folder.describe(recipe, card):
         print(line)
