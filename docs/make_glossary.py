@@ -207,6 +207,16 @@ ENTRIES = [
     Entry("word and phoneme error rate", "metrics/rouge_and_error_rates.py", "", "The percentage of words, or the edit distance per phoneme, by which a pronunciation is wrong (WER, PER)."),
     Entry("word dropout", "nn/dropout.py", "drop_tokens"),
     Entry("worker pool", "inference/worker_pool.py", "WorkerPool"),
+    Entry("activation checkpointing", "nn/network.py", "checkpoint_activations", "Activations are computed again in the backward pass instead of being stored (gradient checkpointing)."),
+    Entry("byte fallback", "data/tokenizer.py", "Vocabulary", "A character without an entry in the vocabulary is encoded as its UTF-8 bytes."),
+    Entry("deduplication", "data/cleaning.py", "find_duplicates", "Pairs that occurred before are dropped; hashes on disk find them in a corpus of any size."),
+    Entry("mixed precision", "inference/precision.py", "autocast", "Matrix products in bf16, everything else in fp32."),
+    Entry("n-best list", "tasks/translation.py", "Translator.search", "The n translations of a text with the highest scores, best first."),
+    Entry("sharded training", "training/sharding.py", "", "Each process holds a part of every weight, its gradient and its optimizer state (FSDP2)."),
+    Entry("domain adaptation", "training/fine_tuning.py", "", "Fine-tuning on texts of one domain, with a share of the old pairs against forgetting."),
+    Entry("nucleus sampling", "decoding/greedy_and_sampling.py", "_truncate", "Sampling from the most probable tokens that together have probability p (`top_p`)."),
+    Entry("sliding-window attention", "nn/sparse_attention.py", "Window"),
+    Entry("weight tying", "recipe/schema.py", "ModelConfig.tie_output", "The target embedding is also the output projection."),
 ]  # fmt: skip
 
 

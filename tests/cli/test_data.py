@@ -77,7 +77,7 @@ def test_an_error_leaves_the_previous_output(noisy: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("data clean my.tsv --output my.tsv", "same file as file 1"),
+        ("data clean my.tsv --output my.tsv", "--output my.tsv: same file as input file 1"),
         ("data clean my.tsv --output my.doc", "--output my.doc: unknown format"),
         ("data clean my.tsv --output x/my.tsv", "x is not a folder"),
         ("data check none.tsv", "none.tsv: no such file"),

@@ -20,6 +20,7 @@ COMPONENTS = [
 """the recipe keys whose choices docs/parts.md explains"""
 PAGES = {"choices.md": "docs/make_choices.py", "glossary.md": "docs/make_glossary.py"}
 STANDARD_TERMS = """
+activation checkpointing, byte fallback, deduplication, mixed precision, n-best list, nucleus sampling, weight tying,
 attention mask, beam search, BPE-dropout, calibration, checkpoint averaging, cross-attention, distillation, EMA,
 greedy search, hypothesis, KV cache, label smoothing, length penalty, logits processor, mask-predict,
 non-autoregressive, packed batches, placeholder, prefetch, quantization, R-Drop, rotary positions, special tokens,

@@ -156,7 +156,7 @@ def clean(
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
 ) -> None:
-    """Write the pairs that pass the rules of  regard data check, and the others with the reason.
+    """Write the pairs that pass the rules of  regard data check; --report also writes the rejected ones.
 
     The same files and thresholds give the same result. Output files appear only when they are complete.
     """
@@ -265,8 +265,8 @@ def score(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder of the two models, which are trained unless they are there (default: OUTPUT with the suffix "
-            ".models; removed at the end without --shard).",
+            help="Folder for the two models; models that it already has are reused (default: OUTPUT.models, which is "
+            "removed at the end unless --shard is given).",
         ),
     ] = None,
     shard: ShardOption = None,
@@ -277,10 +277,12 @@ def score(
 ) -> None:
     """Rank pairs by dual conditional cross-entropy, with two small models that are trained on the pairs themselves.
 
-    A pair that both models expect has a score near 1, a pair that surprises one of them a score near 0. With --shard
-    I/N and --order input, several machines that share the folder of the models score a share of the pairs each into
-    OUTPUT-0000I-of-0000N; these files one after the other are the output of one process. To resume an interrupted
-    command, run it again.
+    The score is near 1 for a pair that both models expect, and near 0 for a pair that surprises one of them.
+
+    With --shard I/N and --order input, several machines that share the folder of the models each score a part of the
+    pairs and write OUTPUT-0000I-of-0000N. Concatenated in order, these files equal the output of a single process.
+
+    To resume an interrupted command, run it again.
     """
     import shutil
 
@@ -328,14 +330,14 @@ def prepare(
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of processes (default: one per core, few for small data).",
+            help="Number of processes (default: one per core, fewer for small data).",
         ),
     ] = None,
 ) -> None:
-    """Tokenize the data of a recipe without training;  regard train  with the same recipe and --out uses them.
+    """Tokenize the data of a recipe without training;  regard train  with the same recipe and --out uses the result.
 
-    What is done already is skipped. With --shard, several machines that share the run folder do a part each; then the
-    command without --shard completes the data. They are the same as those of one process.
+    Finished work is skipped. With --shard, several machines that share the run folder each tokenize a part; then run
+    the command without --shard to combine the parts. The result is the same as that of a single process.
     """
     from regard.recipe import load_recipe
     from regard.storage.resumable_output import WHOLE, Shard
@@ -413,7 +415,7 @@ class Corpus:
 
     def roles(self) -> dict[str, Path]:
         """The files by role, for error messages."""
-        return {f"file {number}": Path(name) for number, name in enumerate(self.names, 1)}
+        return {f"input file {number}": Path(name) for number, name in enumerate(self.names, 1)}
 
     def options(self) -> str:
         """How the files are read, as options of a command."""
@@ -444,6 +446,8 @@ def _output_roles(output: list[Path]) -> dict[str, Path]:
         raise RegardError(
             f"--output: {len(output)} files; give one, or two for parallel text files"
         )
+    if len(output) == 1:
+        return {"--output": output[0]}
     return {f"--output {number}": path for number, path in enumerate(output, 1)}
 
 

@@ -323,8 +323,8 @@ def look(
         bool,
         typer.Option(
             "--heads",
-            help="Also show what each attention head is worth: the scores of a sample of the validation data without "
-            "it. TEXT may be left out.",
+            help="Also show what each attention head contributes: the scores on a sample of the validation data "
+            "without it. TEXT may be left out.",
         ),
     ] = False,
     pairs: Annotated[

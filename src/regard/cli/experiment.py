@@ -22,11 +22,11 @@ from regard.errors import RegardError
 app = typer.Typer(
     cls=default_group("run"),
     help="Train variants of a recipe with several seeds and compare them. "
-    "`regard experiment RECIPE --vary …` is `regard experiment run RECIPE --vary …`.",
+    "`regard experiment RECIPE --vary …` is short for `regard experiment run RECIPE --vary …`.",
 )
 lab = typer.Typer(
     cls=default_group("list"),
-    help="Check common claims about the Transformer. `regard lab` is `regard lab list`.",
+    help="Check common claims about the Transformer. `regard lab` is short for `regard lab list`.",
 )
 
 Minutes = Annotated[
@@ -42,7 +42,7 @@ Jobs = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Trainings at a time (default: one per CPU core, or as many as the memory of the GPU takes).",
+        help="Training runs at a time (default: one per CPU core, or as many as fit into GPU memory).",
     ),
 ]
 
@@ -62,7 +62,7 @@ def run(
         Path, typer.Option(metavar="FOLDER", help="Folder for runs, results and report.")
     ] = Path("experiment"),
     seeds: Annotated[
-        int, typer.Option(metavar="N", help="Trainings of each variant, with different seeds.")
+        int, typer.Option(metavar="N", help="Training runs per variant, each with its own seed.")
     ] = 3,
     one_at_a_time: Annotated[
         bool,
@@ -76,7 +76,7 @@ def run(
         str,
         typer.Option(
             metavar="SPLIT",
-            help="Data to compare scores on: valid, or test for the last comparison of all.",
+            help="Data to compare scores on: valid, or test for the final comparison.",
         ),
     ] = "valid",
     minutes: Minutes = None,
@@ -181,9 +181,15 @@ def run_claims(
         typer.Option("--all", help="Check all claims that have an experiment."),
     ] = False,
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Either cpu, or cuda with larger models.")
+        str,
+        typer.Option(
+            metavar="DEVICE", help="Device to train on: cpu, or cuda, which uses larger models."
+        ),
     ] = "cpu",
-    seeds: Annotated[int, typer.Option(metavar="N", min=2, help="Trainings of each variant.")] = 3,
+    seeds: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Training runs per variant, each with its own seed."),
+    ] = 3,
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder for runs and results.")
     ] = Path("runs/lab"),

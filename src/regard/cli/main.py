@@ -84,7 +84,7 @@ COMMANDS = {
     "generate": ("tasks:generate", INFERENCE),
     "evaluate": ("evaluate:evaluate", ANALYSIS),
     "look": ("evaluate:look", ANALYSIS),
-    "info": ("train:info", ANALYSIS),
+    "info": ("runs:info", ANALYSIS),
     "runs": ("runs:app", ANALYSIS),
     "experiment": ("experiment:app", ANALYSIS),
     "lab": ("experiment:lab", ANALYSIS),

@@ -146,7 +146,7 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Do only the I-th of N shares of the work, for example 3/8; other processes or machines do the others.",
+        help="Process only part I of N, for example 3/8; other processes or machines take the other parts.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]

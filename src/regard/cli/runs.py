@@ -1,4 +1,4 @@
-"""The commands of ``regard runs``: list, compare and prune runs."""
+"""The command info, and those of ``regard runs``: describe, list, compare and prune runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import AsJson, default_group
+from regard.cli.options import AsJson, RunFolder, default_group
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
@@ -24,6 +24,19 @@ app = typer.Typer(
     help="List runs, compare them, or delete files that are no longer needed. "
     "`regard runs FOLDER` is short for `regard runs list FOLDER`.",
 )
+
+
+def info(run: RunFolder, as_json: AsJson = False) -> None:
+    """Describe a run: its model, its training data, and its scores."""
+    from regard.storage.run_dir import RunDir
+
+    folder = RunDir(run)
+    recipe, card = folder.recipe(), folder.card()
+    if as_json:
+        print(json.dumps({"recipe": recipe.model_dump(mode="json"), "card": card}, indent=2))
+        return
+    for line in folder.describe(recipe, card):
+        print(line)
 
 
 @app.command("list")

@@ -20,7 +20,7 @@ from regard.storage.atomic_files import shared_folder
 
 def serve(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="Run folders of trained models.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders of trained models.")
     ],
     host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
@@ -41,7 +41,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name of this server that the Host header may have; repeatable; * allows all "
+            help="Another host name to accept in the Host header; repeatable; * allows all "
             "(default: localhost, --host and every IP address).",
         ),
     ] = None,
@@ -88,8 +88,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="LANGUAGE",
-            help="Language through which two models may be combined: with en, German to English to French; can be "
-            "repeated (default: none).",
+            help="Language through which two models may be combined: with en, German to English to French; "
+            "repeatable (default: none).",
         ),
     ] = None,
     workers: Annotated[

@@ -1,4 +1,4 @@
-"""The commands that make models: demo, train, recipes, distill, average; plan; and info, which describes one."""
+"""The commands that make models: demo, train, recipes, distill, average; and plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from regard.cli.options import (
     Overwrite,
     RecipeChanges,
     RecipeName,
-    RunFolder,
     ShardOption,
     TargetLanguage,
     parse_bad_lines,
@@ -433,7 +432,7 @@ def average(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN…",
+            metavar="RUN...",
             help="Run folder of a trained model, or several runs that started from the same weights.",
         ),
     ],
@@ -480,7 +479,7 @@ def plan(
         str,
         typer.Option(
             metavar="GPU",
-            help="The GPU: h200, h100 or a100; or cpu for processes of one core each, which takes a minute to measure.",
+            help="The GPU: h200, h100 or a100; or cpu, processes with one core each, timed on this machine.",
         ),
     ] = "h100",
     price: Annotated[
@@ -488,7 +487,7 @@ def plan(
         typer.Option(
             metavar="PRICE",
             min=0,
-            help="Price of a GPU for an hour, in any currency, to print the cost.",
+            help="Price of one GPU per hour, in any currency; adds the cost to the table.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -507,17 +506,4 @@ def plan(
         print(json.dumps(found, indent=2))
         return
     for line in describe(found, price):
-        print(line)
-
-
-def info(run: RunFolder, as_json: AsJson = False) -> None:
-    """Describe a run: its model, its training data, and its scores."""
-    from regard.storage.run_dir import RunDir
-
-    folder = RunDir(run)
-    recipe, card = folder.recipe(), folder.card()
-    if as_json:
-        print(json.dumps({"recipe": recipe.model_dump(mode="json"), "card": card}, indent=2))
-        return
-    for line in folder.describe(recipe, card):
         print(line)

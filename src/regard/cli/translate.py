@@ -167,10 +167,13 @@ def translate(
 ) -> None:
     """Translate texts, documents, or lines of a file or of standard input (one line in, one line out, in order).
 
-    With --shard I/N, several machines translate a share of --input each into OUTPUT-0000I-of-0000N; these files one
-    after the other are the output of one process. A Parquet file is translated row by row, and written as one.
     Documents (DOCX, PPTX, ODT, Markdown, HTML, SRT, VTT, PO, XLIFF, TMX, JSON, YAML, properties, CSV, text) keep
-    their structure and formatting. To resume an interrupted translation with --output, run the same command again.
+    their structure and formatting. A Parquet file is translated row by row, and the output is a Parquet file.
+
+    With --shard I/N, several machines each translate a part of --input and write OUTPUT-0000I-of-0000N. Concatenated
+    in order, these files equal the output of a single process.
+
+    To resume an interrupted translation with --output, run the same command again.
     """
     from regard.cli.documents import (
         Destination,

@@ -1,4 +1,4 @@
-"""Recasing: a text in capitals becomes a text in sentence case, which a model reads as well as any other.
+"""Recasing (truecasing): a text in capitals becomes one in sentence case, which a model reads as well as any other.
 
 The words of ``A MAN IN A BLUE SHIRT`` are segmented into rare subwords, so a model translates them badly. A model that
 was trained with ``training.augment.upper`` reads ``A man in a blue shirt`` instead, and its translation is upper-cased

@@ -2,7 +2,8 @@
 
 SentencePiece trains the vocabulary. The code around it makes sure that ``decode(encode(text))`` returns the normalized
 text exactly, for any text: SentencePiece itself turns U+2581 into a space, drops spaces, and skips training lines with
-U+2585.
+U+2585. A character without an entry in the vocabulary is encoded as its UTF-8 bytes (byte fallback), except by word
+vocabularies.
 """
 
 from __future__ import annotations

@@ -455,8 +455,10 @@ PLAIN_MESSAGES = {
         ("model_type", "model_attributes_type", "dict_type"), "must be a section of keys"
     ),
     **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
 }
-"""What to write instead of messages with the names of Python types, by pydantic's type of error."""
+"""What to write instead of pydantic's message, by its type of error, where that names a Python type or its parser."""
 SHOWN_CHARACTERS = 80
 
 

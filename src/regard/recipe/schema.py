@@ -345,7 +345,7 @@ class AttentionConfig(Section):
     cross_attention: Annotated[str, registered("model.attention.cross_attention")] = "full"
     """attention pattern of cross-attention"""
     window_size: Annotated[int, Field(ge=1)] = 64
-    """window: number of positions seen on each side"""
+    """window: number of positions seen on each side (sliding-window attention)"""
     linformer_k: Annotated[int, Field(ge=1)] = 256
     """linformer: number of rows that keys and values are projected to"""
     block_size: Annotated[int, Field(ge=1)] = 64
@@ -355,7 +355,7 @@ class AttentionConfig(Section):
     random_blocks: Annotated[int, Field(ge=0)] = 3
     """bigbird: number of random blocks that each block sees"""
     key_value_heads: Annotated[int, Field(ge=1)] | None = None
-    """number of key and value heads (grouped-query attention); null: as many as query heads"""
+    """number of key and value heads (grouped-query attention; 1 is multi-query attention); null: as many as heads"""
     bias: bool = False
     """add biases to W^Q, W^K, W^V and W^O; the paper has none, torch and Marian have them"""
 
@@ -515,8 +515,8 @@ class TrainingConfig(Section):
     """several processes: full_shard gives each a part of the weights, gradients and optimizer state (FSDP); no_shard
     gives each all of them, which is faster; auto shards if they take more than half of the memory"""
     activation_checkpointing: bool = False
-    """compute the activations of each layer again in the backward pass instead of storing them: the same weights in
-    less memory, about a third slower"""
+    """compute the activations of each layer again in the backward pass instead of storing them (gradient
+    checkpointing): the same weights in less memory, about a third slower"""
     accumulate: Annotated[int, Field(ge=1)] = 1
     """number of batches per optimizer step (gradient accumulation)"""
     optimizer: Annotated[str, registered("training.optimizer")] = "adam"

@@ -312,7 +312,7 @@ class Translator(SequenceGenerator):
         observer: Observer | None = None,
         **options: Unpack[DecodingOptions],
     ) -> list[list[Translation]]:
-        """The ``nbest`` best translations of each text, best first; with a temperature, ``nbest`` samples.
+        """The n-best list: the ``nbest`` best translations of each text; with a temperature, ``nbest`` samples.
 
         prefixes: how each translation must begin. constraints: the terms that each translation must contain. length:
         the number of tokens of each translation, for non-autoregressive models. parses: the dependency trees, for

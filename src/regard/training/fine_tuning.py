@@ -1,8 +1,8 @@
-"""Fine-tuning: training that starts from the tokenizer and weights of another run (``training.init_from``).
+"""Fine-tuning (domain adaptation): training that starts from the tokenizer and weights of another run.
 
-This module chooses a recipe for new data (``regard train more.tsv --from RUN``), initializes the tokenizer and weights,
-extends the vocabulary, freezes weights, and mixes in pairs from the training data of the run. ``forgetting.py`` scores
-the result.
+The recipe key is ``training.init_from``. This module chooses a recipe for new data
+(``regard train more.tsv --from RUN``), initializes the tokenizer and weights, extends the vocabulary, freezes weights,
+and mixes in pairs from the training data of the run. ``forgetting.py`` scores the result.
 """
 
 from __future__ import annotations

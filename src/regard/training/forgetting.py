@@ -1,4 +1,4 @@
-"""Forgetting: the scores of a fine-tuned model, and of the run it started from, on old and on new data.
+"""Catastrophic forgetting: the scores of a fine-tuned model, and of the run it started from, on old and on new data.
 
 The old data are the test set of the old run, or else its validation set; the new data are those of the recipe. The old
 run is scored before training, and its scores are stored with the prepared data. The fine-tuned model is scored at the

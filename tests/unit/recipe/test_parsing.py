@@ -238,7 +238,7 @@ def test_unknown_key_like_no_other_lists_all() -> None:
 
 def test_wrong_type_and_wrong_choice_say_what_is_allowed() -> None:
     assert refusal(DATA + "training: {steps: many}\n").startswith(
-        "mine.yaml: line 2: training.steps: 'many' must be a valid integer"
+        "mine.yaml: line 2: training.steps: 'many' must be an integer"
     )
     assert refusal(DATA + "model: {norm_order: under}\n") == (
         "mine.yaml: line 2: model.norm_order: 'under' must be 'post' or 'pre'"

@@ -26,8 +26,9 @@ class ParallelText(InputFormat):
             if source is None or target is None:
                 longer = number + 1 + sum(1 for _ in (targets if source is None else sources))
                 counts = (number, longer) if source is None else (longer, number)
+                lines = "line" if counts[0] == 1 else "lines"
                 raise RegardError(
-                    f"{source_path} has {counts[0]:,} lines but {target_path} has {counts[1]:,}: "
+                    f"{source_path} has {counts[0]:,} {lines} but {target_path} has {counts[1]:,}: "
                     "line n of one must translate line n of the other"
                 )
             if isinstance(source, BadLine):
