@@ -482,17 +482,17 @@ class TmxDocument(BilingualXml):
 
     def _languages(self, variants: Sequence[XmlNode]) -> tuple[str, str]:
         found = list(dict.fromkeys(map(_language, variants)))
-        if self.options.source and self.options.target:
-            return self.options.source, self.options.target
         headers = [xml_attribute(node.token.attributes, "srclang") for node in self.nodes("header")]
-        source = next((code for code in headers if code and code != "*all*"), None)
+        stated = next((code for code in headers if code and code != "*all*"), "")
+        source = self.options.source or stated
         others = [code for code in found if source and not is_language(code, source)]
-        if source is None or len(others) != 1:
+        target = self.options.target or (others[0] if len(others) == 1 else "")
+        if not source or not target:
             raise ValueError(
                 f"languages {', '.join(found)}: which are the source and the target? The model does not name "
                 "its languages (in its recipe: data.languages)"
             )
-        return source, others[0]
+        return source, target
 
     def _fill_variant(
         self,
