@@ -176,6 +176,32 @@ def test_a_signal_finishes_running_requests_and_refuses_new_ones(workshop: Path)
         assert wait_for_end(server) == (0, "")
 
 
+def test_a_server_that_stops_refuses_connections_at_once(workshop: Path) -> None:
+    """A connection that nobody accepts would wait until the last request is finished."""
+    with serving(workshop / "run") as (server, client):
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as running:
+            running.sendall(
+                b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+            )
+            wait_until(lambda: client.get("/health").status_code == 200)
+            client.close()
+            server.send_signal(signal.SIGTERM)
+
+            def is_closed() -> bool:
+                try:
+                    socket.create_connection(address).close()
+                except ConnectionRefusedError:
+                    return True
+                return False
+
+            wait_until(is_closed)
+            assert server.poll() is None, "one request is still running"
+            running.sendall(b"123456789")
+            assert running.recv(100).startswith(b"HTTP/1.1 ")
+        assert wait_for_end(server) == (0, "")
+
+
 def is_refused(client: httpx.Client) -> bool:
     """The port stays open for a moment, and the server responds with 503; then it is closed."""
     try:

@@ -144,6 +144,17 @@ def test_kubernetes_asks_routes_that_exist_and_gives_time_to_stop() -> None:
     assert float(unit()["timeoutstopsec"]) >= needed
 
 
+def test_the_proxy_lets_uploads_pass_and_names_the_scheme() -> None:
+    from regard.server.schemas import Settings
+
+    proxy = (DEPLOY / "nginx.conf").read_text()
+    megabytes = re.search(r"client_max_body_size (\d+)m;", proxy)
+    assert megabytes
+    assert int(megabytes[1]) << 20 >= Settings().max_file_bytes
+    # The address of a translated file begins with it.
+    assert "proxy_set_header X-Forwarded-Proto $scheme;" in proxy
+
+
 def test_the_unit_has_few_rights() -> None:
     service = unit()
     for key in ("dynamicuser", "nonewprivileges", "protecthome", "privatetmp"):

@@ -72,16 +72,29 @@ class Template:
     """A text split into slots and the skeleton between them, in order."""
 
     parts: list[str | Slot] = field(default_factory=list)
+    nested: list[Template] = field(default_factory=list)
+    """texts inside a sentence, such as notes; the other parts have their reference instead"""
 
     def add(self, *parts: str | Slot) -> None:
         self.parts += parts
 
+    def nest(self, template: Template) -> str:
+        """Add a nested template; returns its reference, which no XML document can contain."""
+        self.nested.append(template)
+        return f"\0{len(self.nested) - 1}\0"
+
     def slots(self) -> Iterator[Slot]:
-        return (part for part in self.parts if isinstance(part, Slot))
+        yield from (part for part in self.parts if isinstance(part, Slot))
+        for template in self.nested:
+            yield from template.slots()
 
     def write(self, written: Iterator[str]) -> str:
         """The text with the given content of each slot."""
-        return "".join(part if isinstance(part, str) else next(written) for part in self.parts)
+        text = "".join(part if isinstance(part, str) else next(written) for part in self.parts)
+        if not self.nested:
+            return text
+        texts = [template.write(written) for template in self.nested]
+        return re.sub("\0(\\d+)\0", lambda match: texts[int(match[1])], text)
 
 
 class SentenceTranslation(NamedTuple):

@@ -161,7 +161,7 @@ _PO_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
 
 @DOCUMENT_FORMATS.register("po")
 class PoDocument(TextFormat):
-    """gettext messages (PO): empty msgstr are filled in"""
+    """gettext messages (PO): empty msgstr are filled in; the only form of a language without plurals is the plural"""
 
     suffixes = (".po", ".pot")
     is_connected = False
@@ -178,13 +178,16 @@ class PoDocument(TextFormat):
         newline = "\r\n" if "\r\n" in text else "\n"
         done = 0
         messages: list[str] = []
+        one_form = re.search(r"Plural-Forms:[^\n]*\bnplurals\s*=\s*1\b", text) is not None
         for field in _po_fields(text):
             if field.keyword == "msgid":
                 messages = [field.value]
             elif field.keyword == "msgid_plural":
                 messages.append(field.value)
             elif field.keyword.startswith("msgstr") and not field.value and any(messages):
-                singular = field.keyword in ("msgstr", "msgstr[0]")
+                singular = field.keyword == "msgstr" or (
+                    field.keyword == "msgstr[0]" and not one_form
+                )
                 message = messages[0] if singular else messages[-1]
                 slot = message_slot(message, self.options.source, None, partial(_quote_po, newline))
                 template.add(text[done : field.start], slot)
@@ -222,6 +225,7 @@ CLOSING_CODES = {"ept": "i", "ex": "id", "ec": "startRef"}
 def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
     """The content of a segment as inline tokens."""
     found: list[Inline] = []
+    open_marks: list[bool] = []  # whether each enclosing mrk is a segment
     at = 0
     while at < len(tokens):
         token = tokens[at]
@@ -232,7 +236,16 @@ def inline_xml(tokens: Sequence[XmlToken], soft_breaks: bool) -> list[Inline]:
         elif token.is_text:
             found += _escaped_html(token.raw, soft_breaks)
         elif tag in PAIRED_TAGS and not (token.opens and token.closes):
-            found.append(_paired(token, tag))
+            if tag == "mrk" and token.opens:
+                open_marks.append(xml_attribute(token.attributes, "mtype") == "seg")
+            is_segment = tag == "mrk" and (
+                open_marks[-1] if token.opens else not open_marks or open_marks.pop()
+            )
+            if is_segment:
+                found.append(Inline(token.raw, InlineKind.TEXT, "\n"))
+            else:
+                kind = InlineKind.OPEN if token.opens else InlineKind.CLOSE
+                found.append(Inline(token.raw, kind, tag))
         elif token.name:
             end = end_of_element(tokens, at)
             found.append(_code(token, tag, "".join(one.raw for one in tokens[at:end])))
@@ -272,12 +285,6 @@ def _escaped_html(raw: str, soft_breaks: bool) -> Iterator[Inline]:
 def escape_html_in_cdata(text: str) -> str:
     """Text of HTML in a CDATA section. It cannot end the section, because ``>`` is escaped."""
     return escape_html(without_control_characters(text))
-
-
-def _paired(token: XmlToken, tag: str) -> Inline:
-    if tag == "mrk" and (token.closes or xml_attribute(token.attributes, "mtype") == "seg"):
-        return Inline(token.raw, InlineKind.TEXT, "\n")  # a segment
-    return Inline(token.raw, InlineKind.OPEN if token.opens else InlineKind.CLOSE, tag)
 
 
 def _code(token: XmlToken, tag: str, raw: str) -> Inline:
@@ -482,17 +489,17 @@ class TmxDocument(BilingualXml):
 
     def _languages(self, variants: Sequence[XmlNode]) -> tuple[str, str]:
         found = list(dict.fromkeys(map(_language, variants)))
-        if self.options.source and self.options.target:
-            return self.options.source, self.options.target
         headers = [xml_attribute(node.token.attributes, "srclang") for node in self.nodes("header")]
-        source = next((code for code in headers if code and code != "*all*"), None)
+        stated = next((code for code in headers if code and code != "*all*"), "")
+        source = self.options.source or stated
         others = [code for code in found if source and not is_language(code, source)]
-        if source is None or len(others) != 1:
+        target = self.options.target or (others[0] if len(others) == 1 else "")
+        if not source or not target:
             raise ValueError(
                 f"languages {', '.join(found)}: which are the source and the target? The model does not name "
                 "its languages (in its recipe: data.languages)"
             )
-        return source, others[0]
+        return source, target
 
     def _fill_variant(
         self,

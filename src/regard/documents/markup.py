@@ -76,7 +76,7 @@ class Inline(NamedTuple):
     """as it is written in the file"""
     kind: InlineKind = InlineKind.TEXT
     text: str = ""
-    """the text as the model gets it, or the name by which an opening and a closing tag match"""
+    """the text as the model gets it, or the name by which an opening and a closing tag match, or two ends of a range"""
 
 
 def text_token(raw: str) -> Inline:
@@ -103,6 +103,8 @@ class Element:
     """of an element without text: whether it belongs to the word before it"""
     encode: Encode | None = None
     """writes the text directly inside this element; None: as outside of it"""
+    range_name: str = ""
+    """of a marker at the beginning or the end of a range, such as a bookmark: both have the same"""
 
 
 @dataclass
@@ -295,7 +297,7 @@ class InlineTag(NamedTuple):
     raw: str
     kind: InlineKind
     name: str
-    """the name of a tag, or the placeholder of an atom"""
+    """the name of a tag, the placeholder of an atom, or the name of the range that an anchor or a mark delimits"""
     offset: int
     end: int
 
@@ -356,16 +358,16 @@ class PlainRun(NamedTuple):
 
 
 def _has_text(text: str, span: Span, atoms: Sequence[Span]) -> bool:
-    """Whether a span has letters or digits outside of atoms."""
+    """Whether a span has letters outside of atoms. Numbers alone are no text: a model would invent one."""
     first, last = (
         bisect_left(atoms, offset, key=lambda atom: atom.start) for offset in (span.start, span.end)
     )
     done = span.start
     for atom in atoms[first:last]:
-        if any(map(str.isalnum, text[done : atom.start])):
+        if any(map(str.isalpha, text[done : atom.start])):
             return True
         done = atom.end
-    return any(map(str.isalnum, text[done : span.end]))
+    return any(map(str.isalpha, text[done : span.end]))
 
 
 def _raw_parts(
@@ -526,6 +528,7 @@ def _new_element(first: InlineTag, last: InlineTag, start: int, end: int) -> Ele
         *(first.raw, "", start, end),
         placeholder=first.name if first.kind is InlineKind.ATOM else "",
         follows=first.kind is InlineKind.MARK,
+        range_name="" if first.kind is InlineKind.ATOM else first.name,
     )
 
 
@@ -557,7 +560,36 @@ def project_elements(
         return list(elements)
     weights = diagonal_alignment(sentence, translation) if alignment is None else alignment
     source, target = word_and_symbol_spans(sentence), word_and_symbol_spans(translation)
-    return _ElementProjector(sentence, translation, source, target, weights).project(elements)
+    projector = _ElementProjector(sentence, translation, source, target, weights)
+    return _order_ranges(projector.project(_empty_ranges_together(elements)), target)
+
+
+def _empty_ranges_together(elements: Sequence[Element]) -> list[Element]:
+    """Elements of which the end of a range without text belongs to the same word as its beginning."""
+    begins = {one.range_name: one.start for one in elements if one.range_name and not one.follows}
+    return [
+        replace(one, follows=False) if begins.get(one.range_name) == one.start else one
+        for one in elements
+    ]
+
+
+def _order_ranges(elements: Sequence[Element], words: Sequence[Span]) -> list[Element]:
+    """Elements whose ranges begin before they end: one that was turned around covers the words of both ends."""
+    ordered = list(elements)
+    begins = {
+        one.range_name: index
+        for index, one in enumerate(elements)
+        if one.range_name and not one.follows
+    }
+    for end, element in enumerate(elements):
+        begin = begins.get(element.range_name, end)
+        first, last = element.start, elements[begin].start
+        if element.follows and first < last:
+            start = max((word.start for word in words if word.end <= first), default=first)
+            stop = min((word.end for word in words if word.start >= last), default=last)
+            ordered[begin] = replace(elements[begin], start=start, end=start)
+            ordered[end] = replace(element, start=stop, end=stop)
+    return ordered if ordered == elements else sorted(ordered, key=lambda one: one.start)
 
 
 def write_elements(text: str, elements: Sequence[Element], encode: Encode) -> str:

@@ -24,6 +24,7 @@ from regard.documents.base import (
     XmlToken,
     end_of_element,
     escape_xml,
+    xml_attribute,
     xml_tokens,
 )
 from regard.documents.markup import (
@@ -161,6 +162,8 @@ class Run:
     """the element rPr"""
     marker: InlineKind | None = None
     """of something without a text that moves with a word"""
+    range_name: str = ""
+    """of a marker at the beginning or the end of a range"""
     children: list[Run] | None = None
     """of a link, and its tags"""
     opening: str = ""
@@ -227,15 +230,22 @@ class RunReader:
             return (at + 1, Run(token.raw)) if is_space else None
         if self.is_element(token, "r"):
             return self._run(at)
-        if self.is_element(token, *MARKERS) and token.closes:
-            return at + 1, Run(token.raw, marker=InlineKind.ANCHOR)
+        if self.is_element(token, *RANGES) and token.closes:
+            marker = InlineKind.MARK if token.name.endswith("End") else InlineKind.ANCHOR
+            kind = token.name.removesuffix("End").removesuffix("Start")
+            name = f"{kind} {xml_attribute(token.attributes, f'{self.prefix}id')}"
+            return at + 1, Run(token.raw, marker=marker, range_name=name)
         if self.is_element(token, "proofErr") and token.closes:
             return at + 1, Run(token.raw)
         if self.is_element(token, "hyperlink", "smartTag", "ins", "moveTo") and not token.closes:
             return self._container(at)
         if self.is_element(token, "del", "moveFrom") and not token.closes:
             end = end_of_element(self.tokens, at)
-            return end, Run(self.raw(at, end), marker=InlineKind.MARK)
+            spaced = _text(self.tokens[at:end])[
+                :1
+            ].isspace()  # a space before or after the words was deleted, too
+            marker = InlineKind.MARK if spaced else InlineKind.ANCHOR
+            return end, Run(self.raw(at, end), marker=marker)
         return None
 
     def _container(self, at: int) -> tuple[int, Run] | None:
@@ -266,12 +276,18 @@ class RunReader:
                 text += CHARACTERS[token.name[len(self.prefix) :]]
             elif self.is_element(token, *REFERENCES):
                 marker = InlineKind.MARK
+            elif self.is_element(token, *PICTURES) and not self._has_text(inner, stop):
+                marker = InlineKind.ANCHOR
             elif token.name or not token.raw.isspace():
                 return None
             inner = stop
         if marker and text:
             return None
         return end, Run(raw, text, properties, marker)
+
+    def _has_text(self, start: int, end: int) -> bool:
+        """Whether there are paragraphs between these tokens, as in a text box."""
+        return any(self.is_element(token, "p") for token in self.tokens[start:end])
 
     def _add_stretch(self, runs: Sequence[Run]) -> None:
         raw = "".join(run.raw for run in runs)
@@ -302,7 +318,9 @@ class RunReader:
                 )
             elif run.marker:
                 follows = run.marker is InlineKind.MARK
-                elements.append(Element(run.raw, "", start, start, follows=follows))
+                elements.append(
+                    Element(run.raw, "", start, start, follows=follows, range_name=run.range_name)
+                )
             elif _format(run) != base and word_and_symbol_spans(run.text):
                 encode = self._encoder(run.properties, _format(run))
                 elements.append(Element("", "", start, offset, encode=encode))
@@ -326,7 +344,7 @@ class RunReader:
         return "".join([*parts, f"</{p}r>"])
 
 
-MARKERS = {
+RANGES = {
     "bookmarkStart", "bookmarkEnd", "commentRangeStart", "commentRangeEnd", "permStart", "permEnd",
 }  # fmt: skip
 CHARACTERS = {
@@ -336,6 +354,8 @@ CHARACTERS = {
 REFERENCES = {
     "footnoteReference", "endnoteReference", "commentReference", "footnoteRef", "endnoteRef", "annotationRef",
 }  # fmt: skip
+
+PICTURES = {"drawing", "pict", "object"}
 
 
 def _text(tokens: Sequence[XmlToken]) -> str:
@@ -372,8 +392,10 @@ def _format(run: Run) -> str:
 
 def namespace_prefix(text: str, names: str, default: str) -> str:
     """The prefix of a namespace in an XML part. names: a pattern of its URI."""
-    match = re.search(rf"""xmlns:([\w.-]+)\s*=\s*["'](?:{names})["']""", text)
-    return f"{match[1]}:" if match else default
+    match = re.search(rf"""xmlns(?::([\w.-]+))?\s*=\s*["'](?:{names})["']""", text)
+    if match is None:
+        return default
+    return f"{match[1]}:" if match[1] else ""
 
 
 class OfficeOpenXml(ArchiveFormat):
@@ -436,21 +458,18 @@ PARAGRAPHS = {"text:p", "text:h"}
 INLINE = {"text:span", "text:a"}
 SPACES = {"text:s"}
 BORDERS = {"text:tab", "text:line-break"}
-ANCHORS = {
-    "text:bookmark", "text:bookmark-start", "text:bookmark-end", "text:reference-mark",
-    "text:reference-mark-start", "text:reference-mark-end", "text:soft-page-break", "text:change",
-    "text:change-start", "text:change-end", "text:toc-mark-start", "text:toc-mark-end",
-    "text:alphabetical-index-mark-start", "text:alphabetical-index-mark-end",
-}  # fmt: skip
+RANGES_BY_NAME = re.compile(
+    "text:(bookmark|reference-mark|change|toc-mark|alphabetical-index-mark)-(start|end)|office:annotation-(end)"
+)
+ANCHORS = {"text:bookmark", "text:reference-mark", "text:soft-page-break", "text:change"}
 NESTED = {
-    "text:note",
-    "text:ruby",
-    "office:annotation",
-    "draw:frame",
-    "draw:custom-shape",
-    "draw:g",
+    "text:note": InlineKind.MARK,
+    "office:annotation": InlineKind.ANCHOR,
+    "draw:frame": InlineKind.ANCHOR,
+    "draw:custom-shape": InlineKind.ANCHOR,
+    "draw:g": InlineKind.ANCHOR,
 }
-"""elements inside a paragraph with paragraphs of their own"""
+"""elements inside a sentence that may have paragraphs of their own, and how they move with their word"""
 DELETED = {"text:tracked-changes"}
 
 
@@ -470,13 +489,25 @@ class OpenDocument(ArchiveFormat):
         )
 
     def split(self, text: str) -> Template:
-        tokens = xml_tokens(text)
+        return self._split(xml_tokens(text))
+
+    def _split(self, tokens: Sequence[XmlToken]) -> Template:
         template = Template()
         run: list[Inline] = []
         open_paragraphs = 0
         at = 0
         while at < len(tokens):
             token = tokens[at]
+            if open_paragraphs and token.name in NESTED and token.opens:
+                end = end_of_element(tokens, at)
+                nested = Template([token.raw])
+                if not token.closes:
+                    nested = self._split(tokens[at + 1 : end])
+                    nested.parts.insert(0, token.raw)
+                raw = template.nest(nested)
+                run.append(Inline(raw, NESTED[token.name], range_name(token)))
+                at = end
+                continue
             end = _end_of_inline(tokens, at) if open_paragraphs else at
             if end > at:
                 run += _inline_tokens(tokens[at:end])
@@ -501,14 +532,22 @@ class OpenDocument(ArchiveFormat):
 def _end_of_inline(tokens: Sequence[XmlToken], at: int) -> int:
     """The index after the inline token at ``at``; ``at`` itself if there is none."""
     token = tokens[at]
-    if token.name in PARAGRAPHS or token.name in NESTED:
+    if token.name in PARAGRAPHS:
         return at
     if token.is_text or token.name in INLINE or not token.name:
         return at + 1
-    if not token.opens:  # of an element with paragraphs
+    if not token.opens or token.name == "text:ruby":  # of an element with paragraphs, or with text
         return at
     end = end_of_element(tokens, at)
     return at if any(one.name in PARAGRAPHS for one in tokens[at:end]) else end
+
+
+def range_name(token: XmlToken) -> str:
+    """What the beginning and the end of a range have in common; empty for a single marker."""
+    names = ("text:name", "office:name", "text:change-id", "text:id")
+    found = [value for name in names if (value := xml_attribute(token.attributes, name))]
+    kind = token.name.removesuffix("-start").removesuffix("-end")
+    return f"{kind} {found[0]}" if found else ""
 
 
 def _inline_tokens(tokens: Sequence[XmlToken]) -> Iterator[Inline]:
@@ -524,8 +563,9 @@ def _inline_tokens(tokens: Sequence[XmlToken]) -> Iterator[Inline]:
         yield Inline(raw, InlineKind.TEXT, " ")
     elif token.name in BORDERS:
         yield Inline(raw, InlineKind.TEXT, "\n")
-    elif token.name == "office:annotation-end":
-        yield Inline(raw, InlineKind.MARK)
+    elif match := RANGES_BY_NAME.fullmatch(token.name):
+        kind = InlineKind.ANCHOR if match[2] == "start" else InlineKind.MARK
+        yield Inline(raw, kind, range_name(token))
     elif token.name in ANCHORS or token.name in INLINE or not token.name:
         yield Inline(raw, InlineKind.ANCHOR)
     else:  # a field, such as the number of the page

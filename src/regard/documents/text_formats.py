@@ -573,7 +573,8 @@ _CUE_TIME = re.compile(r"\s*(?:\d+:)?\d{1,2}:\d\d[,.]\d{3}\s*-->\s*(?:\d+:)?\d{1
 _CUE_MARKUP = re.compile(
     r"<(?P<slash>/?)(?P<tag>[a-zA-Z]\w*)[^<>\n]*>|(?P<time><[\d:.]+>)|(?P<style>\{\\[^{}\n]*\})"
 )
-_SPEAKER = re.compile(r"[-–—]\s*(?=\S)")
+_SPEAKER = re.compile(r"(?P<markup>(?:<[^<>\n]*>|\{\\[^{}\n]*\})*)(?P<dash>[-–—]\s*(?=\S))")
+"""the dash of a speaker at the beginning of a line, after its styles"""
 
 
 class Subtitles(TextFormat):
@@ -617,13 +618,12 @@ class Subtitles(TextFormat):
         speakers = len(cue) > 1 and any(_SPEAKER.match(line.text) for line in cue[1:])
         for number, line in enumerate(cue):
             speaker = _SPEAKER.match(line.text) if speakers else None
-            start = speaker.end() if speaker else 0
             if number:
                 ending = text[cue[number - 1].end : line.start]
                 run.append((border if speaker else soft_break)(ending))
             if speaker:
-                run.append(border(speaker[0]))
-            run += self._tokens(line.text[start:])
+                run += [*self._tokens(speaker["markup"]), border(speaker["dash"])]
+            run += self._tokens(line.text[speaker.end() if speaker else 0 :])
         document = Document(escape=self.encode_text)
         add_run(document, run, self.options.source)
         newline = LINE_BREAK.search(text)
@@ -707,7 +707,7 @@ class Table(TextFormat):
         done = 0
         for record in records[body:]:
             for index in columns:
-                if index >= len(record) or not record[index].value.strip():
+                if index >= len(record) or not any(map(str.isalpha, record[index].value)):
                     continue
                 cell = record[index]
                 raw = text[cell.start : cell.end]

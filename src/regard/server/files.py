@@ -100,6 +100,13 @@ class Upload(NamedTuple):
     content: bytes
     suffix: str
 
+    def task(self, source: str) -> DocumentTask:
+        """What is to be read. source: its language; empty if it is not known."""
+        given = self.request.columns
+        columns = tuple(name.strip() for name in given.split(",")) if given else ()
+        options = DocumentOptions(source, self.request.target, columns, MAX_ARCHIVE_BYTES)
+        return DocumentTask(f"file{self.suffix}", self.content, options)
+
 
 class MemoryParser(MultiPartParser):
     """Keeps uploaded files in memory; their size is limited before."""
@@ -173,7 +180,8 @@ async def perform(task: DocumentTask, seconds: int) -> tuple[dict[str, Any], byt
     line, _, content = output.partition(b"\n")
     description: dict[str, Any] = json.loads(line)
     if "error" in description:
-        raise RequestRefused(400, f"file: {description['error']}")
+        reason = description["error"].replace("--columns ", "columns=")
+        raise RequestRefused(400, f"file: {reason}")
     return description, content
 
 
@@ -182,22 +190,29 @@ def add_file_routes(app: FastAPI, service: Service) -> None:
     store = FileStore(settings.file_folder, settings.file_store_bytes, settings.file_seconds)
     reading = asyncio.Semaphore(MAX_PROCESSES)
 
+    async def read(upload: Upload, source: str) -> DocumentSentences:
+        """The sentences of an uploaded file. source: its language, on which formats and sentences may depend."""
+        async with reading:
+            description, _ = await perform(upload.task(source), settings.document_seconds)
+        document = DocumentSentences(**description)
+        service.check_texts([" ".join(document.sentences)])
+        return document
+
     async def translate(upload: Upload) -> str:
         """Translate an uploaded file and store it; returns the name of the translation."""
         request = upload.request
+        service.models.check_open()
         service.check_options(request)
         source = request.source
-        options = DocumentOptions(source, request.target, max_bytes=MAX_ARCHIVE_BYTES)
-        task = DocumentTask(f"file{upload.suffix}", upload.content, options)
-        async with reading:
-            description, _ = await perform(task, settings.document_seconds)
-        document = DocumentSentences(**description)
-        service.check_texts([" ".join(document.sentences)])
-        if detected := await service.sources_of([" ".join(document.sentences)], request):
+        if source == "auto":
+            text = " ".join((await read(upload, "")).sentences)
+            detected = await service.sources_of([text], request)
+            assert detected is not None
             source = detected[0].language
+        document = await read(upload, source)
         translations = await service.translate_document(document, source, request)
         async with reading:  # it is read again, so that it takes no memory during the translation
-            task = task._replace(translations=translations)
+            task = upload.task(source)._replace(translations=translations)
             _, content = await perform(task, settings.document_seconds)
         return await asyncio.to_thread(store.add, content, upload.suffix)
 

@@ -233,16 +233,24 @@ class ModelPool:
     # Loading
 
     @asynccontextmanager
-    async def use(self, *entries: ModelEntry) -> AsyncIterator[Loaded]:
-        """The models of these entries; they stay in memory inside the block. Loads them if needed."""
-        if self.closed:
-            raise RequestRefused(503, "the server is shutting down")
+    async def use(self, *entries: ModelEntry, admitted: bool = False) -> AsyncIterator[Loaded]:
+        """The models of these entries; they stay in memory inside the block. Loads them if needed.
+
+        admitted: the request called ``check_open`` before.
+        """
+        if not admitted:
+            self.check_open()
         wanted = tuple(dict.fromkeys(entries))
         held = self._hold(wanted) or await self._load(wanted)
         try:
             yield held
         finally:
             _release(held)
+
+    def check_open(self) -> None:
+        """Refuse a request if the server is about to end; one that is admitted will be finished."""
+        if self.closed:
+            raise RequestRefused(503, "the server is shutting down")
 
     def _hold(self, entries: Sequence[ModelEntry]) -> Loaded | None:
         """The models of these entries, which cannot be evicted until they are released; None if one is missing."""
@@ -320,7 +328,6 @@ class ModelPool:
     def add(self, entry: ModelEntry, model: ServedModel) -> None:
         """Use a model that is in memory."""
         entry.loaded = LoadedModel(model, self.settings, self.metrics, entry.name)
-        entry.loaded.batcher.closed = self.closed
         if entry.run is not None:
             entry.size = loaded_bytes(entry.run, model)
         self._recent[entry] = None
@@ -344,11 +351,8 @@ class ModelPool:
                 self.start_following(entry)
 
     def refuse(self) -> None:
-        """Refuse new requests from now on."""
+        """Refuse new requests from now on. The queues stay open for those that wait for a model, or read a file."""
         self.stopping = self.closed = True
-        for entry in self.entries:
-            if entry.loaded is not None:
-                entry.loaded.batcher.closed = True
 
     async def drain(self) -> None:
         """Refuse new requests and translate what is in the queues."""

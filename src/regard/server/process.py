@@ -91,6 +91,8 @@ def serve(
         greeting = f"regard: serving {names} at http://{address}:{listening.getsockname()[1]}"
 
         def work(ready: Callable[[], None]) -> None:
+            # Processes that translate must not keep the port open after this one has closed it.
+            os.register_at_fork(after_in_child=listening.close)
             # Runs are read again, because the worker may have been started to reload them.
             entries = entries_of_runs(runs, load, languages)
             app = create_app(entries, settings)
@@ -110,7 +112,11 @@ def serve(
             Server(config, pool, ready).run(sockets=[listening])
 
         cards = [RunDir(run).card_file for run in runs]
-        status = Supervisor(work, workers, lambda: print(greeting, flush=True), cards).run()
+
+        def greet() -> None:
+            print(greeting, flush=True)
+
+        status = Supervisor(work, workers, greet, cards, listening.close).run()
     if status:
         sys.exit(status)
 
@@ -237,7 +243,8 @@ class Supervisor:
     """Keeps a number of workers running.
 
     work: what a worker does, with a function to call when it is ready. greet: called when the first workers are ready.
-    watched: files; when one of them changes, all workers are replaced, as after SIGHUP.
+    watched: files; when one of them changes, all workers are replaced, as after SIGHUP. close_port: called when the
+    workers are stopped; connections that none of them accepts would wait otherwise.
     """
 
     def __init__(
@@ -246,11 +253,13 @@ class Supervisor:
         count: int,
         greet: Callable[[], None],
         watched: Sequence[Path] = (),
+        close_port: Callable[[], None] = lambda: None,
     ) -> None:
         self._work = work
         self._count = count
         self._greet = greet
         self._watched = watched
+        self._close_port = close_port
         self._seen = self._stamps()
         self._workers: dict[int, Worker] = {}
         self._generation = 0
@@ -406,6 +415,7 @@ class Supervisor:
 
     def _stop(self, number: signal.Signals) -> None:
         self._stopping = True
+        self._close_port()
         for one in self._workers.values():
             _send(one.pid, number if one.ready else signal.SIGKILL)
 

@@ -223,6 +223,9 @@ class StreamRequest(TextRequest):
 class FileRequest(TextRequest):
     """The fields of a form; the document is the field ``file``."""
 
+    columns: str | None = None
+    """of a CSV or TSV file: the columns to translate, by name or number, separated by commas"""
+
 
 class DetectRequest(RequestBody):
     q: Texts

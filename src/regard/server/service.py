@@ -352,13 +352,16 @@ class Service:
     async def translate_document(
         self, document: DocumentSentences, source: str, request: TextRequest
     ) -> list[SentenceTranslation]:
-        """Translate the sentences of a file, with alignments for those that have inline elements."""
+        """Translate the sentences of a file, with alignments for those that have inline elements.
+
+        The request was admitted before the file was read.
+        """
         start = asyncio.get_running_loop().time()
         route = self.route(source, request)
         texts = document.sentences
         tagged = [row for row, has in enumerate(document.has_elements) if has]
         alignments: dict[int, Floats | None] = {}
-        async with self.models.use(*route.entries) as loaded:
+        async with self.models.use(*route.entries, admitted=True) as loaded:
             stages = route.stages(loaded)
             with ExitStack() as admitted:
                 for stage in stages[1:]:

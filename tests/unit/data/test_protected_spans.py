@@ -12,6 +12,7 @@ EVERYTHING = ProtectedSpans(("placeholders", "numbers"))
     [
         ("Hello {name}, you owe {0:.2f}.", ["{name}", "{0:.2f}"]),
         ("a ${dir} and {{ user.name }} and {}", ["${dir}", "{{ user.name }}", "{}"]),
+        ("Hello %{name}, 5 %{count}", ["%{name}", "5", "%{count}"]),
         ("%s of %(n)d, %1$s, %5.2f and %@", ["%s", "%(n)d", "%1$s", "%5.2f", "%@"]),
         ("50% of them, 100 %sure", ["50", "100"]),
         ('a <b>word</b>, <br/> and <a href="x y">z</a>', ["<b>", "</b>", "<br/>", '<a href="x y">', "</a>"]),

@@ -92,6 +92,24 @@ def test_xliff() -> None:
     assert '<segment state="translated">' in translate("b.xlf", samples.XLIFF2, copy).decode()
 
 
+@pytest.mark.parametrize("kind", ['mtype="term"', 'id="m1" type="term"'])
+def test_a_marked_term_does_not_split_a_sentence(kind: str) -> None:
+    unit = f'<trans-unit id="t"><source>a <mrk {kind}>big</mrk> dog</source></trans-unit>'
+    filled = reverse("a.xlf", samples.XLIFF.replace("</body>", f"{unit}</body>")).decode()
+    assert f"<target>dog <mrk {kind}>big</mrk> a</target>" in filled
+    unit = unit.replace("</mrk> dog", "<![CDATA[<b>x</b>]]></mrk> dog")
+    filled = translate("a.xlf", samples.XLIFF.replace("</body>", f"{unit}</body>"), str.upper)
+    assert f"<target>A <mrk {kind}>BIG<![CDATA[<b>X</b>]]></mrk> DOG</target>" in filled.decode()
+
+
+def test_the_only_form_of_a_language_without_plurals_is_the_plural() -> None:
+    forms = 'msgid ""\nmsgstr "Plural-Forms: nplurals={}; plural=0;\\n"\n\n'
+    message = 'msgid "one dog"\nmsgid_plural "%d dogs"\nmsgstr[0] ""\n'
+    for count, translated in ((1, "%D DOGS"), (2, "ONE DOG")):
+        filled = translate("a.po", forms.format(count) + message, str.upper).decode()
+        assert f'msgstr[0] "{translated}"' in filled
+
+
 def test_empty_segments_of_an_xliff_target_are_filled() -> None:
     source = samples.XLIFF.replace("</trans-unit>", "", 0)
     unit = (

@@ -103,9 +103,9 @@ def test_runs_of_a_presentation_keep_their_formats() -> None:
 def test_spans_notes_and_fields_of_an_opendocument_text_stay() -> None:
     content = part(reverse("a.odt", FILES["a.odt"]), "content.xml")
     assert (
-        '<text:p text:style-name="P1">cat &amp; <text:span text:style-name="T1">dog</text:span> The<text:note '
-        'text:id="n1" text:note-class="footnote"><text:note-citation>1</text:note-citation><text:note-body>'
-        "<text:p>. note A</text:p></text:note-body></text:note> . slept . "
+        '<text:p text:style-name="P1">. slept cat<text:note text:id="n1" text:note-class="footnote">'
+        "<text:note-citation>1</text:note-citation><text:note-body><text:p>. note A</text:p></text:note-body>"
+        '</text:note> &amp; <text:span text:style-name="T1">dog</text:span> The . '
         '<text:a xlink:href="http://x">more</text:a> is <text:page-number>3</text:page-number> page On</text:p>'
     ) in content
     assert "<text:p>Deleted text</text:p>" in content
@@ -123,6 +123,103 @@ def test_tracked_changes_of_word_do_not_split_a_sentence() -> None:
     inserted = "<w:ins w:id='2'><w:r><w:t xml:space=\"preserve\">too</w:t></w:r></w:ins>"
     assert inserted in document
     assert document.count("<w:delText>very </w:delText>") == 1
+
+
+def word_body(paragraph: str) -> bytes:
+    head = samples.DOCX_BODY.partition("<w:body>")[0]
+    return samples.docx(f"{head}<w:body><w:p>{paragraph}</w:p></w:body></w:document>")
+
+
+def word_run(text: str) -> str:
+    return f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def reversed_word_body(paragraph: str) -> str:
+    document = part(reverse("a.docx", word_body(paragraph)), "word/document.xml")
+    return document.partition("<w:body><w:p>")[2].partition("</w:p>")[0]
+
+
+def test_a_deletion_of_word_keeps_its_space() -> None:
+    """The deleted words have the space before or after them; if the deletion is rejected, it must be there."""
+    after = "<w:del w:id='1'><w:r><w:delText>old </w:delText></w:r></w:del>"
+    assert reversed_word_body(word_run("the ") + after + word_run("dog")) == (
+        after + word_run("dog the")
+    )
+    before = "<w:del w:id='1'><w:r><w:delText> old</w:delText></w:r></w:del>"
+    assert reversed_word_body(word_run("the") + before + word_run(" dog")) == (
+        word_run("dog the") + before
+    )
+
+
+@pytest.mark.parametrize("kind", ["bookmark", "commentRange"])
+def test_ranges_of_word_begin_before_they_end(kind: str) -> None:
+    start, end = f'<w:{kind}Start w:id="3"/>', f'<w:{kind}End w:id="3"/>'
+    one = word_run("a ") + start + word_run("big") + end + word_run(" dog")
+    assert reversed_word_body(one) == (
+        word_run("dog ") + start + word_run("big") + end + word_run(" a")
+    )
+    two = word_run("a ") + start + word_run("big old") + end + word_run(" dog")
+    assert reversed_word_body(two) == (
+        word_run("dog ") + start + word_run("old big") + end + word_run(" a")
+    )
+
+
+def test_a_range_of_word_without_text_stays_together() -> None:
+    """Word marks the last edit with a bookmark without text."""
+    empty = '<w:bookmarkStart w:id="3" w:name="_GoBack"/><w:bookmarkEnd w:id="3"/>'
+    body = word_run("a ") + empty + word_run("big dog")
+    assert reversed_word_body(body) == word_run("dog ") + empty + word_run("big a")
+
+
+def test_a_picture_of_word_does_not_split_a_sentence() -> None:
+    picture = "<w:r><w:drawing><wp:inline/></w:drawing></w:r>"
+    head = samples.DOCX_BODY.partition("<w:body>")[0]
+    prefix = "" if "xmlns:wp=" in head else ' xmlns:wp="urn:wp"'
+    picture = picture.replace("<wp:inline", f"<wp:inline{prefix}")
+    body = word_run("a ") + picture + word_run("big dog")
+    assert "a big dog" in parse("a.docx", word_body(body)).sentences
+    assert reversed_word_body(body) == word_run("dog ") + picture + word_run("big a")
+
+
+def test_the_namespace_of_word_may_have_no_prefix() -> None:
+    head = samples.DOCX_BODY.partition("<w:body>")[0]
+    uri = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    assert uri in head
+    document = f'<document xmlns="{uri}"><body><p><r><t>The dog</t></r></p></body></document>'
+    file = samples.docx(document)
+    assert "The dog" in parse("a.docx", file).sentences
+    assert '<r><t xml:space="preserve">dog The</t></r>' in part(
+        reverse("a.docx", file), "word/document.xml"
+    )
+
+
+def opendocument(paragraph: str) -> bytes:
+    return samples.odt(samples.ODT_CONTENT.replace("<text:p/>", f"<text:p>{paragraph}</text:p>"))
+
+
+def test_notes_and_comments_of_an_opendocument_text_do_not_split_a_sentence() -> None:
+    comment = '<office:annotation office:name="c"><text:p>{}</text:p></office:annotation>'
+    note = (
+        '<text:note text:id="n2"><text:note-body><text:p>{}</text:p></text:note-body></text:note>'
+    )
+    end = '<office:annotation-end office:name="c"/>'
+    note_in = note.format("A note" + comment.format("In it"))
+    file = opendocument(f"The {comment.format('My word')}big old{end} dog{note_in} slept")
+    document = parse("a.odt", file)
+    assert {"The big old dog slept", "My word", "A note", "In it"} <= {*document.sentences}
+    assert part(translate("a.odt", file, copy), "content.xml") == part(file, "content.xml")
+    content = part(reverse("a.odt", file), "content.xml")
+    note_out = note.format("note A" + comment.format("it In"))
+    assert (
+        f"<text:p>slept dog{note_out} {comment.format('word My')}old big{end} The</text:p>"
+        in content
+    )
+
+
+def test_ranges_of_an_opendocument_text_begin_before_they_end() -> None:
+    start, end = '<text:bookmark-start text:name="b"/>', '<text:bookmark-end text:name="b"/>'
+    content = part(reverse("a.odt", opendocument(f"a {start}big old{end} dog")), "content.xml")
+    assert f"<text:p>dog {start}old big{end} a</text:p>" in content
 
 
 def test_the_end_of_a_comment_in_opendocument_is_no_word() -> None:

@@ -235,6 +235,34 @@ def test_subtitles_keep_times_and_tags() -> None:
     assert "IT WILL <00:06.000>PERFORATE YOUR STOMACH.\n" in translated
 
 
+def test_the_dash_of_a_speaker_may_follow_a_style() -> None:
+    cue = "1\n00:00:01,000 --> 00:00:02,000\n{\\an8}<i>- One dog.</i>\n<i>- Two</i>\n"
+    assert parse("a.srt", cue).sentences == ["One dog.", "Two"]
+    assert translate("a.srt", cue, lambda text: "x") == (
+        cue.replace("One dog.", "x").replace("Two", "x").encode()
+    )
+
+
+NUMBERS = {
+    "a.html": "<table><tr><td>42</td><td>3.5 %</td></tr></table>",
+    "a.md": "| a | b |\n|---|---|\n| 42 | 3.5 |\n",
+    "a.srt": "1\n00:00:01,000 --> 00:00:02,000\n42\n",
+    "a.json": '{"a": "42", "b": ["1 / 2"]}',
+    "a.yaml": "a: '42'\n",
+    "a.properties": "a=42\n",
+    "a.csv": "id,text\n1,42\n",
+    "a.txt": "42\n\n2024-01-01\n",
+    "a.odt": samples.odt(samples.ODT_CONTENT.replace("<text:p/>", "<text:p>42</text:p>")),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_alone_are_not_translated(name: str) -> None:
+    """A model that has only seen sentences invents one."""
+    found = parse(name, NUMBERS[name]).sentences
+    assert all(any(map(str.isalpha, text)) for text in found)
+
+
 def test_long_subtitles_are_broken_into_equal_lines() -> None:
     text = "<i>one two three four five six seven eight nine ten eleven twelve</i>"
     broken = break_lines(42, "\n", text)

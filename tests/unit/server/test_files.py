@@ -18,6 +18,7 @@ from regard.documents import DocumentOptions
 from regard.documents.base import SentenceTranslation
 from regard.documents.worker import DocumentTask, perform as perform_here
 from regard.recipe import Recipe
+from regard.server import files
 from regard.server.app import create_app
 from regard.server.files import FileStore, perform
 from regard.server.schemas import RequestRefused, Settings
@@ -48,6 +49,49 @@ def test_a_document_is_translated(small_recipe: Callable[..., Recipe]) -> None:
     assert response.headers["content-type"] == "application/octet-stream"
     assert response.headers["content-disposition"] == 'attachment; filename="translated.srt"'
     assert download(app, upload(app, "<p>a</p>", "../../A.HTML", source="auto")).text == "<p>A</p>"
+
+
+def test_columns_of_a_table_are_translated(small_recipe: Callable[..., Recipe]) -> None:
+    app = create_app(english_to_german(small_recipe))
+    table = "id,text,note\na,one,x\n"
+    refused = upload(app, table, "a.csv")
+    assert refused.status_code == 400
+    assert refused.json()["error"] == (
+        "file: name the columns to translate, for example columns=note (the first line has: id, text, note)"
+    )
+    assert download(app, upload(app, table, "a.csv", columns="text, note")).text == (
+        "id,text,note\na,ONE,X\n"
+    )
+
+
+TMX = '<tmx version="1.4"><header srclang="en"/><body><tu><tuv xml:lang="en"><seg>one</seg></tuv></tu></body></tmx>'
+
+
+def test_the_detected_language_is_that_of_the_document(
+    small_recipe: Callable[..., Recipe],
+) -> None:
+    """What a file says about its languages depends on them."""
+    app = create_app(english_to_german(small_recipe))
+    translated = download(app, upload(app, TMX, "a.tmx", source="auto")).text
+    assert '<tuv xml:lang="de"><seg>ONE</seg></tuv>' in translated
+    assert download(app, upload(app, "en:\n  a: one\n", "a.yaml", source="auto")).text == (
+        "de:\n  a: ONE\n"
+    )
+
+
+def test_a_server_that_stops_finishes_files_that_it_reads(
+    small_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(english_to_german(small_recipe))
+    pool = app.state.service.models
+
+    async def perform_and_stop(task: DocumentTask, seconds: int) -> Any:
+        pool.refuse()
+        return await perform(task, seconds)
+
+    monkeypatch.setattr(files, "perform", perform_and_stop)
+    assert upload(app, SUBTITLES).status_code == 200
+    assert upload(app, SUBTITLES).status_code == 503
 
 
 def test_inline_tags_pass_a_pivot(finished_run: Path, small_recipe: Callable[..., Recipe]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -316,6 +317,31 @@ def test_a_model_that_cannot_be_loaded_is_an_error_of_its_own(
     assert response.json()["error"] == "model de-en cannot be loaded; see the server's log"
     assert "/secret/path" in caplog.text
     assert ask(app, "en", "fr").status_code == 200
+
+
+def test_a_server_that_stops_finishes_requests_that_wait_for_their_model(
+    entries: list[ModelEntry],
+) -> None:
+    load, may_continue = entries[0].load, threading.Event()
+
+    def slow_load() -> Any:
+        assert may_continue.wait(10)
+        return load()
+
+    entries[0].load = slow_load
+    app = create_app(entries)
+    pool = app.state.service.models
+
+    async def test(client: httpx.AsyncClient) -> None:
+        body = {"q": "a", "source": "de", "target": "en"}
+        waiting = asyncio.create_task(client.post("/translate", json=body))
+        await until(lambda: bool(pool._waiting))
+        pool.refuse()
+        assert (await client.post("/translate", json=body)).status_code == 503
+        may_continue.set()
+        assert (await waiting).status_code == 200
+
+    run(app, test)
 
 
 def test_a_closed_pool_refuses_requests(entries: list[ModelEntry]) -> None:

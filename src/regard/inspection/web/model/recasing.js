@@ -7,7 +7,7 @@ const LETTERS = "\\p{L}\\p{N}_";
 const UNSPACED = "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u2e80-\\u9fff\\uf900-\\ufaff\\uff66-\\uff9f\\u{20000}-\\u{323af}";
 /** the placeholders of data/protected_spans.py */
 const PLACEHOLDERS = new RegExp([
-  "\\{\\{[^{}\\n]+\\}\\}", "\\$?\\{[^{}\\s][^{}\\n]*\\}", "\\{\\}",
+  "\\{\\{[^{}\\n]+\\}\\}", "[$%]?\\{[^{}\\s][^{}\\n]*\\}", "\\{\\}",
   `%(?:\\([${LETTERS}]+\\)|\\d+\\$)?[\\-+#0]*\\d*(?:\\.\\d+)?l{0,2}[diouxXeEfgGcs@](?!(?![${UNSPACED}])\\p{L})`,
   `</?[A-Za-z][${LETTERS}.:\\-]*(?:\\s+[${LETTERS}.:\\-]+(?:=(?:"[^"]*"|'[^']*'|[^\\s"'>]+))?)*\\s*/?>`,
   `&(?:[${LETTERS}]+|#\\d+);`,
