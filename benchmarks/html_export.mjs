@@ -62,7 +62,7 @@ for await (const line of createInterface({ input: process.stdin })) {
     reply({ translation: model.translate(request.translate) });
   } else if (request.attribution !== undefined) {
     const [text, outputs, position, foil] = request.attribution;
-    reply(attribution(model, text, outputs, position, foil));
+    reply(await attribution(model, text, outputs, position, foil));
   } else if (request.encode !== undefined) {
     const ids = model.source.encode(request.encode);
     reply({ ids, text: model.source.decode(ids) });

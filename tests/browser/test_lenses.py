@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from regard.inspection.activations import activations_of, embeddings
-from regard.inspection.attribution import attribute_token
+from regard.inspection.attribution import Method, attribute_token
 from regard.inspection.head_ablation import HeadTable, ablate_heads
 from regard.inspection.logit_lens import logit_lens_of
 from regard.inspection.teacher_forcing import force_ids
@@ -20,11 +20,14 @@ from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.browser.conftest import served
 from tests.browser.pages import Open, texts, wait_for_text
+from tests.unit.interop.test_html_export import rounded_model
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 TEXT = "ein Hund dog"
+SHOWN: tuple[Method, ...] = ("integrated_gradients", "occlusion", "gradient_x_input", "alti")
+"""methods of attribution in the order of the page, without those of attention alone"""
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +35,9 @@ def model(finished_run: Path) -> Translator:
     return Translator.load(finished_run, "cpu")
 
 
-def check(page: Page, model: Translator, outputs: list[int]) -> None:
+def check(page: Page, model: Translator, outputs: list[int], text: str = TEXT) -> None:
     """The tables have the values of Python."""
-    forced = force_ids(model, model.request(TEXT), outputs)
+    forced = force_ids(model, model.request(text), outputs)
     lens = logit_lens_of(model, forced)
     page.locator(".depth-table").first.wait_for()
     rows = page.locator(".depth-table").first.locator("tbody tr").all()
@@ -44,13 +47,23 @@ def check(page: Page, model: Translator, outputs: list[int]) -> None:
     found = attribute_token(model, forced, 0)
     wait_for_text(page, ".attribution .finding", "in logits")
     finding = page.locator(".attribution .finding").text_content() or ""
-    assert finding.startswith(f"{found.token.text} rather than {found.foil.text} by")
+    token, foil = (shown(one.text).lstrip("▁") for one in (found.token, found.foil))
+    assert finding.startswith(f"{token} rather than {foil} by")
     page.locator(".attribution > .tabular button").first.click()
     table = page.locator(".attribution > .tabular table").first
     cells = [texts_of(row) for row in table.locator("tbody tr").all()]
-    expected_scores = found.scores["occlusion"]
-    assert [float(row[1].replace("−", "-")) for row in cells] == pytest.approx(
-        expected_scores.tolist(), abs=1e-3
+    assert len(cells[0]) == len(found.scores) == 6
+    for column, name in enumerate(SHOWN):
+        size = float(abs(found.scores[name]).max())
+        assert [float(row[column].replace("−", "-")) for row in cells] == pytest.approx(
+            found.scores[name].tolist(), abs=1e-3 * max(1, size)
+        ), name
+    page.locator(".agreement button").first.click()
+    rows = page.locator(".agreement table tbody tr").all()
+    assert len(rows) == 6
+    agreement = found.agreement()
+    assert float(texts_of(rows[0])[1].replace("−", "-")) == pytest.approx(
+        agreement["integrated_gradients", "occlusion"], abs=0.05
     )
 
 
@@ -146,17 +159,12 @@ def test_a_model_in_a_file_computes_the_same(
 
     run = make_run(decoding={"max_length": 8}, model={"output_bias": True})
     export_html(run, tmp_path / "model.html")
-    model = Translator.load(run, "cpu")
+    model = rounded_model(run)
     text = "The dog was tired."
-    forced = force_ids(model, model.request(text), [t.id for t in model.trace(text).outputs])
-    lens = logit_lens_of(model, forced)
     with browser.new_context() as context:
         page = context.new_page()
-        page.goto(f"{(tmp_path / 'model.html').as_uri()}?text={text}#view=lenses")
-        page.locator(".depth-table").first.wait_for()
-        rows = page.locator(".depth-table").first.locator("tbody tr").all()
-        for row, expected in zip(rows, lens.candidates[::-1], strict=True):
-            assert texts_of(row) == [shown(one[0].token.text) for one in expected]
+        page.goto(f"{(tmp_path / 'model.html').as_uri()}?text={text}#view=lenses&output=0")
+        check(page, model, [token.id for token in model.trace(text).outputs], text)
         assert texts(page, ".by-depth dd")[0] == (model.translate([text], beam=1)[0] or "(empty)")
         page.locator("#tab-architecture").click()
         check_architecture(page, model, text)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from regard.errors import RegardError
-from regard.inspection.attribution import Method, attribute_token
+from regard.inspection.attribution import attribute_token
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import Trace, trace
@@ -227,11 +227,16 @@ def test_occlusion_and_javascript_without_wasm(make_run: MakeRun, tmp_path: Path
     np.testing.assert_allclose(packed, ours.occlusion.probabilities.ravel(), atol=1e-4)
 
 
-METHODS: tuple[Method, ...] = ("occlusion", "attention_rollout", "attention")
-
-
-def test_attribution_is_the_same(make_run: MakeRun, tmp_path: Path) -> None:
-    run, out = make_run(decoding={"extra_length": 3}), tmp_path / "model.html"
+@pytest.mark.parametrize(
+    ("sections", "complete"),
+    [(one, i >= 2) for i, (_, one) in enumerate(RECIPES)],
+    ids=["15", "8", "12", "9"],
+)
+def test_attribution_is_the_same(
+    make_run: MakeRun, tmp_path: Path, sections: dict[str, Any], complete: bool
+) -> None:
+    """complete: integrated gradients of this untrained network add up within the largest number of steps."""
+    run, out = make_run(**sections), tmp_path / "model.html"
     export_model(run, "html", out)
     model = rounded_model(run)
     outputs = [token.id for token in trace(model, TEXT).outputs]
@@ -240,17 +245,20 @@ def test_attribution_is_the_same(make_run: MakeRun, tmp_path: Path) -> None:
     requests: list[tuple[int, int | None]] = [(0, None), (2, foil), (3, None)]
     found = run_node(out, [{"attribution": [TEXT, outputs, *one]} for one in requests])
     for (position, other), result in zip(requests, found, strict=True):
-        ours = attribute_token(model, forced, position, other, METHODS)
+        ours = attribute_token(model, forced, position, other)
         expected = ours.to_json()
         for name in ("token", "foil", "position", "source_words", "target_words"):
             assert result[name] == expected[name], name
         assert result["difference"] == pytest.approx(ours.difference, abs=1e-3)
-        assert set(result["scores"]) == set(METHODS)
-        for name in METHODS:
-            size = float(np.abs(ours.scores[name]).max())
+        assert list(result["scores"]) == list(ours.scores)
+        for method, shares in ours.scores.items():
+            size = float(np.abs(shares).max())
             np.testing.assert_allclose(
-                result["scores"][name], ours.scores[name], atol=2e-3 * max(1.0, size), err_msg=name
+                result["scores"][method], shares, rtol=0, atol=1e-3 * size, err_msg=method
             )
+        assert not complete or result["completeness"] <= 0.01
+        assert result["completeness"] == pytest.approx(ours.completeness, abs=1e-3)
+        assert [(a, b) for a, b, _ in result["agreement"]] == list(ours.agreement())
         for *pair, value in result["agreement"]:
             assert value == pytest.approx(ours.agreement()[tuple(pair)], abs=0.1)
 

@@ -35,8 +35,8 @@
  *   architecture(q: string, outputs: number[]): Promise<ArchitectureJson>,
  *   attribution(q: string, outputs: number[], position: number, foil: number | null): Promise<AttributionJson>,
  *   patching(q: string, other: string): Promise<PatchingJson>,
- *   heads?(start: boolean): Promise<HeadTableState> }} LensApi of the server or of the model in the file, which has fewer
- *   methods of attribution and no data to measure heads on
+ *   heads?(start: boolean): Promise<HeadTableState> }} LensApi of the server or of the model in the file, which has no
+ *   data to measure heads on
  */
 
 /** @type {Map<string, Promise<any>>} results of the server by request */

@@ -21,7 +21,7 @@
  */
 
 /** @type {Record<string, (x: number) => number>} */
-const ACTIVATIONS = {
+export const ACTIVATIONS = {
   relu: (x) => (x > 0 ? x : 0),
   gelu: (x) => x * 0.5 * (1 + erf(x * Math.SQRT1_2)),
   swish: (x) => x / (1 + Math.exp(-x)),
@@ -242,19 +242,30 @@ export class Transformer {
     if (name === null || this.config.norm === "none") return x;
     const [gain, bias] = [this.weights.vector(`${name}.weight`), this.weights.vector(`${name}.bias`)];
     if (this.config.norm === "batch") return this.batchNorm(x, name, gain, bias);
-    const centred = this.config.norm === "layer";
-    const [width, epsilon] = [this.config.d_model, centred ? 1e-5 : 1e-6];
+    const width = this.config.d_model;
     const y = new Float32Array(x.length);
     for (let start = 0; start < x.length; start += width) {
-      let [mean, square] = [0, 0];
-      if (centred) for (let i = 0; i < width; i++) mean += x[start + i] / width;
-      for (let i = 0; i < width; i++) square += (x[start + i] - mean) ** 2;
-      const factor = 1 / Math.sqrt(square / width + epsilon);
+      const { mean, factor } = this.rowStatistics(x, start);
       for (let i = 0; i < width; i++) {
         y[start + i] = (x[start + i] - mean) * factor * (gain ? gain[i] : 1) + (bias ? bias[i] : 0);
       }
     }
     return y;
+  }
+
+  /**
+   * What layer norm subtracts from a row, and what it multiplies the difference by; RMSNorm subtracts nothing.
+   *
+   * @param {Float32Array} x
+   * @param {number} start of the row
+   */
+  rowStatistics(x, start) {
+    const centred = this.config.norm === "layer";
+    const [width, epsilon] = [this.config.d_model, centred ? 1e-5 : 1e-6];
+    let [mean, square] = [0, 0];
+    if (centred) for (let i = 0; i < width; i++) mean += x[start + i] / width;
+    for (let i = 0; i < width; i++) square += (x[start + i] - mean) ** 2;
+    return { mean, factor: 1 / Math.sqrt(square / width + epsilon) };
   }
 
   /**
@@ -418,7 +429,7 @@ function range(count) {
 }
 
 /** @param {Float32Array} x @param {number} width @returns {Rows} */
-function toRows(x, width) {
+export function toRows(x, width) {
   return range(x.length / width).map((row) => x.subarray(row * width, (row + 1) * width));
 }
 
@@ -473,7 +484,7 @@ function flat(rows, width) {
 // Functions of values
 
 /** @param {Float32Array} x @param {Float32Array} y overwritten with the sum */
-function added(x, y) {
+export function added(x, y) {
   for (let i = 0; i < y.length; i++) y[i] += x[i];
   return y;
 }
@@ -521,7 +532,7 @@ function sinusoid(position, width) {
  * @param {number[]} positions of the rows
  * @param {number} width of a head
  */
-function rotate(x, positions, width) {
+export function rotate(x, positions, width) {
   const perRow = x.length / positions.length;
   positions.forEach((position, row) => {
     for (let i = 0; i < width; i += 2) {

@@ -174,21 +174,19 @@ function attributionMap({ scores, source_words }, words, methods, signal) {
 
 /** @param {AttributionJson} found @param {string[]} words */
 function explainAttribution({ token, foil, difference, scores, completeness, source_words }, words) {
-  const methods = ["integrated_gradients", "occlusion"].filter((id) => scores[id]);
+  const methods = ["integrated_gradients", "occlusion"];
   const share = (/** @type {number} */ i) => methods.reduce((sum, id) =>
     sum + scores[id][i] / Math.max(...scores[id].map(Math.abs), 1e-9), 0) / methods.length;
   const order = words.map((word, i) => ({ word, i, share: share(i) })).sort((a, b) => b.share - a.share);
   const best = order.filter((one, rank) => rank < 3 && one.share > 0.3 * order[0].share);
-  const sum = scores.integrated_gradients?.reduce((total, one) => total + one, 0) ?? 0;
+  const sum = scores.integrated_gradients.reduce((total, one) => total + one, 0);
   return [
     tokenInProse(token), " rather than ", tokenInProse(foil), ` by ${difference.toFixed(1)} in logits`,
-    best.length ? ": mostly because of " : ".", ...best.flatMap(({ word, i }, rank) => [
+    best.length ? ": mostly because of " : "", ...best.flatMap(({ word, i }, rank) => [
       rank ? (rank === best.length - 1 ? " and " : ", ") : "", "“", h("b", {}, bidiText(word)), "”",
       i < source_words.length ? "" : " in the translation"]), ". ",
-    h("span", { class: "quiet" }, scores.integrated_gradients
-      ? `Integrated gradients add up to ${sum.toFixed(2)}, the change from a sentence of neutral words, with an error of ${
-        percent(completeness)}.`
-      : "Methods that need gradients are not in this file; regard serve has them."),
+    h("span", { class: "quiet" }, `Integrated gradients add up to ${sum.toFixed(2)}, the change from a sentence of neutral words, `
+      + `with an error of ${percent(completeness)}.`, scores.alti ? "" : " ALTI+ is left out, because it does not support this network."),
   ];
 }
 
