@@ -125,7 +125,11 @@ class Benchmark:
         command += [f"--set={change}" for change in changes or []]
         if processes > 1 and self.options.device == "cuda":
             command.append("--share-gpu")
-        environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | {"PYTHONPATH": str(source)}
+        environment = (
+            {"OMP_NUM_THREADS": "1"}
+            | dict(os.environ)
+            | {"PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])}
+        )
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=TIMEOUT

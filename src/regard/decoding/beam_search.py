@@ -143,7 +143,7 @@ def _select(
     count = 2 * beam
     fused = logits.is_cuda and count <= FUSED_COUNT and rules.only_suppresses(active.length)
     if fused and not processor.processors:
-        from regard.nn.triton_kernels import top_tokens
+        from regard.decoding.fused_top_k import top_tokens
 
         shape = (*logits.shape[:2], min(count, logits.shape[2]))
         added, tokens = top_tokens(logits.flatten(0, 1), shape[2], rules.suppressed)

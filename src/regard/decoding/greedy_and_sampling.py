@@ -240,7 +240,7 @@ def _most_probable(
     log_probabilities: Float[Tensor, "sentences V"], active: ActiveHypotheses[Any]
 ) -> Int[Tensor, "sentences"]:
     # As in a beam of size 1, so that both take the same one of equal tokens: the smaller one on a GPU, see
-    # ``nn.triton_kernels.top_tokens``, else the first of the best two.
+    # ``fused_top_k.py``, else the first of the best two.
     if log_probabilities.is_cuda:
         return log_probabilities.argmax(-1)
     return top_k(log_probabilities, 2)[1][:, 0]

@@ -13,12 +13,10 @@ from regard.nn.attention import Attention, AttentionMask, KeyValue
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import Window
 from regard.nn.triton_kernels import (
-    VOCABULARY_PART,
     add_layer_norm,
     decode_attention,
     layer_norm,
     packed_attention_kernel,
-    top_tokens,
 )
 from regard.recipe import make_recipe
 
@@ -137,24 +135,6 @@ def test_add_layer_norm_equals_the_formula(width: int, dtype: torch.dtype) -> No
         found = add_layer_norm(x, added, gain, bias, 1e-5)
         assert found.dtype is torch.bfloat16
         torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=2**-8)
-
-
-@pytest.mark.parametrize("V", [97, 8_000, 2 * VOCABULARY_PART + 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_top_tokens_are_those_of_log_softmax(V: int, dtype: torch.dtype) -> None:
-    """The smaller one of equal tokens comes first, suppressed tokens never, and a row with NaN has only NaN."""
-    torch.manual_seed(0)
-    logits = (3 * torch.randn(50, V, device="cuda")).to(dtype)
-    suppressed = torch.tensor([0, 3, int(logits[0].argmax())], device="cuda")
-    logits[7, 5] = torch.nan
-    found, tokens = top_tokens(logits, 10, suppressed)
-    expected = logits.double().log_softmax(-1).index_fill(1, suppressed, -torch.inf)
-    expected, order = expected.sort(dim=1, descending=True, stable=True)
-    rows = [row for row in range(50) if row != 7]
-    torch.testing.assert_close(found.double()[rows], expected[rows, :10], atol=2e-6, rtol=0)
-    assert torch.equal(tokens[rows], order[rows, :10])
-    assert found[7].isnan().all()
-    assert bool((tokens < V).all())
 
 
 @pytest.mark.parametrize("causal", [False, True])
