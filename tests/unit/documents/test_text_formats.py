@@ -256,6 +256,26 @@ NUMBERS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.srt", samples.SRT),
+        ("a.vtt", samples.VTT),
+        ("a.po", samples.PO),
+        ("a.xlf", samples.XLIFF),
+        ("a.html", "<!doctype html><p class='The dog'>The <b>dog</b></p>"),
+        ("a.md", "A text.\n\n```\nprint(dog)\n```\n"),
+    ],
+)
+def test_text_with_the_content_of_another_format_is_read_as_that(name: str, content: str) -> None:
+    assert translate("a.txt", content, str.upper) == translate(name, content, str.upper)
+
+
+def test_an_archive_is_no_text() -> None:
+    with pytest.raises(ValueError, match=r"it is an archive, not text; its name must end in \.odt"):
+        parse("a.txt", samples.odt())
+
+
 @pytest.mark.parametrize("name", NUMBERS)
 def test_numbers_alone_are_not_translated(name: str) -> None:
     """A model that has only seen sentences invents one."""
