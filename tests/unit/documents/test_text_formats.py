@@ -243,7 +243,7 @@ def test_the_dash_of_a_speaker_may_follow_a_style() -> None:
     )
 
 
-NUMBERS = {
+NUMBERS: dict[str, str | bytes] = {
     "a.html": "<table><tr><td>42</td><td>3.5 %</td></tr></table>",
     "a.md": "| a | b |\n|---|---|\n| 42 | 3.5 |\n",
     "a.srt": "1\n00:00:01,000 --> 00:00:02,000\n42\n",
