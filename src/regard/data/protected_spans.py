@@ -11,7 +11,8 @@ from regard.data.words import UNSPACED, Span, is_word_character
 from regard.recipe.registry import Registry
 
 _PLACEHOLDER = rf"""
-    \{{\{{[^{{}}\n]+\}}\}} | [$%]?\{{[^{{}}\s][^{{}}\n]*\}} | \{{\}}  # {{{{ name }}}} {{name}} {{0:.2f}} ${{name}} %{{name}} {{}}
+    \{{\{{[^{{}}\n]+\}}\}}                                         # {{{{ name }}}}
+  | [$%]?\{{[^{{}}\s][^{{}}\n]*\}} | \{{\}}                        # {{name}} {{0:.2f}} ${{name}} %{{name}} {{}}
   | %(?:\(\w+\)|\d+\$)?[-+\#0]*\d*(?:\.\d+)?l{{0,2}}[diouxXeEfgGcs@](?![^\W\d_{UNSPACED}])   # %s %(n)d %1$s %5.2f
   | </?[A-Za-z][\w.:-]*(?:\s+[\w.:-]+(?:=(?:"[^"]*"|'[^']*'|[^\s"'>]+))?)*\s*/?>   # <b> </b> <br/> <a href="…">
   | &(?:\w+|\#\d+);                                                # &nbsp; &#160;

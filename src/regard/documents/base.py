@@ -217,6 +217,11 @@ def format_of_content(path: Path) -> type[DocumentFormat] | None:
             sample = file.read(SNIFFED)
     except OSError as error:
         raise read_error(path, error) from None
+    return recognize(sample)
+
+
+def recognize(sample: bytes) -> type[DocumentFormat] | None:
+    """The format of a file that begins with these bytes; None if they are lines of text."""
     if sample.startswith(b"PK\x03\x04"):
         beginning = sample.decode("latin-1")
     else:

@@ -12,7 +12,15 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from regard.documents.base import DOCUMENT_FORMATS, Slot, Template, TextFormat
+from regard.documents.base import (
+    DOCUMENT_FORMATS,
+    SNIFFED,
+    ParsedDocument,
+    Slot,
+    Template,
+    TextFormat,
+    recognize,
+)
 from regard.documents.markup import (
     INLINE_ELEMENTS,
     UNTRANSLATED_ELEMENTS,
@@ -88,6 +96,15 @@ class PlainTextDocument(TextFormat):
     suffixes = (".txt", ".text")
     widths = range(50, 101)
     """widths at which programs break lines; longer lines are paragraphs"""
+
+    def parse(self, content: bytes) -> ParsedDocument:
+        """Split a file into slots; one with the content of another format, such as subtitles, is read as that."""
+        kind = recognize(content[:SNIFFED])
+        if kind is None:
+            return super().parse(content)
+        if not kind.is_text:
+            raise ValueError(f"{kind.why_not_lines}; its name must end in {kind.suffixes[0]}")
+        return kind(self.options).parse(content)
 
     def split(self, text: str) -> Template:
         lines = lines_of(text)

@@ -98,8 +98,9 @@ def test_a_marked_term_does_not_split_a_sentence(kind: str) -> None:
     filled = reverse("a.xlf", samples.XLIFF.replace("</body>", f"{unit}</body>")).decode()
     assert f"<target>dog <mrk {kind}>big</mrk> a</target>" in filled
     unit = unit.replace("</mrk> dog", "<![CDATA[<b>x</b>]]></mrk> dog")
-    filled = translate("a.xlf", samples.XLIFF.replace("</body>", f"{unit}</body>"), str.upper)
-    assert f"<target>A <mrk {kind}>BIG<![CDATA[<b>X</b>]]></mrk> DOG</target>" in filled.decode()
+    source = samples.XLIFF.replace("</body>", f"{unit}</body>")
+    filled = translate("a.xlf", source, str.upper).decode()
+    assert f"<target>A <mrk {kind}>BIG<![CDATA[<b>X</b>]]></mrk> DOG</target>" in filled
 
 
 def test_the_only_form_of_a_language_without_plurals_is_the_plural() -> None:

@@ -243,7 +243,7 @@ def test_the_dash_of_a_speaker_may_follow_a_style() -> None:
     )
 
 
-NUMBERS = {
+NUMBERS: dict[str, str | bytes] = {
     "a.html": "<table><tr><td>42</td><td>3.5 %</td></tr></table>",
     "a.md": "| a | b |\n|---|---|\n| 42 | 3.5 |\n",
     "a.srt": "1\n00:00:01,000 --> 00:00:02,000\n42\n",
@@ -254,6 +254,26 @@ NUMBERS = {
     "a.txt": "42\n\n2024-01-01\n",
     "a.odt": samples.odt(samples.ODT_CONTENT.replace("<text:p/>", "<text:p>42</text:p>")),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.srt", samples.SRT),
+        ("a.vtt", samples.VTT),
+        ("a.po", samples.PO),
+        ("a.xlf", samples.XLIFF),
+        ("a.html", "<!doctype html><p class='The dog'>The <b>dog</b></p>"),
+        ("a.md", "A text.\n\n```\nprint(dog)\n```\n"),
+    ],
+)
+def test_text_with_the_content_of_another_format_is_read_as_that(name: str, content: str) -> None:
+    assert translate("a.txt", content, str.upper) == translate(name, content, str.upper)
+
+
+def test_an_archive_is_no_text() -> None:
+    with pytest.raises(ValueError, match=r"it is an archive, not text; its name must end in \.odt"):
+        parse("a.txt", samples.odt())
 
 
 @pytest.mark.parametrize("name", NUMBERS)
