@@ -140,7 +140,7 @@ class StepCost:
     """seconds of the forward and backward pass"""
     update: float
     exchange: float
-    """seconds in which gradients, or shards, are exchanged; not overlapped with computation"""
+    """seconds in which gradients, or shards, are exchanged; counted in full, although computation hides a part"""
     memory: float
     """bytes per GPU"""
 
