@@ -21,6 +21,11 @@ SOURCES = Path(__file__).parents[2] / "src"
 PYTHON = [sys.executable, "-W", "error"]
 REGARD = [*PYTHON, "-m", "regard"]
 TIMEOUT = 120
+SMALL_MODEL = [
+    f"--set=model.{key}"
+    for key in ("d_model=16", "heads=2", "d_ff=32", "encoder_layers=1", "decoder_layers=1")
+]
+"""options of ``regard train`` without a recipe, where the model does not matter"""
 
 
 def environment() -> dict[str, str]:
