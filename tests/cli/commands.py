@@ -21,6 +21,15 @@ SOURCES = Path(__file__).parents[2] / "src"
 PYTHON = [sys.executable, "-W", "error"]
 REGARD = [*PYTHON, "-m", "regard"]
 TIMEOUT = 120
+SMALL_MODEL = [
+    *("--set=model.d_model=16", "--set=model.heads=2", "--set=model.d_ff=32"),
+    *(
+        "--set=model.encoder_layers=1",
+        "--set=model.decoder_layers=1",
+        "--set=decoding.extra_length=6",
+    ),
+]
+"""options of ``regard train`` without a recipe, where the model does not matter"""
 
 
 def environment() -> dict[str, str]:
@@ -163,7 +172,8 @@ def write_recipe(folder: Path, **sections: Mapping[str, Any]) -> Path:
             "validate_every": 500,
             "validate_sentences": 20,
         },
-        "decoding": {"beam": 2},
+        # A model that has not learned anything writes as much as it may.
+        "decoding": {"beam": 2, "extra_length": 6},
     }
     full = {
         name: {**recipe.get(name, {}), **sections.get(name, {})} for name in {**recipe, **sections}

@@ -22,6 +22,7 @@ from regard.inspection.head_ablation import all_heads
 from regard.tasks import Translator
 from regard.training.run import Interrupted
 from tests.cli.commands import (
+    SMALL_MODEL,
     TIMEOUT,
     Done,
     in_workers,
@@ -386,16 +387,13 @@ def test_info_describes_a_run(workshop: Path) -> None:
 
 @pytest.fixture(scope="module")
 def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Timed]:
-    """Three formats of pairs, trained without a recipe."""
+    """Two formats of pairs, trained without a recipe; ``test_formats.py`` has the others."""
     folder = tmp_path_factory.mktemp("chosen")
     lines = (workshop / "train.src").read_text().splitlines()[:200]
     write(folder / "two.src", lines)
     write(folder / "two.tgt", lines)
     write(folder / "tabs.tsv", (f"{line}\t{line}\tCC-BY" for line in lines))
-    write(
-        folder / "objects.jsonl", (json.dumps({"source": line, "target": line}) for line in lines)
-    )
-    short = "--set", "training.steps=2"
+    short = "--set", "training.steps=2", *SMALL_MODEL
     endless = (
         "--minutes",
         "0.2",
@@ -412,7 +410,6 @@ def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "tabs": ("tabs.tsv", *endless),
         "unscored": ("tabs.tsv", *unscored, *short),
         "two": ("two.src", "two.tgt", *short),
-        "objects": ("objects.jsonl", *short),
     }
 
     def timed(*arguments: str) -> Timed:
@@ -423,7 +420,7 @@ def chosen(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return together({name: partial(timed, *arguments) for name, arguments in jobs.items()})
 
 
-@pytest.mark.parametrize("name", ["two", "tabs", "objects"])
+@pytest.mark.parametrize("name", ["two", "tabs"])
 def test_without_a_recipe_one_is_chosen_and_explained(name: str, chosen: dict[str, Timed]) -> None:
     runs, done, _ = chosen[name]
     assert done.returncode == 0, done.stderr
@@ -463,11 +460,11 @@ def test_training_is_planned_for_the_given_minutes(chosen: dict[str, Timed]) -> 
 
 def test_a_planned_training_is_finished_when_it_is_run_again(chosen: dict[str, Timed]) -> None:
     runs, _, _ = chosen["two"]
-    short = ("--set", "training.steps=2")
-    again = regard("train", "two.src", "two.tgt", *short, cwd=runs.parent)
+    short = ("--set", "training.steps=2", *SMALL_MODEL)
+    again = inside("train", "two.src", "two.tgt", *short, cwd=runs.parent)
     assert again.returncode == 0, again.stderr
     assert "is already trained: all 2 steps are done" in again.stderr
-    other = regard("train", "tabs.tsv", "--out", "runs/two", cwd=runs.parent)
+    other = inside("train", "tabs.tsv", "--out", "runs/two", cwd=runs.parent)
     assert other.returncode == 2
     assert "contains a run with different data; choose another --out" in other.stderr
 

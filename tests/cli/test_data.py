@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.demo.corpus import generate
+from regard.training import pair_scoring
 from tests.cli.commands import inside, succeeds_inside
 
 PAIRS = list(generate("train", 700))
@@ -113,7 +114,8 @@ def test_convert_to_other_formats_and_back(noisy: Path) -> None:
     assert done.stdout == "b.parquet: 703 pairs\n"  # TMX has no units with an empty side
 
 
-def test_score_ranks_pairs(tmp_path: Path) -> None:
+def test_score_ranks_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_scoring, "MIN_STEPS", 2)
     rows = [f"{source}\t{target}" for source, target in PAIRS[:120]]
     (tmp_path / "my.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     done = succeeds_inside(

@@ -101,7 +101,7 @@ def test_batch_norm_uses_the_statistics_of_all_processes(tmp_path: Path) -> None
         training={**training, "schedule": "constant", "optimizer": "momentum"},
     )
     succeeds_inside(*arguments("one", "1"), cwd=tmp_path)
-    done = regard(*arguments("two", "1"), cwd=tmp_path, start=TORCHRUN)
+    done = regard(*arguments("two", "1"), "--processes", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_odd_batches(tmp_path / "one")  # one batch has a single row: the second process is idle
     losses = [

@@ -10,13 +10,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.commands import inside, succeeds_inside, write
+from regard.training import autoconfig
+from regard.training.planner import DeviceSpeed
+from tests.cli.commands import SMALL_MODEL, inside, succeeds_inside, write
 
 WORDS = (
     ("dog", "cat", "house", "tree", "sleeps", "runs"),
     ("Hund", "Katze", "Haus", "Baum", "schläft", "rennt"),
 )
-SHORT = ("--set", "training.steps=2", "--set", "training.device=cpu")
+SHORT = ("--set", "training.steps=2", "--set", "training.device=cpu", *SMALL_MODEL)
+
+
+@pytest.fixture(autouse=True)
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is not measured: which model is chosen does not matter here."""
+    speed = DeviceSpeed("cpu", 5_000.0)
+    monkeypatch.setattr(autoconfig, "measure_device", lambda device: speed)
 
 
 def some_pairs(count: int = 120) -> list[tuple[str, str]]:

@@ -191,20 +191,15 @@ def test_more_steps_with_a_cosine_schedule_are_refused(folder: Path) -> None:
     assert "training.steps is 4 there, 8 here" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("evaluation.metrics=[ter]", "evaluation.metrics"),  # checkpoints were selected by BLEU
-        ("training.steps=3", "already trained for 4 steps, more than training.steps: 3"),
-    ],
-)
-def test_changes_that_contradict_the_run_are_refused(
-    folder: Path, change: str, message: str
-) -> None:
+def test_changes_that_contradict_the_run_are_refused(folder: Path) -> None:
     command = ["train", "recipe.yaml", "--out", "run", "--set", "training.schedule=constant"]
     assert inside(*command, cwd=folder).returncode == 0
-    done = inside(*command, "--set", "training.steps=6", "--set", change, cwd=folder)
-    assert done.returncode == 2
-    assert message in done.stderr
+    for change, message in (
+        ("evaluation.metrics=[ter]", "evaluation.metrics"),  # checkpoints were selected by BLEU
+        ("training.steps=3", "already trained for 4 steps, more than training.steps: 3"),
+    ):
+        done = inside(*command, "--set", "training.steps=6", "--set", change, cwd=folder)
+        assert done.returncode == 2
+        assert message in done.stderr
     also = ["--set", "training.steps=6", "--set", "evaluation.metrics=[bleu, ter]"]
     assert inside(*command, *also, cwd=folder).returncode == 0

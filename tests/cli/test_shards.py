@@ -68,6 +68,7 @@ def test_shards_of_distilled_pairs(workshop: Path, tmp_path: Path) -> None:
 
 def test_shards_of_scored_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair_scoring, "CHUNK_PAIRS", 64)
+    monkeypatch.setattr(pair_scoring, "MIN_STEPS", 2)
     write(tmp_path / "in.tsv", [f"{line}\t{line[::-1]}" for line in LINES])
     command = ("data", "score", "in.tsv", "--output", "out.tsv", "--epochs", 0.1, "--device", "cpu")
     succeeds_inside(*command, "--order", "input", cwd=tmp_path)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from regard.data.dependency_trees import ParsedSentence
-from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS
+from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIAL_TOKENS, UNK
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
 from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
@@ -356,9 +356,9 @@ def trace(
             raise RegardError(
                 f"{name} {abbreviate(value)}: not supported by a non-autoregressive model"
             )
-    begin: str | list[int] = prefix
-    if forced:
-        begin = [*_checked(forced, target), *model.encode_translation(prefix, text)]
+    begin: str | list[int] = [*_checked(forced, target), *model.encode_translation(prefix, text)]
+    if not forced and UNK not in begin:
+        begin = prefix  # as text, so that it keeps its case in a translation that is upper-cased
     with mute_heads(model, mute):
         decoded = _decode(model, text, begin, parse, length, bool(mute), options)
         request, passes = decoded.request, decoded.passes
@@ -468,7 +468,7 @@ def _decode(
         "length_penalty": decoding.length_penalty,
         "temperature": decoding.temperature,
         "seed": decoding.seed,
-        "forced": len(begin),
+        "forced": len(request.prefix),
     }
     return TracedTranslation(translation.text, request, [one], shown, tree.nodes, searched)
 

@@ -291,6 +291,7 @@ def test_a_resumed_run_uses_the_same_samples(tmp_path: Path) -> None:
             training |= {"target_word_dropout": 0.1, "ema": 0.9, "average": "none"}
             training |= {"steps": steps, "tokens_per_batch": 4096, "validate_sentences": 2}
             values = _values(folder, training) | {"model": {**model, "d_ff": 16}}
+            values["decoding"] = {"beam": 1, "extra_length": 2}
             train(make_recipe(values, "test"), folder / "run")
         files = checkpoint_files(folder / "run" / "checkpoints")
         state, groups = load_checkpoint(files[-1])

@@ -313,3 +313,17 @@ def test_unsupported_choices_are_named(make_run: MakeRun, tmp_path: Path) -> Non
 def test_the_output_must_be_an_html_file(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(RegardError, match=r"must end in \.html"):
         export_model(make_run(), "html", tmp_path / "folder")
+
+
+def test_a_prefix_of_a_text_in_capitals_keeps_its_case(make_run: MakeRun, tmp_path: Path) -> None:
+    sections = {"decoding": {"extra_length": 3}, "training": {"augment": {"upper": 0.1}}}
+    run, out = make_run(**sections), tmp_path / "model.html"
+    export_model(run, "html", out)
+    model, text = rounded_model(run), TEXT.upper()
+    prefixes = ["Die", "Die Katze", "DIE KATZE"]
+    found = run_node(out, [{"trace": {"q": text, "prefix": prefix}} for prefix in prefixes])
+    for prefix, result in zip(prefixes, found, strict=True):
+        translation = result["trace"]["translation"]
+        assert [translation] == model.translate([text], prefixes=[prefix])
+        assert translation.startswith(prefix)
+        assert len(translation) > len(prefix)

@@ -28,7 +28,7 @@ import { SITES } from "../trace.js";
 import { sampleSeed, uniformNumbers } from "./random.js";
 import { isAllCaps, isUpperCase, sentenceCase, upperCase } from "./recasing.js";
 import { beamSearch, sample, topK } from "./search.js";
-import { BOS, EOS, MASK, PAD, Vocabulary } from "./tokenizer.js";
+import { BOS, EOS, MASK, PAD, UNK, Vocabulary } from "./tokenizer.js";
 import { Transformer, softmax } from "./transformer.js";
 import { readWeights } from "./weights.js";
 
@@ -97,10 +97,15 @@ export class Translator {
    *
    * @param {number[]} tokens
    * @param {string} source
+   * @param {string} [prefix] what it begins with, which keeps its case
    */
-  decode(tokens, source) {
+  decode(tokens, source, prefix = "") {
     const text = this.target.decode(tokens);
-    return this.recases(source) ? upperCase(text) : text;
+    if (!this.recases(source)) return text;
+    const ids = this.target.encode(prefix);
+    const given = ids.includes(UNK) ? "" : this.target.decode(ids);
+    const kept = text.startsWith(given) ? given : "";
+    return kept + upperCase(text.slice(kept.length));
   }
 
   /**
@@ -149,8 +154,9 @@ export class Translator {
     try {
       const decoding = decodingOf(this.json.decoding, request);
       const found = this.search(source, begin, decoding);
-      onTranslation?.(this.decode(found.best.tokens, request.q));
-      return { ...this.recorded(found, source, request.q), text: request.q, options: optionsOf(decoding, begin.length), muted: request.mute ?? [] };
+      const prefix = request.forced?.length ? "" : request.prefix;
+      onTranslation?.(this.decode(found.best.tokens, request.q, prefix));
+      return { ...this.recorded(found, source, request.q, prefix), text: request.q, options: optionsOf(decoding, begin.length), muted: request.mute ?? [] };
     } finally {
       this.network.muted = new Set();
     }
@@ -162,8 +168,9 @@ export class Translator {
    * @param {ReturnType<Translator["search"]>} found
    * @param {number[]} source
    * @param {string} text
+   * @param {string} [prefix]
    */
-  recorded({ best, nodes, crossOfNodes }, source, text) {
+  recorded({ best, nodes, crossOfNodes }, source, text, prefix) {
     const outputs = best.finished ? [...best.tokens, EOS] : best.tokens;
     const inputs = [BOS, ...outputs.slice(0, -1)];
     const { recorded, probabilities } = this.observe(source, inputs);
@@ -173,7 +180,7 @@ export class Translator {
     const inputTokens = this.target.tokens(inputs);
     return {
       id: this.keep(kept),
-      translation: this.decode(best.tokens, text),
+      translation: this.decode(best.tokens, text, prefix),
       source: sourceTokens,
       inputs: inputTokens,
       outputs: this.target.tokens(outputs),
