@@ -14,6 +14,7 @@ def test_one_process_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     recipe, result = write_task(tmp_path, list, 40), tmp_path / "result.json"
     options = ["--folder", str(tmp_path / "run"), "--steps", "2", "--json", str(result)]
     monkeypatch.setattr(sys, "argv", ["distributed_step.py", str(recipe), *options])
+    monkeypatch.delenv("REGARD_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     load_script("benchmarks/distributed_step.py").main()
     found = json.loads(result.read_text())
