@@ -131,7 +131,9 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             ATTEMPTS[one["attempt"]].words,
             "empty" if one["cold"] else "filled",
             one["hardware"],
-            "not reached" if one["seconds"] is None else f"{one['seconds']:.0f}",
+            f"not in {one['validations'][-1][0]:.0f}"
+            if one["seconds"] is None
+            else f"{one['seconds']:.0f}",
             f"{one['best']:.1f}",
         ]
         for one in order
