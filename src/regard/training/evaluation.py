@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.data.pairs import Pair
@@ -24,6 +24,60 @@ from regard.training.progress import ProgressReporter, shorten_text
 
 if TYPE_CHECKING:
     from regard.training.trainer import Trainer
+
+# ---------------------------------------------------------------------------------------------
+# One validation
+
+
+class Validation(NamedTuple):
+    """The result of one validation."""
+
+    loss: float
+    """mean negative log-likelihood per target token, without label smoothing"""
+    result: MetricResult | None
+    """the score of the validation examples"""
+    objective: float
+    """what checkpoints are selected by, lower is better: the loss, or the score, negated if higher is better"""
+
+    @property
+    def sort_key(self) -> tuple[float, float]:
+        """Orders validations, best first; ties are broken by the loss."""
+        return self.objective, self.loss
+
+
+def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
+    """At most ``most`` of ``count`` pairs, evenly spaced: files are often sorted."""
+    if most == 0:
+        return []  # the pairs need not be read
+    selected = min(count, most)
+    indices = {number * count // selected for number in range(selected)}
+    return [pair for index, pair in enumerate(pairs) if index in indices]
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), or a very large number."""
+    return math.exp(min(loss, 700.0))  # larger values overflow
+
+
+def report_validation(
+    reporter: ProgressReporter,
+    step: int,
+    validation: Validation,
+    best: bool,
+    change: float | None,
+) -> None:
+    """Print and log a validation; ``change`` is the improvement of the score since the one before."""
+    values = {"loss": validation.loss, "perplexity": perplexity(validation.loss)}
+    text = f"step {step:,}: validation loss {validation.loss:.3f}"
+    if validation.result is not None:
+        values[validation.result.metric] = validation.result.value
+        text += f", {validation.result.name} {validation.result.value:.2f}"
+        if change is not None:
+            sign = 1 if validation.result.higher_is_better else -1
+            text += f" ({round(sign * change, 2) + 0.0:+.2f})"
+    reporter.log("valid", step=step, best=best, **values)
+    reporter.message(text + (", best so far" if best else ""))
+
 
 # ---------------------------------------------------------------------------------------------
 # In several processes

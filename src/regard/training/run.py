@@ -42,7 +42,12 @@ from regard.training.distributed import (
     is_connection_lost,
     process_group,
 )
-from regard.training.evaluation import summarize, summary_seconds, tune_length_penalty
+from regard.training.evaluation import (
+    perplexity,
+    summarize,
+    summary_seconds,
+    tune_length_penalty,
+)
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
 from regard.training.planner import duration, measure_steps, plan
@@ -52,7 +57,7 @@ from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
 from regard.training.train_step import is_out_of_memory
 from regard.training.train_test_overlap import OverlapScores
-from regard.training.trainer import Trainer, describe_environment, perplexity
+from regard.training.trainer import Trainer, describe_environment
 
 CHANGEABLE_KEYS = (
     *("training.steps", "training.patience", "training.device", "training.log_every"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +52,12 @@ from regard.training.data_loader import (
 )
 from regard.training.distillation import read_teacher
 from regard.training.distributed import FlatGradients, ProcessGroup, backward_order
-from regard.training.evaluation import DistributedEvaluation
+from regard.training.evaluation import (
+    DistributedEvaluation,
+    Validation,
+    evenly_spaced,
+    report_validation,
+)
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers_and_schedules import OPTIMIZERS, learning_rate
 from regard.training.planner import adjust_steps
@@ -91,22 +96,6 @@ from regard.training.train_step import (
 PREFETCHED_BATCHES = 8
 MEASURED_SHARE = 0.03
 """A plan is changed only after steps have been measured for this share of the time left."""
-
-
-class Validation(NamedTuple):
-    """The result of one validation."""
-
-    loss: float
-    """mean negative log-likelihood per target token, without label smoothing"""
-    result: MetricResult | None
-    """the score of the validation examples"""
-    objective: float
-    """what checkpoints are selected by, lower is better: the loss, or the score, negated if higher is better"""
-
-    @property
-    def sort_key(self) -> tuple[float, float]:
-        """Orders validations, best first; ties are broken by the loss."""
-        return self.objective, self.loss
 
 
 class Trainer:
@@ -613,7 +602,7 @@ class Trainer:
         if state.validations and self.training.best_checkpoint_metric == "score":
             change = state.validations[-1][1] - validation.objective
         state.validations.append((state.step, *validation.sort_key))
-        _report_validation(reporter, state.step, validation, best, change)
+        report_validation(reporter, state.step, validation, best, change)
         if reporter.samples_are_due():
             self._show_samples(reporter)
         if best and (self.selection is None or validation.sort_key < self.selection.sort_key):
@@ -846,17 +835,8 @@ def describe_environment(trainer: Trainer) -> str:
     return f"torch {torch.__version__}, {device}{kernels}, {group.size} process{plural}"
 
 
-def evenly_spaced(pairs: Iterable[Pair], count: int, most: int) -> list[Pair]:
-    """At most ``most`` of ``count`` pairs, evenly spaced: files are often sorted."""
-    if most == 0:
-        return []  # the pairs need not be read
-    selected = min(count, most)
-    indices = {number * count // selected for number in range(selected)}
-    return [pair for index, pair in enumerate(pairs) if index in indices]
-
-
 # ---------------------------------------------------------------------------------------------
-# Reports
+# Speed
 
 
 class Meter:
@@ -906,27 +886,3 @@ class Meter:
         """Count the time since the last log line as training time, but not in the training speed."""
         self.trainer.state.seconds += time.monotonic() - self.start
         self.start = time.monotonic()
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))  # larger values overflow
-
-
-def _report_validation(
-    reporter: ProgressReporter,
-    step: int,
-    validation: Validation,
-    best: bool,
-    change: float | None,
-) -> None:
-    """Print and log a validation; ``change`` is the improvement of the score since the one before."""
-    values = {"loss": validation.loss, "perplexity": perplexity(validation.loss)}
-    text = f"step {step:,}: validation loss {validation.loss:.3f}"
-    if validation.result is not None:
-        values[validation.result.metric] = validation.result.value
-        text += f", {validation.result.name} {validation.result.value:.2f}"
-        if change is not None:
-            sign = 1 if validation.result.higher_is_better else -1
-            text += f" ({round(sign * change, 2) + 0.0:+.2f})"
-    reporter.log("valid", step=step, best=best, **values)
-    reporter.message(text + (", best so far" if best else ""))

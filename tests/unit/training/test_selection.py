@@ -12,8 +12,9 @@ from torch import Tensor
 from regard.nn.network import named_weights
 from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
+from regard.training.evaluation import Validation
 from regard.training.run import train
-from regard.training.trainer import Trainer, Validation
+from regard.training.trainer import Trainer
 from tests.cli.commands import write_recipe, write_task
 
 

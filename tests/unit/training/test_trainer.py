@@ -24,11 +24,12 @@ from regard.training.checkpoint import (
     save_checkpoint,
 )
 from regard.training.data_loader import DataCursor, TrainingBatch
+from regard.training.evaluation import evenly_spaced
 from regard.training.progress import ProgressReporter
 from regard.training.run import Interrupted, train
 from regard.training.stopping import StopReason
 from regard.training.train_step import StepScalars
-from regard.training.trainer import Trainer, evenly_spaced
+from regard.training.trainer import Trainer
 from tests.cli.commands import write_recipe, write_task
 
 
