@@ -280,6 +280,20 @@ def layer_norm_kernel(device: torch.device) -> str:
     return require_close([*found], [*expected], limit=1e-3)
 
 
+@check("top-k kernel")
+def top_k_kernel(device: torch.device) -> str:
+    """The most probable tokens by the Triton kernel against log-softmax in float64."""
+    require_gpu(device)
+    from regard.decoding.fused_top_k import top_tokens
+
+    logits = 3 * torch.randn(50, 20_000, device=device)
+    suppressed = torch.tensor([0, 3], device=device)
+    expected = logits.double().log_softmax(-1).index_fill(1, suppressed, -torch.inf).topk(10)
+    values, tokens = top_tokens(logits, 10, suppressed)
+    require(torch.equal(tokens, expected.indices), "other tokens than those of log-softmax")
+    return require_close([values], [expected.values], limit=2e-6)
+
+
 # ---------------------------------------------------------------------------------------------
 # Training steps
 

@@ -21,6 +21,7 @@ GPU_CHECKS = [
     "packed attention kernel",
     "decode attention kernel",
     "layer norm kernel",
+    "top-k kernel",
     "CUDA graph",
 ]
 
