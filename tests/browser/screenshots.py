@@ -30,7 +30,7 @@ VIEWS = {
     "lenses": "#view=lenses&output=8&against=The+dog+didn't+cross+the+street+because+it+was+too+wide.",
     "weight": "#view=weight&site=cross_attention&layer=1&head=0&query=8&key=1",
     "training": "#view=training&step=500",
-    "tour": "#view=heads&tour=10&arrive=1",
+    "tour": "#view=heads&tour=11&arrive=1",
 }
 """the link of each view"""
 ITERATIONS = {"iterations": "#view=iterations"}

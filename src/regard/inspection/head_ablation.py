@@ -197,7 +197,7 @@ class HeadTable:
             "bleu": self.bleu,
             "sentences": self.sentences,
             "correct": self.correct and list(self.correct),
-            "tested": self.tested,
+            "tested": self.tested if self.correct else None,
             "heads": [
                 {
                     "head": str(one.head),

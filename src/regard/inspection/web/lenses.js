@@ -28,7 +28,7 @@
  * @typedef {[value: number, low: number, high: number]} Change of a score, with a 95% interval
  * @typedef {{ head: string, behaviour: { name: string, share: number }, bleu: Change, log_probability: Change,
  *   correct: Change | null }} HeadEffect head: SITE.LAYER.HEAD, counted from 0
- * @typedef {{ bleu: number, sentences: number, correct: [right: number, tested: number] | null, tested: string,
+ * @typedef {{ bleu: number, sentences: number, correct: [right: number, tested: number] | null, tested: string | null,
  *   heads: HeadEffect[] }} HeadTableJson bleu and correct: with all heads; tested: what is correct, such as pronouns
  * @typedef {{ problem: string | null, running: boolean, done: number, heads: number, table: HeadTableJson | null }}
  *   HeadTableState problem: why there is no table; done: of this many heads
