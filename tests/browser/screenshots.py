@@ -64,6 +64,10 @@ def main() -> None:
                 page.locator(".view:not([hidden]) *").first.wait_for()
                 page.wait_for_timeout(1000)
                 until(page, IDLE)
+                for y in ("document.body.scrollHeight", "0"):  # what is below is drawn when it is seen
+                    page.evaluate(f"scrollTo({{ top: {y}, behavior: 'instant' }})")
+                    page.wait_for_timeout(500)
+                until(page, IDLE)
                 page.wait_for_timeout(1000)  # until layers are loaded and colours have faded in
                 shown = page.screenshot(full_page=True)
                 top = 0 if name == "translate" else page.locator("main").bounding_box()["y"] - 6  # type: ignore[index]
