@@ -64,7 +64,10 @@ def main() -> None:
                 page.locator(".view:not([hidden]) *").first.wait_for()
                 page.wait_for_timeout(1000)
                 until(page, IDLE)
-                for y in ("document.body.scrollHeight", "0"):  # what is below is drawn when it is seen
+                for y in (
+                    "document.body.scrollHeight",
+                    "0",
+                ):  # what is below is drawn when it is seen
                     page.evaluate(f"scrollTo({{ top: {y}, behavior: 'instant' }})")
                     page.wait_for_timeout(500)
                 until(page, IDLE)
