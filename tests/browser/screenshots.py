@@ -30,7 +30,7 @@ VIEWS = {
     "lenses": "#view=lenses&output=8&against=The+dog+didn't+cross+the+street+because+it+was+too+wide.",
     "weight": "#view=weight&site=cross_attention&layer=1&head=0&query=8&key=1",
     "training": "#view=training&step=500",
-    "tour": "#view=heads&tour=10&arrive=1",
+    "tour": "#view=heads&tour=11&arrive=1",
 }
 """the link of each view"""
 ITERATIONS = {"iterations": "#view=iterations"}
@@ -63,6 +63,13 @@ def main() -> None:
                 page.goto(f"{address}/{link}&q={text.replace(' ', '+')}")
                 page.locator(".view:not([hidden]) *").first.wait_for()
                 page.wait_for_timeout(1000)
+                until(page, IDLE)
+                for y in (
+                    "document.body.scrollHeight",
+                    "0",
+                ):  # what is below is drawn when it is seen
+                    page.evaluate(f"scrollTo({{ top: {y}, behavior: 'instant' }})")
+                    page.wait_for_timeout(500)
                 until(page, IDLE)
                 page.wait_for_timeout(1000)  # until layers are loaded and colours have faded in
                 shown = page.screenshot(full_page=True)

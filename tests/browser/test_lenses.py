@@ -185,6 +185,7 @@ def check_heads(page: Page, table: HeadTable) -> None:
             f"{names[one.head.site]}, layer {one.head.layer + 1}, head {one.head.head + 1}",
             round(one.log_probability.value, 2),
             round(one.bleu.value, 1),
+            *([round(one.correct.value, 1)] if one.correct else []),
         ]
         for one in table.ranked
     ]
@@ -206,6 +207,14 @@ def test_the_worth_of_heads_in_a_file(open_file: Open, model: Translator) -> Non
     table = ablate_heads(model, ["ein Hund", "Hund"], ["a dog", "dog"])
     page = open_file(replace(model.trace(TEXT), head_table=table), "#view=heads")
     check_heads(page, table)
+    assert "correct" not in (page.locator(".head-table").text_content() or "")
+    table = ablate_heads(
+        model, ["ein Hund", "Hund"], ["a dog", "dog"], lambda i, text: i == 0, tested="pronouns"
+    )
+    page = open_file(replace(model.trace(TEXT), head_table=table), "#view=heads")
+    check_heads(page, table)
+    assert texts(page, ".head-table thead th")[-1] == "correct pronouns, points"
+    wait_for_text(page, ".head-worth .finding", "and 1 of 2 pronouns correct with all heads.")
     page = open_file(model.trace(TEXT), "#view=heads")
     wait_for_text(page, ".head-worth", "This file does not have the measurement")
 

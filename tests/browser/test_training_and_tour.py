@@ -309,6 +309,58 @@ def test_the_evidence_about_it_is_chosen_by_measurement(
             assert "colour=occlusion" in page.evaluate("location.hash")
 
 
+def test_the_tour_ends_if_the_translations_do_not_show_what_it_refers_to(
+    browser: Browser, address: str
+) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        translations = {"tired": ["▁a", "▁b"], "wide": ["▁c", "▁d", "▁e"]}
+
+        def answer(route: Route) -> None:
+            text = json.loads(route.request.post_data or "{}")["q"]
+            last = "tired" if "tired" in text else "wide"
+            shown = synthetic([*DOG, f"▁{last}", "▁."], translations[last])
+            route.fulfill(json=replace(shown, text=text).to_json("file"))
+
+        page.route("**/v1/trace", answer)
+        text = "The dog didn't cross the street because it was too tired."
+        for outputs, expected in (
+            (["▁c", "▁d", "▁e"], "this model writes “c d e”."),
+            (["▁a", "▁b"], "the same translation if it ends in wide."),
+        ):
+            translations["wide"] = outputs
+            page.goto("about:blank")
+            page.goto(f"{address}/#view=translate&tour=9&arrive=1&q={text}")
+            page.locator(".tour-step .tour-text").wait_for()
+            assert page.locator(".tour-step h2").text_content() == "What does “it” refer to?"
+            assert expected in step(page)
+            assert page.locator(".tour-step .count").text_content() == "Tour, step 9 of 9"
+            assert not page.locator(".tour-step button", has_text="Next").count()
+
+
+@pytest.mark.parametrize("difference", [2.5, -0.25])
+def test_the_tour_explains_the_least_certain_token(
+    browser: Browser, address: str, difference: float
+) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        trace = replace(synthetic(), text="The dog sleeps.")
+        page.route("**/v1/trace", lambda route: route.fulfill(json=trace.to_json("file")))
+        shares = {"integrated_gradients": [0.5, 2.0, -3.0], "occlusion": [0.1, 1.0, -2.0]}
+        token, foil = trace.outputs[0]._asdict(), trace.outputs[1]._asdict()
+        found = {"token": token, "foil": foil, "position": 0, "difference": difference}
+        found |= {"source_words": ["The", "dog", "sleeps"], "target_words": [], "scores": shares}
+        found |= {"agreement": [], "completeness": 0.001}
+        page.route("**/v1/lens/attribution", lambda route: route.fulfill(json=found))
+        page.goto(f"{address}/#view=lenses&tour=8&arrive=1&q={trace.text}")
+        page.locator(".tour-step .tour-text").wait_for()
+        smaller, larger = "whose logit is smaller by 2.5", "larger by 0.3; the whole translation"
+        assert "least certain of Der. The other candidate was Hund, " in step(page)
+        assert (smaller in step(page), larger in step(page)) == (difference > 0, difference < 0)
+        assert "agree on the strongest reason: “dog”." in step(page)
+        assert "output=0" in page.evaluate("location.hash")
+
+
 @pytest.mark.parametrize("needed", [True, False])
 def test_the_tour_says_whether_a_muted_head_was_needed(
     browser: Browser, address: str, needed: bool
@@ -326,7 +378,7 @@ def test_the_tour_says_whether_a_muted_head_was_needed(
             route.fulfill(json=shown.to_json("file"))
 
         page.route("**/v1/trace", answer)
-        page.goto(f"{address}/#view=intervene&tour=7&arrive=1&q=The dog sleeps.")
+        page.goto(f"{address}/#view=intervene&tour=6&arrive=1&q=The dog sleeps.")
         page.locator(".tour-step .tour-text").wait_for()
         weights = synthetic().cross_attention[:, :, :-1, :-1]
         layer, head = np.unravel_index(weights.argmax(), weights.shape)[:2]

@@ -279,7 +279,8 @@ def test_look_measures_the_heads(workshop: Path, tmp_path: Path) -> None:
     pairs.write_text("a b\ta b\nc d e\tc d e\n", encoding="utf-8")
     done = succeeds_inside("look", "run", "--heads", "--pairs", pairs, "--out", page, cwd=workshop)
     assert done.stdout.startswith("Without each head: 2 sentences")
-    assert re.search(r'"head_table":\{"bleu":[\d.]+,"sentences":2,"heads":\[\{', page.read_text())
+    table = r'"head_table":\{"bleu":[\d.]+,"sentences":2,"correct":null,"tested":null,"heads":\[\{'
+    assert re.search(table, page.read_text())
 
 
 @pytest.fixture

@@ -417,11 +417,19 @@ def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pa
 
 def _ablate_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
     """What each head is worth, with progress on standard error."""
+    from regard.demo.pronouns import pronoun_test
     from regard.inspection.head_ablation import ablate_heads, all_heads
     from regard.training.progress import ProgressLine
 
     line = ProgressLine("Heads: ", len(all_heads(model)))
     sources, references = zip(*pairs, strict=True)
-    table = ablate_heads(model, sources, references, progress=lambda done, _: line.advance(done))
+    table = ablate_heads(
+        model,
+        sources,
+        references,
+        pronoun_test(model, references),
+        progress=lambda done, _: line.advance(done),
+        tested="pronouns",
+    )
     line.close()
     return table

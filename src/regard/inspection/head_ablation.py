@@ -40,8 +40,8 @@ from regard.tasks import Translator
 CLEAR = 0.4
 """a head is named after what it does with at least this share of its attention"""
 Doubles = npt.NDArray[np.float64]
-Correct = Callable[[int, str], bool]
-"""whether the translation of sentence number n is correct in some respect"""
+Correct = Callable[[int, str], bool | None]
+"""whether the translation of sentence number n is correct in some respect; None if the sentence does not test it"""
 Links = Sequence[Mapping[AttentionSite, Sequence[tuple[int, int]]]]
 """for each sentence, query and key positions that belong together: a pronoun and what it refers to"""
 
@@ -171,7 +171,7 @@ class HeadEffect:
     log_probability: Change
     """mean change per token of the reference"""
     correct: Change | None
-    """percentage points of correct translations, if a test was given"""
+    """percentage points of correct translations among those tested, if a test was given"""
 
     @property
     def changes(self) -> list[Change]:
@@ -187,11 +187,17 @@ class HeadTable:
     bleu: float
     """with all heads"""
     sentences: int
+    correct: tuple[int, int] | None = None
+    """with all heads: the number of correct translations and of those tested, if a test was given"""
+    tested: str = "translations"
+    """what the test is about, such as pronouns"""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "bleu": self.bleu,
             "sentences": self.sentences,
+            "correct": self.correct and list(self.correct),
+            "tested": self.tested if self.correct else None,
             "heads": [
                 {
                     "head": str(one.head),
@@ -211,12 +217,16 @@ class HeadTable:
 
     @property
     def title(self) -> str:
-        return f"Without each head: {self.sentences} sentences, BLEU {self.bleu:.1f} with all"
+        scores = f"BLEU {self.bleu:.1f}"
+        if self.correct:
+            right, tested = self.correct
+            scores += f" and {right} of {tested} {self.tested} correct"
+        return f"Without each head: {self.sentences} sentences, {scores} with all"
 
     @property
     def columns(self) -> list[str]:
-        tested = any(one.correct for one in self.effects)
-        return ["what it does", "BLEU", "log-probability", *(["correct"] if tested else [])]
+        correct = [f"correct {self.tested}, points"] if self.correct else []
+        return ["what it does", "BLEU", "log-probability", *correct]
 
     def __str__(self) -> str:
         """A table for terminals, the most important head first."""
@@ -249,14 +259,15 @@ def ablate_heads(
     links: Links | None = None,
     heads: Sequence[Head] | None = None,
     progress: Callable[[int, int], object] | None = None,
+    tested: str = "translations",
 ) -> HeadTable:
     """What each head is worth on these sentences: all heads by default, each ablated by itself.
 
     correct: a test of each translation, such as whether its pronoun is right. links: pairs of positions that show
-    whether a head does coreference. progress: called with the number of heads done and that of all. Translations are
-    greedy.
+    whether a head does coreference. progress: called with the number of heads done and that of all. tested: what
+    ``correct`` is about. Translations are greedy.
     """
-    ablation = HeadAblation(model, sources, references, correct, links, heads)
+    ablation = HeadAblation(model, sources, references, correct, links, heads, tested)
     effects = []
     for head in ablation.heads:
         effects.append(ablation.effect(head))
@@ -276,6 +287,7 @@ class HeadAblation:
         correct: Correct | None = None,
         links: Links | None = None,
         heads: Sequence[Head] | None = None,
+        tested: str = "translations",
     ) -> None:
         if len(sources) != len(references) or not sources:
             raise RegardError(
@@ -287,6 +299,7 @@ class HeadAblation:
             references,
             correct,
         )
+        self.tested = tested
         self.heads = all_heads(model) if heads is None else heads
         self.forced = [force(model, *pair) for pair in zip(sources, references, strict=True)]
         self.means = mean_outputs(model, [Place(*head) for head in self.heads], self.forced)
@@ -309,7 +322,12 @@ class HeadAblation:
         )
 
     def table(self, effects: list[HeadEffect]) -> HeadTable:
-        return HeadTable(effects, bleu_of(self.whole.bleu.sum(0)), len(self.sources))
+        correct = None
+        if self.whole.correct is not None:
+            right, tested = map(int, self.whole.correct.sum(0))
+            correct = right, tested
+        bleu = bleu_of(self.whole.bleu.sum(0))
+        return HeadTable(effects, bleu, len(self.sources), correct, self.tested)
 
     def _measure(self) -> Measured:
         return _measure(self.model, self.sources, self.references, self.forced, self.correct)
@@ -347,7 +365,8 @@ def _measure(
     logs = token_log_probabilities(model, forced)
     right = None
     if correct is not None:
-        right = np.array([[correct(i, text), 1.0] for i, text in enumerate(translations)])
+        found = [correct(i, text) for i, text in enumerate(translations)]
+        right = np.array([[one or 0.0, one is not None] for one in found], dtype=float)
     return Measured(
         bleu_counts(translations, references),
         np.array([[float(one.sum()), len(one)] for one in logs]),

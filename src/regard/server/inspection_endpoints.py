@@ -23,6 +23,7 @@ import torch
 from fastapi import FastAPI, Request, Response
 
 from regard.data.corpus import valid_pairs
+from regard.demo.pronouns import pronoun_test
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
@@ -421,7 +422,10 @@ class HeadTableJob:
         try:
             pairs = await asyncio.to_thread(validation_sample, self.model)
             sources, references = zip(*pairs, strict=True)
-            ablation = await call(partial(HeadAblation, self.model, sources, references))
+            correct = pronoun_test(self.model, references)
+            ablation = await call(
+                partial(HeadAblation, self.model, sources, references, correct, tested="pronouns")
+            )
             for head in ablation.heads:
                 self.effects.append(await call(partial(ablation.effect, head)))
             self.table = ablation.table(self.effects)

@@ -1,6 +1,9 @@
 """An exported run, opened in captum, inseq and TransformerLens, gives the attention and the attributions of Regard.
 
-The packages are optional (``pip install captum inseq transformer-lens``); tests of those that are missing are skipped.
+The packages are optional; tests of those that are missing are skipped. Install TransformerLens last
+(``pip install captum inseq``, then ``pip install 'transformer-lens>=4'``): inseq pins an old typeguard, with which pip
+would take TransformerLens 1. Both work with typeguard 4, although pip warns. Passed with captum 0.9.0, inseq 0.7.1 and
+TransformerLens 4.3.0.
 """
 
 from __future__ import annotations
@@ -134,7 +137,7 @@ def test_inseq_finds_the_same_attention_and_gradients(exported: Exported) -> Non
 
 def test_transformer_lens_finds_the_same_attention(exported: Exported) -> None:
     bridge = pytest.importorskip(
-        "transformer_lens.model_bridge", reason="transformer_lens is not installed"
+        "transformer_lens.model_bridge", reason="transformer_lens 4 is not installed"
     )
     lens = bridge.TransformerBridge.boot_transformers(str(exported.folder), device="cpu")
     source, inputs = exported.ids

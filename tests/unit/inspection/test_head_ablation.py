@@ -115,6 +115,19 @@ def test_the_table(model: Translator) -> None:
         ablate_heads(model, ["a"], [])
 
 
+def test_sentences_that_do_not_test_correctness_are_left_out(model: Translator) -> None:
+    def correct(number: int, text: str) -> bool | None:
+        return (True, None, False)[number]
+
+    head = [Head("encoder", 0, 0)]
+    table = ablate_heads(model, SOURCES, REFERENCES, correct, heads=head, tested="pronouns")
+    assert table.correct == (1, 2)
+    assert table.to_json()["correct"] == [1, 2]
+    title, _, columns, _ = str(table).splitlines()
+    assert title.endswith("and 1 of 2 pronouns correct with all")
+    assert columns.endswith("correct pronouns, points")
+
+
 def test_the_table_is_printed_with_the_most_important_head_first(model: Translator) -> None:
     done: list[tuple[int, int]] = []
     table = ablate_heads(model, SOURCES, REFERENCES, progress=lambda *counts: done.append(counts))

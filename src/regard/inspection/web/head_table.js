@@ -88,7 +88,7 @@ function describeTable(table, nameOf, onSelect) {
   const all = [
     { title: "log-probability per token", digits: 2, of: (effect) => effect.log_probability },
     { title: "BLEU", digits: 1, of: (effect) => effect.bleu },
-    { title: "correct, points", digits: 1, of: (effect) => effect.correct },
+    { title: `correct ${table.tested}, points`, digits: 1, of: (effect) => effect.correct },
   ];
   const scores = all.filter(({ of }) => heads.some(of));
   const ranges = scores.map(({ of }) => rangeOf(heads.flatMap((effect) => of(effect) ?? [])));
@@ -113,14 +113,18 @@ function describeTable(table, nameOf, onSelect) {
 }
 
 /** @param {HeadTableJson} table @param {HeadEffect[]} heads @param {HeadName} nameOf */
-function explainTable({ bleu, sentences }, heads, nameOf) {
+function explainTable({ bleu, sentences, correct, tested }, heads, nameOf) {
   const clear = clearHeads(heads);
-  const base = `${grouped(sentences)} sentences, BLEU ${bleu.toFixed(1)} with all heads. `;
-  if (!clear.length) return `${base}BLEU does not clearly fall without any single head.`;
+  const right = correct ? ` and ${correct[0]} of ${correct[1]} ${tested} correct` : "";
+  const base = `${grouped(sentences)} sentences, BLEU ${bleu.toFixed(1)}${right} with all heads. `;
+  const worst = correct && [...heads].sort((one, other) => (one.correct?.[0] ?? 0) - (other.correct?.[0] ?? 0))[0];
+  const wrong = correct && worst?.correct ? Math.round(-worst.correct[0] / 100 * correct[1]) : 0;
+  const more = worst && wrong > 0 ? ` Most ${tested} become wrong, ${wrong} of them, without this head: ${nameOf(worst.head)}.` : "";
+  if (!clear.length) return `${base}BLEU does not clearly fall without any single head.${more}`;
   const [first] = clear;
   const rest = heads.length - clear.length;
   return `${base}BLEU falls most, by ${(-first.bleu[0]).toFixed(1)}, without this head: ${nameOf(first.head)}. It clearly falls without ${
-    clear.length} of the ${heads.length} heads${rest ? `; for the other ${rest}, its interval includes 0 or it rises` : ""}.`;
+    clear.length} of the ${heads.length} heads${rest ? `; for the other ${rest}, its interval includes 0 or it rises` : ""}.${more}`;
 }
 
 /** @param {number[]} values @returns {[low: number, high: number]} with 0 in it */

@@ -28,7 +28,8 @@
  * @typedef {[value: number, low: number, high: number]} Change of a score, with a 95% interval
  * @typedef {{ head: string, behaviour: { name: string, share: number }, bleu: Change, log_probability: Change,
  *   correct: Change | null }} HeadEffect head: SITE.LAYER.HEAD, counted from 0
- * @typedef {{ bleu: number, sentences: number, heads: HeadEffect[] }} HeadTableJson bleu: with all heads
+ * @typedef {{ bleu: number, sentences: number, correct: [right: number, tested: number] | null, tested: string | null,
+ *   heads: HeadEffect[] }} HeadTableJson bleu and correct: with all heads; tested: what is correct, such as pronouns
  * @typedef {{ problem: string | null, running: boolean, done: number, heads: number, table: HeadTableJson | null }}
  *   HeadTableState problem: why there is no table; done: of this many heads
  * @typedef {{ depth(q: string, outputs: number[]): Promise<DepthLensesJson>,
@@ -135,7 +136,7 @@ export function strongestPlace(json, effects) {
 /**
  * The head whose loss costs the reference most probability first, as `HeadTable.ranked` in Python.
  *
- * @param {HeadTableJson} table
+ * @param {Pick<HeadTableJson, "heads">} table
  */
 export function rankedHeads({ heads }) {
   return [...heads].sort((one, other) => one.log_probability[0] - other.log_probability[0]);

@@ -69,6 +69,7 @@ function attributionCard(context) {
   const status = h("p", { class: "status", role: "status" });
   const result = h("div", { class: "attribution", "aria-live": "polite" });
   const foils = selectField("and not", [], (value) => state.set({ foil: value }));
+  foils.field.hidden = true; // until there is something to choose from
   const words = runningText(trace.outputs).map(({ index, token, text, spaceBefore }) => ({
     space: spaceBefore ? " " : "",
     button: h("button", {
@@ -104,6 +105,7 @@ function attributionCard(context) {
       if (!found) return;
       showFoils(foils.box, trace.candidates[found.position] ?? [], found);
       foils.box.disabled = !lenses.hasFoils;
+      foils.field.hidden = false;
       result.replaceChildren(...describeAttribution(found, signal));
     }, status);
   };
@@ -298,6 +300,7 @@ function patchingCard(context) {
     input.value = shown;
     const now = shown;
     if (now) card.open = true;
+    card.classList.toggle("compared", now !== "");
     report(async () => {
       const found = now ? await lenses.patch(now) : null;
       if (shown === now) result.replaceChildren(...(found ? describePatching(found, signal) : []));

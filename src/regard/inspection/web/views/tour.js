@@ -9,7 +9,8 @@
  * @typedef {import("../trace.js").LayerArray} LayerArray
  * @typedef {import("../trace.js").Token} Token
  * @typedef {import("../trace.js").TraceJson} TraceJson
- * @typedef {{ text: Child[], set: Values }} Content what a step says, and the state it sets
+ * @typedef {{ text: Child[], set: Values, title?: string }} Content what a step says, and the state it sets; title: instead
+ *   of that of the step
  * @typedef {{ title: string, view: string, q?: string, applies?(trace: Trace): boolean,
  *   content(context: Context): Content | Promise<Content> }} Step q: the sentence that the step is about
  * @typedef {{ layer: number, head: number }} Head
@@ -23,6 +24,7 @@
 import { bidiText, h, tokenInProse } from "../dom.js";
 import { percent } from "../format.js";
 import { behaviourOf, describeBehaviour } from "../head_behaviour.js";
+import { loadHistory } from "../history.js";
 import { lensesOf, strongestPlace } from "../lenses.js";
 import { Trace, detokenize, errorMessage, groupWords, unpack } from "../trace.js";
 
@@ -33,8 +35,12 @@ const CLEAR_PATTERN = 0.5;
 /** a weight below this counts as hardly any attention */
 const LITTLE_ATTENTION = 0.3;
 
+/** whether the page's model was found not to show what “it” means; the steps about it are then left out */
+let pronounUnclear = false;
+
 /** @param {Trace} trace */
 const autoregressive = (trace) => !trace.nonAutoregressive;
+const pronounShown = () => !pronounUnclear;
 
 /** @type {Step[]} */
 const STEPS = [
@@ -43,14 +49,15 @@ const STEPS = [
   { title: "Heads have patterns", view: "heads", content: headPatternStep },
   { title: "No looking ahead", view: "heads", applies: autoregressive, content: causalMaskStep },
   { title: "Tokens are revised", view: "iterations", applies: (trace) => trace.nonAutoregressive, content: iterationsStep },
-  { title: "Several hypotheses at once", view: "beam", applies: autoregressive, content: beamStep },
+  { title: "Several hypotheses at once", view: "beam", applies: (trace) => trace.options.beam > 1, content: beamStep },
   { title: "One weight by hand", view: "weight", content: weightStep },
   { title: "Does a head matter?", view: "intervene", content: interventionStep },
   { title: "All of this was learned", view: "training", content: trainingStep },
+  { title: "Why this word?", view: "lenses", applies: (trace) => trace.hasLenses, content: attributionStep },
   { title: "One word decides", view: "translate", q: TIRED, content: (context) => occlusionStep(context, WIDE) },
-  { title: "Too tired", view: "heads", q: TIRED, content: (context) => pronounStep(context, WIDE) },
-  { title: "Too wide", view: "heads", q: WIDE, content: (context) => pronounStep(context, TIRED) },
-  { title: "Where it is decided", view: "lenses", q: TIRED, applies: autoregressive, content: patchingStep },
+  { title: "Too tired", view: "heads", q: TIRED, applies: pronounShown, content: (context) => pronounStep(context, WIDE) },
+  { title: "Too wide", view: "heads", q: WIDE, applies: pronounShown, content: (context) => pronounStep(context, TIRED) },
+  { title: "Where it is decided", view: "lenses", q: TIRED, applies: (trace) => autoregressive(trace) && pronounShown(), content: patchingStep },
 ];
 
 /** @type {View} */
@@ -93,7 +100,6 @@ function stepsFor(trace) {
  */
 export function tourStep(context) {
   const { trace, state, api, signal } = context;
-  const steps = stepsFor(trace);
   const element = h("section", { class: "tour-step", "aria-label": "Tour", "aria-live": "polite", hidden: true });
   /** the step in the link that is shown */
   let shown = "";
@@ -103,18 +109,21 @@ export function tourStep(context) {
     shown = wanted;
     element.hidden = true;
     if (wanted === "") return;
-    const index = Math.min(Math.max((Number.parseInt(wanted, 10) || 1) - 1, 0), steps.length - 1);
-    const step = steps[index];
+    const number = Number.parseInt(wanted, 10) || 1;
+    const index = Math.min(Math.max(number, 1), stepsFor(trace).length) - 1;
+    const step = stepsFor(trace)[index];
     const isHere = !step.q || step.q === trace.text;
     if (api && !isHere && state.get("q") === step.q) return; // that sentence is being translated
+    element.replaceChildren(h("h2", {}, step.title), h("p", { class: "quiet" }, "Computing…"));
+    element.hidden = false;
     const content = await contentOf(step, index, isHere, context);
     if (signal.aborted || shown !== wanted) return;
+    const steps = stepsFor(trace); // fewer, if this step has found that the others do not apply
     // The step sets the page on arrival; after that the reader may change it.
     if (isHere && state.get("arrive")) state.set({ ...content.set, arrive: "" });
-    element.hidden = false;
     element.replaceChildren(
       h("p", { class: "count quiet" }, `Tour, step ${index + 1} of ${steps.length}`),
-      h("h2", {}, step.title), h("p", { class: "tour-text" }, ...content.text),
+      h("h2", {}, content.title ?? step.title), h("p", { class: "tour-text" }, ...content.text),
       tourButtons(element, steps, index, context));
   };
   state.subscribe(show);
@@ -313,12 +322,48 @@ function mutedResult(before, after) {
   return ["The translation becomes “", bidiText(after.translation), "”: for this sentence, the model needs that head."];
 }
 
-/** @returns {Content} */
-function trainingStep() {
+/** @param {Context} context @returns {Promise<Content>} */
+async function trainingStep(context) {
+  const history = await loadHistory(context);
+  const hasSlider = history && (history.alignments?.length || (context.api?.align && history.checkpoints.length));
   return {
-    text: ["Nobody told the heads what to look for: their weights started at random and were learned from pairs of texts, with "
-      + "the learning rate shown here. If the run has checkpoints, the slider shows how the alignment developed."],
+    text: ["Nobody told the heads what to look for: all weights were learned from pairs of texts. ",
+      history?.curves ? "The curves show how the loss changed during training. " : "",
+      hasSlider ? "The slider shows how the model came to align the words of this sentence." : ""],
     set: { step: "" },
+  };
+}
+
+/**
+ * Contrastive attribution of the token that the model was least certain of.
+ *
+ * @param {Context} context
+ * @returns {Promise<Content>}
+ */
+async function attributionStep(context) {
+  const { trace } = context;
+  const position = trace.leastCertain;
+  const found = await lensesOf(context).attribution(position, null);
+  if (!found) {
+    return { text: ["Why did the model choose a word and not another? ", h("code", {}, "regard serve RUN"),
+      " can tell, with contrastive attribution."], set: {} };
+  }
+  const { token, foil, difference, scores, source_words } = found;
+  const words = [...source_words, ...found.target_words];
+  /** @param {string} method the word with the largest share in favour */
+  const strongest = (method) => scores[method].indexOf(Math.max(...scores[method]));
+  /** @param {number} word @returns {Child[]} */
+  const named = (word) => (scores.integrated_gradients[word] > 0 || scores.occlusion[word] > 0
+    ? ["“", h("b", {}, bidiText(words[word])), "”", word < source_words.length ? "" : " in the translation so far"] : ["no word"]);
+  const [first, second] = [strongest("integrated_gradients"), strongest("occlusion")];
+  return {
+    text: ["The model was least certain of ", tokenInProse(token), ". The other candidate was ", tokenInProse(foil),
+      difference < 0 ? `, even with a logit that is larger by ${(-difference).toFixed(1)}; the whole translation decided. `
+        : `, whose logit is smaller by ${difference.toFixed(1)}. `,
+      ...(first === second ? ["Two methods that measure what the choice depends on agree on the strongest reason: ", ...named(first)]
+        : ["Two methods name the strongest reason: integrated gradients say ", ...named(first), ", occlusion says ", ...named(second)]),
+      ". The map compares all methods."],
+    set: { output: String(position), foil: "" },
   };
 }
 
@@ -326,15 +371,34 @@ function trainingStep() {
 // Steps about the dog and the street
 
 /**
- * Both sentences and the position of the translation of “it” in each; null if the translations differ in any other way.
+ * Both sentences and the position of the translation of “it” in each.
  *
  * @param {Context} context
  * @param {string} otherText
+ * @returns {Promise<{ other: Trace, here: number, there: number } | Content | null>} null if there is no model to translate
+ *   the other sentence; what to say instead if the translations differ in any other way
  */
 async function comparePronouns({ trace, api }, otherText) {
-  const other = api ? new Trace(await cachedTrace(otherText, api), api) : null;
-  const positions = other && pronounPositions(trace.outputs, other.outputs);
-  return other && positions ? { other, here: positions[0], there: positions[1] } : null;
+  if (!api) return null;
+  const other = new Trace(await cachedTrace(otherText, api), api);
+  const positions = pronounPositions(trace.outputs, other.outputs);
+  pronounUnclear = !positions;
+  return positions ? { other, here: positions[0], there: positions[1] } : unclearPronoun(trace, other);
+}
+
+/** @param {Trace} trace @param {Trace} other @returns {Content} */
+function unclearPronoun(trace, other) {
+  const [it, ending] = [h("i", {}, "it"), h("i", {}, endingOf(other.text))];
+  return {
+    title: "What does “it” refer to?",
+    text: [...(trace.translation === other.translation
+      ? ["This model gives the sentence the same translation if it ends in ", ending, "."]
+      : ["If the sentence ends in ", ending, ", this model writes “", bidiText(other.translation),
+        "”. The two translations do not differ in the pronoun and the adjective alone."]),
+    " So its translations do not show what ", it, " refers to. The model of ", h("code", {}, "regard demo"),
+    " has learned such sentences; there, the tour has three more steps."],
+    set: {},
+  };
 }
 
 /** @param {string} text the last word of a sentence of this tour */
@@ -352,6 +416,7 @@ function endingOf(text) {
 async function occlusionStep(context, otherText) {
   const { trace } = context;
   const compared = await comparePronouns(context, otherText);
+  if (compared && "text" in compared) return compared;
   const pronoun = compared?.here ?? (await pronounRow(trace));
   if (pronoun === null) return wordsNotFound();
   const both = compared ? ["The model wrote ", tokenInProse(trace.outputs[compared.here]), " for ", h("i", {}, "it"),
@@ -384,6 +449,7 @@ async function pronounStep(context, otherText) {
   const { trace } = context;
   const compared = await comparePronouns(context, otherText);
   if (!compared) return singlePronounStep(trace);
+  if ("text" in compared) return compared;
   const { other, here, there } = compared;
   const heads = await headEvidence(trace, here, other, there);
   if (!heads) return wordsNotFound();
