@@ -35,7 +35,7 @@ class BeamSelection(NamedTuple):
     continued: BeamCandidates
     """the candidates that become the active hypotheses of the next step"""
     none_finished: bool = False
-    """known to be so without waiting for the GPU"""
+    """No candidate finishes a hypothesis. If False, ``finished`` tells, and reading it waits for the GPU."""
 
     @classmethod
     def from_candidates(cls, candidates: BeamCandidates, eos: int, beam: int) -> "BeamSelection":

@@ -114,8 +114,6 @@ class SequenceRules:
         The allowed tokens are not renormalized: a forced token costs what the model assigns to it.
         """
         log_probabilities = logits.log_softmax(-1, dtype=torch.float32)
-        if self.only_suppresses(position):
-            return log_probabilities.index_fill_(1, self.suppressed, NEG_INF)
         if self.forces_eos:
             only_eos = torch.full_like(log_probabilities, NEG_INF)
             only_eos[:, self.eos] = 0.0
@@ -253,9 +251,7 @@ class ActiveHypotheses(Generic[S]):
             return False
         if rows.shape[1] == 1:
             return True
-        if (
-            rows.is_cuda
-        ):  # the comparison would wait for the GPU, and several beams rarely stay in place
+        if rows.is_cuda:  # comparing would wait for the GPU, and several beams rarely stay in place
             return False
         present = torch.arange(self.totals.numel(), device=rows.device).view_as(self.totals)
         return torch.equal(rows, present)

@@ -169,9 +169,9 @@ class PoDocument(TextFormat):
 
     @classmethod
     def recognizes(cls, beginning: str) -> bool:
-        return (
-            re.search(r'^msgid ".*\n(?:".*\n)*(?:msgid_plural|msgstr)', beginning, re.M) is not None
-        )
+        comments, strings = r"(?:[ \t]*(?:#.*)?\r?\n)*", r'".*\n(?:".*\n)*'
+        message = rf"{comments}(?:msgctxt {strings})?msgid {strings}(?:msgid_plural|msgstr)"
+        return re.match(message, beginning) is not None
 
     def split(self, text: str) -> Template:
         template = Template()

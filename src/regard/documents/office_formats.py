@@ -241,10 +241,9 @@ class RunReader:
             return self._container(at)
         if self.is_element(token, "del", "moveFrom") and not token.closes:
             end = end_of_element(self.tokens, at)
-            spaced = _text(self.tokens[at:end])[
-                :1
-            ].isspace()  # a space before or after the words was deleted, too
-            marker = InlineKind.MARK if spaced else InlineKind.ANCHOR
+            # Deleted words that begin with a space belong to the word before them.
+            follows = _text(self.tokens[at:end])[:1].isspace()
+            marker = InlineKind.MARK if follows else InlineKind.ANCHOR
             return end, Run(self.raw(at, end), marker=marker)
         return None
 

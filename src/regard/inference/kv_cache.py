@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from regard.nn.attention import KeyValue
 
 SLOT_INCREMENT = 16
-"""number of slots per sentence at first, and of which a multiple is added whenever they run out"""
+"""slots per sentence at first; when they run out, a multiple of this number is added"""
 GPU_CAPACITY = 64
 """slots per sentence that are allocated at first on a GPU, where copying the buffers costs more than unused memory"""
 

@@ -137,7 +137,10 @@ async def read_upload(request: Request, settings: Settings) -> Upload:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise RequestRefused(400, "file: Field required")
-        return Upload(body, await file.read(), _suffix(file.filename or ""))
+        suffix = _suffix(file.filename or "")
+        if body.columns and suffix not in DOCUMENT_FORMATS["table"].suffixes:
+            raise RequestRefused(400, f"columns={body.columns}: only for CSV and TSV files")
+        return Upload(body, await file.read(), suffix)
     except ValidationError as error:
         raise RequestRefused(400, describe_problems(error)) from None
     finally:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -358,11 +359,12 @@ class ModelPool:
         """Refuse new requests and translate what is in the queues."""
         self.refuse()
         for entry in self.entries:
-            if entry.loaded is not None:
-                await entry.loaded.batcher.drain()
-                if entry.loaded.following is not None:
-                    entry.loaded.following.cancel()
-                    entry.loaded.following = None
+            loaded = entry.loaded  # it may be evicted meanwhile
+            if loaded is not None:
+                await loaded.batcher.drain()
+                if loaded.following is not None:
+                    loaded.following.cancel()
+                    loaded.following = None
 
 
 def _release(held: Loaded) -> None:
@@ -462,13 +464,17 @@ def check_memory(
     for entry in entries:
         for pair in entry.pairs:
             direct.setdefault(pair, entry)
-    for (source, middle), first in direct.items():
-        for (between, target), second in direct.items():
-            is_route = middle == between and middle in pivots and source != target
-            if not is_route or (source, target) in direct or first is second:
+    routed = set(direct)
+    for pivot in pivots:  # the first one that connects two languages is used
+        into = [(source, one) for (source, target), one in direct.items() if target == pivot]
+        out_of = [(target, one) for (source, target), one in direct.items() if source == pivot]
+        for (source, first), (target, second) in product(into, out_of):
+            if source == target or (source, target) in routed:
                 continue
-            if (size := first.size + second.size) > memory:
+            routed.add((source, target))
+            size = first.size + (0 if second is first else second.size)
+            if size > memory:
                 raise RegardError(
-                    f"--memory {memory / 1e6:,.1f} MB: {source} to {middle} to {target} needs {first.name} and "
+                    f"--memory {memory / 1e6:,.1f} MB: {source} to {pivot} to {target} needs {first.name} and "
                     f"{second.name} together, about {size / 1e6:,.1f} MB"
                 )

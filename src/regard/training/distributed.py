@@ -26,7 +26,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-# Before there is a process group: its default arguments would keep the first one, whose threads must end before Python.
+# Before a process group exists: default arguments of this module would keep it, and its threads must end before Python.
 import torch.distributed.nn.functional
 from jaxtyping import Float
 from torch import Tensor, distributed, nn

@@ -41,7 +41,17 @@ def test_a_format_is_recognised_by_its_content(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["", "A dog.\nA cat.\n", "1\n2\n", "a < b", "msgid\n", "PK", "{a}"]
+    "text",
+    [
+        "",
+        "A dog.\nA cat.\n",
+        "1\n2\n",
+        "a < b",
+        "msgid\n",
+        "PK",
+        "{a}",
+        'Like this:\nmsgid "a"\nmsgstr ""\n',
+    ],
 )
 def test_lines_of_text_are_no_document(text: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)

@@ -62,6 +62,9 @@ def test_columns_of_a_table_are_translated(small_recipe: Callable[..., Recipe]) 
     assert download(app, upload(app, table, "a.csv", columns="text, note")).text == (
         "id,text,note\na,ONE,X\n"
     )
+    refused = upload(app, "one", "a.txt", columns="text")
+    assert refused.status_code == 400
+    assert refused.json()["error"] == "columns=text: only for CSV and TSV files"
 
 
 TMX = '<tmx version="1.4"><header srclang="en"/><body><tu><tuv xml:lang="en"><seg>one</seg></tuv></tu></body></tmx>'

@@ -280,6 +280,17 @@ def test_a_limit_of_memory_must_hold_two_models_with_a_pivot_between_them(
     )
 
 
+def test_only_the_pivot_that_is_used_counts_for_the_limit_of_memory(small_recipe: Make) -> None:
+    pairs = (("de", "en"), ("en", "fr"), ("de", "es"), ("es", "fr"))
+    sizes = (40_000_000, 40_000_000, 70_000_000, 70_000_000)
+    entries = [
+        entry(small_recipe, *pair, size=size) for pair, size in zip(pairs, sizes, strict=True)
+    ]
+    check_memory(entries, 80_000_000, ("en", "es"))
+    with pytest.raises(RegardError, match="de to es to fr needs de-es and es-fr together"):
+        check_memory(entries, 80_000_000, ("es", "en"))
+
+
 def test_a_model_is_loaded_once_for_all_that_wait(small_recipe: Make) -> None:
     one = entry(small_recipe, "de", "en")
     load, loads = one.load, []
@@ -418,6 +429,22 @@ def test_a_server_that_stops_drains_its_queues_and_follows_no_training() -> None
     asyncio.run(ModelPool.drain(cast(Any, pool)))
     assert drained == [0, 1, 2], "new requests are refused first"
     assert cancelled == [2]
+
+
+def test_a_model_may_be_evicted_while_its_queue_is_drained() -> None:
+    """A model is being loaded for a request that was cancelled."""
+    cancelled = list[str]()
+
+    async def drain() -> None:
+        one.loaded = None
+
+    following = SimpleNamespace(cancel=lambda: cancelled.append("following"))
+    one = SimpleNamespace(
+        loaded=SimpleNamespace(batcher=SimpleNamespace(drain=drain), following=following)
+    )
+    pool = SimpleNamespace(entries=[one], refuse=lambda: None)
+    asyncio.run(ModelPool.drain(cast(Any, pool)))
+    assert cancelled == ["following"]
 
 
 def test_a_server_that_starts_accepts_requests_and_follows_trainings() -> None:
