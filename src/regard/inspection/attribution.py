@@ -68,8 +68,10 @@ Method = Literal[
 METHODS: tuple[Method, ...] = get_args(Method)
 FIRST_STEPS, MOST_STEPS, ROWS = 16, 512, 32
 """integrated gradients: points on the path, doubled until the shares add up; and points in one batch"""
+SMALL_SUM = 0.01
+"""a sum of shares of both signs counts as at least this fraction of the sum of their sizes"""
 COMPLETENESS = 0.005
-"""integrated gradients stop at this relative error of the sum"""
+"""integrated gradients stop at this error of the sum, see ``Attribution.completeness``"""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -92,7 +94,10 @@ class Attribution:
     scores: dict[Method, Floats]
     """[word]: source words, then target words"""
     completeness: float
-    """relative error of the sum of integrated gradients; at most 0.01 unless the number of steps did not suffice"""
+    """Relative error of the sum of integrated gradients: at most 0.01, unless the number of steps did not suffice.
+
+    If the shares cancel to less than 1% of their sizes, the error is relative to this 1%.
+    """
 
     @property
     def words(self) -> list[str]:
@@ -331,12 +336,14 @@ class _Difference:
         )
 
     def integrated_gradients(self) -> tuple[Doubles, float]:
-        """[source and decoder token], and the relative error of their sum."""
+        """[source and decoder token], and the error of their sum, see ``Attribution.completeness``."""
         total = self.value - float(self.at(*self.neutral)[0].detach())
         steps = FIRST_STEPS
         while True:
             shares = self._integrate(steps)
-            error = abs(float(shares.sum()) - total) / max(abs(total), 1e-6)
+            # In float32 a sum near 0 cannot be met to a fraction of itself.
+            size = max(abs(total), SMALL_SUM * float(np.abs(shares).sum()), 1e-6)
+            error = abs(float(shares.sum()) - total) / size
             if error <= COMPLETENESS or steps >= MOST_STEPS:
                 return shares, error
             steps *= 2

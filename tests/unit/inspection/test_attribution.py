@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from regard.errors import RegardError
+from regard.inspection import attribution
 from regard.inspection.attribution import METHODS, Attribution, Method, alti, attribute, follow
 from regard.inspection.hooks import Floats, observe
 from regard.inspection.teacher_forcing import ForcedTranslation, check_supported, find_word, force
@@ -103,6 +104,25 @@ def test_integrated_gradients_are_complete(model: Translator, found: Attribution
     total = function(lambda both: both) - function(lambda both: neutral(model, both, ordinary))
     assert found.scores["integrated_gradients"].sum() == pytest.approx(total, rel=0.01)
     assert found.completeness <= 0.01
+
+
+def test_the_error_of_a_sum_near_zero_is_relative_to_the_sizes_of_the_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shares of 3 and -3 that should cancel: an error of 0.0001 is no reason to take more steps."""
+    difference = object.__new__(attribution._Difference)
+    difference.neutral, difference.__dict__["value"] = (), 0.5
+    steps: list[int] = []
+    monkeypatch.setattr(difference, "at", lambda: torch.tensor([0.5]))
+
+    def integrate(count: int) -> Floats:
+        steps.append(count)
+        return np.array([3.0, -2.9999], dtype=np.float64)
+
+    monkeypatch.setattr(difference, "_integrate", integrate)
+    _, error = difference.integrated_gradients()
+    assert error == pytest.approx(0.0001 / 0.059999)
+    assert steps == [attribution.FIRST_STEPS]
 
 
 def test_occlusion_replaces_a_word(model: Translator, found: Attribution) -> None:

@@ -22,6 +22,8 @@ import { groupWords } from "./translator.js";
 const BATCH_TOKENS = 512;
 /** integrated gradients: points on the path, doubled until the shares add up */
 const [FIRST_STEPS, MOST_STEPS] = [16, 512];
+/** a sum of shares of both signs counts as at least this fraction of the sum of their sizes */
+const SMALL_SUM = 0.01;
 /** integrated gradients stop at this relative error of the sum */
 const COMPLETENESS = 0.005;
 /** @type {Stack[]} */
@@ -201,8 +203,11 @@ async function integratedGradients(explained, point, neutral, difference) {
   const way = eachStack((stack) => point[stack].map((value, i) => value - neutral[stack][i]));
   for (let steps = FIRST_STEPS; ; steps *= 2) {
     const shares = sharesOf(await pathIntegral(explained, neutral, way, steps), way, explained.network);
-    const sum = [...shares.encoder, ...shares.decoder].reduce((one, other) => one + other, 0);
-    const error = Math.abs(sum - total) / Math.max(Math.abs(total), 1e-6);
+    const each = [...shares.encoder, ...shares.decoder];
+    const sum = each.reduce((one, other) => one + other, 0);
+    const sizes = each.reduce((total, one) => total + Math.abs(one), 0);
+    // In float32 a sum near 0 cannot be met to a fraction of itself.
+    const error = Math.abs(sum - total) / Math.max(Math.abs(total), SMALL_SUM * sizes, 1e-6);
     if (error <= COMPLETENESS || steps >= MOST_STEPS) return { shares, error };
   }
 }
