@@ -22,6 +22,7 @@ from tests.mutation.mutants import ROOT, Mutant, read_source
 PACKAGES = ("nn", "decoding", "training", "data", "metrics", "inference", "server")
 EXCLUDED = {
     "nn/triton_kernels.py": "run on a GPU only: regard selftest --device cuda",
+    "decoding/fused_top_k.py": "runs on a GPU only: regard selftest --device cuda",
     "training/distributed.py": "needs several processes: tests/cli/test_distributed.py",
 }
 """files without mutants, and what tests them instead"""
