@@ -158,12 +158,13 @@ function countOf(index, steps) {
  * @param {HTMLElement} element
  */
 function focusButton(element) {
-  if (!pressed) return;
-  setTimeout((name) => { // the page may not be in the document yet
+  const name = pressed;
+  if (!name) return;
+  setTimeout(() => { // the page may not be in the document yet
     const elsewhere = document.activeElement && document.activeElement !== document.body;
     const found = element.querySelector(`[data-name="${name}"]:enabled`) ?? element.querySelector("button:enabled");
     if (!elsewhere) /** @type {HTMLElement | null} */ (found)?.focus();
-  }, 0, pressed);
+  });
 }
 
 /** @param {Step[]} steps @param {number} index @param {Context} context */
