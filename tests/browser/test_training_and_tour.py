@@ -19,7 +19,7 @@ from regard.inspection.trace import Occlusion, Trace
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from tests.browser.conftest import served
-from tests.browser.pages import Open, rows_of, synthetic, texts, until
+from tests.browser.pages import Open, rows_of, synthetic, texts, until, wait_for_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -359,6 +359,40 @@ def test_the_tour_explains_the_least_certain_token(
         assert (smaller in step(page), larger in step(page)) == (difference > 0, difference < 0)
         assert "agree on the strongest reason: “dog”." in step(page)
         assert "output=0" in page.evaluate("location.hash")
+
+
+def test_the_keyboard_stays_on_the_tour_while_a_step_is_computed(
+    browser: Browser, address: str
+) -> None:
+    """The focus remains on Next, also if the step needs time or another sentence, so Enter alone leads on."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        waiting: list[Route] = []
+
+        def answer(route: Route) -> None:
+            text = json.loads(route.request.post_data or "{}")["q"]
+            last = "wide" if "wide" in text else "tired"
+            outputs = ["▁sie", "▁zu", "▁breit"] if last == "wide" else ["▁er", "▁zu", "▁müde"]
+            shown = synthetic([*DOG, f"▁{last}", "▁."], ["▁weil", *outputs])
+            route.fulfill(json=replace(shown, text=text).to_json("file"))
+
+        page.route("**/v1/trace", answer)
+        page.route("**/v1/lens/attribution", lambda route: waiting.append(route))
+        page.goto(f"{address}/#view=training&tour=7&arrive=1&q=The dog sleeps.")
+        page.locator(".tour-step .tour-text").wait_for()
+        page.locator(".tour-step button", has_text="Next").focus()
+        focused = page.locator(".tour-step button:focus", has_text="Next")
+        page.keyboard.press("Enter")  # to a step that is not computed yet
+        wait_for_text(page, ".tour-step", "Computing…")
+        focused.wait_for(timeout=5000)
+        for route in waiting:
+            route.fulfill(status=400, json={"error": "no"})
+        page.locator(".tour-step .tour-text").wait_for()
+        focused.wait_for(timeout=5000)
+        page.keyboard.press("Enter")  # to a step about another sentence
+        wait_for_text(page, ".tour-step .count", "step 9")
+        page.locator(".tour-step .tour-text").wait_for()
+        focused.wait_for(timeout=5000)
 
 
 @pytest.mark.parametrize("needed", [True, False])

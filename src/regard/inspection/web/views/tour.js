@@ -37,6 +37,8 @@ const LITTLE_ATTENTION = 0.3;
 
 /** whether the page's model was found not to show what “it” means; the steps about it are then left out */
 let pronounUnclear = false;
+/** The button that led to the current step. It has the focus there too, also if the page was built again. */
+let pressed = "";
 
 /** @param {Trace} trace */
 const autoregressive = (trace) => !trace.nonAutoregressive;
@@ -114,17 +116,22 @@ export function tourStep(context) {
     const step = stepsFor(trace)[index];
     const isHere = !step.q || step.q === trace.text;
     if (api && !isHere && state.get("q") === step.q) return; // that sentence is being translated
-    element.replaceChildren(h("h2", {}, step.title), h("p", { class: "quiet" }, "Computing…"));
+    element.replaceChildren(h("p", { class: "count quiet" }, countOf(index, stepsFor(trace))),
+      h("h2", {}, step.title), h("p", { class: "quiet" }, "Computing…"),
+      tourButtons(stepsFor(trace), index, context));
     element.hidden = false;
+    focusButton(element);
     const content = await contentOf(step, index, isHere, context);
     if (signal.aborted || shown !== wanted) return;
     const steps = stepsFor(trace); // fewer, if this step has found that the others do not apply
     // The step sets the page on arrival; after that the reader may change it.
     if (isHere && state.get("arrive")) state.set({ ...content.set, arrive: "" });
     element.replaceChildren(
-      h("p", { class: "count quiet" }, `Tour, step ${index + 1} of ${steps.length}`),
+      h("p", { class: "count quiet" }, countOf(index, steps)),
       h("h2", {}, content.title ?? step.title), h("p", { class: "tour-text" }, ...content.text),
-      tourButtons(element, steps, index, context));
+      tourButtons(steps, index, context));
+    focusButton(element);
+    pressed = "";
   };
   state.subscribe(show);
   show();
@@ -140,13 +147,33 @@ async function contentOf(step, index, isHere, context) {
   }
 }
 
-/** @param {HTMLElement} element @param {Step[]} steps @param {number} index @param {Context} context */
-function tourButtons(element, steps, index, context) {
+/** @param {number} index @param {Step[]} steps */
+function countOf(index, steps) {
+  return `Tour, step ${index + 1} of ${steps.length}`;
+}
+
+/**
+ * Focus the button that was pressed in the step before, unless the reader has moved on to something else.
+ *
+ * @param {HTMLElement} element
+ */
+function focusButton(element) {
+  const name = pressed;
+  if (!name) return;
+  setTimeout(() => { // the page may not be in the document yet
+    const elsewhere = document.activeElement && document.activeElement !== document.body;
+    const found = element.querySelector(`[data-name="${name}"]:enabled`) ?? element.querySelector("button:enabled");
+    if (!elsewhere) /** @type {HTMLElement | null} */ (found)?.focus();
+  });
+}
+
+/** @param {Step[]} steps @param {number} index @param {Context} context */
+function tourButtons(steps, index, context) {
   /** @param {number} to @param {string} text @param {string} style */
   const button = (to, text, style) => h("button", {
     type: "button", class: style, disabled: !steps[to], "data-name": text, onclick: () => {
+      pressed = text;
       goTo(steps[to], to, context);
-      setTimeout(() => /** @type {HTMLElement | null} */ (element.querySelector(`[data-name="${text}"]`))?.focus());
     },
   }, text);
   return h("div", { class: "controls" }, button(index - 1, "Back", "plain"),
