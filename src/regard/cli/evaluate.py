@@ -376,7 +376,7 @@ def look(
     table = None
     if heads:
         sample = _head_pairs(model, pairs, to)
-        table = _ablate_heads(model, sample)
+        table = measure_heads(model, sample)
         print(f"{table}\n")
         text = text or sample[0].source
     if out is None or text is None:
@@ -415,7 +415,7 @@ def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pa
     raise RegardError(f"{file}: no pairs to measure the heads on")
 
 
-def _ablate_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
+def measure_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
     """What each head is worth, with progress on standard error."""
     from regard.demo.pronouns import pronoun_test
     from regard.inspection.head_ablation import ablate_heads, all_heads

@@ -9,13 +9,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.options import PrecisionName, RunFolder, Threads, parse_precision
 from regard.errors import RegardError
 from regard.storage.atomic_files import shared_folder
+
+if TYPE_CHECKING:
+    from regard.inspection.head_ablation import HeadTable
+    from regard.tasks import Translator
 
 
 def serve(
@@ -245,6 +249,14 @@ def export(
             show_default=False,
         ),
     ] = None,
+    heads: Annotated[
+        bool,
+        typer.Option(
+            "--heads",
+            help="For html: also measure what each attention head contributes, on a sample of the validation data, "
+            "and show it in the file.",
+        ),
+    ] = False,
 ) -> None:
     """Convert a model to the format of another library, and verify that both compute the same outputs."""
     from regard.interop.convert import EXPORTS, export_model
@@ -253,5 +265,21 @@ def export(
         if format_ != "html" and format_ in EXPORTS:
             raise RegardError(f"--to {format_} needs --out FOLDER")
         out = Path(f"{run.resolve().name}.html")
-    for line in export_model(run, format_, out):
+    if heads and format_ != "html":
+        raise RegardError(f"--heads is for --to html, not for {format_}")
+    for line in _export_with_heads(run, out) if heads else export_model(run, format_, out):
         print(line)
+
+
+def _export_with_heads(run: Path, out: Path) -> list[str]:
+    """Write an HTML file that shows what each head contributes."""
+    from regard.cli.evaluate import measure_heads
+    from regard.inspection.page_data import validation_sample
+    from regard.inspection.teacher_forcing import check_supported
+    from regard.interop.html_export import export_html
+
+    def measure(model: Translator) -> HeadTable:
+        check_supported(model)
+        return measure_heads(model, validation_sample(model))
+
+    return export_html(run, out, measure)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from regard.data.tokenizer import Tokenizer, Vocabulary
 from regard.errors import RegardError
+from regard.inspection.head_ablation import HeadTable
 from regard.inspection.history import training_history
 from regard.inspection.html_page import deflate, model_page
 from regard.inspection.page_data import model_info
@@ -50,14 +51,20 @@ SEARCH_STEPS, MARGIN_BITS = 4, 0.02
 """how the step is found for which the weights fill the file, and how much is left empty"""
 
 
-def export_html(folder: Path, out: Path) -> list[str]:
-    """Write a run as one HTML file that translates what is typed."""
+def export_html(
+    folder: Path, out: Path, measure_heads: Callable[[Translator], HeadTable] | None = None
+) -> list[str]:
+    """Write a run as one HTML file that translates what is typed.
+
+    measure_heads: measures what each attention head contributes, which the file then shows.
+    """
     if out.suffix.lower() not in (".html", ".htm"):
         raise RegardError(f"--out {out}: the HTML export is one file; its name must end in .html")
     check_writable(out)
     model = Translator.load(folder, "cpu")
     HTML.check(model.recipe, str(folder))
-    html, packed = build_page(model, str(folder))
+    head_table = measure_heads and measure_heads(model)
+    html, packed = build_page(model, str(folder), head_table)
     write_bytes(out, html)
     return [
         f"weights stored with {packed.bits:.1f} bits on average: {_rounding_error(packed, model)}",
@@ -65,9 +72,11 @@ def export_html(folder: Path, out: Path) -> list[str]:
     ]
 
 
-def build_page(model: Translator, name: str) -> tuple[bytes, PackedWeights]:
+def build_page(
+    model: Translator, name: str, head_table: HeadTable | None = None
+) -> tuple[bytes, PackedWeights]:
     """The file, and the weights that are in it."""
-    description = describe(model, name)
+    description = {**describe(model, name), "head_table": head_table and head_table.to_json()}
     packed = pack_model(model, len(model_page(description, b"")))
     return model_page({**description, "weights": packed.layout()}, packed.data), packed
 

@@ -15,6 +15,7 @@ import pytest
 
 from regard.errors import RegardError
 from regard.inspection.attribution import attribute_token
+from regard.inspection.head_ablation import HeadTable, ablate_heads
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.teacher_forcing import force_ids
 from regard.inspection.trace import Trace, trace
@@ -308,6 +309,24 @@ def test_unsupported_choices_are_named(make_run: MakeRun, tmp_path: Path) -> Non
     ):
         assert part in str(refused.value)
     assert not (tmp_path / "model.html").exists()
+
+
+def test_the_file_shows_what_each_head_contributes_if_this_is_measured(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run, out = make_run(), tmp_path / "model.html"
+    tables: list[HeadTable] = []
+
+    def measure(model: Translator) -> HeadTable:
+        tables.append(ablate_heads(model, [TEXT], [TEXT]))
+        return tables[0]
+
+    html_export.export_html(run, out, measure)
+    (traced,) = run_node(out, [{"trace": {"q": TEXT}}])
+    assert traced["trace"]["head_table"] == json.loads(json.dumps(tables[0].to_json()))
+    html_export.export_html(run, out)
+    (traced,) = run_node(out, [{"trace": {"q": TEXT}}])
+    assert traced["trace"]["head_table"] is None
 
 
 def test_the_output_must_be_an_html_file(make_run: MakeRun, tmp_path: Path) -> None:

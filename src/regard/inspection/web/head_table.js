@@ -77,7 +77,7 @@ export function headTableCard({ trace, api, state, signal }, nameOf, onSelect) {
     h("p", { class: "description" }, "The output of one head is replaced by its mean over many sentences (mean ablation), "
       + "and the sentences are translated again. What is lost was the work of this head."),
     trace.headTable || load ? "" : h("p", {}, "This file does not have the measurement; ", h("code", {}, 'regard look RUN "…" --heads'),
-      " includes it, and ", h("code", {}, "regard serve RUN"), " computes it."),
+      " and ", h("code", {}, "regard export RUN --to html --heads"), " include it, and ", h("code", {}, "regard serve RUN"), " computes it."),
     button, status, body);
 }
 

@@ -17,7 +17,8 @@
  * @typedef {import("./transformer.js").NetworkConfig} NetworkConfig
  * @typedef {import("./transformer.js").RecordedAttention} RecordedAttention
  * @typedef {{ network: NetworkConfig, decoding: Decoding, source: VocabularyJson, target: VocabularyJson | null,
- *   truncate: number | null, recases: boolean, weights: import("./weights.js").WeightsJson }} TranslatorJson target is
+ *   truncate: number | null, recases: boolean,
+ *   head_table: import("../lenses.js").HeadTableJson | null, weights: import("./weights.js").WeightsJson }} TranslatorJson target is
  *   null if the vocabulary is shared; truncate: the largest number of source tokens that are read; recases: texts in
  *   capitals are read in sentence case
  * @typedef {Record<Site, RecordedAttention[]>} Recorded
@@ -198,7 +199,7 @@ export class Translator {
       occlusion: this.occlude(source, inputs, outputs),
       history: null,
       lenses: null,
-      head_table: null,
+      head_table: this.json.head_table,
     };
   }
 
