@@ -134,8 +134,8 @@ class NormFunction(Protocol):
 def norm_function(norm: nn.Module, dtype: torch.dtype) -> NormFunction:
     """A norm with its addition. dtype: what linear maps return.
 
-    On a GPU, LayerNorm returns bfloat16 if the linear maps around it compute in it. After a norm, numbers are small, so
-    little is lost; sums that are not normalized (``norm_order: pre``) stay float32.
+    On a GPU, LayerNorm returns bfloat16 if the linear maps around it compute in it. With ``norm_order: pre`` the
+    residual connection stays float32, because its sums grow from layer to layer.
     """
     if isinstance(norm, LayerNorm) and norm.weight.is_cuda and dtype is torch.bfloat16:
         from regard.nn.triton_kernels import add_layer_norm

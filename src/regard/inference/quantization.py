@@ -1,7 +1,7 @@
 """Linear maps and embeddings with packed weights, one class per number format, and the calibration of int8.
 
 - On a CPU all of them read and return float32. On a GPU they return what they compute in, so that the next one reads it
-  without conversion. Sums and norms are float32 everywhere.
+  without conversion. Sums and norms are computed in float32 everywhere.
 - The kernels are torch's own: oneDNN for float32 and bfloat16, FBGEMM for int8. docs/decisions.md has the times of each
   at the sizes of translation.
 - int8 has one scale per output of a map and one scale for its inputs. The input scale is calibrated once (static, not
