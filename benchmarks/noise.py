@@ -3,7 +3,7 @@
     python benchmarks/noise.py measure                       # finds, losses and speed, into noise.json
     python benchmarks/noise.py ratios                        # length ratios of real corpora, into noise.json
     python benchmarks/noise.py corpora                       # noisy, cleaned and clean training data, into runs/noise
-    python benchmarks/noise.py train --device cuda           # BLEU on these data, into noise.json
+    python benchmarks/noise.py train --device cuda           # BLEU on these data, added to noise.json
     python benchmarks/noise.py write multi30k noisy.tsv      # one of the corpora, to look at
 
 The data are multi30k and tatoeba_ende of $REGARD_DATA. 30% of the pairs of a noisy corpus are noise: twelve kinds,
@@ -410,6 +410,7 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     lost = means["clean"] - means["noisy"]
     return {
         "recipe": arguments.recipe,
+        "seeds": arguments.seeds,
         "pairs": {name: len(path.read_text().splitlines()) for name, path in files.items()},
         "bleu": bleu,
         "mean": {name: round(mean, 2) for name, mean in means.items()},
@@ -487,7 +488,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result = train(given)
         print(json.dumps(result, indent=2))
         if not given.no_save:
-            save(training=result)
+            earlier = json.loads(RESULTS.read_text())["training"] if RESULTS.exists() else []
+            save(training=[*earlier, result])
         return
     print(RESULTS.read_text())
 
