@@ -62,7 +62,7 @@ ACCELERATORS = {
 CPU = "cpu"
 """the kind of an accelerator that is a core of this machine"""
 LOOPBACK_BYTES, ETHERNET_BYTES = 1.1e9, 1.25e9
-"""bytes per second between processes of a machine through gloo (measured: benchmarks/cpu_plan.json), and between
+"""bytes per second between processes of a machine through gloo (measured: benchmarks/scale.json), and between
 machines: 10 Gb/s (assumed)"""
 DEFAULT_MEMORY = 4e9
 """bytes of memory of a core, if it is not known"""
