@@ -35,6 +35,7 @@ PARTS = {
     "step": "a packed training step, and how much of the exchange of gradients computation hides",
     "shared-gpu": "two processes that share one GPU against one process",
     "sharded": "one step of a sharded model: what each process holds",
+    "elastic": "seconds until training continues when a machine dies, returns or loses the network",
     "largest": "the largest model whose training step fits into the memory of a GPU",
     "cost-model": "`regard plan --kind cpu` against measured steps",
     "ray": "Ray Data against a plain loop",

@@ -77,7 +77,8 @@ def synthetic_lengths(path: Path, rows: int, side: str) -> ListLengths:
     Targets are as long as sources, give or take a fifth.
     """
     rng, noise = np.random.default_rng(0), np.random.default_rng(1)
-    starts, total, longest = [], 0, 0
+    starts: list[int] = []
+    total = longest = 0
     with path.open("wb") as file:
         for start in range(0, rows, ROWS_PER_RECORD_BATCH):
             count = min(ROWS_PER_RECORD_BATCH, rows - start)

@@ -287,8 +287,14 @@ def describe(found: dict[str, Any], price: float | None) -> list[str]:
     ]
     for corpus in CORPORA:
         lines.append(row(corpus.name, [duration(total(step, corpus.name)) for step in steps]))
+        preparing = [duration(step["training"][corpus.name]["preparing"]) for step in steps]
+        lines.append(row("  of which preparing", preparing))
         if price is not None:
             hours = [step["gpus"] * total(step, corpus.name) / 3600 for step in steps]
             lines.append(row("  cost", [f"{price * one:,.0f}" for one in hours]))
     measured = "a step on one core of this machine" if cpu else "measurements on one H200"
-    return [*lines, f"Estimated from {measured}; without validation and test."]
+    return [
+        *lines,
+        f"Estimated from {measured}; without validation and test.",
+        "Preparing is estimated for one process. It uses all cores; regard data prepare does it without GPUs.",
+    ]
