@@ -1,5 +1,6 @@
 """Elastic training: machines that die, come back, or lose the network. Each is a network namespace of this machine."""
 
+import json
 import os
 import re
 import shutil
@@ -224,7 +225,7 @@ def test_hosts_die_return_and_lose_the_network(tmp_path: Path) -> None:
         assert start["host"] != f"h{main}"
         assert f" on {start['host']}," in RunDir(run).lock_file.read_text()
         assert "has lost the connection to another process" in cluster.stderr(main)
-        print(seconds)
+        print(json.dumps(seconds))  # for benchmarks/scaling/elastic.py
 
 
 def test_the_main_host_dies_and_no_folder_is_shared(tmp_path: Path) -> None:

@@ -183,12 +183,15 @@ def split_lines(
         if others:
             _check_line(size, where, number, limit)
             yield b"".join(begun)
-            for line in others[:-1]:
-                number += 1
-                _check_line(len(line), where, number, limit)
-                yield line
-            number += 1
-            begun, size = others[-1:], len(others[-1])
+            *whole, last = others
+            if max(map(len, whole), default=0) > limit:  # rare, so lines are not checked one by one
+                for line in whole:
+                    number += 1
+                    _check_line(len(line), where, number, limit)
+                    yield line
+            yield from whole
+            number += len(others)
+            begun, size = [last], len(last)
         _check_line(size, where, number, limit)
     if rest := b"".join(begun):
         yield rest

@@ -62,7 +62,7 @@ ACCELERATORS = {
 CPU = "cpu"
 """the kind of an accelerator that is a core of this machine"""
 LOOPBACK_BYTES, ETHERNET_BYTES = 1.1e9, 1.25e9
-"""bytes per second between processes of a machine through gloo (measured: benchmarks/cpu_plan.json), and between
+"""bytes per second between processes of a machine through gloo (measured: benchmarks/scale.json), and between
 machines: 10 Gb/s (assumed)"""
 DEFAULT_MEMORY = 4e9
 """bytes of memory of a core, if it is not known"""
@@ -287,8 +287,14 @@ def describe(found: dict[str, Any], price: float | None) -> list[str]:
     ]
     for corpus in CORPORA:
         lines.append(row(corpus.name, [duration(total(step, corpus.name)) for step in steps]))
+        preparing = [duration(step["training"][corpus.name]["preparing"]) for step in steps]
+        lines.append(row("  of which preparing", preparing))
         if price is not None:
             hours = [step["gpus"] * total(step, corpus.name) / 3600 for step in steps]
             lines.append(row("  cost", [f"{price * one:,.0f}" for one in hours]))
     measured = "a step on one core of this machine" if cpu else "measurements on one H200"
-    return [*lines, f"Estimated from {measured}; without validation and test."]
+    return [
+        *lines,
+        f"Estimated from {measured}; without validation and test.",
+        "Preparing is estimated for one process. It uses all cores; regard data prepare does it without GPUs.",
+    ]

@@ -51,12 +51,12 @@ class SourceOverlap:
             for name, texts in splits.items()
             if name != "train"
         }
+        self.all_sources = np.array(sorted(set().union(*self.sources.values())), np.uint64)
         self.common: set[int] = set()
 
     def add(self, sources: Hashes) -> None:
         """Compare the hashes of some training sources."""
-        known = np.array(sorted(set().union(*self.sources.values())), np.uint64)
-        self.common.update(np.intersect1d(sources, known).tolist())
+        self.common.update(np.intersect1d(sources, self.all_sources).tolist())
 
     def messages(self) -> Iterator[str]:
         """What to report once all training pairs have passed."""

@@ -211,7 +211,8 @@ class DelimitedFormat(InputFormat):
         for number, fields in self.records(path):
             if layout.names and number == layout.first:
                 continue
-            if problem := self.problem(fields, layout):
+            # A record as wide as the first one has no problem, in any format; most are.
+            if len(fields) != layout.width and (problem := self.problem(fields, layout)):
                 self.bad(self.place(path, number), problem)
             else:
                 yield Pair(self.text(fields[source]), self.text(fields[target]))

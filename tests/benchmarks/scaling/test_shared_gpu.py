@@ -1,21 +1,20 @@
-"""benchmarks/shared_gpu.py in a small form, on a CPU: two processes have the losses of one."""
+"""benchmarks/scale.py shared-gpu in a small form, on a CPU: two processes have the losses of one."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.scripts import load_script
+from tests.scripts import ROOT, load_script
 
 
 def test_losses_of_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = tmp_path / "result.json"
-    options = ["--out", str(result), "--device", "cpu", "--parts", "losses", "sharded"]
+    options = ["--json", str(result), "--device", "cpu", "--parts", "losses", "sharded"]
     options += ["--preset", "tiny", "--tokens", "200", "--pairs", "100", "--losses", "3"]
-    monkeypatch.setattr(sys, "argv", ["shared_gpu.py", *options])
-    load_script("benchmarks/shared_gpu.py").main()
-    found = json.loads(result.read_text())
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    load_script("benchmarks/scale.py").main(["shared-gpu", *options])
+    (found,) = json.loads(result.read_text())["shared-gpu"]
     for part, kinds in (("losses", ["overlap", "no overlap"]), ("sharded", ["overlap"])):
         assert "error" not in found[part], found[part]["error"]
         assert list(found[part]["losses"]) == kinds

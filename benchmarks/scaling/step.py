@@ -1,6 +1,6 @@
 """Time of a packed training step in several processes, and how much of the exchange of gradients computation hides.
 
-    torchrun --nproc-per-node 2 benchmarks/distributed_step.py multi30k --folder /tmp/step --json step-2.json
+    torchrun --nproc-per-node 2 benchmarks/scale.py step multi30k --folder FOLDER
 
 Every process must see the folder ``--folder``, in which the data are prepared. Compare the figures with those of one
 process: the same batches, so tokens per second are comparable. Steps with and without overlap alternate, so that other
@@ -13,8 +13,10 @@ nothing about several GPUs, but its losses can be compared with those of one pro
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -40,16 +42,17 @@ STEPS_IN_TURN = 5
 """with overlap, then as many without it, and so on"""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="a recipe that supports packed batches")
     parser.add_argument("--set", action="append", default=[], dest="changes")
     parser.add_argument("--folder", type=Path, required=True, help="folder for the prepared data")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--losses", type=int, default=0, help="the losses of this many steps")
     parser.add_argument("--share-gpu", action="store_true", help="all processes use one GPU")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The figures; None if another process of the group returns them."""
     recipe = load_recipe(options.recipe, [*options.changes, "training.batching=packed"])
     run = RunDir(options.folder)
     group_of = sharing_gpu() if options.share_gpu else process_group(recipe.training.device)
@@ -63,13 +66,10 @@ def main() -> None:
         group.on_main(prepare_run)
         group.check_shared_file(run.metadata_file)
         trainer = Trainer(run, recipe, open_prepared(run, recipe), group)
-        found = measure(trainer, options.steps)
+        found = timed_steps(trainer, options.steps)
         if options.losses:
             found["losses"] = losses(trainer, options.losses)
-        if group.is_main:
-            print(json.dumps(found, indent=2))
-            if options.json:
-                options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        return found if group.is_main else None
 
 
 @contextmanager
@@ -124,7 +124,7 @@ class Timing:
         return round(1e3 * exposed, 3)
 
 
-def measure(trainer: Trainer, steps: int) -> dict[str, Any]:
+def timed_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
     """Milliseconds of a step, of its all-reduces, and of the part of these that computation does not hide."""
     gradients, alone = trainer.train_step.gradients, Timing()
     kinds = {"overlap": Timing()} | ({} if gradients is None else {"no overlap": Timing()})
@@ -164,7 +164,6 @@ def measure(trainer: Trainer, steps: int) -> dict[str, Any]:
         found["without_overlap"] = kinds["no overlap"].per_step_ms(group)
         exposed = found["without_overlap"]["exposed_ms"]
         found["hidden_share"] = round(1 - found["exposed_ms"] / exposed, 3)
-        found["load"] = round(os.getloadavg()[0], 1)
     return found
 
 
@@ -239,5 +238,72 @@ def first_losses(trainer: Trainer, steps: int) -> dict[str, Any]:
     return {"losses": values, "equal_weights": len(set(trainer.group.gather(digest))) == 1}
 
 
-if __name__ == "__main__":
-    main()
+# ---------------------------------------------------------------------------------------------
+# For other parts
+
+
+class StepError(Exception):
+    """The command failed; the message is the end of its standard error."""
+
+
+def run_in_processes(
+    recipe: str,
+    folder: Path,
+    processes: int,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    timeout: float | None = None,
+) -> dict[str, Any]:
+    """The figures of ``scale.py step`` in this many processes; the data are prepared in ``folder``."""
+    output = folder.with_name("step.json")
+    output.unlink(missing_ok=True)
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(processes)]
+    command += [str(Path(__file__).parents[1] / "scale.py"), "step", recipe]
+    command += ["--folder", str(folder), "--json", str(output), *arguments]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **environment}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise StepError(f"no result after {timeout} seconds") from None
+    if done.returncode:
+        # Without what torchrun itself says about it.
+        raise StepError(done.stderr.partition("torch/distributed/elastic")[0][-2000:])
+    (found,) = json.loads(output.read_text())["step"]
+    del found["command"]
+    measured: dict[str, Any] = found
+    return measured
+
+
+# ---------------------------------------------------------------------------------------------
+# Report
+
+
+def figures(record: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("processes", f"{record['processes']}"),
+        ("parameters", f"{record['parameters']:,}"),
+        ("target tokens of a step", f"{record['target_tokens_per_step']:,}"),
+        ("step", f"{record['step_ms']:,.0f} ms"),
+        ("CPU time of a step in each process", f"{record['cpu_ms']:,.0f} ms"),
+    ]
+    return rows + exchange_figures(record)
+
+
+def exchange_figures(record: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the exchange of gradients takes; nothing for one process."""
+    if "without_overlap" not in record:
+        return []
+    exposed = record["without_overlap"]["exposed_ms"]
+    size = f"{record['all_reduce_bytes'] / 1e6:.1f} MB"
+    return [
+        (f"exchanged in {record['all_reduces']} all-reduces", size),
+        ("all-reduces alone", f"{record['all_reduce_ms']:.1f} ms"),
+        ("exchange exposed without overlap", f"{exposed:.1f} ms"),
+        ("exchange exposed with overlap", f"{record['exposed_ms']:.1f} ms"),
+        ("hidden by computation", f"{record['hidden_share']:.0%}"),
+    ]

@@ -1,23 +1,22 @@
-"""benchmarks/distributed_step.py in one process, which exchanges nothing."""
+"""benchmarks/scale.py step in one process, which exchanges nothing."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import write_task
-from tests.scripts import load_script
+from tests.scripts import ROOT, load_script
 
 
 def test_one_process_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, result = write_task(tmp_path, list, 40), tmp_path / "result.json"
     options = ["--folder", str(tmp_path / "run"), "--steps", "2", "--json", str(result)]
-    monkeypatch.setattr(sys, "argv", ["distributed_step.py", str(recipe), *options])
     monkeypatch.delenv("REGARD_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
-    load_script("benchmarks/distributed_step.py").main()
-    found = json.loads(result.read_text())
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    load_script("benchmarks/scale.py").main(["step", str(recipe), *options])
+    (found,) = json.loads(result.read_text())["step"]
     assert found["processes"] == 1
     assert found["all_reduce_bytes"] == found["all_reduce_ms"] == 0
     assert found["step_ms"] > 0

@@ -1,6 +1,6 @@
 """Ray Data against a plain loop: the same model, sentences and batches, one actor with one core.
 
-    python benchmarks/ray_data.py RUN --sentences 20000 40000      # needs regard[ray]; adds to benchmarks/ray_data.json
+    python benchmarks/scale.py ray RUN --sentences 20000 40000      # needs regard[ray]
 
 The loop reads a Parquet file, translates it in batches and writes another one; Ray Data does the same with
 ``regard.ray.Translate``. Two numbers of sentences give the time to start, and the time per sentence after it. It is the
@@ -9,7 +9,6 @@ run on the machine.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -25,22 +24,17 @@ from pyarrow import parquet
 
 from regard.demo.corpus import generate
 
-RESULTS = Path(__file__).with_suffix(".json")
 BATCH = 1024
 REPETITIONS = 3
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--sentences", type=int, nargs=2, default=[20_000, 40_000])
-    parser.add_argument("--one", choices=["loop", "ray"], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps({"loop": loop, "ray": ray_data}[options.one](options.run, options.folder)))
-        return
-    seconds: dict[str, dict[int, float]] = {"loop": {}, "ray": {}}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    seconds: dict[str, dict[str, float]] = {"loop": {}, "ray": {}}
     """CPU seconds by number of sentences"""
     for count in options.sentences:
         with tempfile.TemporaryDirectory() as folder:
@@ -48,26 +42,24 @@ def main() -> None:
             # Both in turn, each in a process of its own, so that other work on the machine affects both.
             for _ in range(REPETITIONS):
                 for name in seconds:
-                    taken = measure(name, options.run, Path(folder))
-                    best = seconds[name].get(count, float("inf"))
-                    seconds[name][count] = round(min(best, taken), 2)
+                    taken = cpu_seconds(name, options.run, Path(folder))
+                    best = seconds[name].get(str(count), float("inf"))
+                    seconds[name][str(count)] = round(min(best, taken), 2)
                     print(count, name, taken, flush=True)
     few, many = options.sentences
     rates = {
-        name: (many - few) / max(1e-9, taken[many] - taken[few]) for name, taken in seconds.items()
+        name: (many - few) / max(1e-9, taken[str(many)] - taken[str(few)])
+        for name, taken in seconds.items()
     }
-    result: dict[str, Any] = {
+    return {
         "sentences": options.sentences,
         "cpu_seconds": seconds,
         "sentences_per_cpu_second": {name: round(rate) for name, rate in rates.items()},
         "cpu_seconds_to_start": {
-            name: round(taken[few] - few / rates[name], 2) for name, taken in seconds.items()
+            name: round(taken[str(few)] - few / rates[name], 2) for name, taken in seconds.items()
         },
         "overhead_percent": round(100 * (rates["loop"] / rates["ray"] - 1), 1),
-        "load": round(os.getloadavg()[0], 1),
     }
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    print(RESULTS.read_text(encoding="utf-8"))
 
 
 def write_input(path: Path, count: int) -> None:
@@ -76,13 +68,18 @@ def write_input(path: Path, count: int) -> None:
     parquet.write_table(pa.table({"id": range(count), "source": texts}), path)
 
 
-def measure(name: str, run: Path, folder: Path) -> float:
-    """The seconds of one of the two, in a new process."""
-    command = [sys.executable, __file__, str(run), "--one", name, "--folder", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def cpu_seconds(name: str, run: Path, folder: Path) -> float:
+    """The CPU seconds of ``loop`` or ``ray``, in a new process."""
+    program = "import sys; from scaling import ray; from pathlib import Path; "
+    program += "print(ray.KINDS[sys.argv[1]](*map(Path, sys.argv[2:])))"
+    command = [sys.executable, "-c", program, name, str(run), str(folder)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(done.stderr)
-    return float(json.loads(done.stdout.strip().split("\n")[-1]))
+    return float(done.stdout.strip().split("\n")[-1])
 
 
 class CPUTime:
@@ -163,5 +160,14 @@ def ray_data(run: Path, folder: Path) -> float:
     return seconds
 
 
-if __name__ == "__main__":
-    main()
+KINDS = {"loop": loop, "ray": ray_data}
+
+
+def figures(record: dict[str, Any]) -> list[tuple[str, str]]:
+    names = {"loop": "plain loop", "ray": "Ray Data, one actor"}
+    rates = record["sentences_per_cpu_second"]
+    return [
+        *((f"sentences per CPU second, {name}", f"{rates[key]:,}") for key, name in names.items()),
+        ("CPU time of Ray Data to start", f"{record['cpu_seconds_to_start']['ray']} s"),
+        ("overhead of Ray Data for each sentence", f"{record['overhead_percent']}%"),
+    ]

@@ -1,6 +1,6 @@
 """Packed, compiled, recorded training in two processes that share one GPU, compared with one process.
 
-    python benchmarks/shared_gpu.py --out shared-gpu.json --baseline ../main/src
+    python benchmarks/scale.py shared-gpu --baseline ../main/src
 
 The processes exchange gradients through gloo, because NCCL refuses to use one GPU twice. There are three parts:
 
@@ -15,8 +15,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,16 +22,16 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parents[1]
-STEP = Path(__file__).with_name("distributed_step.py")
+from regard.training.run import hardware
+from scaling.step import StepError, exchange_figures, run_in_processes
+
+ROOT = Path(__file__).parents[2]
 PARTS = ("losses", "sharded", "speed")
 TIMEOUT = 100
 """seconds for one measurement"""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", type=Path, help="another src folder for the part speed")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -43,21 +41,30 @@ def main() -> None:
     parser.add_argument("--losses", type=int, default=12, help="steps whose losses are compared")
     parser.add_argument("--steps", type=int, default=200, help="steps that are timed")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions of the part speed")
-    options = parser.parse_args()
-    found: dict[str, Any] = {"torch": torch.__version__, "device": options.device}
-    found |= {"preset": options.preset, "tokens_per_batch": options.tokens}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "hardware": hardware(torch.device(options.device)),
+        "torch": torch.__version__,
+        "device": options.device,
+        "preset": options.preset,
+        "tokens_per_batch": options.tokens,
+    }
     with tempfile.TemporaryDirectory() as folder:
         benchmark = Benchmark(Path(folder), options)
         for part in options.parts:
             start = time.monotonic()
-            found[part] = getattr(benchmark, part)()
+            try:
+                found[part] = getattr(benchmark, part)()
+            except StepError as error:
+                found[part] = {"error": str(error)}
             found[part]["seconds"] = round(time.monotonic() - start, 1)
-            options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=2))
+    return found
 
 
 class Benchmark:
-    """The three parts, each a JSON object; it has the key ``error`` if a measurement failed."""
+    """The three parts, each a JSON object; a measurement that fails raises ``StepError``."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         self.folder, self.options = folder, options
@@ -75,10 +82,6 @@ class Benchmark:
         """The figures of two processes, and their losses against those of one."""
         if self.one is None:
             self.one = self.measure(1, losses=self.options.losses)
-        if "error" in self.one:
-            return self.one
-        if "error" in two:
-            return two
         expected = self.one["losses"]["overlap"]["losses"]
         two["losses_of_one_process"] = expected
         two["largest_relative_difference"] = {
@@ -97,8 +100,6 @@ class Benchmark:
             # In turn, and not always the same first: a GPU becomes slower when it is warm.
             for name in list(trees)[:: -1 if number % 2 else 1]:
                 one = self.measure(1, precision, self.options.steps, source=trees[name])
-                if "error" in one:
-                    return found | one
                 found[name].append(one["step_ms"])
         if "baseline" in found:
             found["ratio"] = round(min(found["this"]) / min(found["baseline"]), 4)
@@ -112,35 +113,16 @@ class Benchmark:
         losses: int = 0,
         source: Path = ROOT / "src",
     ) -> dict[str, Any]:
-        """The output of ``distributed_step.py``."""
-        output = self.folder / "step.json"
-        tree = f"run-{source.parent.name}-{len(changes or [])}"
-        command = [sys.executable]
-        if processes > 1:
-            command += ["-m", "torch.distributed.run", "--standalone"]
-            command += ["--nproc-per-node", str(processes)]
-        command += [str(STEP), str(self.recipe)]
-        command += ["--folder", str(self.folder / tree), "--json", str(output)]
-        command += ["--steps", str(steps), "--losses", str(losses)]
-        command += [f"--set={change}" for change in changes or []]
+        """The figures of ``scale.py step``."""
+        arguments = ["--steps", str(steps), "--losses", str(losses)]
+        arguments += [f"--set={change}" for change in changes or []]
         if processes > 1 and self.options.device == "cuda":
-            command.append("--share-gpu")
-        environment = (
-            {"OMP_NUM_THREADS": "1"}
-            | dict(os.environ)
-            | {"PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])}
+            arguments.append("--share-gpu")
+        folder = self.folder / f"run-{source.parent.name}-{len(changes or [])}"
+        path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+        return run_in_processes(
+            str(self.recipe), folder, processes, arguments, {"PYTHONPATH": path}, TIMEOUT
         )
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=TIMEOUT
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"no result after {TIMEOUT} seconds"}
-        if done.returncode:
-            # Without what torchrun itself says about it.
-            return {"error": done.stderr.partition("torch/distributed/elastic")[0][-2000:]}
-        found: dict[str, Any] = json.loads(output.read_text())
-        return found
 
 
 def write_recipe(folder: Path, options: argparse.Namespace) -> Path:
@@ -180,5 +162,21 @@ def write_recipe(folder: Path, options: argparse.Namespace) -> Path:
     return path
 
 
-if __name__ == "__main__":
-    main()
+def figures(record: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("preset", record["preset"]),
+        ("target tokens of a batch", f"{record['tokens_per_batch']:,}"),
+    ]
+    for part, name in (("losses", "two processes"), ("sharded", "two sharded processes")):
+        if part not in record:
+            continue
+        if "error" in record[part]:
+            rows.append((name, "failed"))
+            continue
+        difference = max(record[part]["largest_relative_difference"].values())
+        count = len(record[part]["losses_of_one_process"])
+        rows.append((f"difference of {count} losses from one process, {name}", f"{difference:.1e}"))
+        rows += [(f"{figure}, {name}", value) for figure, value in exchange_figures(record[part])]
+    if "ratio" in record.get("speed", {}):
+        rows.append(("step time against the other source tree", f"{record['speed']['ratio']}"))
+    return rows
