@@ -9,7 +9,8 @@
     distributed, sharding              several processes: data parallelism, FSDP
     cpu_kernels                        native kernels of packed batches
     fine_tuning, distillation          start from another run; learn from a teacher
-    autoconfig, planner, cost_model    choose a recipe; fit the time; estimate other machines
+    autoconfig, device_speed           choose a recipe, for the speed of the device
+    planner, cost_model                fit the time; estimate other machines
     progress, evaluation               what is reported during training; validation, scores and the summary
 
 The others compare and check: ``train_test_overlap``, ``forgetting``, ``compare_runs``, ``pair_scoring``.

@@ -21,7 +21,8 @@ from regard.recipe import (
     TokenizerConfig,
     make_recipe,
 )
-from regard.training.planner import DeviceSpeed, duration, measure_device
+from regard.training.device_speed import DeviceSpeed, measure_device
+from regard.training.planner import duration
 
 MIN_PAIRS = 50
 MAX_SYMBOLS = 200

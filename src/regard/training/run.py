@@ -50,7 +50,14 @@ from regard.training.evaluation import (
 )
 from regard.training.fine_tuning import check_initial_run, recipe_differences
 from regard.training.forgetting import score_after, score_before, scoring_seconds
-from regard.training.planner import duration, measure_steps, plan
+from regard.training.planner import (
+    decoding_seconds,
+    duration,
+    estimate_validation_time,
+    measure_steps,
+    plan,
+    seconds_to_score_test,
+)
 from regard.training.prepare_data import check_files, open_prepared, prepare
 from regard.training.progress import ProgressReporter
 from regard.training.run_mirror import RunMirror
@@ -547,7 +554,7 @@ def finish(
     start, deadline = time.monotonic(), options.deadline
     trainer.model.set_precision("fp32")  # as when the model is loaded
     if deadline is not None and not trainer.validation_seconds:
-        trainer.estimate_validation_time(limit=math.inf)  # nothing was validated in this session
+        estimate_validation_time(trainer, limit=math.inf)  # nothing was validated in this session
     selection = _select_weights(trainer, reporter, deadline)
     trainer.network.eval()
     seconds = summary_seconds(trainer)
@@ -679,7 +686,7 @@ def _score_test(
     if data.test is None:
         return {"test": []}
     pairs = list(read_pairs(data.test, data, "data.test"))
-    if deadline is not None and _too_late(deadline, trainer.test_seconds()):
+    if deadline is not None and _too_late(deadline, seconds_to_score_test(trainer)):
         reporter.message("No time left to score the test data; run  regard evaluate")
         return {"test": []}
     if trainer.recipe.text_only:
@@ -716,7 +723,7 @@ def _calibrate(
     card: dict[str, Any] = {"references": asdict(OutputStatistics.of(pairs, lengths))}
     if not trainer.examples:  # training.validate_sentences: 0: nothing is translated in validation
         return card
-    if _too_late(deadline, _decoding_seconds(trainer, len(pairs))):
+    if _too_late(deadline, decoding_seconds(trainer, len(pairs))):
         reporter.message("No time left to calibrate the confidence of translations")
         return card
     try:
@@ -728,18 +735,6 @@ def _calibrate(
         reporter.message(f"Confidence: {calibration.summary}")
         card["confidence"] = calibration.to_json()
     return card
-
-
-def _decoding_seconds(trainer: Trainer, sentences: int) -> float:
-    """How long the translation of this many sentences takes, at most.
-
-    Beam search takes about beam times as long as greedy search. Where only the loss is validated, the same holds for
-    the test.
-    """
-    relative = sentences / max(1, len(trainer.prepared.valid))
-    if trainer.examples:
-        relative = sentences * trainer.recipe.decoding.beam / len(trainer.examples)
-    return relative * trainer.validation_seconds
 
 
 def count_layers(network: nn.Module) -> dict[str, int]:

@@ -20,7 +20,7 @@ from regard.training.cost_model import (
     exchange_seconds,
     step_cost,
 )
-from regard.training.planner import CoreSpeed
+from regard.training.device_speed import CoreSpeed
 
 
 def recipe_of(preset: str, vocab_size: int, tokens: int, **model: Any) -> Recipe:

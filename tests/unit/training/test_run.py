@@ -11,7 +11,7 @@ from regard.recipe import DataFiles, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.autoconfig import AutomaticRecipe, autoconfigure
 from regard.training.checkpoint import checkpoint_name
-from regard.training.planner import DeviceSpeed
+from regard.training.device_speed import DeviceSpeed
 from regard.training.run import PLANNED_KEYS, keep_plan, open_run, resumable_recipe, train
 
 FILES = DataFiles(pairs=("x.tsv",))
@@ -105,7 +105,7 @@ def test_a_training_that_is_too_slow_for_its_model_starts_again_with_another(
 
     monkeypatch.setattr(AutomaticRecipe, "refit", refit)
     monkeypatch.setattr(AutomaticRecipe, "is_too_slow", is_too_slow)
-    monkeypatch.setattr("regard.training.trainer.MEASURED_SHARE", 0.0)
+    monkeypatch.setattr("regard.training.planner.MEASURED_SHARE", 0.0)
     model = train(chosen.recipe, tmp_path / "again", minutes=1, automatic=chosen)
     assert len(called) == 1
     assert called[0] > 0
