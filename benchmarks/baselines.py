@@ -35,8 +35,8 @@ from regard.nn.convolution import ConvolutionEncoderLayer
 from regard.nn.layers import EncoderLayer
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.lstm import LSTMDecoderLayer
+from regard.training.model_card import hardware
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.run import hardware
 
 RESULTS = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"

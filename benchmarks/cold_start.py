@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 
 CTRANSLATE2 = """
 import sys

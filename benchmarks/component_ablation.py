@@ -43,9 +43,10 @@ from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.data_loader import TrainingBatch
 from regard.training.distributed import process_group
+from regard.training.model_card import hardware
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
-from regard.training.run import hardware, train
+from regard.training.run import train
 from regard.training.trainer import Trainer
 
 RESULTS = Path(__file__).with_suffix(".json")

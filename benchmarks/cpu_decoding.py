@@ -28,7 +28,7 @@ from regard.bench.translate import TranslateRow, TranslateSetting, measure, pres
 from regard.inference.native_library import native_library
 from regard.inference.worker_pool import available_cores
 from regard.storage.atomic_files import write_text
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from regard.metrics import score
 from regard.recipe import Precision
 from regard.storage.atomic_files import write_text
 from regard.tasks import Translator
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 
 HERE = Path(__file__).resolve()
 PRECISIONS: list[Precision] = ["fp32", "bf16", "int8"]

@@ -28,7 +28,7 @@ from regard.data.text_files import read_lines
 from regard.recipe import make_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.fine_tuning import RATE_FACTOR, peak_learning_rate
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 
 MIX, EXTENSION = 0.5, 1_000
 RATE_FACTORS = (0.05, 0.1, 0.5, 1.0)

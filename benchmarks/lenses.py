@@ -163,8 +163,8 @@ def head_table(model: Translator, sentences: int) -> HeadTable:
         model,
         [item.source for item in items],
         [item.target for item in items],
-        correct,
-        [coreference(model, item) for item in items],
+        correct=correct,
+        links=[coreference(model, item) for item in items],
     )
     for one in table.effects:
         changes = (one.bleu, one.log_probability, one.correct)

@@ -24,7 +24,7 @@ from regard.data.pairs import Pair
 from regard.metrics import score
 from regard.recipe import DecodingOptions, Device
 from regard.tasks import Translator
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 
 BATCHES = (1, 32)
 

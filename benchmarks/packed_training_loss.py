@@ -23,7 +23,7 @@ from regard.storage.run_dir import RunDir
 from regard.training.distributed import ProcessGroup
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
-from regard.training.run import open_run
+from regard.training.resume import open_run
 from regard.training.trainer import Trainer
 
 WINDOW = 50

@@ -32,9 +32,10 @@ from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
 from regard.training.data_loader import TrainingBatch
 from regard.training.distributed import ProcessGroup, process_group
+from regard.training.model_card import hardware
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
-from regard.training.run import hardware, open_run
+from regard.training.resume import open_run
 from regard.training.sharding import local_part
 from regard.training.trainer import Trainer
 

@@ -253,7 +253,7 @@ def _find_recipe(
         fine_tuning_from_recipe,
         fine_tuning_recipe,
     )
-    from regard.training.run import resumable_recipe
+    from regard.training.resume import resumable_recipe
 
     options = None
     if init_from is not None:

@@ -12,7 +12,7 @@ import pytest
 from regard.storage.run_dir import RunDir
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
-from regard.training.run import check_run_folder, open_run
+from regard.training.resume import check_run_folder, open_run
 from tests.cli.commands import write_task
 from tests.scripts import load_script
 

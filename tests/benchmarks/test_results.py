@@ -11,7 +11,7 @@ import torch
 
 from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import ModelConfig, load_recipe
-from regard.training.run import count_layers
+from regard.training.model_card import count_layers
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]

@@ -209,7 +209,11 @@ def test_the_worth_of_heads_in_a_file(open_file: Open, model: Translator) -> Non
     check_heads(page, table)
     assert "correct" not in (page.locator(".head-table").text_content() or "")
     table = ablate_heads(
-        model, ["ein Hund", "Hund"], ["a dog", "dog"], lambda i, text: i == 0, tested="pronouns"
+        model,
+        ["ein Hund", "Hund"],
+        ["a dog", "dog"],
+        correct=lambda i, text: i == 0,
+        tested="pronouns",
     )
     page = open_file(replace(model.trace(TEXT), head_table=table), "#view=heads")
     check_heads(page, table)

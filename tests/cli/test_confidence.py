@@ -65,7 +65,7 @@ def test_columns_of_nbest_and_sentences(workshop: Path) -> None:
 def test_suspicious_translations_are_reported_up_to_a_limit(
     workshop: Path, calibrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.cli.translate.MAX_FLAGGED_LINES", 2)
+    monkeypatch.setattr("regard.cli.translation_job.MAX_FLAGGED_LINES", 2)
     monkeypatch.setattr("regard.inference.hallucinations.EXTRA_TOKENS", 0)
     lines = ["a b c d e f", "b c d e f a", "c d e f a b", "d e f a b c"]
     (tmp_path / "lines").write_text("".join(f"{line}\n" for line in lines))

@@ -21,7 +21,7 @@ from regard.storage.resumable_output import ResumableOutput
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
 from regard.training.distillation import distill
-from regard.training.run import locked
+from regard.training.resume import locked
 from tests.cli.commands import REGARD, Done, environment, inside, write
 
 TEXTS = ["a dog", "ein Hund", ""]

@@ -24,7 +24,8 @@ activation checkpointing, byte fallback, deduplication, mixed precision, n-best 
 attention mask, beam search, BPE-dropout, calibration, checkpoint averaging, cross-attention, distillation, EMA,
 greedy search, hypothesis, KV cache, label smoothing, length penalty, logits processor, mask-predict,
 non-autoregressive, packed batches, placeholder, prefetch, quantization, R-Drop, rotary positions, special tokens,
-stopping rule, subword sampling, teacher forcing, warm-up
+stopping rule, subword sampling, teacher forcing, warm-up, attention rollout, constrained decoding, cosine schedule,
+detokenization, dynamic batching, flash attention, knowledge distillation, model card
 """
 
 

@@ -46,8 +46,8 @@ from regard.training.cpu_kernels import (
     fastest_cpu_precision,
     has_cpu_kernels,
 )
+from regard.training.device_speed import matmul_speed
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.planner import matmul_speed
 from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
 
 Step = Callable[[], None]

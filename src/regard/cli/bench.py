@@ -204,7 +204,7 @@ def selftest(
     from regard.bench.selftest import run_checks
     from regard.inference.precision import choose_device
     from regard.recipe import Device, parse_choice
-    from regard.training.run import hardware
+    from regard.training.model_card import hardware
 
     torch_device = choose_device(parse_choice(get_args(Device), device, "--device"))
     print(f"{hardware(torch_device)}, torch {torch.__version__}", flush=True)

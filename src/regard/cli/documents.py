@@ -17,7 +17,7 @@ import typer
 from regard.errors import RegardError
 
 if TYPE_CHECKING:
-    from regard.cli.translate import Job
+    from regard.cli.translation_job import TranslationJob
     from regard.documents import DocumentOptions, ParsedDocument
     from regard.documents.base import SentenceTranslation
     from regard.recipe import DecodingOptions
@@ -158,10 +158,10 @@ class Destination:
 
 
 def translate_documents(
-    job: Job, destination: Destination, columns: str | None, overwrite: bool
+    job: TranslationJob, destination: Destination, columns: str | None, overwrite: bool
 ) -> None:
     """Translate documents one after the other."""
-    from regard.cli.translate import languages_of
+    from regard.cli.translation_job import languages_of
     from regard.documents import DocumentOptions, read_document
 
     if job.model.needs_trees:
@@ -210,7 +210,7 @@ def protect_placeholders(model: Translator, decoding: dict[str, Any]) -> dict[st
 class DocumentWork:
     """The translation of one document."""
 
-    job: Job
+    job: TranslationJob
     path: Path
     document: ParsedDocument
     options: DocumentOptions

@@ -427,8 +427,8 @@ def measure_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
         model,
         sources,
         references,
-        pronoun_test(model, references),
         progress=lambda done, _: line.advance(done),
+        correct=pronoun_test(model, references),
         tested="pronouns",
     )
     line.close()

@@ -261,7 +261,7 @@ def _automatic(
     from regard.data.corpus import CorpusPreview
     from regard.recipe import DataConfig
     from regard.training.autoconfig import autoconfigure, tunes_decoding
-    from regard.training.run import resumable_recipe
+    from regard.training.resume import resumable_recipe
 
     root = str(Path.cwd())
     tune = tunes_decoding(changes)

@@ -116,7 +116,7 @@ def greedy(
     device: torch.device | str = "cpu",
     processors: Sequence[LogitsProcessor] = (),
 ) -> list[Hypothesis]:
-    """Take the most probable token in each step, until EOS or the maximum length.
+    """Greedy decoding: take the most probable token in each step, until EOS or the maximum length.
 
     The arguments are those of ``beam_search``. ``length_penalty`` and ``length_normalization`` change no token, only
     the score, which is that of a beam of size 1.

@@ -191,6 +191,7 @@ class LogitsProcessorList(LogitsProcessor):
 class NoRepeatNgram(OptionalProcessor):
     """N-gram blocking: no n-gram of tokens occurs twice in a hypothesis (Paulus et al. 2017).
 
+    Hugging Face calls the option ``no_repeat_ngram_size``.
     If this forbids every allowed token, it has no effect in that step: a forced prefix or a required phrase may repeat
     an n-gram.
     """

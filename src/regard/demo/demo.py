@@ -16,7 +16,8 @@ from regard.metrics import MetricResult
 from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
-from regard.training.run import check_run_folder, train
+from regard.training.resume import check_run_folder
+from regard.training.run import train
 
 EXAMPLES = (
     "The dog didn't cross the street because it was too tired.",

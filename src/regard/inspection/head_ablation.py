@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -251,23 +251,31 @@ class HeadTable:
         return heat_table(self.title, names, self.columns, cells)
 
 
+class AblationOptions(TypedDict, total=False):
+    """What ``ablate_heads`` measures besides BLEU and the probability of the reference, and for which heads."""
+
+    correct: Correct | None
+    """a test of each translation, such as whether its pronoun is right"""
+    tested: str
+    """what ``correct`` is about, such as pronouns"""
+    links: Links | None
+    """pairs of positions that show whether a head does coreference"""
+    heads: Sequence[Head] | None
+    """the heads to ablate; all by default"""
+
+
 def ablate_heads(
     model: Translator,
     sources: Sequence[str],
     references: Sequence[str],
-    correct: Correct | None = None,
-    links: Links | None = None,
-    heads: Sequence[Head] | None = None,
     progress: Callable[[int, int], object] | None = None,
-    tested: str = "translations",
+    **options: Unpack[AblationOptions],
 ) -> HeadTable:
     """What each head is worth on these sentences: all heads by default, each ablated by itself.
 
-    correct: a test of each translation, such as whether its pronoun is right. links: pairs of positions that show
-    whether a head does coreference. progress: called with the number of heads done and that of all. tested: what
-    ``correct`` is about. Translations are greedy.
+    progress: called with the number of heads done and that of all. Translations are greedy.
     """
-    ablation = HeadAblation(model, sources, references, correct, links, heads, tested)
+    ablation = HeadAblation(model, sources, references, **options)
     effects = []
     for head in ablation.heads:
         effects.append(ablation.effect(head))
@@ -277,33 +285,26 @@ def ablate_heads(
 
 
 class HeadAblation:
-    """The ablation of one head after another, with what all of them need; arguments: see ``ablate_heads``."""
+    """The steps of ``ablate_heads``, for a caller that has other work between two heads."""
 
     def __init__(
         self,
         model: Translator,
         sources: Sequence[str],
         references: Sequence[str],
-        correct: Correct | None = None,
-        links: Links | None = None,
-        heads: Sequence[Head] | None = None,
-        tested: str = "translations",
+        **options: Unpack[AblationOptions],
     ) -> None:
         if len(sources) != len(references) or not sources:
             raise RegardError(
                 f"{len(sources)} sources and {len(references)} references: there must be as many, and at least one"
             )
-        self.model, self.sources, self.references, self.correct = (
-            model,
-            sources,
-            references,
-            correct,
-        )
-        self.tested = tested
+        self.model, self.sources, self.references = model, sources, references
+        self.correct, self.tested = options.get("correct"), options.get("tested", "translations")
+        heads = options.get("heads")
         self.heads = all_heads(model) if heads is None else heads
         self.forced = [force(model, *pair) for pair in zip(sources, references, strict=True)]
         self.means = mean_outputs(model, [Place(*head) for head in self.heads], self.forced)
-        self.behaviours = describe_heads(model, self.forced, links)
+        self.behaviours = describe_heads(model, self.forced, options.get("links"))
         self.whole = self._measure()
 
     def effect(self, head: Head) -> HeadEffect:

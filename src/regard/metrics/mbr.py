@@ -1,4 +1,4 @@
-"""Minimum Bayes risk: choose the text that is most similar, by chrF (Popović 2015), to all other samples."""
+"""Minimum Bayes risk (MBR): choose the text that is most similar, by chrF (Popović 2015), to all other samples."""
 
 from __future__ import annotations
 

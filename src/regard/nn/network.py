@@ -74,7 +74,10 @@ class Network(nn.Module, ABC):
 
 
 def checkpoint_activations(network: nn.Module) -> None:
-    """Store only the input of each layer, and compute the rest again in the backward pass (Chen et al. 2016)."""
+    """Gradient checkpointing: store the input of each layer, and recompute the rest in the backward pass.
+
+    Chen et al. 2016.
+    """
     for name, layers in network.named_modules():
         if name.endswith("layers") and isinstance(layers, nn.ModuleList):
             for layer in layers:

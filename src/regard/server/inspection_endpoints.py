@@ -27,7 +27,13 @@ from regard.demo.pronouns import pronoun_test
 from regard.errors import RegardError
 from regard.inspection.activations import architecture_json
 from regard.inspection.attribution import attribute_token
-from regard.inspection.head_ablation import HeadAblation, HeadEffect, HeadTable, all_heads
+from regard.inspection.head_ablation import (
+    AblationOptions,
+    HeadAblation,
+    HeadEffect,
+    HeadTable,
+    all_heads,
+)
 from regard.inspection.history import PastCheckpoints, curves, training_history
 from regard.inspection.hooks import SITES, Floats, Head
 from regard.inspection.page_data import depth_lenses, model_info, validation_sample
@@ -423,9 +429,8 @@ class HeadTableJob:
             pairs = await asyncio.to_thread(validation_sample, self.model)
             sources, references = zip(*pairs, strict=True)
             correct = pronoun_test(self.model, references)
-            ablation = await call(
-                partial(HeadAblation, self.model, sources, references, correct, tested="pronouns")
-            )
+            options: AblationOptions = {"correct": correct, "tested": "pronouns"}
+            ablation = await call(partial(HeadAblation, self.model, sources, references, **options))
             for head in ablation.heads:
                 self.effects.append(await call(partial(ablation.effect, head)))
             self.table = ablation.table(self.effects)

@@ -21,7 +21,8 @@ from regard.recipe import (
     TokenizerConfig,
     make_recipe,
 )
-from regard.training.planner import DeviceSpeed, duration, measure_device
+from regard.training.device_speed import DeviceSpeed, measure_device
+from regard.training.planner import duration
 
 MIN_PAIRS = 50
 MAX_SYMBOLS = 200
@@ -68,7 +69,7 @@ multi30k, 5,000 pairs: 2,000 entries 49.6, 4,000 entries 52.8, 8,000 entries 53.
 
 
 class Cost(NamedTuple):
-    """The time of a training step relative to the model of cost 1 (``planner.REFERENCE_MODELS``), R-Drop included."""
+    """The time of a training step, R-Drop included, relative to the model of cost 1 (``REFERENCE_MODELS``)."""
 
     cpu: float
     cuda: float

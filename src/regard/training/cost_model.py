@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.recipe import ModelConfig, Recipe
-from regard.training.planner import CoreSpeed, duration, measure_core
+from regard.training.device_speed import CoreSpeed, measure_core
+from regard.training.planner import duration
 from regard.training.train_step import available_memory
 
 LATENCY_SECONDS = 20e-6

@@ -1,36 +1,26 @@
-"""Time planning: how fast a device trains, and how many steps, validations and warmup steps fit into the time.
+"""Time planning: how many steps, validations and warmup steps of a training fit into the time.
 
-``measure_device`` estimates the speed of a device, so that a model can be chosen. ``measure_steps`` times some steps of
-the actual training and undoes them. ``plan`` fits the recipe to the remaining time.
+``measure_steps`` times some steps of the actual training and undoes them. ``plan`` fits the recipe to the remaining
+time. During training, ``keep_to_time`` changes the number of steps if the machine has become slower or faster.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from regard.data.batching import Batch, pack_equal
-from regard.inference.worker_pool import on_one_core
-from regard.nn.architectures import ARCHITECTURES
-from regard.nn.loss import Seq2SeqLoss
-from regard.recipe import Recipe, make_recipe
-from regard.training.cpu_kernels import (
-    attach_cpu_kernels,
-    fastest_cpu_precision,
-    has_cpu_kernels,
-)
-from regard.training.evaluation import summary_seconds
-from regard.training.optimizers_and_schedules import OPTIMIZERS, SCHEDULES
-from regard.training.train_step import StepScalars, TrainStep
+from regard.data.corpus import read_pairs
+from regard.recipe import Recipe
+from regard.tasks import Translator
+from regard.training.evaluation import evenly_spaced, summary_seconds
+from regard.training.optimizers_and_schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from regard.training.trainer import Trainer
+    from regard.training.progress import ProgressReporter
+    from regard.training.trainer import Meter, Trainer
 
 SAFETY = 0.93
 """The share of the remaining time that is planned; the rest is a margin for a machine that becomes slower."""
@@ -47,131 +37,7 @@ SUMMARY_SHARE = 0.1
 """At most this share of the time is reserved for the scores and examples that are printed at the end."""
 
 # ---------------------------------------------------------------------------------------------
-# The speed of a device
-
-
-@dataclass(frozen=True)
-class DeviceSpeed:
-    """How fast a device trains, estimated in about a second."""
-
-    device: str
-    """cpu or cuda"""
-    reference: float
-    """target tokens per second with the model of cost 1, ``REFERENCE_MODELS``"""
-    name: str = ""
-    """for example “2 CPU cores” or “NVIDIA H200”"""
-    batching: Literal["padded", "packed"] = "padded"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """how it trains fastest"""
-
-    def tokens_per_second(self, cost: float) -> float:
-        """Target tokens per second for a model of this cost relative to the reference model."""
-        return self.reference / cost
-
-    def describe(self) -> str:
-        model = REFERENCE_MODELS[self.device]
-        return f"{self.name}: about {self.reference:,.0f} tokens/s with {model}"
-
-
-REFERENCE_MODELS = {"cpu": "the preset tiny", "cuda": "3+3 layers of width 512"}
-"""The models that costs are relative to."""
-H200_MATMUL, H200_REFERENCE = 7.0e14, 1.08e6
-"""Operations per second of a large bf16 product, and tokens per second of the reference model in batches of 4,096
-tokens (``python benchmarks/autoconfig_experiments.py --speeds``). Another GPU is estimated from its own product."""
-
-
-def measure_device(device: torch.device) -> DeviceSpeed:
-    """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product."""
-    if device.type == "cuda":
-        speed = H200_REFERENCE * matmul_speed(device) / H200_MATMUL
-        return DeviceSpeed("cuda", speed, torch.cuda.get_device_name(device), "packed")
-    tokens, seconds = 1_000, math.inf
-    batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
-    precision = fastest_cpu_precision()
-    values: dict[str, Any] = {"data": {"train": {"pairs": "x"}}, "model": {"preset": "tiny"}}
-    values["training"] = {"precision": precision, "batching": batching}
-    step = _random_step(make_recipe(values, "speed"), tokens, vocab_size=6_000)
-    for _ in range(4):
-        start = time.perf_counter()
-        step()
-        seconds = min(seconds, time.perf_counter() - start)
-    cores = torch.get_num_threads()
-    name = f"{cores} CPU core{'s' * (cores > 1)}"
-    return DeviceSpeed("cpu", tokens / seconds, name, batching, precision)
-
-
-SENTENCE_TOKENS = 25
-"""of the random sentences that a speed is measured with"""
-
-
-def _random_step(recipe: Recipe, tokens: int, vocab_size: int) -> Callable[[], object]:
-    """A training step on a CPU with this many random source tokens and as many target tokens."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
-        ids = torch.randint(10, vocab_size, (tokens // SENTENCE_TOKENS, SENTENCE_TOKENS))
-    loss_fn = Seq2SeqLoss(network, recipe.training)
-    batch = Batch(ids, ids, ids)
-    if recipe.training.batching == "packed" and has_cpu_kernels():
-        attach_cpu_kernels(loss_fn)
-        batch = pack_equal(ids)
-    optimizer = OPTIMIZERS["adam"](network.parameters(), recipe.training)
-    train_step = TrainStep(loss_fn, optimizer, recipe.training, torch.device("cpu"))
-
-    def step() -> None:
-        with torch.random.fork_rng(devices=[]):
-            train_step([batch], StepScalars(1 / ids.numel(), 1e-4))
-
-    return step
-
-
-class CoreSpeed(NamedTuple):
-    """How long one core takes for a training step of a recipe."""
-
-    seconds_per_token: float
-    """for a source token and a target token"""
-    seconds_per_step: float
-    """whatever the number of tokens: the update of the weights, and the calls of the layers"""
-
-
-def measure_core(recipe: Recipe) -> CoreSpeed:
-    """Time two steps of different size on one core, in CPU seconds: as long as on an idle machine."""
-    seconds = []
-    with on_one_core():
-        for tokens in CORE_TOKENS:
-            step = _random_step(recipe, tokens, recipe.tokenizer.vocab_size)
-            taken = []
-            for _ in range(4):
-                start = time.process_time()
-                step()
-                taken.append(time.process_time() - start)
-            seconds.append(min(taken[1:]))
-    per_token = (seconds[1] - seconds[0]) / (CORE_TOKENS[1] - CORE_TOKENS[0])
-    return CoreSpeed(per_token, max(0.0, seconds[0] - per_token * CORE_TOKENS[0]))
-
-
-CORE_TOKENS = (500, 2_000)
-"""target tokens of the two steps"""
-
-
-def matmul_speed(device: torch.device) -> float:
-    """Operations per second of one large matrix product, as the device's peak speed."""
-    gpu = device.type == "cuda"
-    size = 8192 if gpu else 1024
-    x = torch.randn(size, size, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
-    seconds = []
-    for _ in range(4):
-        start = time.perf_counter()
-        for _ in range(10):
-            torch.mm(x, x)
-        if gpu:
-            torch.cuda.synchronize(device)
-        seconds.append((time.perf_counter() - start) / 10)
-    return 2 * size**3 / min(seconds[1:])
-
-
-# ---------------------------------------------------------------------------------------------
-# The plan of a training
+# The plan
 
 
 @dataclass(frozen=True)
@@ -209,13 +75,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-class StepTime(NamedTuple):
-    """The measured duration of a training step, and its target tokens."""
-
-    seconds: float
-    tokens: float
-
-
 def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0) -> Plan:
     """Time a validation, and fit the recipe to the time until the deadline.
 
@@ -224,15 +83,17 @@ def plan(trainer: Trainer, deadline: float, step: StepTime, scoring: float = 0.0
     """
     left = deadline - time.monotonic()
     seconds_per_step, tokens_per_step = step
-    trainer.limit_examples(VALIDATION_SHARE * left, MAX_VALIDATION_SHARE * left, MIN_EXAMPLES)
+    limit_examples(trainer, VALIDATION_SHARE * left, MAX_VALIDATION_SHARE * left, MIN_EXAMPLES)
     left = deadline - time.monotonic()
     # The loss of the validation pairs takes about a third of training on them.
     speed = 3 * tokens_per_step / seconds_per_step
-    validation = trainer.validation_seconds + trainer.limit_validation_pairs(
-        VALIDATION_SHARE * left, speed
+    validation = trainer.validation_seconds + limit_validation_pairs(
+        trainer, VALIDATION_SHARE * left, speed
     )
     trainer.validation_seconds = validation
-    reserve = 3 + 2.5 * validation + min(TEST_SHARE * left, trainer.test_seconds()) + scoring
+    reserve = (
+        3 + 2.5 * validation + min(TEST_SHARE * left, seconds_to_score_test(trainer)) + scoring
+    )
     reserve += min(SUMMARY_SHARE * left, summary_seconds(trainer))
     trainer.reserved_seconds, trainer.max_steps = reserve, trainer.training.steps
     available = max(0.0, SAFETY * left - reserve)
@@ -288,6 +149,17 @@ def fit_recipe(
     return _with_training(recipe, **changes), True
 
 
+def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
+    training = recipe.training.model_copy(update=changes)
+    return recipe.model_copy(update={"training": training})
+
+
+# ---------------------------------------------------------------------------------------------
+# During training
+
+
+MEASURED_SHARE = 0.03
+"""A plan is changed only after steps have been measured for this share of the time left."""
 TOLERANCE = 0.03
 """A plan that misses the deadline by less than this share of the time left is not changed."""
 
@@ -321,9 +193,53 @@ def adjust_steps(trainer: Trainer, deadline: float, seconds_per_step: float) -> 
     return _with_training(trainer.recipe, steps=steps, warmup=warmup)
 
 
-def _with_training(recipe: Recipe, **changes: Any) -> Recipe:
-    training = recipe.training.model_copy(update=changes)
-    return recipe.model_copy(update={"training": training})
+def is_too_slow(trainer: Trainer, deadline: float, meter: Meter) -> bool:
+    """Whether to start again with another model, before the first checkpoint is written."""
+    seconds, too_slow = deadline - time.monotonic() - trainer.reserved_seconds, False
+    if (
+        trainer.automatic is not None
+        and trainer.state.step < trainer.training.checkpoint_every
+        and meter.measured_seconds > MEASURED_SHARE * seconds
+    ):
+        tokens = trainer.state.tokens
+        speed = tokens / trainer.state.step / meter.seconds_per_step
+        too_slow = trainer.automatic.is_too_slow(speed, seconds, tokens)
+    return bool(trainer.group.max(too_slow))
+
+
+def keep_to_time(
+    trainer: Trainer, reporter: ProgressReporter, deadline: float, meter: Meter
+) -> None:
+    """Change the number of steps if the machine has become slower or faster than planned."""
+    recipe = None
+    if meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic()):
+        recipe = adjust_steps(trainer, deadline, meter.seconds_per_step)
+    recipe = trainer.group.broadcast(recipe)
+    if recipe is None:
+        return
+    trainer.apply(recipe)
+    steps = trainer.training.steps
+    reporter.log("plan", step=trainer.state.step, steps=steps)
+    reporter.set_steps(steps)
+    if not 0.7 * trainer.announced_steps <= steps <= 1.4 * trainer.announced_steps:
+        change = (
+            "slower than planned; reduced"
+            if steps < trainer.announced_steps
+            else "faster than planned; extended"
+        )
+        trainer.announced_steps = steps
+        reporter.message(f"Training is {change} to {steps:,} steps, which end in time")
+
+
+# ---------------------------------------------------------------------------------------------
+# Measurements
+
+
+class StepTime(NamedTuple):
+    """The measured duration of a training step, and its target tokens."""
+
+    seconds: float
+    tokens: float
 
 
 def measure_steps(trainer: Trainer, left: float) -> StepTime:
@@ -349,3 +265,96 @@ def measure_steps(trainer: Trainer, left: float) -> StepTime:
         steps = 1 + max(0, min(MEASURED_STEPS, int(limit / max(seconds, 1e-6))))
         more_seconds, more_tokens = timed(steps - 1)
     return StepTime((seconds + more_seconds) / steps, (tokens + more_tokens) / steps)
+
+
+def estimate_validation_time(
+    trainer: Trainer, limit: float, measuring_seconds: float = 0.0
+) -> None:
+    """Set ``validation_seconds`` before the first validation, from the translation of some examples.
+
+    ``limit`` is an upper bound of the estimate. Without examples, only the loss is computed, which takes no longer
+    than training on the same data, and nothing is estimated.
+
+    measuring_seconds: about how long the measurement may take. A GPU translates hundreds of sentences in hardly
+    more time than a few, so that more examples give a better estimate.
+    """
+    if not trainer.examples:
+        return
+    with trainer.evaluation_mode():
+        # Warm up, because the first use of a device is slow; on a slow device, one example has to do.
+        count, seconds = 1, seconds_to_translate(trainer, 1)
+        if seconds < 0.5 or trainer.group.device.type == "cuda":
+            count, seconds = 16, seconds_to_translate(trainer, 16)
+            while count < len(trainer.examples) and seconds < measuring_seconds / 8:
+                count *= 4
+                seconds = seconds_to_translate(trainer, count)
+    each = seconds / min(count, len(trainer.examples))
+    estimate = each * len(trainer.examples) / trainer.group.size
+    if trainer.state.step == 0:
+        estimate *= _trained_output_length(trainer)
+    trainer.validation_seconds = min(limit, estimate)
+
+
+def seconds_to_translate(trainer: Trainer, count: int) -> float:
+    """The time to translate the first examples greedily."""
+    start = time.monotonic()
+    trainer.model.predict_pairs(trainer.examples[:count], quick=True)
+    return time.monotonic() - start
+
+
+def _trained_output_length(trainer: Trainer) -> float:
+    """The length of a trained model's outputs relative to an untrained one's, which end at the length limit."""
+    if not isinstance(trainer.model, Translator):
+        return 1.0
+    source = float(trainer.prepared.valid.source_lengths[:].mean())
+    return min(1.0, 1.3 * source / (source + trainer.recipe.decoding.extra_length))
+
+
+def limit_examples(trainer: Trainer, seconds: float, most_seconds: float, minimum: int) -> None:
+    """Translate fewer validation pairs if they would take longer than ``seconds``.
+
+    There are at least ``minimum``, unless these take longer than ``most_seconds``; then only the loss is validated.
+    """
+    estimate_validation_time(trainer, limit=math.inf, measuring_seconds=seconds)
+    if not trainer.examples or trainer.validation_seconds <= seconds:
+        return
+    each = trainer.validation_seconds / len(trainer.examples)
+    count = max(int(seconds / each), min(minimum, len(trainer.examples)))
+    values: dict[str, Any] = {"validate_sentences": count}
+    if count * each > most_seconds:
+        values = {"validate_sentences": 0, "best_checkpoint_metric": "loss"}
+    training = trainer.training.model_copy(update=values)
+    trainer.apply(trainer.recipe.model_copy(update={"training": training}))
+    trainer.examples = evenly_spaced(
+        trainer.examples, len(trainer.examples), training.validate_sentences
+    )
+    trainer.validation_seconds = each * len(trainer.examples)
+
+
+def limit_validation_pairs(trainer: Trainer, seconds: float, tokens_per_second: float) -> float:
+    """Compute the validation loss on fewer pairs if it would take longer; returns the time it takes."""
+    valid = trainer.prepared.valid
+    each = trainer.count_labels(valid) / len(valid) / tokens_per_second
+    count = max(2, int(seconds / each))
+    trainer.state.max_validation_pairs = count if count < len(valid) else None
+    return each * min(count, len(valid))
+
+
+def decoding_seconds(trainer: Trainer, sentences: int) -> float:
+    """How long the translation of this many sentences takes, at most.
+
+    Beam search takes about beam times as long as greedy search. Where only the loss is validated, the same holds for
+    the test.
+    """
+    relative = sentences / max(1, len(trainer.prepared.valid))
+    if trainer.examples:
+        relative = sentences * trainer.recipe.decoding.beam / len(trainer.examples)
+    return relative * trainer.validation_seconds
+
+
+def seconds_to_score_test(trainer: Trainer) -> float:
+    """Estimated time to score the test data."""
+    data = trainer.recipe.data
+    if data.test is None:
+        return 0.0
+    return 10 + decoding_seconds(trainer, sum(1 for _ in read_pairs(data.test, data, "data.test")))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regard import recipe as recipes
 from regard.data.batching import Batch, plan_sorted
-from regard.data.corpus import read_pairs, valid_pairs
+from regard.data.corpus import valid_pairs
 from regard.data.pairs import Pair
 from regard.data.prefetch import prefetch
 from regard.data.token_dataset import RowIndices, TokenDataset
@@ -60,7 +59,7 @@ from regard.training.evaluation import (
 )
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
 from regard.training.optimizers_and_schedules import OPTIMIZERS, learning_rate
-from regard.training.planner import adjust_steps
+from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
 from regard.training.prepare_data import PreparedData, valid_cleaning
 from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.run_mirror import RunMirror
@@ -94,8 +93,6 @@ from regard.training.train_step import (
 )
 
 PREFETCHED_BATCHES = 8
-MEASURED_SHARE = 0.03
-"""A plan is changed only after steps have been measured for this share of the time left."""
 
 
 class Trainer:
@@ -217,7 +214,7 @@ class Trainer:
         If memory runs out, batches are split further, and training continues from the last consistent state.
         """
         if deadline is not None and not self.validation_seconds:
-            self.estimate_validation_time(limit=0.1 * (deadline - time.monotonic()))
+            estimate_validation_time(self, limit=0.1 * (deadline - time.monotonic()))
         reporter.start(self.state.step, self.training.steps, deadline, self.warmup_steps)
         while True:
             try:
@@ -260,9 +257,9 @@ class Trainer:
                 if stop is not StopReason.NONE:
                     return stop
                 if logging and deadline is not None:
-                    if self._is_too_slow(deadline, meter):
+                    if is_too_slow(self, deadline, meter):
                         return StopReason.TOO_SLOW
-                    self._keep_to_time(reporter, deadline, meter)
+                    keep_to_time(self, reporter, deadline, meter)
                     training = self.training
 
     def batches(self) -> Iterator[TrainingBatch]:
@@ -297,40 +294,6 @@ class Trainer:
         self.model.recipe = recipe
         if self.group.is_main:
             self.run.write_recipe(recipe)
-
-    def _is_too_slow(self, deadline: float, meter: Meter) -> bool:
-        """Whether to start again with another model, before the first checkpoint is written."""
-        seconds, too_slow = deadline - time.monotonic() - self.reserved_seconds, False
-        if (
-            self.automatic is not None
-            and self.state.step < self.training.checkpoint_every
-            and meter.measured_seconds > MEASURED_SHARE * seconds
-        ):
-            tokens = self.state.tokens
-            speed = tokens / self.state.step / meter.seconds_per_step
-            too_slow = self.automatic.is_too_slow(speed, seconds, tokens)
-        return bool(self.group.max(too_slow))
-
-    def _keep_to_time(self, reporter: ProgressReporter, deadline: float, meter: Meter) -> None:
-        """Change the number of steps if the machine has become slower or faster than planned."""
-        recipe = None
-        if meter.measured_seconds >= MEASURED_SHARE * (deadline - time.monotonic()):
-            recipe = adjust_steps(self, deadline, meter.seconds_per_step)
-        recipe = self.group.broadcast(recipe)
-        if recipe is None:
-            return
-        self.apply(recipe)
-        steps = self.training.steps
-        reporter.log("plan", step=self.state.step, steps=steps)
-        reporter.set_steps(steps)
-        if not 0.7 * self.announced_steps <= steps <= 1.4 * self.announced_steps:
-            change = (
-                "slower than planned; reduced"
-                if steps < self.announced_steps
-                else "faster than planned; extended"
-            )
-            self.announced_steps = steps
-            reporter.message(f"Training is {change} to {steps:,} steps, which end in time")
 
     @contextmanager
     def rehearsal(self) -> Iterator[Callable[[], int]]:
@@ -374,46 +337,6 @@ class Trainer:
         count, size = len(dataset), 10_000
         chunks = (np.arange(start, min(start + size, count)) for start in range(0, count, size))
         return sum(self.encoder.count_labels(dataset, chunk) for chunk in chunks)
-
-    def limit_examples(self, seconds: float, most_seconds: float, minimum: int) -> None:
-        """Translate fewer validation pairs if they would take longer than ``seconds``.
-
-        There are at least ``minimum``, unless these take longer than ``most_seconds``; then only the loss is validated.
-        """
-        self.estimate_validation_time(limit=math.inf, measuring_seconds=seconds)
-        if not self.examples or self.validation_seconds <= seconds:
-            return
-        each = self.validation_seconds / len(self.examples)
-        count = max(int(seconds / each), min(minimum, len(self.examples)))
-        values: dict[str, Any] = {"validate_sentences": count}
-        if count * each > most_seconds:
-            values = {"validate_sentences": 0, "best_checkpoint_metric": "loss"}
-        training = self.training.model_copy(update=values)
-        self.apply(self.recipe.model_copy(update={"training": training}))
-        self.examples = evenly_spaced(
-            self.examples, len(self.examples), training.validate_sentences
-        )
-        self.validation_seconds = each * len(self.examples)
-
-    def limit_validation_pairs(self, seconds: float, tokens_per_second: float) -> float:
-        """Compute the validation loss on fewer pairs if it would take longer; returns the time it takes."""
-        valid = self.prepared.valid
-        each = self.count_labels(valid) / len(valid) / tokens_per_second
-        count = max(2, int(seconds / each))
-        self.state.max_validation_pairs = count if count < len(valid) else None
-        return each * min(count, len(valid))
-
-    def test_seconds(self) -> float:
-        """Estimated time to score the test data: beam search takes about beam times as long as greedy search."""
-        data = self.recipe.data
-        if data.test is None:
-            return 0.0
-        count = sum(1 for _ in read_pairs(data.test, data, "data.test"))
-        # Where only the loss is validated, the same holds for the test.
-        relative = count / max(1, len(self.prepared.valid))
-        if self.examples:
-            relative = count * self.recipe.decoding.beam / len(self.examples)
-        return 10 + relative * self.validation_seconds
 
     # -----------------------------------------------------------------------------------------
     # One step
@@ -619,44 +542,6 @@ class Trainer:
                 outputs = self.model.predict_pairs(few, quick=True)
             for pair, output in zip(few, outputs, strict=True):
                 reporter.message(f"    {shorten_text(pair.source)}  →  {shorten_text(output)}")
-
-    def estimate_validation_time(self, limit: float, measuring_seconds: float = 0.0) -> None:
-        """Set ``validation_seconds`` before the first validation, from the translation of some examples.
-
-        ``limit`` is an upper bound of the estimate. Without examples, only the loss is computed, which takes no longer
-        than training on the same data, and nothing is estimated.
-
-        measuring_seconds: about how long the measurement may take. A GPU translates hundreds of sentences in hardly
-        more time than a few, so that more examples give a better estimate.
-        """
-        if not self.examples:
-            return
-        with self.evaluation_mode():
-            # Warm up, because the first use of a device is slow; on a slow device, one example has to do.
-            count, seconds = 1, self._seconds_to_translate(1)
-            if seconds < 0.5 or self.group.device.type == "cuda":
-                count, seconds = 16, self._seconds_to_translate(16)
-                while count < len(self.examples) and seconds < measuring_seconds / 8:
-                    count *= 4
-                    seconds = self._seconds_to_translate(count)
-        each = seconds / min(count, len(self.examples))
-        estimate = each * len(self.examples) / self.group.size
-        if self.state.step == 0:
-            estimate *= self._trained_output_length()
-        self.validation_seconds = min(limit, estimate)
-
-    def _seconds_to_translate(self, count: int) -> float:
-        """The time to translate the first examples greedily."""
-        start = time.monotonic()
-        self.model.predict_pairs(self.examples[:count], quick=True)
-        return time.monotonic() - start
-
-    def _trained_output_length(self) -> float:
-        """The length of a trained model's outputs relative to an untrained one's, which end at the length limit."""
-        if not isinstance(self.model, Translator):
-            return 1.0
-        source = float(self.prepared.valid.source_lengths[:].mean())
-        return min(1.0, 1.3 * source / (source + self.recipe.decoding.extra_length))
 
     def time_to_finish(self) -> float:
         """Seconds to reserve for the last validation; averaging and test scores are skipped if time is short."""

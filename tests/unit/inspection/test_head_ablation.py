@@ -91,7 +91,7 @@ def test_a_head_is_ablated_at_one_token_only(model: Translator) -> None:
 
 def test_the_table(model: Translator) -> None:
     heads = [Head("cross_attention", 0, 1), Head("encoder", 1, 0)]
-    table = ablate_heads(model, SOURCES, REFERENCES, lambda i, text: i == 0, heads=heads)
+    table = ablate_heads(model, SOURCES, REFERENCES, correct=lambda i, text: i == 0, heads=heads)
     assert [one.head for one in table.effects] == heads
     for one in table.effects:
         assert one.log_probability.low <= one.log_probability.value <= one.log_probability.high
@@ -120,7 +120,7 @@ def test_sentences_that_do_not_test_correctness_are_left_out(model: Translator) 
         return (True, None, False)[number]
 
     head = [Head("encoder", 0, 0)]
-    table = ablate_heads(model, SOURCES, REFERENCES, correct, heads=head, tested="pronouns")
+    table = ablate_heads(model, SOURCES, REFERENCES, correct=correct, heads=head, tested="pronouns")
     assert table.correct == (1, 2)
     assert table.to_json()["correct"] == [1, 2]
     title, _, columns, _ = str(table).splitlines()

@@ -11,7 +11,7 @@ import torch
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
 from regard.recipe import Recipe, make_recipe
-from regard.training import cost_model, planner
+from regard.training import cost_model, device_speed
 from regard.training.cost_model import (
     ACCELERATORS,
     ModelSize,
@@ -20,7 +20,7 @@ from regard.training.cost_model import (
     exchange_seconds,
     step_cost,
 )
-from regard.training.planner import CoreSpeed
+from regard.training.device_speed import CoreSpeed
 
 
 def recipe_of(preset: str, vocab_size: int, tokens: int, **model: Any) -> Recipe:
@@ -124,23 +124,23 @@ def test_a_core_is_measured_with_two_sizes(monkeypatch: pytest.MonkeyPatch) -> N
 
         return step
 
-    monkeypatch.setattr(planner, "_random_step", fake_step)
+    monkeypatch.setattr(device_speed, "_random_step", fake_step)
     monkeypatch.setattr(time, "process_time", lambda: clock[0])
-    speed = planner.measure_core(recipe_of("tiny", 8_000, 1000))
+    speed = device_speed.measure_core(recipe_of("tiny", 8_000, 1000))
     assert speed == pytest.approx((0.002, 0.1))
     assert {*threads} == {1}
 
 
 @pytest.mark.parametrize("batching", ["packed", "padded"])
 def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "CORE_TOKENS", (50, 400))
+    monkeypatch.setattr(device_speed, "CORE_TOKENS", (50, 400))
     sections = {
         "data": {"train": {"source": "a", "target": "b"}},
         "tokenizer": {"vocab_size": 500},
         "model": {"preset": "tiny", "d_model": 32, "d_ff": 64},
         "training": {"batching": batching},
     }
-    speed = planner.measure_core(make_recipe(sections, "test"))
+    speed = device_speed.measure_core(make_recipe(sections, "test"))
     assert speed.seconds_per_token > 0
     assert speed.seconds_per_step >= 0
 

@@ -13,16 +13,21 @@ import torch
 from regard.nn.network import named_weights
 from regard.recipe import Recipe, make_recipe
 from regard.storage.run_dir import RunDir
+from regard.training import planner
+from regard.training.checkpoint import TrainingState
 from regard.training.distributed import ProcessGroup
 from regard.training.planner import (
-    DeviceSpeed,
     StepTime,
     adjust_steps,
     duration,
+    estimate_validation_time,
     fit_recipe,
-    measure_device,
+    is_too_slow,
+    limit_examples,
+    limit_validation_pairs,
     measure_steps,
     plan,
+    seconds_to_translate,
 )
 from regard.training.prepare_data import open_prepared, prepare
 from regard.training.progress import ProgressReporter
@@ -101,14 +106,6 @@ def test_durations_are_readable() -> None:
     ]
 
 
-def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
-    speed = DeviceSpeed("cuda", 1_200.0)
-    assert [speed.tokens_per_second(cost) for cost in (0.5, 1, 12)] == [2_400, 1_200, 100]
-    measured = measure_device(torch.device("cpu"))
-    assert measured.device == "cpu"
-    assert measured.reference > 10
-
-
 WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 LINES = [" ".join([*WORDS[i % 7 : i % 7 + 1 + i % 3], WORDS[i % 5]]) for i in range(200)]
 
@@ -182,19 +179,19 @@ def test_the_time_of_a_validation_is_not_proportional_to_its_examples_on_a_gpu(
     assert count > 300
     measured: list[int] = []
 
-    def translate(first: int) -> float:
+    def translate(_: Trainer, first: int) -> float:
         measured.append(first)
         return 0.4 + 0.001 * min(first, count)
 
-    monkeypatch.setattr(trainer, "_seconds_to_translate", translate)
+    monkeypatch.setattr(planner, "seconds_to_translate", translate)
     trainer.state.step = 1  # a trained model ends its outputs
-    trainer.limit_examples(10.0, 20.0, minimum=40)
+    limit_examples(trainer, 10.0, 20.0, minimum=40)
     assert measured == [1, 16, 64, 256, 1_024]
     assert trainer.validation_seconds == pytest.approx(0.4 + 0.001 * count)
     assert len(trainer.examples) == count
     # An untrained one goes on to the limit of 50 tokens more than the source.
     trainer.state.step = 0
-    trainer.estimate_validation_time(limit=100.0, measuring_seconds=10.0)
+    estimate_validation_time(trainer, limit=100.0, measuring_seconds=10.0)
     assert trainer.validation_seconds < 0.2 * (0.4 + 0.001 * count)
 
 
@@ -204,15 +201,15 @@ def test_a_validation_gets_three_percent_of_the_time(
     """And up to eight, if there would be too few examples otherwise."""
     limits = list[float]()
 
-    def limit_examples(seconds: float, at_most: float, minimum: int) -> None:
+    def limit_examples(_: Trainer, seconds: float, at_most: float, minimum: int) -> None:
         limits.extend((seconds, at_most))
 
-    def limit_validation_pairs(seconds: float, speed: float) -> float:
+    def limit_validation_pairs(_: Trainer, seconds: float, speed: float) -> float:
         limits.extend((seconds, speed))
         return 0.0
 
-    monkeypatch.setattr(trainer, "limit_examples", limit_examples)
-    monkeypatch.setattr(trainer, "limit_validation_pairs", limit_validation_pairs)
+    monkeypatch.setattr(planner, "limit_examples", limit_examples)
+    monkeypatch.setattr(planner, "limit_validation_pairs", limit_validation_pairs)
     plan(trainer, time.monotonic() + 1_000, StepTime(0.1, 50.0))
     assert limits == pytest.approx([30, 80, 30, 1_500], rel=0.01)
 
@@ -220,13 +217,13 @@ def test_a_validation_gets_three_percent_of_the_time(
 def test_few_examples_are_better_than_none(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_seconds_to_translate", lambda count: float(count))
+    monkeypatch.setattr(planner, "seconds_to_translate", lambda _, count: float(count))
     trainer.state.step = 1
     assert len(trainer.examples) > 20
-    trainer.limit_examples(5.0, 20.0, minimum=10)
+    limit_examples(trainer, 5.0, 20.0, minimum=10)
     assert (len(trainer.examples), trainer.validation_seconds) == (10, 10.0)
     metrics = [trainer.training.best_checkpoint_metric]
-    trainer.limit_examples(5.0, 9.0, minimum=10)
+    limit_examples(trainer, 5.0, 9.0, minimum=10)
     assert (len(trainer.examples), trainer.validation_seconds) == (0, 0.0)
     assert [*metrics, trainer.training.best_checkpoint_metric] == ["score", "loss"]
 
@@ -277,7 +274,7 @@ def test_a_plan_that_is_shortened_during_warmup_gives_a_valid_recipe(trainer: Tr
 
 
 def test_the_loss_is_computed_on_the_same_validation_pairs_after_resuming(trainer: Trainer) -> None:
-    trainer.limit_validation_pairs(seconds=1.0, tokens_per_second=20.0)
+    limit_validation_pairs(trainer, seconds=1.0, tokens_per_second=20.0)
     trainer.step([next(trainer.batches())])
     trainer.save()
     loss = trainer.validate().loss
@@ -323,6 +320,43 @@ def test_examples_are_cleaned_as_the_pairs_of_the_loss(tmp_path: Path) -> None:
     for trainer in new_trainer(tmp_path, "translation", {"pairs": "x.tsv"}):
         assert len(trainer.validation_pairs(1_000)) == len(trainer.prepared.valid) > 20
         assert trainer.examples == trainer.validation_pairs(trainer.training.validate_sentences)
+
+
+def test_the_speed_that_is_too_slow_is_in_tokens_per_second() -> None:
+    """Five steps of 200 tokens, half a second each, are 400 tokens per second."""
+    asked = list[tuple[float, int]]()
+
+    def judge(tokens_per_second: float, seconds: float, done: int) -> bool:
+        asked.append((tokens_per_second, done))
+        return True
+
+    trainer = SimpleNamespace(
+        training=recipe_with(checkpoint_every=10).training,
+        state=TrainingState(step=5, tokens=1000),
+        automatic=SimpleNamespace(is_too_slow=judge),
+        group=SimpleNamespace(max=float),
+        reserved_seconds=0.0,
+    )
+    meter = SimpleNamespace(measured_seconds=90.0, seconds_per_step=0.5)
+    for step, slow in ((5, True), (10, False)):  # a checkpoint is kept
+        trainer.state.step = step
+        deadline = time.monotonic() + 100
+        assert is_too_slow(cast(Any, trainer), deadline, cast(Any, meter)) is slow
+    assert asked == [(400.0, 1000)]
+
+
+def test_the_time_of_translations_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, translated = [1000.0], list[int]()
+    monkeypatch.setattr("regard.training.planner.time.monotonic", lambda: clock[0])
+
+    def predict_pairs(pairs: list[int], quick: bool) -> None:
+        clock[0] += 2.5
+        translated.extend(pairs)
+
+    model = SimpleNamespace(predict_pairs=predict_pairs)
+    trainer = cast(Any, SimpleNamespace(model=model, examples=[1, 2, 3, 4]))
+    assert seconds_to_translate(trainer, 3) == 2.5
+    assert translated == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("left", "measured"), [(250.0, 5), (10_000.0, 12), (1.0, 0)])

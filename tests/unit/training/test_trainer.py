@@ -113,43 +113,6 @@ def test_the_checkpoints_to_keep_are_the_best_or_the_last(
     assert [checkpoint_step(path) for path in selected] == steps
 
 
-def test_the_speed_that_is_too_slow_is_in_tokens_per_second() -> None:
-    """Five steps of 200 tokens, half a second each, are 400 tokens per second."""
-    asked = list[tuple[float, int]]()
-
-    def is_too_slow(tokens_per_second: float, seconds: float, done: int) -> bool:
-        asked.append((tokens_per_second, done))
-        return True
-
-    trainer = SimpleNamespace(
-        training=recipe_with(checkpoint_every=10).training,
-        state=TrainingState(step=5, tokens=1000),
-        automatic=SimpleNamespace(is_too_slow=is_too_slow),
-        group=SimpleNamespace(max=float),
-        reserved_seconds=0.0,
-    )
-    meter = SimpleNamespace(measured_seconds=90.0, seconds_per_step=0.5)
-    for step, slow in ((5, True), (10, False)):  # a checkpoint is kept
-        trainer.state.step = step
-        deadline = time.monotonic() + 100
-        assert Trainer._is_too_slow(cast(Any, trainer), deadline, cast(Any, meter)) is slow
-    assert asked == [(400.0, 1000)]
-
-
-def test_the_time_of_translations_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, translated = [1000.0], list[int]()
-    monkeypatch.setattr("regard.training.trainer.time.monotonic", lambda: clock[0])
-
-    def predict_pairs(pairs: list[int], quick: bool) -> None:
-        clock[0] += 2.5
-        translated.extend(pairs)
-
-    model = SimpleNamespace(predict_pairs=predict_pairs)
-    trainer = cast(Any, SimpleNamespace(model=model, examples=[1, 2, 3, 4]))
-    assert Trainer._seconds_to_translate(trainer, 3) == 2.5
-    assert translated == [1, 2, 3]
-
-
 # ---------------------------------------------------------------------------------------------
 # Ways to train that must give the same weights
 

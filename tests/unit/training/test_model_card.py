@@ -108,6 +108,6 @@ def test_without_time_to_validate_the_card_has_the_values_of_the_file(
     tmp_path: Path, scripted: ScriptedLosses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.losses = iter([5.5])
-    monkeypatch.setattr("regard.training.run._too_late", lambda *_: True)
+    monkeypatch.setattr("regard.training.model_card._too_late", lambda *_: True)
     run = run_with(tmp_path, 6, minutes=5)
     assert described(run, scripted) == (2, 4.0)
