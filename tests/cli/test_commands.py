@@ -270,7 +270,7 @@ def test_evaluate_look_and_distill_take_decoding_options(workshop: Path, tmp_pat
 
 def test_look_measures_the_heads(workshop: Path, tmp_path: Path) -> None:
     done = succeeds_inside("look", "run", "--heads", cwd=workshop)
-    title, _, columns, *rows = done.stdout.rstrip().splitlines()
+    title, _, _, columns, *rows = done.stdout.rstrip().splitlines()
     assert re.fullmatch(r"Without each head: 50 sentences, BLEU \d+\.\d with all", title)
     assert columns.split() == ["head", "what", "it", "does", "BLEU", "log-probability"]
     assert len(rows) == len(all_heads(Translator.load(workshop / "run")))

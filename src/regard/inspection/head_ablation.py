@@ -39,6 +39,7 @@ from regard.tasks import Translator
 
 CLEAR = 0.4
 """a head is named after what it does with at least this share of its attention"""
+HEAD_NAMES = "A head is STACK.LAYER.HEAD, counted from 0. The page counts layers and heads from 1."
 Doubles = npt.NDArray[np.float64]
 Correct = Callable[[int, str], bool | None]
 """whether the translation of sentence number n is correct in some respect; None if the sentence does not test it"""
@@ -231,7 +232,8 @@ class HeadTable:
     def __str__(self) -> str:
         """A table for terminals, the most important head first."""
         rows = [[str(one.head), str(one.behaviour), *map(str, one.changes)] for one in self.ranked]
-        return f"{self.title}\n\n{text_table([['head', *self.columns], *rows])}"
+        table = text_table([["head", *self.columns], *rows])
+        return f"{self.title}\n{HEAD_NAMES}\n\n{table}"
 
     def _repr_html_(self) -> str:
         """A table for notebooks: one row for each head."""

@@ -11,6 +11,7 @@ from sacrebleu.metrics.bleu import BLEU
 from regard.errors import RegardError
 from regard.inspection import head_ablation
 from regard.inspection.head_ablation import (
+    HEAD_NAMES,
     Place,
     ablate_heads,
     all_heads,
@@ -123,7 +124,7 @@ def test_sentences_that_do_not_test_correctness_are_left_out(model: Translator) 
     table = ablate_heads(model, SOURCES, REFERENCES, correct=correct, heads=head, tested="pronouns")
     assert table.correct == (1, 2)
     assert table.to_json()["correct"] == [1, 2]
-    title, _, columns, _ = str(table).splitlines()
+    title, _, _, columns, _ = str(table).splitlines()
     assert title.endswith("and 1 of 2 pronouns correct with all")
     assert columns.endswith("correct pronouns, points")
 
@@ -134,8 +135,9 @@ def test_the_table_is_printed_with_the_most_important_head_first(model: Translat
     heads = [one.head for one in table.effects]
     assert heads == all_heads(model)
     assert done == [(number, len(heads)) for number in range(1, len(heads) + 1)]
-    title, _, head, *rows = str(table).splitlines()
+    title, names, _, head, *rows = str(table).splitlines()
     assert title == f"Without each head: 3 sentences, BLEU {table.bleu:.1f} with all"
+    assert names == HEAD_NAMES
     assert head.split() == ["head", "what", "it", "does", "BLEU", "log-probability"]
     worst = min(table.effects, key=lambda one: one.log_probability.value)
     assert rows[0].startswith(str(worst.head))
