@@ -117,7 +117,7 @@ def command(part: str, words: Sequence[str], options: argparse.Namespace) -> str
 def cpu_name() -> str:
     from torch import device
 
-    from regard.training.run import hardware
+    from regard.training.model_card import hardware
 
     return hardware(device("cpu"))
 

@@ -16,7 +16,7 @@ from torch import distributed
 from regard.nn.loss import Seq2SeqLoss
 from regard.recipe import make_recipe
 from regard.training.distributed import process_group
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 from regard.training.sharding import local_part, shard
 from regard.training.train_step import StepScalars
 from scaling.random_model import VOCABULARY, RandomModel

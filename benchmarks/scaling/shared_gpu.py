@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from regard.training.run import hardware
+from regard.training.model_card import hardware
 from scaling.step import StepError, exchange_figures, run_in_processes
 
 ROOT = Path(__file__).parents[2]
