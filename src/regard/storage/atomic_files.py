@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -73,11 +74,16 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names of the files of a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -261,6 +267,11 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         raise RegardError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def temporary_folder(path: Path) -> Path:
+    """A new hidden name next to a path, for a folder that is incomplete or about to be deleted."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 @contextmanager
