@@ -10,6 +10,7 @@ import torch
 
 from regard.data.batching import collate
 from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import checkpoint_files, checkpoint_name
 from regard.training.distributed import process_group
 from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.sharding import gather_tensors, gathered, local_part, shard, shard_like
@@ -115,14 +116,25 @@ def test_sharded_training_is_that_of_one_process(pool: ProcessPoolExecutor, fold
 def test_resume_between_sharded_and_not_and_any_number_of_processes(
     batching: str, tolerance: float, pool: ProcessPoolExecutor, folder: Path
 ) -> None:
-    """2 sharded, 1, 3 sharded, 2 other processes: the same training as in one process."""
-    sessions = [(2, "full_shard"), (1, "auto"), (3, "full_shard"), (2, "no_shard")]
+    """2 and 3 sharded, 1, 3 sharded, 2 other, 2 sharded processes: the same training as in one process."""
+    sharded = "full_shard"
+    sessions = [
+        (2, sharded),
+        (3, sharded),
+        (1, "auto"),
+        (3, sharded),
+        (2, "no_shard"),
+        (2, sharded),
+    ]
     resumed, whole = f"resumed-{batching}", f"whole-{batching}"
     for number, (size, sharding) in enumerate(sessions, 1):
         job = partial(train, cwd=folder, steps=4 + 2 * number, batching=batching)
-        done = in_processes(pool, size, partial(job, out=resumed, sharding=sharding))
+        with process_pool() as others:  # DTensor caches shapes, as above
+            done = in_processes(others, size, partial(job, out=resumed, sharding=sharding))
         assert [one.returncode for one in done] == [0] * size, done
         assert ("sharded over" in done[0].stderr) == (sharding == "full_shard")
+        newest = checkpoint_files(folder / resumed / "checkpoints")[-1]
+        assert newest.name == checkpoint_name(4 + 2 * number, in_parts=sharding == "full_shard")
         (one,) = in_processes(pool, 1, partial(job, out=whole, sharding="auto"))
         assert one.returncode == 0, one.stderr
     assert_same_training(folder / whole, folder / resumed, tolerance)
