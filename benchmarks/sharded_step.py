@@ -3,11 +3,15 @@
     torchrun --nproc-per-node 2 benchmarks/sharded_step.py --preset huge --optimizer sgd --json sharded-step.json
 
 The weights are initialized in shards, so that no process ever has all of them. The batch is four sentences of 8 tokens.
+
+With ``--save parts`` or ``--save gather``, a checkpoint is saved after the steps: each process writes its own part, or
+the main process gathers everything, as it does where the machines share no folder.
 """
 
 import argparse
 import json
 import resource
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,11 +21,44 @@ from torch import distributed
 from regard.data.batching import Batch
 from regard.nn.architectures import ARCHITECTURES
 from regard.nn.loss import Seq2SeqLoss
+from regard.nn.network import named_weights
 from regard.recipe import make_recipe
-from regard.training.distributed import process_group
+from regard.storage.run_dir import RunDir
+from regard.training.checkpoint import CheckpointWriter, TrainingState, optimizer_state
+from regard.training.distributed import ProcessGroup, process_group
 from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.sharding import local_part, shard
 from regard.training.train_step import StepScalars, TrainStep
+
+
+def peak_memory() -> int:
+    """The largest resident memory of this process until now, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def save(
+    loss_fn: Seq2SeqLoss, optimizer: torch.optim.Optimizer, group: ProcessGroup, way: str
+) -> dict[str, float]:
+    """Save a checkpoint in a temporary folder: how long training stops, how long it takes, and the peak memory."""
+    names = {parameter: name for name, parameter in loss_fn.network.named_parameters()}
+    with tempfile.TemporaryDirectory() as temporary:
+        run = RunDir(group.broadcast(temporary))
+        if group.is_main:
+            run.checkpoints.mkdir()
+        group.barrier()
+        writer = CheckpointWriter(run, group, shares_folder=way == "parts")
+        start = time.monotonic()
+        tensors = named_weights(loss_fn.network), None, optimizer_state(optimizer, names)
+        writer.start(TrainingState(1), *tensors)
+        blocked = time.monotonic() - start
+        writer.wait()
+        group.barrier()
+        seconds = time.monotonic() - start
+    return {
+        "blocked_seconds": blocked,
+        "saving_seconds": seconds,
+        "peak_memory_of_saving": peak_memory(),
+    }
 
 
 def main() -> None:
@@ -30,6 +67,7 @@ def main() -> None:
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--save", choices=["parts", "gather"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     sections = {
@@ -59,6 +97,8 @@ def main() -> None:
             loss = step([Batch(ids, ids, ids)], StepScalars(group.size / 32, 1e-3))
             losses.append(group.mean(loss))
         seconds = (time.monotonic() - start) / options.steps
+        peak_of_steps = peak_memory()
+        saving = save(loss_fn, optimizer, group, options.save) if options.save else {}
         state = [one for known in optimizer.state.values() for one in known.values()]
         held = {
             "rank": group.rank,
@@ -66,11 +106,13 @@ def main() -> None:
             "optimizer": sum(
                 local_part(one).nbytes for one in state if isinstance(one, torch.Tensor)
             ),
-            "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory": peak_of_steps,
+            **saving,
         }
         found = {
             "preset": options.preset,
             "optimizer": options.optimizer,
+            "save": options.save,
             "parameters": sum(one.numel() for one in parameters),
             "processes": group.gather(held),
             "losses": losses,

@@ -205,11 +205,21 @@ def load_parts(
     its own part. All processes of ``group`` must call this then; they share the work of checking the files.
     """
     _check_parts(path, group)
+
+    def read() -> dict[str, Tensor]:
+        return _read_tensors(path, tensor_groups, like or {})
+
+    return read() if group is None else group.in_each(read)
+
+
+def _read_tensors(
+    path: Path, tensor_groups: Collection[str], like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     reader = HuggingFaceStorageReader(str(path))
     try:
         saved = reader.read_metadata().state_dict_metadata
         tensors = {
-            name: _allocate(entry, (like or {}).get(_weight_name(name)))
+            name: _allocate(entry, like.get(_weight_name(name)))
             for name, entry in saved.items()
             if name.partition(".")[0] in tensor_groups and isinstance(entry, TensorStorageMetadata)
         }
