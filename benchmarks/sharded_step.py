@@ -31,15 +31,17 @@ from regard.training.sharding import local_part, shard
 from regard.training.train_step import StepScalars, TrainStep
 
 
-def peak_memory() -> int:
-    """The largest resident memory of this process until now, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def memory(field: str) -> int:
+    """A value of /proc/self/status in bytes: VmRSS, the resident memory, or VmHWM, its peak."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    (value,) = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    return int(value) * 1024
 
 
 def save(
     loss_fn: Seq2SeqLoss, optimizer: torch.optim.Optimizer, group: ProcessGroup, way: str
 ) -> dict[str, float]:
-    """Save a checkpoint in a temporary folder: how long training stops, how long it takes, and the peak memory."""
+    """Save a checkpoint in a temporary folder: how long training stops, how long it takes, and what memory it adds."""
     names = {parameter: name for name, parameter in loss_fn.network.named_parameters()}
     with tempfile.TemporaryDirectory() as temporary:
         run = RunDir(group.broadcast(temporary))
@@ -47,7 +49,8 @@ def save(
             run.checkpoints.mkdir()
         group.barrier()
         writer = CheckpointWriter(run, group, shares_folder=way == "parts")
-        start = time.monotonic()
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts again
+        before, start = memory("VmRSS"), time.monotonic()
         tensors = named_weights(loss_fn.network), None, optimizer_state(optimizer, names)
         writer.start(TrainingState(1), *tensors)
         blocked = time.monotonic() - start
@@ -57,7 +60,8 @@ def save(
     return {
         "blocked_seconds": blocked,
         "saving_seconds": seconds,
-        "peak_memory_of_saving": peak_memory(),
+        "memory_before_saving": before,
+        "added_by_saving": memory("VmHWM") - before,
     }
 
 
@@ -97,7 +101,7 @@ def main() -> None:
             loss = step([Batch(ids, ids, ids)], StepScalars(group.size / 32, 1e-3))
             losses.append(group.mean(loss))
         seconds = (time.monotonic() - start) / options.steps
-        peak_of_steps = peak_memory()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         saving = save(loss_fn, optimizer, group, options.save) if options.save else {}
         state = [one for known in optimizer.state.values() for one in known.values()]
         held = {
@@ -106,7 +110,7 @@ def main() -> None:
             "optimizer": sum(
                 local_part(one).nbytes for one in state if isinstance(one, torch.Tensor)
             ),
-            "peak_memory": peak_of_steps,
+            "peak_memory": peak,
             **saving,
         }
         found = {
