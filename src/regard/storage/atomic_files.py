@@ -74,12 +74,12 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Write the names of the files of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Write a file to disk, or the names of the files of a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -131,22 +131,25 @@ class NoChecksum(ValueError):  # noqa: N818
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file atomically; ``metadata`` is stored as JSON in its header, with a checksum."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     full = {**metadata, CHECKSUM: tensors_checksum(on_cpu, metadata)}
 
-    def write(temporary: Path) -> None:
-        try:
-            temporary.touch()  # with the user's umask; safetensors would set a mode of its own
-            mode = temporary.stat().st_mode
-            save_file(on_cpu, temporary, {METADATA_KEY: json.dumps(full, sort_keys=True)})
-            temporary.chmod(mode)
-        except SafetensorError as error:  # raised for a full disk, for example
-            raise OSError(errno.EIO, str(error)) from None
+    header = {METADATA_KEY: json.dumps(full, sort_keys=True)}
+    write_atomic(path, lambda temporary: save_tensors(temporary, on_cpu, header))
 
-    write_atomic(path, write)
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """Write a safetensors file, without making a copy of the tensors; what goes wrong is an OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        path.touch()  # with the user's umask; safetensors would set a mode of its own
+        mode = path.stat().st_mode
+        save_file(tensors, path, header)
+        path.chmod(mode)
+    except SafetensorError as error:  # raised for a full disk, for example
+        raise OSError(errno.EIO, str(error)) from None
 
 
 def tensors_checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """Checkpoints in parts: a folder to which each process of a sharded run writes what it holds; nothing is gathered.
 
     step-000000100/
-        shard-00001-model-00001-of-00002.safetensors    of the first process, in files of limited size
-        shard-00002-model-00001-of-00002.safetensors    of the second one
-        state.json                                      the training state, and the hash of each other file
+        part-00001.safetensors    of the first process
+        part-00002.safetensors    of the second one
+        state.json                the training state, and the hash of each other file
 
 torch.distributed.checkpoint (DCP) writes them while training continues, and reads them back for any number of
 processes. Its format for Hugging Face is used, because its own one is a pickle. The folder appears when all parts are
@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -37,17 +37,16 @@ from torch.distributed.checkpoint.storage import WriteResult
 from regard.errors import RegardError
 from regard.storage.atomic_files import (
     CHECKSUM,
-    sync_folder,
+    save_tensors,
+    sync,
     temporary_folder,
     tensors_checksum,
     write_text,
 )
 from regard.storage.run_dir import CHECKPOINT_STATE, sha256
 from regard.training.distributed import ProcessGroup
-from regard.training.sharding import is_sharded, local_part
+from regard.training.sharding import is_sharded
 
-FILE_BYTES = 128 * 2**20
-"""A process writes its part in files of about this size. DCP has the contents of one file in memory once more."""
 STATE, FILES = "state", "files"
 """The keys of state.json, besides its checksum."""
 
@@ -101,7 +100,7 @@ def save_parts(
         return None
     # The name is new in each session: a process of an earlier one, on a machine that was cut off, may still write.
     partial = group.broadcast(temporary_folder(path))
-    writer = PartWriter(partial, path, state, _file_numbers(tensors), check_owner)
+    writer = PartWriter(partial, path, state, check_owner)
     saving = async_save(
         {name: tensor.detach() for name, tensor in tensors.items()},
         storage_writer=writer,
@@ -119,51 +118,45 @@ class PartWriter(HuggingFaceStorageWriter):
         partial: Path,
         path: Path,
         state: Mapping[str, Any],
-        file_numbers: dict[str, int],
         check_owner: Callable[[], None],
     ) -> None:
-        super().__init__(str(partial), file_numbers, save_distributed=True)
+        super().__init__(str(partial), save_distributed=True)
         self.partial, self.complete = partial, path
         self.state, self.check_owner = state, check_owner
 
     def write_data(
         self, plan: SavePlan, planner: SavePlanner
     ) -> torch.futures.Future[list[WriteResult]]:
-        """Write the tensors of this process; the results have the name and the hash of their file."""
-        written = super().write_data(plan, planner).wait()
-        names = {result.storage_data.relative_path for result in written}
-        hashes = {name: sha256(self.partial / name) for name in names}
-        hashed: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
-        hashed.set_result(
-            [
-                WriteResult(one.index, one.size_in_bytes, (name, hashes[name]))
-                for one in written
-                for name in [one.storage_data.relative_path]
-            ]
-        )
-        return hashed
+        """Write the part of this process; the result has the name and the hash of its file.
+
+        In the format of HuggingFaceStorageWriter, whose own method has all tensors in memory twice more.
+        """
+        resolved = {item.index.fqn: planner.resolve_data(item) for item in plan.items}
+        tensors = {name: one for name, one in resolved.items() if isinstance(one, Tensor)}
+        offsets = {
+            item.index.fqn: {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+            for item in plan.items
+            if item.tensor_data is not None
+        }
+        header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+        file = self.partial / f"part-{plan.storage_data['shard_index']:05d}.safetensors"
+        save_tensors(file, tensors, header)
+        sync(file)
+        result = WriteResult(MetadataIndex(file.name), file.stat().st_size, sha256(file))
+        written: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        written.set_result([result])
+        return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Called in the main process when all processes have written their parts."""
-        hashes = dict(one.storage_data for part in results for one in part)
+        hashes = {one.index.fqn: one.storage_data for part in results for one in part}
         _write_state(self.partial, self.state, hashes)
-        sync_folder(self.partial)
+        sync(self.partial)
         self.check_owner()
         self.partial.replace(self.complete)
         # A run that was not sharded until now may have saved the same step, without its validation.
         self.complete.with_suffix(".safetensors").unlink(missing_ok=True)
-        sync_folder(self.complete.parent)
-
-
-def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number of the file of each tensor, so that a process has about ``FILE_BYTES`` in each."""
-    numbers, number, held = {}, 1, 0
-    for name, tensor in tensors.items():
-        size = local_part(tensor).nbytes
-        if held and held + size > FILE_BYTES:
-            number, held = number + 1, 0
-        numbers[name], held = number, held + size
-    return numbers
+        sync(self.complete.parent)
 
 
 def _write_state(folder: Path, state: Mapping[str, Any], hashes: Mapping[str, str]) -> None:

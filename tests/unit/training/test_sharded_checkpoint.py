@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from regard.errors import RegardError
@@ -31,7 +32,7 @@ from regard.training.checkpoint import (
     load_training_state,
     save_checkpoint,
 )
-from regard.training.distributed import process_group
+from regard.training.distributed import is_connection_lost, process_group
 from regard.training.sharded_checkpoint import PartWriter
 from regard.training.sharding import local_part, shard
 from tests.cli.test_distributed_packed import in_processes, process_pool
@@ -113,7 +114,6 @@ def without_gathering(rank: int) -> None:
     def full_tensor(*_: object, **__: object) -> Tensor:
         raise AssertionError("a whole tensor was gathered")
 
-    vars(sharded_checkpoint)["FILE_BYTES"] = 100  # several files for each process
     DTensor.full_tensor = full_tensor  # type: ignore[method-assign]
 
 
@@ -134,11 +134,11 @@ def test_each_process_writes_its_part_and_one_process_reads_all(run: RunDir) -> 
         state, tensors = load_checkpoint(path)
         assert state == load_training_state(path) == TrainingState(step)
         assert_same(tensors, step)
-        sizes = [
-            sum(one.stat().st_size for one in path.glob(f"shard-0000{rank}-*")) for rank in (1, 2)
-        ]
-        assert 0.5 < sizes[0] / sizes[1] < 2
-        assert len([*path.iterdir()]) > 3
+        rows = []
+        for rank in (1, 2):
+            with safe_open(path / f"part-0000{rank}.safetensors", "pt") as part:
+                rows.append(part.get_slice("optimizer.weight/exp_avg").get_shape())
+        assert rows == [[4, 5], [3, 5]]
     assert not [path for path in run.checkpoints.iterdir() if path.name.startswith(".")]
 
 
@@ -170,13 +170,13 @@ def test_saving_a_step_again_replaces_only_its_training_state(
     pool: ProcessPoolExecutor, run: RunDir
 ) -> None:
     (_, path) = checkpoint_files(run.checkpoints)
-    before = {file.name: file.stat().st_mtime_ns for file in path.glob("shard-*")}
+    before = {file.name: file.stat().st_mtime_ns for file in path.glob("part-*")}
     job = partial(save, folder=run.folder, steps=(2,), tokens=99)
     assert in_processes(pool, 2, job) == ["", ""]
     state, tensors = load_checkpoint(path)
     assert state == TrainingState(2, tokens=99)
     assert_same(tensors, 2)
-    assert {file.name: file.stat().st_mtime_ns for file in path.glob("shard-*")} == before
+    assert {file.name: file.stat().st_mtime_ns for file in path.glob("part-*")} == before
 
 
 def test_checkpoints_in_parts_and_in_files_are_averaged(run: RunDir) -> None:
@@ -198,12 +198,12 @@ def flip(file: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "flipped": ("shard-00002*", flip, "do not match the hash"),
-    "truncated": ("shard-00001*", lambda file: os.truncate(file, 50), "do not match the hash"),
-    "missing": ("shard-00002*", lambda file: file.unlink(), "missing"),
+    "flipped": ("part-00002*", flip, "do not match the hash"),
+    "truncated": ("part-00001*", lambda file: os.truncate(file, 50), "do not match the hash"),
+    "missing": ("part-00002*", lambda file: file.unlink(), "missing"),
     "extra": (
-        "shard-00001*",
-        lambda file: shutil.copy(file, file.with_name("shard-00009.safetensors")),
+        "part-00001*",
+        lambda file: shutil.copy(file, file.with_name("part-00009.safetensors")),
         "does not name it",
     ),
     "state": (CHECKPOINT_STATE, flip, "not a complete checkpoint"),
@@ -219,7 +219,7 @@ def test_a_damaged_part_is_refused_by_name(run: RunDir, kind: str) -> None:
     damage(file)
     with pytest.raises(RegardError, match=problem) as caught:
         load_checkpoint(path)
-    name = "shard-00009.safetensors" if kind == "extra" else file.name
+    name = "part-00009.safetensors" if kind == "extra" else file.name
     assert str(caught.value).startswith(f"{path / name}: not a complete checkpoint: ")
     assert "\n" not in str(caught.value)
 
@@ -250,8 +250,10 @@ def killed_while_writing(rank: int) -> None:
 
 def test_a_kill_during_an_asynchronous_save_leaves_the_previous_checkpoint(run: RunDir) -> None:
     job = partial(save, folder=run.folder, steps=(3,), prepare=killed_while_writing)
-    with pytest.raises(BrokenProcessPool), process_pool() as pool:
+    with pytest.raises(RuntimeError) as caught, process_pool() as pool:
         in_processes(pool, 2, job)
+    # The pool notices it, or before that the first process.
+    assert isinstance(caught.value, BrokenProcessPool) or is_connection_lost(caught.value)
     files = checkpoint_files(run.checkpoints)
     assert [path.name for path in files] == ["step-000000001", "step-000000002"]
     assert_same(load_checkpoint(files[-1])[1], 2)
