@@ -1,5 +1,6 @@
 """Sharded training (FSDP): each process holds a part, the losses are those of one process, and any other resumes it."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 
 from regard.data.batching import collate
 from regard.storage.run_dir import RunDir
+from regard.training import run_mirror
 from regard.training.checkpoint import checkpoint_files, checkpoint_name
 from regard.training.distributed import process_group
 from regard.training.optimizers_and_schedules import OPTIMIZERS
@@ -18,7 +20,9 @@ from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, inside
 from tests.cli.test_distributed_packed import (
     STEPS,
+    assert_same_files,
     assert_same_training,
+    copy_to_machines,
     folder as folder,
     in_processes,
     process_pool,
@@ -138,3 +142,24 @@ def test_resume_between_sharded_and_not_and_any_number_of_processes(
         (one,) = in_processes(pool, 1, partial(job, out=whole, sharding="auto"))
         assert one.returncode == 0, one.stderr
     assert_same_training(folder / whole, folder / resumed, tolerance)
+
+
+def train_on_machine(rank: int, folder: Path) -> Done:
+    os.environ["LOCAL_RANK"] = "0"
+    vars(run_mirror)["SHARED_FOLDER_SECONDS"] = 0.3
+    return train(rank, "run", folder / f"machine-{rank}", "full_shard")
+
+
+def test_machines_without_a_shared_folder_have_whole_checkpoints(
+    pool: ProcessPoolExecutor, folder: Path, tmp_path: Path
+) -> None:
+    copy_to_machines(folder, tmp_path)
+    done = in_processes(pool, 2, partial(train_on_machine, folder=tmp_path))
+    assert [one.returncode for one in done] == [0, 0], done
+    assert "sharded over 2 processes" in done[0].stderr
+    assert "each of the 2 keeps a copy of the run" in done[0].stderr
+    runs = [tmp_path / f"machine-{rank}" / "run" for rank in range(2)]
+    assert_same_files(*runs)
+    files = checkpoint_files(runs[1] / "checkpoints")
+    assert files[-1].name == checkpoint_name(STEPS)
+    assert all(path.is_file() for path in files)

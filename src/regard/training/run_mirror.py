@@ -1,8 +1,9 @@
 """Copies of a run folder on machines that do not share it: each machine keeps the whole run.
 
 The main process writes the run, and sends each new file to the first process of every machine without the folder: the
-prepared data, each checkpoint, the model. So any machine may end: those that are left, whichever process is then the
-main one, resume from the newest checkpoint that one of them has.
+prepared data, each checkpoint, the model. Sharded weights are gathered for that, because each machine must have a whole
+checkpoint. So any machine may end: those that are left, whichever process is then the main one, resume from the newest
+checkpoint that one of them has.
 """
 
 from __future__ import annotations
