@@ -26,11 +26,15 @@ class RandomModel(NamedTuple):
 
     @classmethod
     def of(
-        cls, recipe: Recipe, device: torch.device, change: Callable[[Seq2SeqLoss], object]
+        cls,
+        recipe: Recipe,
+        device: torch.device,
+        change: Callable[[Seq2SeqLoss], object],
+        vocab_size: int = VOCABULARY,
     ) -> "RandomModel":
         """``change`` is applied before there are weights, so a process need never hold all of them."""
         with torch.device("meta"):
-            network = ARCHITECTURES["transformer"](recipe.model, VOCABULARY, VOCABULARY)
+            network = ARCHITECTURES["transformer"](recipe.model, vocab_size, vocab_size)
         loss_fn = Seq2SeqLoss(network, recipe.training)
         change(loss_fn)
         loss_fn.to_empty(device=device)

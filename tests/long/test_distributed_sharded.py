@@ -1,5 +1,6 @@
 """Sharded training (FSDP): each process holds a part, the losses are those of one process, and any other resumes it."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -10,6 +11,8 @@ import torch
 
 from regard.data.batching import collate
 from regard.storage.run_dir import RunDir
+from regard.training import run_mirror
+from regard.training.checkpoint import checkpoint_files, checkpoint_name
 from regard.training.distributed import process_group
 from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.sharding import gather_tensors, gathered, local_part, shard, shard_like
@@ -17,7 +20,9 @@ from regard.training.train_step import StepScalars, TrainStep
 from tests.cli.commands import Done, inside
 from tests.cli.test_distributed_packed import (
     STEPS,
+    assert_same_files,
     assert_same_training,
+    copy_to_machines,
     folder as folder,
     in_processes,
     process_pool,
@@ -115,14 +120,46 @@ def test_sharded_training_is_that_of_one_process(pool: ProcessPoolExecutor, fold
 def test_resume_between_sharded_and_not_and_any_number_of_processes(
     batching: str, tolerance: float, pool: ProcessPoolExecutor, folder: Path
 ) -> None:
-    """2 sharded, 1, 3 sharded, 2 other processes: the same training as in one process."""
-    sessions = [(2, "full_shard"), (1, "auto"), (3, "full_shard"), (2, "no_shard")]
+    """2 and 3 sharded, 1, 3 sharded, 2 other, 2 sharded processes: the same training as in one process."""
+    sharded = "full_shard"
+    sessions = [
+        (2, sharded),
+        (3, sharded),
+        (1, "auto"),
+        (3, sharded),
+        (2, "no_shard"),
+        (2, sharded),
+    ]
     resumed, whole = f"resumed-{batching}", f"whole-{batching}"
     for number, (size, sharding) in enumerate(sessions, 1):
         job = partial(train, cwd=folder, steps=4 + 2 * number, batching=batching)
-        done = in_processes(pool, size, partial(job, out=resumed, sharding=sharding))
+        with process_pool() as others:  # DTensor caches shapes, as above
+            done = in_processes(others, size, partial(job, out=resumed, sharding=sharding))
         assert [one.returncode for one in done] == [0] * size, done
         assert ("sharded over" in done[0].stderr) == (sharding == "full_shard")
+        newest = checkpoint_files(folder / resumed / "checkpoints")[-1]
+        assert newest.name == checkpoint_name(4 + 2 * number, in_parts=sharding == "full_shard")
         (one,) = in_processes(pool, 1, partial(job, out=whole, sharding="auto"))
         assert one.returncode == 0, one.stderr
     assert_same_training(folder / whole, folder / resumed, tolerance)
+
+
+def train_on_machine(rank: int, folder: Path) -> Done:
+    os.environ["LOCAL_RANK"] = "0"
+    vars(run_mirror)["SHARED_FOLDER_SECONDS"] = 0.3
+    return train(rank, "run", folder / f"machine-{rank}", "full_shard")
+
+
+def test_machines_without_a_shared_folder_have_whole_checkpoints(
+    pool: ProcessPoolExecutor, folder: Path, tmp_path: Path
+) -> None:
+    copy_to_machines(folder, tmp_path)
+    done = in_processes(pool, 2, partial(train_on_machine, folder=tmp_path))
+    assert [one.returncode for one in done] == [0, 0], done
+    assert "sharded over 2 processes" in done[0].stderr
+    assert "each of the 2 keeps a copy of the run" in done[0].stderr
+    runs = [tmp_path / f"machine-{rank}" / "run" for rank in range(2)]
+    assert_same_files(*runs)
+    files = checkpoint_files(runs[1] / "checkpoints")
+    assert files[-1].name == checkpoint_name(STEPS)
+    assert all(path.is_file() for path in files)

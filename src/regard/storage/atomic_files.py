@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -73,11 +74,16 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Write a file to disk, or the names of the files of a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 @contextmanager
@@ -125,22 +131,25 @@ class NoChecksum(ValueError):  # noqa: N818
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file atomically; ``metadata`` is stored as JSON in its header, with a checksum."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     full = {**metadata, CHECKSUM: tensors_checksum(on_cpu, metadata)}
 
-    def write(temporary: Path) -> None:
-        try:
-            temporary.touch()  # with the user's umask; safetensors would set a mode of its own
-            mode = temporary.stat().st_mode
-            save_file(on_cpu, temporary, {METADATA_KEY: json.dumps(full, sort_keys=True)})
-            temporary.chmod(mode)
-        except SafetensorError as error:  # raised for a full disk, for example
-            raise OSError(errno.EIO, str(error)) from None
+    header = {METADATA_KEY: json.dumps(full, sort_keys=True)}
+    write_atomic(path, lambda temporary: save_tensors(temporary, on_cpu, header))
 
-    write_atomic(path, write)
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], header: dict[str, str]) -> None:
+    """Write a safetensors file, without making a copy of the tensors; what goes wrong is an OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        path.touch()  # with the user's umask; safetensors would set a mode of its own
+        mode = path.stat().st_mode
+        save_file(tensors, path, header)
+        path.chmod(mode)
+    except SafetensorError as error:  # raised for a full disk, for example
+        raise OSError(errno.EIO, str(error)) from None
 
 
 def tensors_checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
@@ -261,6 +270,11 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         raise RegardError(f"{out}: cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def temporary_folder(path: Path) -> Path:
+    """A new hidden name next to a path, for a folder that is incomplete or about to be deleted."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@
     card.json           scores, data, sizes, versions, times, and the hashes of all files above; written last
     test_outputs.jsonl  the outputs for the test data, one JSON string per line
     log.jsonl, events/  the training log, as JSON lines and for TensorBoard
-    checkpoints/        to resume training from
+    checkpoints/        to resume training from: a file each, or a folder to which several processes wrote
     data/               token ids, memory-mapped
 
 The first four are a *bundle*: all that is needed to use the model. Nothing in a run folder is ever executed.
@@ -22,7 +22,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +43,8 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+CHECKPOINT_STATE = "state.json"
+"""The file of a checkpoint in parts that is written last; see ``training/sharded_checkpoint.py``."""
 LOCK_ATTEMPTS = 3
 LOCK_SECONDS = 0.05
 """how often a lock is tried, and how long to wait in between"""
@@ -116,9 +118,25 @@ class RunDir:
             *(f".tokenizer*{PARTIAL}", f".log.jsonl{PARTIAL}", f"checkpoints/.*{PARTIAL}"),
             *(f"data/.*.json{PARTIAL}", f"data/.*.arrow{PARTIAL}"),
             "data/.*.arrow.*.unfinished",
-            "checkpoints/.seen-*",
+            *("checkpoints/.seen-*", f"checkpoints/.*{PARTIAL}/*"),
         ]
-        return [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+        found = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+        return [path for path in found if not path.is_dir()]
+
+    def all_checkpoint_files(self) -> list[Path]:
+        """The files of all checkpoints; first those without which a checkpoint in parts is not one."""
+        patterns = (f"step-*/{CHECKPOINT_STATE}", "step-*/*.safetensors", "step-*.safetensors")
+        found = [path for name in patterns for path in sorted(self.checkpoints.glob(name))]
+        return [path for path in found if not path.is_dir()]
+
+    def delete_files(self, paths: Iterable[Path]) -> None:
+        """Delete files, and the folders of checkpoints that are empty then."""
+        for path in paths:
+            path.unlink(missing_ok=True)
+        for pattern in ("step-*", f".*{PARTIAL}"):
+            for folder in self.checkpoints.glob(pattern):
+                with suppress(OSError):  # a file, or not empty
+                    folder.rmdir()
 
     @contextmanager
     def lock(self, seconds: float = 0.0) -> Iterator[bool]:

@@ -233,7 +233,7 @@ def prunable(summary: RunSummary) -> Prunable:
     run = summary.run
     kinds: dict[str, list[Path]] = {"checkpoints": [], "prepared data": [], "temporary files": []}
     if summary.state == "finished":
-        kinds["checkpoints"] = sorted(run.checkpoints.glob("step-*.safetensors"))
+        kinds["checkpoints"] = run.all_checkpoint_files()
         named = (run.metadata_file, run.train_sources_file)
         kinds["prepared data"] = sorted(
             [*run.data.glob("*.arrow"), *(path for path in named if path.exists())]
@@ -258,16 +258,13 @@ def _is_own_file(path: Path, run: RunDir) -> bool:
 
 def prune(found: Prunable) -> int:
     """Delete the files, unless a process has started to train there. Returns the number of bytes freed."""
-    freed = 0
     with _locked(found.run):
         # The metadata of prepared data first: without them, incomplete data are never used.
-        paths = [pair for files in found.files.values() for pair in files]
-        for path, size in sorted(paths, key=lambda pair: pair[0] != found.run.metadata_file):
-            path.unlink(missing_ok=True)
-            freed += size
+        paths = [path for files in found.files.values() for path, _ in files]
+        found.run.delete_files(sorted(paths, key=lambda path: path != found.run.metadata_file))
     if found.run.data.is_dir() and not any(found.run.data.iterdir()):
         found.run.data.rmdir()
-    return freed
+    return found.bytes
 
 
 @contextmanager

@@ -1,7 +1,10 @@
-"""Checkpoints: everything needed to resume training, in one safetensors file that is written atomically.
+"""Checkpoints: everything needed to resume training, in a safetensors file or a folder that is written atomically.
 
 Tensors: the weights, their exponential moving average, the optimizer state. Header: the step, the position in the data,
-the validation results. Random states are not saved, because none outlives a step: dropout is seeded from (seed, step,
+the validation results. A sharded run writes a folder, each process its own part (``sharded_checkpoint.py``); any other
+run writes one file. Both are read by any number of processes, sharded or not.
+
+Random states are not saved, because none outlives a step: dropout is seeded from (seed, step,
 rank) in every step, and the order of an epoch is drawn from (seed, epoch), so the seed and the step *are* the random
 state. That is also why N + N steps give exactly the weights of 2N steps.
 """
@@ -9,13 +12,14 @@ state. That is also why N + N steps give exactly the weights of 2N steps.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,9 +27,19 @@ from torch import Tensor, optim
 
 from regard.errors import RegardError
 from regard.recipe import TrainingConfig
-from regard.storage.atomic_files import CHECKSUM, read_metadata, read_tensors, write_tensors
-from regard.storage.run_dir import RunDir
-from regard.training.sharding import shard_like
+from regard.storage.atomic_files import (
+    CHECKSUM,
+    read_metadata,
+    read_tensors,
+    temporary_folder,
+    write_tensors,
+)
+from regard.storage.run_dir import CHECKPOINT_STATE, RunDir
+from regard.training.distributed import ProcessGroup
+from regard.training.sharding import gather_tensors, is_sharded, shard_like
+
+if TYPE_CHECKING:  # torch.distributed.checkpoint takes a third of the time to import torch
+    from regard.training.sharded_checkpoint import PendingParts
 
 TENSOR_GROUPS = ("model", "ema", "optimizer")
 """Prefixes of the tensor names in a checkpoint."""
@@ -64,14 +78,28 @@ class TrainingState:
 # Files
 
 
-def checkpoint_name(step: int) -> str:
-    return f"step-{step:09d}.safetensors"
+def checkpoint_name(step: int, in_parts: bool = False) -> str:
+    """The name of a checkpoint: of a file, or of a folder if it is in parts."""
+    return f"step-{step:09d}{'' if in_parts else '.safetensors'}"
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
-    pattern = re.compile(r"step-\d{9}\.safetensors")
-    return sorted(path for path in folder.glob("step-*") if pattern.fullmatch(path.name))
+    """The checkpoints in a folder, oldest first: files, and folders of checkpoints in parts.
+
+    A step may have both for a moment. They have the same tensors, and the file is taken.
+    """
+    return [*{checkpoint_step(path): path for path in _all_checkpoints(folder)}.values()]
+
+
+def _all_checkpoints(folder: Path) -> list[Path]:
+    pattern = re.compile(r"step-\d{9}(\.safetensors)?")
+    found = sorted(path for path in folder.glob("step-*") if pattern.fullmatch(path.name))
+    return [path for path in found if path.suffix or is_in_parts(path)]
+
+
+def is_in_parts(path: Path) -> bool:
+    """Whether a checkpoint is a folder of parts."""
+    return (path / CHECKPOINT_STATE).is_file()
 
 
 def checkpoint_step(path: Path) -> int:
@@ -79,11 +107,16 @@ def checkpoint_step(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def delete_checkpoints(paths: Iterable[Path], keep: Iterable[Path]) -> None:
-    """Delete all checkpoints but those to keep."""
+def delete_checkpoints(folder: Path, keep: Iterable[Path]) -> None:
+    """Delete all checkpoints in a folder but those to keep."""
     kept = set(keep)
-    for path in paths:
-        if path not in kept:
+    for path in _all_checkpoints(folder):
+        if path in kept:
+            continue
+        if path.is_dir():  # it disappears as a whole, also if this process is killed
+            path = path.replace(temporary_folder(path))
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 
@@ -92,28 +125,57 @@ CheckpointTensors = tuple[Tensors, Tensors | None, Tensors]
 """the weights, their moving average, and the result of ``optimizer_state``, as in ``TENSOR_GROUPS``"""
 
 
-def save_checkpoint(path: Path, state: TrainingState, *tensors: *CheckpointTensors) -> None:
-    """Write a checkpoint."""
-    groups = zip(TENSOR_GROUPS, tensors, strict=True)
-    named = {
-        f"{group}.{name}": tensor.contiguous()
-        for group, some in groups
+def _by_name(tensors: CheckpointTensors) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, with the names that they have in it."""
+    return {
+        f"{group}.{name}": tensor
+        for group, some in zip(TENSOR_GROUPS, tensors, strict=True)
         for name, tensor in (some or {}).items()
     }
+
+
+def save_checkpoint(path: Path, state: TrainingState, *tensors: *CheckpointTensors) -> None:
+    """Write a checkpoint to a file."""
+    named = {name: tensor.contiguous() for name, tensor in _by_name(tensors).items()}
     write_tensors(path, named, asdict(state))
 
 
 class CheckpointWriter:
-    """Writes checkpoints in a thread while training continues, one at a time."""
+    """Writes checkpoints while training continues, one at a time.
 
-    def __init__(self) -> None:
+    Each process writes its own part of sharded tensors, if all of them reach the folder. Otherwise the tensors are
+    gathered, and a thread of the main process writes them to a file.
+    """
+
+    def __init__(self, run: RunDir, group: ProcessGroup, shares_folder: bool = True) -> None:
+        """shares_folder: whether all processes reach the run folder."""
+        self.run, self.group, self.shares_folder = run, group, shares_folder
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: Future[None] | PendingParts | None = None
 
-    def start(self, path: Path, state: TrainingState, *tensors: *CheckpointTensors) -> None:
-        """Begin ``save_checkpoint``. Nobody may change the tensors: they must be copies."""
+    def start(self, state: TrainingState, *tensors: *CheckpointTensors) -> None:
+        """Begin to save a checkpoint; the tensors are copied before this returns.
+
+        If they are sharded, all processes must call this.
+        """
         self.wait()
-        self._writing = self._thread.submit(save_checkpoint, path, deepcopy(state), *tensors)
+        in_parts = self.shares_folder and any(map(is_sharded, tensors[0].values()))
+        path = self.run.checkpoints / checkpoint_name(state.step, in_parts)
+        if in_parts:
+            from regard.training.sharded_checkpoint import save_parts
+
+            named, check = _by_name(tensors), self.run.check_owner
+            self._writing = save_parts(path, asdict(state), named, self.group, check)
+            return
+        weights, ema, optimizer = (
+            None if some is None else gather_tensors(some, self.group.is_main) for some in tensors
+        )
+        if self.group.is_main:
+            assert weights is not None
+            assert optimizer is not None
+            self._writing = self._thread.submit(
+                save_checkpoint, path, deepcopy(state), weights, ema, optimizer
+            )
 
     def wait(self) -> bool:
         """Wait until the checkpoint is written; raises what went wrong. Returns whether there was one."""
@@ -123,15 +185,31 @@ class CheckpointWriter:
         return writing is not None
 
 
-def load_checkpoint(path: Path) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
-    """The training state, and the tensors of each group by name."""
+def load_checkpoint(
+    path: Path,
+    tensor_groups: Sequence[str] = TENSOR_GROUPS,
+    like: Tensors | None = None,
+    group: ProcessGroup | None = None,
+) -> tuple[TrainingState, dict[str, dict[str, Tensor]]]:
+    """The training state, and the tensors of each group by name: whole, or parts of them.
+
+    like: sharded weights by name. Each process of ``group`` then reads only its own part, where a checkpoint is in
+    parts. The tensors of a file are whole; see ``shard_like``.
+    """
     groups: dict[str, dict[str, Tensor]] = {group: {} for group in TENSOR_GROUPS}
     try:
-        tensors, header = read_tensors(path)
+        if is_in_parts(path):
+            from regard.training.sharded_checkpoint import load_parts
+
+            state = load_training_state(path)
+            tensors = load_parts(path, tensor_groups, like, group)
+        else:
+            tensors, header = read_tensors(path)
+            state = _training_state(header)
         for key, tensor in tensors.items():
-            group, _, name = key.partition(".")
-            groups[group][name] = tensor
-        return _training_state(header), groups
+            prefix, _, name = key.partition(".")
+            groups[prefix][name] = tensor
+        return state, groups
     except DAMAGE as error:
         raise RegardError(f"{path}: not a complete checkpoint: {error}") from None
 
@@ -139,6 +217,10 @@ def load_checkpoint(path: Path) -> tuple[TrainingState, dict[str, dict[str, Tens
 def load_training_state(path: Path) -> TrainingState:
     """The training state of a checkpoint; its tensors are not read."""
     try:
+        if is_in_parts(path):
+            from regard.training.sharded_checkpoint import read_state
+
+            return _training_state(read_state(path))
         with safe_open(path, "pt") as file:
             header = read_metadata(file)
         header.pop(CHECKSUM, None)
@@ -161,7 +243,7 @@ def _training_state(header: dict[str, Any]) -> TrainingState:
 
 def checkpoint_weights(path: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint for inference: the moving average if there is one."""
-    _, tensors = load_checkpoint(path)
+    _, tensors = load_checkpoint(path, ("model", "ema"))
     return tensors["ema"] or tensors["model"]
 
 
@@ -223,7 +305,7 @@ def averageable_checkpoints(
 
 
 def average_checkpoints(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of several checkpoints, with one file in memory at a time."""
+    """The mean of the weights of several checkpoints, with one of them in memory at a time."""
     return average_weights((str(path), checkpoint_weights(path)) for path in paths)
 
 

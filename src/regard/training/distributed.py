@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -45,6 +45,8 @@ CONNECTION_LOST = (
     *("NCCL communicator was aborted", "remote process exited", "Connection timed out"),
 )
 """Parts of the messages of torch's errors when another process has ended."""
+TIMEOUT = timedelta(hours=3)
+"""How long a process waits for another one: the main one may prepare data or validate, which can take long."""
 SILENT_PEER_SECONDS = 20
 """After how long a connection to a machine that no longer answers is closed."""
 SHARED_FOLDER_SECONDS = 3.0
@@ -64,6 +66,8 @@ class ProcessGroup:
     """the number of the process on its machine"""
     local_size: int = 1
     """the number of processes on its machine"""
+    _background: list[distributed.ProcessGroup] = field(default_factory=list, compare=False)
+    """the group that ``background`` returns, if it was made"""
 
     @property
     def is_main(self) -> bool:
@@ -134,6 +138,24 @@ class ProcessGroup:
         """Call a function in the main process, while the others wait; errors as with ``in_each``."""
         self.in_each(lambda: function() if self.is_main else None)
 
+    def background(self) -> distributed.ProcessGroup:
+        """A second group of the same processes, on the CPU, for a thread that runs beside training.
+
+        Two threads cannot share a group, because their messages would mix. It is made by the first call, for which all
+        processes must meet, and ends with this group.
+        """
+        if not self._background:
+            earlier = open_files()
+            made = distributed.new_group(backend="gloo", timeout=TIMEOUT)
+            close_silent_connections(open_files() - earlier)
+            self._background.append(made)
+        return self._background[0]
+
+    def close(self) -> None:
+        """Leave the groups of torch, so that their threads end."""
+        self._background.clear()
+        distributed.destroy_process_group()
+
     def check_shared_file(self, path: Path) -> None:
         """Raise if a process does not see the file that the main process has written, or sees another one."""
         host = socket.gethostname()
@@ -171,11 +193,10 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
             )
         torch_device = torch.device("cuda", local_rank)
         torch.cuda.set_device(torch_device)
-    # The other processes wait while the main one prepares data or validates, which can take long.
     backend = "nccl" if torch_device.type == "cuda" else "gloo"
     earlier = open_files()
     try:
-        distributed.init_process_group(backend, timeout=timedelta(hours=3))
+        distributed.init_process_group(backend, timeout=TIMEOUT)
     except RuntimeError as error:
         raise RegardError(
             f"the {size} processes cannot connect to each other: {first_sentence(error)}; see that MASTER_ADDR and "
@@ -183,11 +204,12 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
             "interface between them"
         ) from None
     close_silent_connections(open_files() - earlier)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    group = ProcessGroup(distributed.get_rank(), size, torch_device, local_rank, local_size)
     try:
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-        yield ProcessGroup(distributed.get_rank(), size, torch_device, local_rank, local_size)
+        yield group
     finally:
-        distributed.destroy_process_group()
+        group.close()
 
 
 def open_files() -> set[int]:

@@ -56,8 +56,7 @@ def locked(run: RunDir, seconds: float = 0.0) -> Iterator[None]:
             raise RegardError(
                 f"{run}: another process is training here; wait for it, or choose another --out"
             )
-        for path in run.temporary_files():
-            path.unlink()
+        run.delete_files(run.temporary_files())
         yield
 
 

@@ -1,8 +1,9 @@
 """Copies of a run folder on machines that do not share it: each machine keeps the whole run.
 
 The main process writes the run, and sends each new file to the first process of every machine without the folder: the
-prepared data, each checkpoint, the model. So any machine may end: those that are left, whichever process is then the
-main one, resume from the newest checkpoint that one of them has.
+prepared data, each checkpoint, the model. Sharded weights are gathered for that, because each machine must have a whole
+checkpoint. So any machine may end: those that are left, whichever process is then the main one, resume from the newest
+checkpoint that one of them has.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import distributed
 
 from regard.errors import RegardError
 from regard.storage.atomic_files import PARTIAL
-from regard.storage.run_dir import RunDir
+from regard.storage.run_dir import CHECKPOINT_STATE, RunDir
 from regard.training.checkpoint import checkpoint_files, checkpoint_step
 from regard.training.distributed import SHARED_FOLDER_SECONDS, ProcessGroup
 
@@ -117,8 +118,8 @@ class RunMirror:
             else:
                 self._stream(size, source, None, None)
         if self.holds and group.rank != source:
-            for path in own.keys() - manifest.keys():
-                (folder / path).unlink()
+            obsolete = sorted(own.keys() - manifest.keys(), key=_order, reverse=True)
+            self.run.delete_files(folder / path for path in obsolete)
 
     def _prepare(self, path: Path) -> None:
         """Raise if a file cannot be written, before the others send it."""
@@ -166,7 +167,8 @@ def read_manifest(run: RunDir) -> Manifest:
     found = {}
     for path in sorted(run.folder.rglob("*")):
         parts = path.relative_to(run.folder).parts
-        if path.is_file() and not path.name.startswith(".") and parts[0] != run.events.name:
+        hidden = any(part.startswith(".") for part in parts)
+        if path.is_file() and not hidden and parts[0] != run.events.name:
             status = path.stat()
             found["/".join(parts)] = status.st_size, status.st_mtime_ns
     return found
@@ -176,9 +178,9 @@ def _nothing() -> None:
     """What a process does that keeps no copy of a file."""
 
 
-def _order(path: str) -> tuple[int, str]:
-    """Checkpoints last: a folder with a checkpoint has everything else."""
-    return path.startswith("checkpoints/"), path
+def _order(path: str) -> tuple[bool, bool, str]:
+    """Checkpoints last: a folder with a checkpoint has everything else. The same holds for its training state."""
+    return path.startswith("checkpoints/"), path.endswith(f"/{CHECKPOINT_STATE}"), path
 
 
 def _temporary(path: Path) -> Path:

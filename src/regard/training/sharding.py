@@ -3,8 +3,8 @@
 Before a layer runs, the processes exchange their parts of its weights (all-gather), and forget them afterwards. The
 gradients are summed and divided among them (reduce-scatter). Validation gathers all weights for its duration.
 
-Checkpoints and models are written whole, by the main process, so that a run can be resumed with another number of
-processes, sharded or not.
+Each process writes its own part of a checkpoint (``sharded_checkpoint.py``), which any number of processes can read,
+sharded or not. Models are written whole, by the main process.
 """
 
 from __future__ import annotations
@@ -109,8 +109,11 @@ def gather_tensors(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tenso
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor on the device of ``like``, or this process's part of it if ``like`` is sharded.
 
-    Tensors of another shape, such as a step counter of the optimizer, stay whole.
+    Tensors of another shape, such as a step counter of the optimizer, stay whole. A sharded tensor is returned as it
+    is.
     """
+    if is_sharded(tensor):
+        return tensor
     if is_sharded(like) and tensor.shape == like.shape:
         from torch.distributed.tensor import distribute_tensor
 

@@ -65,7 +65,6 @@ from regard.training.progress import ProgressReporter, shorten_text
 from regard.training.run_mirror import RunMirror
 from regard.training.sharding import (
     gather,
-    gather_tensors,
     gathered,
     local_part,
     shard,
@@ -129,7 +128,7 @@ class Trainer:
             group.broadcast_tensors(named_weights(self.network).values())
         if self.sharded:
             shard(self.loss_fn, group)
-        self.checkpoint_writer = CheckpointWriter()
+        self.checkpoint_writer = CheckpointWriter(run, group, shares_folder=mirror is None)
         self.parameter_names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.network.named_parameters()
         }
@@ -599,41 +598,41 @@ class Trainer:
             self.mirror.update()
 
     def _save_checkpoint(self) -> None:
-        """Save a checkpoint: in a thread if its tensors are copies anyway, otherwise at once."""
+        """Save a checkpoint: in the background if its tensors are copied anyway, otherwise at once."""
         self.finish_saving()
-        weights, ema = named_weights(self.network), self.ema
+        weights = named_weights(self.network)
         optimizer = optimizer_state(self.optimizer, self.parameter_names)
-        if self.saves_in_background:
-            main = self.group.is_main
-            weights, optimizer = gather_tensors(weights, main), gather_tensors(optimizer, main)
-            ema = None if ema is None else gather_tensors(ema, main)
-            if not main:
-                return
-        if not all(bool(weight.isfinite().all()) for weight in weights.values()):
+        if not self._all_finite(weights):
             raise NonFiniteError
         self.run.check_owner()
         self.state.environment = describe_environment(self)
-        path = self.run.checkpoints / checkpoint_name(self.state.step)
         if self.saves_in_background:
-            self.checkpoint_writer.start(path, self.state, weights, ema, optimizer)
+            self.checkpoint_writer.start(self.state, weights, self.ema, optimizer)
         else:
-            save_checkpoint(path, self.state, weights, ema, optimizer)
+            path = self.run.checkpoints / checkpoint_name(self.state.step)
+            save_checkpoint(path, self.state, weights, self.ema, optimizer)
             self._delete_checkpoints()
+
+    def _all_finite(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether all weights are finite, in all processes if they are sharded."""
+        finite = all(bool(local_part(weight).isfinite().all()) for weight in weights.values())
+        return self.group.max(not finite) == 0 if self.sharded else finite
 
     @property
     def saves_in_background(self) -> bool:
-        """Whether the tensors of a checkpoint are copied to main memory first: from a GPU, or from all shards."""
+        """Whether the tensors of a checkpoint are copied to main memory first: from a GPU, or because of sharding."""
         return self.sharded or self.group.device.type == "cuda"
 
     def finish_saving(self) -> None:
         """Wait until the last checkpoint is written, and delete those no longer needed."""
-        if self.checkpoint_writer.wait():
+        if self.checkpoint_writer.wait() and self.group.is_main:
             self._delete_checkpoints()
 
     def _delete_checkpoints(self) -> None:
         """Delete the checkpoints that are no longer needed; the newest is kept."""
-        files = checkpoint_files(self.run.checkpoints)
-        delete_checkpoints(files, keep=[*self.selected_checkpoints(), files[-1]])
+        folder = self.run.checkpoints
+        newest = checkpoint_files(folder)[-1]
+        delete_checkpoints(folder, keep=[*self.selected_checkpoints(), newest])
 
     def rescue(self) -> int:
         """Save a checkpoint after memory ran out, if that is possible, and return the step of the newest one.
@@ -657,10 +656,13 @@ class Trainer:
         files = checkpoint_files(self.run.checkpoints)
         if not files:
             return
-        self.state, tensors = load_checkpoint(files[-1])
+        own = named_weights(self.network)
+        if self.sharded:
+            self.state, tensors = load_checkpoint(files[-1], like=own, group=self.group)
+        else:
+            self.state, tensors = load_checkpoint(files[-1])
         if self.state.micro_batches > 1:
             self.disable_cuda_graph()
-        own = named_weights(self.network)
         copy_weights(self.network, shard_all(tensors["model"], own), str(files[-1]))
         if self.ema is not None:
             self._set_ema(shard_all(tensors["ema"], own))

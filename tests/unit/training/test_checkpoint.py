@@ -34,6 +34,7 @@ from regard.training.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
+from regard.training.distributed import ProcessGroup
 from regard.training.optimizers_and_schedules import OPTIMIZERS
 
 SmallRecipe = Callable[..., Recipe]
@@ -212,20 +213,23 @@ def test_a_checkpoint_written_in_a_thread_is_that_of_the_moment(
     saved: Path, tmp_path: Path
 ) -> None:
     state, tensors = load_checkpoint(saved)
-    path = tmp_path / "thread" / saved.name
-    path.parent.mkdir()
-    writer = CheckpointWriter()
+    run = RunDir(tmp_path / "thread")
+    run.checkpoints.mkdir(parents=True)
+    writer = CheckpointWriter(run, ProcessGroup(0, 1, torch.device("cpu")))
     assert not writer.wait()
-    writer.start(path, state, tensors["model"], tensors["ema"], tensors["optimizer"])
+    trained = {name: tensor.clone() for name, tensor in tensors["model"].items()}
+    writer.start(state, trained, tensors["ema"], tensors["optimizer"])
     state.step += 1  # training goes on
     state.validations.append((state.step, 0.0, 0.0))
+    for tensor in trained.values():
+        tensor.zero_()
     assert writer.wait()
-    assert path.read_bytes() == saved.read_bytes()
+    assert (run.checkpoints / saved.name).read_bytes() == saved.read_bytes()
 
 
 def test_a_checkpoint_that_a_thread_cannot_write_is_reported(tmp_path: Path) -> None:
-    writer = CheckpointWriter()
-    writer.start(tmp_path / "missing" / checkpoint_name(1), TrainingState(), weights(), None, {})
+    writer = CheckpointWriter(RunDir(tmp_path / "missing"), ProcessGroup(0, 1, torch.device("cpu")))
+    writer.start(TrainingState(), weights(), None, {})
     with pytest.raises((RegardError, OSError), match="missing"):
         writer.wait()
     assert not writer.wait()
@@ -247,7 +251,7 @@ def test_checkpoints_are_listed_oldest_first_and_nothing_else(tmp_path: Path) ->
         (tmp_path / other).touch()
     found = checkpoint_files(tmp_path)
     assert [checkpoint_step(path) for path in found] == sorted(steps)
-    delete_checkpoints(found, found[-2:])
+    delete_checkpoints(tmp_path, found[-2:])
     assert [checkpoint_step(path) for path in checkpoint_files(tmp_path)] == [100_000, 1_000_000]
 
 
@@ -392,7 +396,7 @@ def test_more_checkpoints_than_there_are_cannot_be_averaged(
 ) -> None:
     with pytest.raises(RegardError, match=r"cannot average 4 checkpoints: there are only 3$"):
         average_run(run_with_checkpoints, tmp_path / "out", 4)
-    delete_checkpoints(checkpoint_files(RunDir(run_folder).checkpoints), [])
+    delete_checkpoints(RunDir(run_folder).checkpoints, [])
     with pytest.raises(RegardError, match=r"cannot average 1 checkpoint: there are only 0$"):
         average_run(run_folder, tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
