@@ -233,7 +233,7 @@ class Scheduler:
         elif OUT_OF_MEMORY in reason and self.running:
             self.slots.maximum = len(self.running)
             self.waiting.insert(0, job)
-            self.report(f"{job.name}: out of memory, waits until another training has ended")
+            self.report(f"{job.name}: out of memory; waiting until another training run ends")
         else:
             self.failures[job.name] = reason
             self.report(f"{job.name}: failed: {reason}")

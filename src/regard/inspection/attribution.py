@@ -254,7 +254,7 @@ def _choice(
             foil = int(logits.argmax())
         if foil == outputs[position] or not 0 <= foil < model.tokenizer.target.size:
             raise RegardError(
-                f"foil {foil}: must be another token than the generated one, "
+                f"foil {foil}: must differ from the generated token, and be "
                 f"from 0 to {model.tokenizer.target.size - 1}"
             )
         return TokenChoice(position, outputs[position], foil)
@@ -264,7 +264,7 @@ def _choice(
         (i for i, (a, b) in enumerate(zip(ids, here, strict=False)) if a != b), None
     )  # words may begin with the same tokens
     if common is None:
-        raise RegardError(f"foil {foil!r}: the translation has it at this position")
+        raise RegardError(f"foil {foil!r}: is the generated token at this position")
     return TokenChoice(position + common, here[common], ids[common])
 
 

@@ -81,7 +81,7 @@ def mean_outputs(
             sums[place] = sums.get(place, 0) + found.sum(0)
             counts[place] += len(found)
     if missing := [place for place in places if not counts[place]]:
-        raise RegardError(f"token {missing[0].token}: in none of the sentences")
+        raise RegardError(f"token {missing[0].token}: does not occur in any of the sentences")
     return {place: sums[place] / counts[place] for place in places}
 
 
@@ -291,7 +291,7 @@ class HeadAblation:
     ) -> None:
         if len(sources) != len(references) or not sources:
             raise RegardError(
-                f"{len(sources)} sources and {len(references)} references: there must be as many, and at least one"
+                f"{len(sources)} sources and {len(references)} references: expected equal numbers, at least one"
             )
         self.model, self.sources, self.references, self.correct = (
             model,

@@ -143,7 +143,7 @@ class PatchMap:
         effect = min(1.0, float(self.effects[stack][depth, position]))
         return (
             f"{self.tokens[0].text} instead of {self.tokens[1].text}: the vector of "
-            f"{self.labels[stack][position][0].text} after {stack} layer {depth} alone brings back "
+            f"{self.labels[stack][position][0].text} after {stack} layer {depth} alone restores "
             f"{effect:.0%} of the difference"
         )
 

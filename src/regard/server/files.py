@@ -152,7 +152,8 @@ def _suffix(name: str) -> str:
     found = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
     if not found:
         raise RequestRefused(
-            400, f"file: its name must end in one of {', '.join(SUFFIXES)}, to know its format"
+            400,
+            f"file: unknown format; its name must end in one of {', '.join(SUFFIXES)}, to know its format",
         )
     return max(found, key=len)
 

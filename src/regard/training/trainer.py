@@ -330,7 +330,7 @@ class Trainer:
                 else "faster than planned; extended"
             )
             self.announced_steps = steps
-            reporter.message(f"Training is {change} to {steps:,} steps, which end in time")
+            reporter.message(f"Training is {change} to {steps:,} steps to end in time")
 
     @contextmanager
     def rehearsal(self) -> Iterator[Callable[[], int]]:
