@@ -1,4 +1,4 @@
-"""The claims about the Transformer that people learn, each with an experiment that can confirm or contradict it.
+"""Common claims about the Transformer, each with an experiment that can confirm or contradict it.
 
 A claim is one entry of ``CLAIMS``. Its experiment changes the recipe of the lab (``claim_verdicts.py``), a small
 Transformer on the built-in corpus, and its expectations say which variant should be better. Some claims also have

@@ -1,4 +1,4 @@
-"""Contrastive attribution: which words, of the source and of the translation so far, are why it says *er*, not *sie*.
+"""Contrastive attribution: which words of the source and of the translation so far made it choose *er*, not *sie*.
 
 What is explained is one number: the logit of the generated token minus the logit of another one, the foil (Yin and
 Neubig 2022). Each method gives every word that the model has read a share of it. The words are those of the source and

@@ -1,4 +1,4 @@
-"""What each attention head is worth, and what it does.
+"""The contribution and the behaviour of each attention head.
 
 ``ablate_heads`` replaces the output of one head at a time by its mean over many sentences (mean ablation) and measures
 what is lost: BLEU, the probability of the reference, and any yes-or-no property of a translation, each with a 95%

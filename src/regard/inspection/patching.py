@@ -1,4 +1,4 @@
-"""Activation patching: which place of the network carries what two sentences differ in.
+"""Activation patching: which activations make the outputs for two sentences differ.
 
 Two sentences differ in a word, and so do their translations: *tired* gives *er*, *wide* gives *sie*. The network reads
 the second sentence, but at one place, a depth and a position of the residual stream, it gets the vector of the first.

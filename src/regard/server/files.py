@@ -1,4 +1,4 @@
-"""Translation of uploaded documents, as LibreTranslate has it: upload a file, get the address of its translation."""
+"""Translation of uploaded documents, with the LibreTranslate API: upload a file, get the address of its translation."""
 
 from __future__ import annotations
 
