@@ -34,7 +34,7 @@ PUBLISHED = HERE / "published.json"
 BEGIN = "<!-- results: written by python benchmarks/results.py -->\n"
 END = "<!-- end of results -->\n"
 HEAD = """\
-| task | model | result | published | where, how long | command |
+| task | model | result | published | hardware, training time | command |
 |---|---|---|---|---|---|
 """
 LOCAL_OPTIONS = {"--out"}
@@ -121,7 +121,7 @@ def steps(name: str, command: str) -> int:
 
 
 def signatures(cards: Mapping[str, Card]) -> str:
-    """The signatures of BLEU, and which recipes have another one than most."""
+    """The usual BLEU signature, and the recipes that have a different one."""
     by_signature: dict[str, list[str]] = {}
     for name, card in cards.items():
         for one in card["test"]:
@@ -135,7 +135,7 @@ def signatures(cards: Mapping[str, Card]) -> str:
         for signature, names in by_signature.items()
         if signature != usual
     ]
-    return f"BLEU is sacreBLEU's, `{usual}`{''.join(others)}."
+    return f"BLEU is computed with sacreBLEU, `{usual}`{''.join(others)}."
 
 
 def document(page: Path) -> str:

@@ -123,7 +123,7 @@ def load(
 
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, Model)):
         raise RegardError(
-            f"load: {kind!r} is not a model class; options are given by name: device='cpu'"
+            f"load: {kind!r} is not a model class; pass options by keyword: device='cpu'"
         )
     return (kind or Translator).load(run, device, precision, threads)
 
@@ -193,14 +193,14 @@ def train(
 
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, Model)):
         raise RegardError(
-            f"train: {kind!r} is not a model class; options are given by name: out='runs/my'"
+            f"train: {kind!r} is not a model class; pass options by keyword: out='runs/my'"
         )
     expected, tune = kind or Translator, False
     automatic: AutomaticRecipe | None = None
     fine_tuning = {"mix": mix, "freeze": freeze, "extend_vocab": extend_vocab}
     if init_from is None and any(value is not None for value in fine_tuning.values()):
         raise RegardError(
-            f"train: {', '.join(fine_tuning)} are only for fine-tuning; give init_from=…"
+            f"train: {', '.join(fine_tuning)} have an effect only in fine-tuning; pass init_from=…"
         )
     if isinstance(recipe, Recipe):
         if out is None or changes or init_from is not None:

@@ -132,7 +132,7 @@ def test_rows_follow_the_order_of_published_then_the_rest(
     cards = dict.fromkeys("abcd", NEW)
     lines = results.section(cards, {"c": {}, "absent": {}, "b": {}}).split("\n")
     assert [line[3] for line in lines[2:6]] == ["c", "b", "a", "d"]
-    assert lines[-2] == "BLEU is sacreBLEU's, `nrefs:1|case:mixed|tok:zh`."
+    assert lines[-2] == "BLEU is computed with sacreBLEU, `nrefs:1|case:mixed|tok:zh`."
 
 
 def test_a_card_is_copied_without_local_paths(

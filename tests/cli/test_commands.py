@@ -107,7 +107,7 @@ ERRORS: dict[str, tuple[str, str]] = {
     "unknown format": ("export run --to keras", r"--to keras: no such format"),
     "a file as a text": (
         "translate run test.src",
-        r"test.src: a file of an unknown format; to translate its lines, use --input test.src",
+        r"test.src: unknown document format; to translate its lines, use --input test.src",
     ),
     "half an ensemble": (
         "translate run+ abc",

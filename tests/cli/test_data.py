@@ -83,8 +83,8 @@ def test_an_error_leaves_the_previous_output(noisy: Path) -> None:
         ("data clean my.tsv --output x/my.tsv", "x is not a folder"),
         ("data check none.tsv", "none.tsv: no such file"),
         ("data check my.tsv --skip nothing", "unknown rule nothing"),
-        ("data convert my.tsv --output my.tmx", "TMX names languages"),
-        ("data convert my.tsv --output a --output b --output c", "3 files; give one, or two"),
+        ("data convert my.tsv --output my.tmx", "TMX needs language codes"),
+        ("data convert my.tsv --output a --output b --output c", "3 files; expected one, or two"),
         ("data check my.tsv --html x/r.html", "x is not a folder"),
     ],
 )

@@ -245,7 +245,7 @@ def test_sigterm_saves_and_any_number_of_processes_resumes(
     for size, steps in ((1, step + 3), (3, step + 6)):
         done = in_processes(pool, size, partial(train, out="resumed", cwd=folder, steps=steps))
         assert [one.returncode for one in done] == [0] * size, done
-        assert "Until now it was trained with" in done[0].stderr
+        assert "Trained so far with" in done[0].stderr
     (one,) = in_processes(pool, 1, partial(train, out="whole", cwd=folder, steps=step + 3))
     (one,) = in_processes(pool, 1, partial(train, out="whole", cwd=folder, steps=step + 6))
     assert one.returncode == 0, one.stderr

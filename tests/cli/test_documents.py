@@ -117,16 +117,16 @@ def test_several_documents_or_a_pattern_go_to_a_folder(model: Capitals, tmp_path
         assert documents.find_documents([text]) == []
     (tmp_path / "in/a.png").write_text("")
     assert refused("translate", "run", "in/*", "-o", "out", cwd=tmp_path) == (
-        "in/a.png: no document, but in/* matches it; name a suffix"
+        "in/a.png: matches in/* but is not a document; add a suffix to the pattern"
     )
     (tmp_path / "a.md").write_text("x y")
     assert refused("translate", "run", "a.md", "in/a.md", "-o", "out", cwd=tmp_path) == (
         "in/a.md and a.md would both be written to out/a.md"
     )
     assert refused("translate", "run", "in/a.md", "-o", "in", cwd=tmp_path) == (
-        "--output in/a.md: it is also an input; choose another name or folder"
+        "--output in/a.md: is also an input; choose another name or folder"
     )
-    assert "give --output FILE" in refused("translate", "run", "in/*.md", cwd=tmp_path)
+    assert "needs --output FILE" in refused("translate", "run", "in/*.md", cwd=tmp_path)
     assert refused("translate", "run", "a.md", "-o", "a.html", cwd=tmp_path) == (
         "--output a.html: must end in .md, as a.md does"
     )
@@ -137,7 +137,7 @@ def test_a_text_document_is_printed_without_output(
 ) -> None:
     (tmp_path / "a.md").write_text("A *cat*.\r\n", newline="")
     (tmp_path / "a.docx").write_bytes(samples.docx())
-    assert "a.docx: give --output FILE" in refused("translate", "run", "a.docx", cwd=tmp_path)
+    assert "a.docx: needs --output FILE" in refused("translate", "run", "a.docx", cwd=tmp_path)
     monkeypatch.setattr(sys, "argv", ["regard", "translate", "run", str(tmp_path / "a.md")])
     from regard.cli.main import main
 
@@ -228,7 +228,7 @@ def test_a_document_is_refused_as_lines(
 ) -> None:
     (tmp_path / name).write_text(content)
     line = refused("translate", "run", "--input", name, "--output", "out", cwd=tmp_path)
-    assert line.startswith(f"--input {name}: line by line, ")
+    assert line.startswith(f"--input {name}: if translated line by line, ")
     assert problem in line
     assert not (tmp_path / "out").exists()
 
@@ -245,7 +245,7 @@ def test_lines_are_translated_as_before(model: Capitals, tmp_path: Path) -> None
         (["none.md"], "none.md: no such file"),
         (
             ["a.md", "A dog."],
-            "give either documents or texts, not both: 'A dog.' is not a document",
+            "cannot mix documents and texts: 'A dog.' is not a document",
         ),
         (
             ["a.md", "--nbest", "2"],
@@ -256,7 +256,7 @@ def test_lines_are_translated_as_before(model: Capitals, tmp_path: Path) -> None
             ["A dog.", "--columns", "x"],
             "--columns x: only for CSV and TSV documents, and for Parquet",
         ),
-        (["A dog.", "--fuzzy", "0.5"], "--fuzzy 0.5: no effect without --memory"),
+        (["A dog.", "--fuzzy", "0.5"], "--fuzzy 0.5: has no effect without --memory"),
         (["A dog.", "--memory", "no.tmx"], "--memory no.tmx: no such file"),
         (
             ["bad.json", "-o", "c.json"],
@@ -283,7 +283,7 @@ def test_exact_matches_of_the_memory_are_taken_and_fuzzy_ones_reported(
     done = translate("a.md", "--memory", "tm.tsv", "-o", "b.md", cwd=tmp_path)
     assert (tmp_path / "b.md").read_text() == "Der *Hund* war müde. THE DOG WAS HUNGRY. A COW.\n"
     assert model.texts == ["The dog was hungry.", "A cow."]
-    report = "80% match in the memory: The dog was tired. => Der Hund war müde."
+    report = "80% match in the translation memory: The dog was tired. => Der Hund war müde."
     assert f"a.md, sentence 2: {report}" in done.stderr
     lines = ["The dog was tired.", "The dog was hungry."]
     done = translate(*lines, "--memory", "tm.tsv", cwd=tmp_path)

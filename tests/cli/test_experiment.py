@@ -84,7 +84,7 @@ def test_a_killed_experiment_is_resumed(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     write_recipe(tmp_path)
     for arguments, problem in (
-        (["recipe.yaml"], "nothing varies"),
+        (["recipe.yaml"], "nothing to vary"),
         (["nothing", "--vary", "model.heads=1,2"], "nothing: no such file"),
         (["recipe.yaml", "--vary", "model.heads=3,5"], "2 problems: model.heads=3: "),
         (["recipe.yaml", "--vary", "model.heads=1,2"], "train.src"),
@@ -115,4 +115,4 @@ def test_the_lab_lists_claims_and_verdicts(tmp_path: Path) -> None:
     assert [one["name"] for one in found] == [*CLAIMS]
     wrong = inside("lab", "run", "several-hedas", cwd=tmp_path)
     assert wrong.stderr == "regard: no claim several-hedas; did you mean several-heads?\n"
-    assert "give the names of claims, or --all" in inside("lab", "run", cwd=tmp_path).stderr
+    assert "expected names of claims, or --all" in inside("lab", "run", cwd=tmp_path).stderr

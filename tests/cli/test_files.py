@@ -165,7 +165,7 @@ def test_terms_and_placeholders_are_kept_and_losses_are_reported(
         (["--nbest", "2", "--alignment", "al"], "--nbest 2: cannot be combined with --alignment"),
         (
             ["--mbr", "4", "--beam", "2"],
-            "beam 2, mbr 4: mbr turns on sampling, which uses no beam; give only one of the two",
+            "beam 2, mbr 4: mbr turns on sampling, which uses no beam; set only one of the two",
         ),
         (["--glossary", "absent"], "absent: no such file"),
         (["--input", "absent", "--output", "out"], "absent: no such file"),

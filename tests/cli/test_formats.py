@@ -109,7 +109,7 @@ def test_files_are_understood_and_trained_on(
     write(tmp_path / "test.tsv", ["id\ten\tde", "1\ta dog\tein Hund"])
     evaluate = ("evaluate", "run", "--pairs", "test.tsv", "--columns")
     swapped = inside(*evaluate, "de,en", cwd=tmp_path)
-    assert "--columns de,en: swapped; the model translates en to de" in swapped.stderr
+    assert "--columns de,en: wrong order; the model translates en to de" in swapped.stderr
     succeeds_inside(*evaluate, "en,de", cwd=tmp_path)
 
 
@@ -131,11 +131,11 @@ def test_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
         ("many.tsv --on-bad-line ignore", "--on-bad-line ignore: must be error or skip"),
         (
             "my.yaml --columns en,de",
-            "--columns is for files; in a recipe, write data.train.columns",
+            "--columns applies to data files; in a recipe, set data.train.columns",
         ),
         ("empty", "empty: no files of pairs"),
         ("*.tmx", "*.tmx: no such file"),
-        ("table.ods", "table.ods: a spreadsheet; save it as XLSX or CSV (UTF-8)"),
+        ("table.ods", "table.ods: unsupported spreadsheet format; save it as XLSX or CSV (UTF-8)"),
         ("many.tsv other.tsv --languages en,fr", "too few pairs to train on: 2"),
     ],
 )

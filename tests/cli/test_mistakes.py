@@ -117,20 +117,20 @@ def test_the_translation_of_an_empty_file_is_empty(folder: Path) -> None:
 def test_invalid_unicode_is_refused_in_one_line(folder: Path) -> None:
     done = inside("translate", "run", "Hund \udcff " * 99, cwd=folder)
     assert done.returncode == 2
-    assert "is half of a surrogate pair, not a character" in done.stderr
+    assert "is an unpaired surrogate, not a character" in done.stderr
 
 
 def test_look_refuses_a_blank_sentence(folder: Path) -> None:
-    refused("the text is blank", "look", "run", " ", cwd=folder)
+    refused("nothing to show: TEXT is blank", "look", "run", " ", cwd=folder)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("", "give the sentence to translate, or --heads"),
-        ("a --pairs in.tsv", "--pairs is for --heads"),
+        ("", "nothing to show: TEXT or --heads is required"),
+        ("a --pairs in.tsv", "has no effect without --heads"),
         ("--heads --lenses", "only --heads, --pairs and --to have an effect"),
-        ("--heads", "--pairs FILE gives other data for --heads"),
+        ("--heads", "use --pairs FILE to measure --heads on other data"),
     ],
 )
 def test_look_without_what_it_needs(options: str, message: str, folder: Path) -> None:
@@ -140,8 +140,8 @@ def test_look_without_what_it_needs(options: str, message: str, folder: Path) ->
 def test_there_is_one_warning_of_lines_longer_than_in_training(folder: Path) -> None:
     write(folder / "long.txt", ["ein Hund", " ".join(["Hund"] * 257), " ".join(["Hund"] * 300)])
     done = inside("translate", "run", "--input", "long.txt", "--beam", 1, cwd=folder)
-    assert "line 2 has 257 tokens, and the model was trained on at most 256" in done.stderr
-    assert "--sentences splits it" in done.stderr
+    assert "line 2 has 257 tokens, but the model was trained on at most 256" in done.stderr
+    assert "use --sentences to split it" in done.stderr
     assert done.stderr.count("the model was trained on at most") == 1
     done = inside("translate", "run", "--input", "long.txt", "--beam", 2, "--nbest", 2, cwd=folder)
     assert "line 2 has 257 tokens" in done.stderr
@@ -299,7 +299,7 @@ def printing_to(stdout: int) -> Done:
 def test_a_full_disk_at_standard_output_is_reported() -> None:
     with Path("/dev/full").open("w") as full:
         done = printing_to(full.fileno())
-    assert done.stderr == "regard: standard output: cannot be written: No space left on device\n"
+    assert done.stderr == "regard: cannot write to standard output: No space left on device\n"
     assert done.returncode == 2
 
 
@@ -332,7 +332,7 @@ def test_a_system_error_is_reported_in_one_line(
 def test_a_closed_standard_input_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     done = inside("translate", "run", cwd=folder)
-    assert done.stderr.endswith("regard: standard input is closed; give texts or --input\n")
+    assert done.stderr.endswith("regard: standard input is closed; pass texts or --input\n")
 
 
 # Other mistakes
@@ -433,7 +433,10 @@ def test_a_line_that_takes_too_long_to_translate_is_refused_by_number(folder: Pa
     write(folder / "long.txt", ["ein Hund", " ".join(["ein Hund"] * 50_000)])
     start = time.monotonic()
     message = "line 2 has 100,000 tokens, but at most 4,096 can be translated as one text; "
-    for options, advice in {(): "--sentences splits it", ("--nbest", 2): "shorten it"}.items():
+    for options, advice in {
+        (): "use --sentences to split it",
+        ("--nbest", 2): "shorten it",
+    }.items():
         done = inside("translate", "run", "--input", "long.txt", *options, cwd=folder)
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1] == f"regard: {message}{advice}"

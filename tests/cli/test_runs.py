@@ -122,5 +122,5 @@ def test_runs_joined_by_plus_are_an_ensemble(two_runs: Path) -> None:
     ).stdout
     assert "p = " in against
     refused = inside("translate", both, "one", "--alignment", "a.txt", cwd=two_runs)
-    assert "--alignment a.txt: not for an ensemble" in refused.stderr
+    assert "--alignment a.txt: not supported for an ensemble" in refused.stderr
     assert "no such folder" in inside("translate", "runs/a+runs/c", "one", cwd=two_runs).stderr

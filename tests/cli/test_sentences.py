@@ -15,7 +15,9 @@ from regard.recipe.schema import CleaningConfig
 from regard.tasks import Translation, Translator
 from tests.cli.commands import inside, regard, write
 
-WARNING = "line 2 has 2 sentences and is translated as one; --sentences translates each separately"
+WARNING = (
+    "line 2 has 2 sentences and is translated as one; use --sentences to translate each separately"
+)
 LINES = ["One dog.", "  A dog came.  No cat left! ", "", "***", "It is 3.5. Yes? No."]
 
 
@@ -96,7 +98,10 @@ def test_each_sentence_is_constrained_by_its_own_terms(model: OneSentence, tmp_p
     )
     assert done.stdout.splitlines() == ["A DOG. YES, 3.", "NO 4 DOG."]
     assert model.calls[1:] == [("A dog.", ["HUND"]), ("Yes, 3.", ["YES"]), ("No 4 dog.", ["HUND"])]
-    assert done.stderr.splitlines()[1:] == ["line 1: HUND is missing", "line 2: HUND is missing"]
+    assert done.stderr.splitlines()[1:] == [
+        "line 1: glossary term HUND is missing",
+        "line 2: glossary term HUND is missing",
+    ]
 
 
 def test_json_has_the_line_and_each_sentence(model: OneSentence, tmp_path: Path) -> None:

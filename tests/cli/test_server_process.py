@@ -275,7 +275,7 @@ def test_reloads_lose_no_request_and_killed_processes_are_replaced(
         server.send_signal(signal.SIGTERM)
         assert wait_for_end(server) == (
             0,
-            "regard: a server process was killed by SIGKILL; it is replaced\n",
+            "regard: a server process was killed by SIGKILL; replacing it\n",
         )
 
 

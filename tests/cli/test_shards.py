@@ -100,8 +100,8 @@ def test_shards_of_scored_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("a b",), "--shard 1/2: needs --input with a file, and --output"),
-        (("--input", "in.txt"), "--shard 1/2: needs --input with a file, and --output"),
+        (("a b",), "--shard 1/2: needs --input with a regular file, and --output"),
+        (("--input", "in.txt"), "--shard 1/2: needs --input with a regular file, and --output"),
     ],
 )
 def test_a_shard_needs_files(
@@ -120,7 +120,7 @@ def test_shards_of_prepared_data(workshop: Path, tmp_path: Path) -> None:
     for number in (1, 2):
         succeeds_inside(*prepare, "run", "--shard", f"{number}/2", cwd=tmp_path)
     done = succeeds_inside(*prepare, "run", cwd=tmp_path)
-    assert "run: the data are prepared" in done.stdout
+    assert "run: data prepared" in done.stdout
     one, other = (tmp_path / name / "data" / "train.arrow" for name in ("whole", "run"))
     assert one.read_bytes() == other.read_bytes()
     original = workshop / "run" / "data" / "train.arrow"

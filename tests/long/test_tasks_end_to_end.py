@@ -334,7 +334,7 @@ def test_a_model_of_another_task(command: str, learned: dict[str, Learned]) -> N
 
 def test_a_beam_is_for_translation(learned: dict[str, Learned]) -> None:
     done = inside("evaluate", "run", "--beam", 3, cwd=learned["tag"].folder)
-    assert "--beam is for translation models, not for tagging" in done.stderr
+    assert "--beam: only for translation models, not for tagging" in done.stderr
 
 
 def test_models_are_compared_only_by_paired_metrics(learned: dict[str, Learned]) -> None:

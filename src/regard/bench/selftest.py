@@ -243,7 +243,7 @@ def packed_attention(device: torch.device) -> str:
     mean = float(dropped.detach().mean())
     (weights,) = torch.autograd.grad(dropped.sum(), (ones,))
     same_mask = abs(float(weights.sum() / dropped.detach().sum()) - 1) < 1e-4
-    require(same_mask, f"{details}; the backward pass of dropout uses another mask")
+    require(same_mask, f"{details}; the backward pass of dropout uses a different mask")
     return require(abs(mean - 1) < 0.05, f"{details}; mean weight with dropout {mean:.3f}")
 
 
@@ -290,7 +290,7 @@ def top_k_kernel(device: torch.device) -> str:
     suppressed = torch.tensor([0, 3], device=device)
     expected = logits.double().log_softmax(-1).index_fill(1, suppressed, -torch.inf).topk(10)
     values, tokens = top_tokens(logits, 10, suppressed)
-    require(torch.equal(tokens, expected.indices), "other tokens than those of log-softmax")
+    require(torch.equal(tokens, expected.indices), "the tokens differ from those of log-softmax")
     return require_close([values], [expected.values], limit=2e-6)
 
 
@@ -368,7 +368,7 @@ def random_sources(count: int, length: int, vocabulary: int, device: torch.devic
 def compare_precision(precision: Precision, limit: float, device: torch.device) -> str:
     """The logits of a packed network after three steps, against the plain network."""
     if precision not in formats(device):
-        raise CheckSkipped(f"this machine's {device.type} has no {precision}")
+        raise CheckSkipped(f"this machine's {device.type} does not support {precision}")
     network = random_network("tiny", 1000, device)
     packed = pack_network(network, select_precision(precision, device))
     source = random_sources(16, 12, 1000, device)

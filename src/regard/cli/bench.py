@@ -1,4 +1,4 @@
-"""The commands of ``regard bench``, speed compared with other libraries, and selftest, checks of the fast paths."""
+"""The commands of ``regard bench``, which compare speed with other libraries, and ``regard selftest``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def translate(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Number format: auto, fp32, bf16 or int8; repeatable; other libraries use the last one "
+            help="Precision: auto, fp32, bf16 or int8; repeatable. Other libraries use the last one "
             "(default: auto).",
         ),
     ] = None,
@@ -144,7 +144,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Use the training data of this run, with its sentence lengths, instead of random sentences.",
+            help="Use the training data of this run, with its sentence lengths (default: random sentences).",
         ),
     ] = None,
     device: Annotated[
@@ -155,7 +155,7 @@ def train(
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training step: target tokens per second, memory, and share of the peak speed."""
+    """Measure a training step: target tokens per second, memory, and fraction of the peak speed."""
     from regard.bench import train as bench
     from regard.data.token_dataset import TokenDataset
     from regard.inference.precision import choose_device
@@ -194,7 +194,7 @@ def selftest(
         str, typer.Option(metavar="NAME", help="Device to test: cpu, cuda or auto.")
     ] = "auto",
 ) -> None:
-    """Check that fast paths give correct results on this machine and that training learns.
+    """Check that the fast paths give correct results on this machine, and that training works.
 
     Kernels, packed batches, CUDA graphs and lower precisions are compared with reference implementations. Each check
     prints one line: ok, failed or skipped. The exit status is 1 if a check failed.

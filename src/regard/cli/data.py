@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    help="Check, clean, score, convert and prepare pairs.",
+    help="Check, clean, score, convert and prepare training pairs.",
 )
 
 Files = Annotated[
@@ -64,14 +64,14 @@ Valid = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Validation data to compare with: a file of pairs, or two parallel text files (give the option twice).",
+        help="Validation data to compare with: a file of pairs, or two parallel text files (repeat the option).",
     ),
 ]
 Test = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE",
-        help="Test data to compare with: a file of pairs, or two parallel text files (give the option twice).",
+        help="Test data to compare with: a file of pairs, or two parallel text files (repeat the option).",
     ),
 ]
 
@@ -96,7 +96,7 @@ def check(
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
 ) -> None:
-    """Report what is wrong with pairs: damage, noise, duplicates, misalignment, and overlap with test data."""
+    """Report problems in pairs: damaged text, noise, duplicates, misalignment, and overlap with test data."""
     from regard.data.quality_report import html_report, make_report, next_steps
     from regard.storage.atomic_files import check_writable, write_text
 
@@ -136,7 +136,7 @@ def clean(
         typer.Option(
             metavar="FILE",
             help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
-            "with .gz, .zst, .xz), or two parallel text files (give the option twice).",
+            "with .gz, .zst, .xz), or two parallel text files (repeat the option).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
@@ -158,7 +158,7 @@ def clean(
 ) -> None:
     """Write the pairs that pass the rules of  regard data check; --report also writes the rejected ones.
 
-    The same files and thresholds give the same result. Output files appear only when they are complete.
+    The same files and thresholds always give the same result. Output files appear only when they are complete.
     """
     from regard.storage.atomic_files import check_distinct_files
 
@@ -212,7 +212,7 @@ def convert(
         typer.Option(
             metavar="FILE",
             help="File of pairs to write (.tsv, .csv, .jsonl, .json, .parquet, .tmx, .xlf, .xlsx; text formats also "
-            "with .gz, .zst, .xz), or two parallel text files (give the option twice).",
+            "with .gz, .zst, .xz), or two parallel text files (repeat the option).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ],
@@ -265,7 +265,7 @@ def score(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for the two models; models that it already has are reused (default: OUTPUT.models, which is "
+            help="Folder for the two models; existing models in it are reused (default: OUTPUT.models, which is "
             "removed at the end unless --shard is given).",
         ),
     ] = None,
@@ -275,11 +275,11 @@ def score(
     languages: LanguagePair = None,
     on_bad_line: BadLines = "error",
 ) -> None:
-    """Rank pairs by dual conditional cross-entropy, with two small models that are trained on the pairs themselves.
+    """Rank pairs by dual conditional cross-entropy, computed by two small models that are trained on the same pairs.
 
-    The score is near 1 for a pair that both models expect, and near 0 for a pair that surprises one of them.
+    The score is near 1 if both models find the pair probable, and near 0 if one of them finds it improbable.
 
-    With --shard I/N and --order input, several machines that share the folder of the models each score a part of the
+    With --shard I/N and --order input, several machines that share the --models folder each score a part of the
     pairs and write OUTPUT-0000I-of-0000N. Concatenated in order, these files equal the output of a single process.
 
     To resume an interrupted command, run it again.
@@ -295,7 +295,7 @@ def score(
     share = Shard.parse(shard) if shard else WHOLE
     if share != WHOLE and order != "input":
         raise RegardError(
-            f"--shard {shard}: needs --order input, because the best pairs of a share are not the best of all"
+            f"--shard {shard}: needs --order input, because a single part cannot be ranked against the others"
         )
     folder, output = models or output.with_suffix(".models"), share.path(output)
     corpus = Corpus(files, columns, languages, on_bad_line)
@@ -347,7 +347,7 @@ def prepare(
     chosen = Shard.parse(shard) if shard else WHOLE
     run = prepare_data(load_recipe(recipe, changes or []), folder, chosen, workers)
     if chosen == WHOLE:
-        print(f"{run}: the data are prepared")
+        print(f"{run}: data prepared")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -386,11 +386,11 @@ class Corpus:
         return self.preview.pairs()
 
     def skipped(self) -> list[str]:
-        """What readers left out of the last call."""
+        """Messages about the lines that the last call skipped."""
         return self.preview.skipped.messages()
 
     def held_out(self, valid: list[str] | None, test: list[str] | None) -> dict[str, Corpus]:
-        """The given ones of validation and test data."""
+        """The validation and test data that were given."""
         given = {"valid": valid, "test": test}
         return {name: Corpus(files, *self.given) for name, files in given.items() if files}
 
@@ -426,7 +426,7 @@ class Corpus:
 
 
 def progress(pairs: Iterable[Pair], what: str) -> Iterator[Pair]:
-    """Pass pairs through, and show on standard error how many there were and how fast."""
+    """Pass pairs through, and show the count and the speed on standard error."""
     from regard.training.progress import ProgressLine
 
     line = ProgressLine(f"{what} pairs: ")
@@ -444,7 +444,7 @@ def progress(pairs: Iterable[Pair], what: str) -> Iterator[Pair]:
 def _output_roles(output: list[Path]) -> dict[str, Path]:
     if len(output) > 2:
         raise RegardError(
-            f"--output: {len(output)} files; give one, or two for parallel text files"
+            f"--output: {len(output)} files; expected one, or two for parallel text files"
         )
     if len(output) == 1:
         return {"--output": output[0]}
@@ -516,7 +516,7 @@ def print_report(report: QualityReport) -> None:
     for split in report.held_out:
         lines.append(
             f"{split.name}: {split.overlap:,} of {split.sources:,} sources are in the training data; "
-            f"{split.unknown_words:.1%} unknown words; distance of the words {split.distance:.3f} (0 to 1)"
+            f"{split.unknown_words:.1%} unknown words; vocabulary distance {split.distance:.3f} (0 to 1)"
         )
     lines += [f"not applied: {rule}: {why}" for rule, why in report.not_applied.items()]
     lines += report.skipped_lines

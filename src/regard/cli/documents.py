@@ -50,7 +50,9 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
         if len(others) == len(files):
             continue
         if others:
-            raise RegardError(f"{others[0]}: no document, but {text} matches it; name a suffix")
+            raise RegardError(
+                f"{others[0]}: matches {text} but is not a document; add a suffix to the pattern"
+            )
         named.append(text)
     for text in named:
         if Path(text).is_file():
@@ -62,11 +64,11 @@ def find_documents(texts: Sequence[str]) -> list[Path]:
     for text in candidates:
         if text not in named and Path(text).is_file():
             raise RegardError(
-                f"{text}: a file of an unknown format; to translate its lines, use --input {text}"
+                f"{text}: unknown document format; to translate its lines, use --input {text}"
             )
     if documents and len(named) < len(texts):
         other = next(text for text in texts if text not in named)
-        raise RegardError(f"give either documents or texts, not both: {other!r} is not a document")
+        raise RegardError(f"cannot mix documents and texts: {other!r} is not a document")
     return documents
 
 
@@ -97,7 +99,7 @@ def refuse_document_as_lines(run: Path, input: Path) -> None:
         f"regard translate {shlex.quote(str(run))} {shlex.quote(str(named))}{columns} --output FILE"
     )
     raise RegardError(
-        f"--input {input}: line by line, {kind.why_not_lines}; {rename}use  {command}"
+        f"--input {input}: if translated line by line, {kind.why_not_lines}; {rename}use  {command}"
     )
 
 
@@ -119,7 +121,7 @@ class Destination:
             kind = format_of_name(documents[0])
             if len(documents) > 1 or as_json or kind is None or not kind.is_text:
                 raise RegardError(
-                    f"{documents[0]}: give --output FILE, or a folder for several documents"
+                    f"{documents[0]}: needs --output FILE, or --output FOLDER for several documents"
                 )
             return cls({documents[0]: None}, as_json)
         if len(documents) == 1 and not output.is_dir() and not str(output).endswith("/"):
@@ -146,7 +148,7 @@ class Destination:
         for document, output in pairs.items():
             if output.resolve() in sources:
                 raise RegardError(
-                    f"--output {output}: it is also an input; choose another name or folder"
+                    f"--output {output}: is also an input; choose another name or folder"
                 )
             other = owners.setdefault(output.resolve(), document)
             if other != document:

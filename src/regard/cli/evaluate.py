@@ -124,7 +124,7 @@ def evaluate(
     if columns or languages or parse_bad_lines(on_bad_line) == "skip":
         if not (pairs or source):
             option = "--columns" if columns else "--languages" if languages else "--on-bad-line"
-            raise RegardError(f"{option} is for the files of --pairs or --source")
+            raise RegardError(f"{option} needs --pairs or --source")
         given |= {"columns": parse_two("--columns", columns), "on_bad_line": on_bad_line}
         _check_direction(model, given["columns"])
     test = _test_pairs(model, given, to, parse_two("--languages", languages))
@@ -195,7 +195,7 @@ def _set_decoding(model: Model, decoding: dict[str, Any]) -> None:
         return
     if not isinstance(model, Translator):
         option = f"--{next(iter(decoding)).replace('_', '-')}"
-        raise RegardError(f"{option} is for translation models, not for {model.task}")
+        raise RegardError(f"{option}: only for translation models, not for {model.task}")
     model.set_decoding(**decoding)
 
 
@@ -206,7 +206,7 @@ def _check_language(model: Model, to: str | None) -> None:
     if to is None:
         return
     if not isinstance(model, Translator):
-        raise RegardError(f"--to {to} is for translation models, not for {model.task}")
+        raise RegardError(f"--to {to}: only for translation models, not for {model.task}")
     model.languages.tags(0, to)
 
 
@@ -220,7 +220,7 @@ def _check_direction(model: Model, columns: tuple[str, str] | None) -> None:
     source, target = data.language_pair
     if tuple(map(language_code, columns)) == (target, source):
         raise RegardError(
-            f"--columns {','.join(columns)}: swapped; the model translates {source} to {target}"
+            f"--columns {','.join(columns)}: wrong order; the model translates {source} to {target}"
         )
 
 
@@ -242,7 +242,7 @@ def _test_pairs(
     if not files:
         if data.test is None:
             raise RegardError(
-                "nothing to score: the recipe has no data.test; give --source and --reference, "
+                "nothing to score: the recipe has no data.test; use --source and --reference, "
                 "--pairs, --conllu or --text"
             )
         pairs = read_pairs(data.test, data, "data.test")
@@ -255,9 +255,9 @@ def _test_pairs(
         test: DataFiles = DataFiles.model_validate(files)
     except ValidationError:
         if files.get("columns") and "pairs" not in files:
-            raise RegardError("--columns is for the file of --pairs") from None
+            raise RegardError("--columns needs --pairs") from None
         raise RegardError(
-            "give either --source and --reference, or --pairs, or --conllu, or --text"
+            "expected one of: --source and --reference; --pairs; --conllu; --text"
         ) from None
     skipped = Skipped()
     # The languages of the model select those of a file that has several.
@@ -284,7 +284,7 @@ def look(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="HTML file to write (default: look.html; none without TEXT).",
+            help="HTML file to write (default: look.html; without TEXT, no file).",
             show_default=False,
             rich_help_panel=INPUT_OUTPUT,
         ),
@@ -316,22 +316,23 @@ def look(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Another sentence: also show which activations make the two translations differ.",
+            help="A second sentence: also show which activations make the two translations differ.",
         ),
     ] = None,
     heads: Annotated[
         bool,
         typer.Option(
             "--heads",
-            help="Also show what each attention head contributes: the scores on a sample of the validation data "
-            "without it. TEXT may be left out.",
+            help="Also show the contribution of each attention head: the scores on a sample of the validation data "
+            "when the head is removed. TEXT is then optional.",
         ),
     ] = False,
     pairs: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Sources and references for --heads, instead of the validation data; formats as for evaluate.",
+            help="Sources and references for --heads, instead of the validation data, in any format that  "
+            "regard evaluate --pairs  reads.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -347,9 +348,9 @@ def look(
     *,
     decoding: dict[str, Any],
 ) -> None:
-    """Show how a model translates one sentence: attention, candidates and beam search, as an HTML page.
+    """Show how a model translates one sentence: write an HTML page with attention, candidates and beam search.
 
-    The page is one file that works offline. The translation, the lenses and the heads are also printed.
+    The page is one file that works offline. The translation and the results of --lenses and --heads are also printed.
     """
     from dataclasses import replace
 
@@ -359,17 +360,15 @@ def look(
     from regard.tasks import Translator
 
     if text is None and not heads:
-        raise RegardError("give the sentence to translate, or --heads")
+        raise RegardError("nothing to show: TEXT or --heads is required")
     if text is not None and not text.strip():
-        raise RegardError("the text is blank: there is nothing to inspect")
+        raise RegardError("nothing to show: TEXT is blank")
     if pairs is not None and not heads:
-        raise RegardError("--pairs is for --heads")
+        raise RegardError(f"--pairs {pairs}: has no effect without --heads")
     if text is not None:
         out = out or Path("look.html")
     elif out is None and (lenses or checkpoints or against or parses or prefix or decoding):
-        raise RegardError(
-            "without the sentence to translate, only --heads, --pairs and --to have an effect"
-        )
+        raise RegardError("without TEXT, only --heads, --pairs and --to have an effect")
     if out is not None:
         check_writable(out)
     model = Translator.load(run).with_target_language(to)
@@ -408,7 +407,9 @@ def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pa
         try:
             return validation_sample(model)
         except RegardError as error:
-            raise RegardError(f"{error}; --pairs FILE gives other data for --heads") from None
+            raise RegardError(
+                f"{error}; use --pairs FILE to measure --heads on other data"
+            ) from None
     given = _test_pairs(model, {"pairs": str(file)}, to)
     if found := [pair for pair in given if all(map(str.strip, pair))]:
         return found
@@ -416,7 +417,7 @@ def _head_pairs(model: Translator, file: Path | None, to: str | None) -> list[Pa
 
 
 def measure_heads(model: Translator, pairs: Sequence[Pair]) -> HeadTable:
-    """What each head is worth, with progress on standard error."""
+    """Measure the contribution of each head; progress goes to standard error."""
     from regard.demo.pronouns import pronoun_test
     from regard.inspection.head_ablation import ablate_heads, all_heads
     from regard.training.progress import ProgressLine

@@ -34,7 +34,7 @@ Minutes = Annotated[
     typer.Option(
         metavar="MINUTES",
         min=1,
-        help="Stop after this time and save; the same command resumes (default: no limit).",
+        help="Stop after this time and save; run the same command to resume (default: no limit).",
     ),
 ]
 Jobs = Annotated[
@@ -42,7 +42,7 @@ Jobs = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Training runs at a time (default: one per CPU core, or as many as fit into GPU memory).",
+        help="Number of training runs at a time (default: one per CPU core, or as many as fit into GPU memory).",
     ),
 ]
 
@@ -85,7 +85,7 @@ def run(
 ) -> None:
     """Train all combinations of values with several seeds, and write a table, verdicts, figures and a report.
 
-    To resume, or to add seeds or values, run the command again: finished training runs are kept.
+    To resume, or to add seeds or values, run the command again; finished training runs are kept.
     """
     from regard.experiments.experiment import (
         check_failures,
@@ -119,11 +119,11 @@ def run(
 @app.command("show")
 def show(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder that regard experiment has written.")
+        Path, typer.Argument(metavar="FOLDER", help="Output folder of regard experiment.")
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Print the table and the verdicts of an experiment, also while it is running."""
+    """Print the table and the verdicts of an experiment, even while it is running."""
     from regard.experiments.results import read_results
 
     _show(read_results(folder), folder, as_json)
@@ -150,7 +150,7 @@ def _show(content: dict[str, object], folder: Path, as_json: bool) -> None:
 
 @lab.command("list")
 def list_claims(as_json: AsJson = False) -> None:
-    """List the claims and the verdicts that come with Regard; claims without one have not been run yet."""
+    """List the claims and the verdicts that come with Regard; claims without a verdict have not been run yet."""
     from regard.experiments.claim_verdicts import stored_results
     from regard.experiments.claims import CLAIMS
 
@@ -174,7 +174,7 @@ def list_claims(as_json: AsJson = False) -> None:
 def run_claims(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME...", help="Claims to check; their names are in  regard lab."),
+        typer.Argument(metavar="NAME...", help="Claims to check;  regard lab  lists their names."),
     ] = None,
     every: Annotated[
         bool,
@@ -183,7 +183,7 @@ def run_claims(
     device: Annotated[
         str,
         typer.Option(
-            metavar="DEVICE", help="Device to train on: cpu, or cuda, which uses larger models."
+            metavar="DEVICE", help="Device to train on: cpu, or cuda (with larger models)."
         ),
     ] = "cpu",
     seeds: Annotated[
@@ -197,7 +197,7 @@ def run_claims(
     jobs: Jobs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the models that check a claim, and compute the verdict from their scores.
+    """Train the models needed to check claims, and compute the verdicts from their scores.
 
     Claims share training runs. To resume, run the same command again.
     """
@@ -205,7 +205,7 @@ def run_claims(
     from regard.experiments.claims import CLAIMS
 
     if bool(names) == every:
-        raise RegardError("give the names of claims, or --all")
+        raise RegardError("expected names of claims, or --all")
     chosen = names or [one.name for one in CLAIMS.values() if one.variants]
     found = run_lab(
         chosen,

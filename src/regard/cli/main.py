@@ -1,4 +1,4 @@
-"""The command ``regard``: the list of its commands, and how errors are reported."""
+"""The program ``regard``: the list of its commands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ COMMANDS = {
     "import": ("serve_and_convert:import_", DEPLOYMENT),
     "export": ("serve_and_convert:export", DEPLOYMENT),
 }
-"""Each command or group of commands: where it is, in this package, and its panel of the help."""
+"""Each command or group of commands: its location in this package, and its panel in the help."""
 
 
 def make_app(command: str = "") -> typer.Typer:
-    """The program with all commands, or with one, whose module alone is imported."""
+    """The program with all commands, or with one command, in which case only its module is imported."""
     made = typer.Typer(
         cls=Group,
         no_args_is_help=True,
@@ -130,7 +130,7 @@ def __getattr__(name: str) -> Any:
 def _prepare_help(commands: typer.Typer) -> None:
     """Join the lines of each paragraph of the docstrings, so that the help is wrapped to the width of the terminal.
 
-    Commands and groups get the classes that leave out Python's types.
+    Commands and groups get classes that hide Python types in the help.
     """
     for command in commands.registered_commands:
         command.cls = Command
@@ -142,10 +142,10 @@ def _prepare_help(commands: typer.Typer) -> None:
 
 
 def die_with_torchrun() -> None:
-    """Let the kernel send SIGTERM to this process when the torchrun that has started it dies.
+    """Let the kernel send SIGTERM to this process when the torchrun that started it dies.
 
-    A torchrun that is stopped while it starts its processes forgets those that it has started, which would wait for the
-    others.
+    If torchrun is stopped while it is starting its processes, it does not stop those that are already running. They
+    would wait for the others forever.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from regard.inference.worker_pool import death_signal
@@ -154,8 +154,8 @@ def die_with_torchrun() -> None:
 
 
 def main() -> None:
-    """Run a command. Errors of the user and of the system are one line on standard error, with exit status 2."""
-    # OpenMP threads that wait asleep: threads that spin can be ten times slower when the machine is busy.
+    """Run a command. User errors and system errors are one line on standard error, with exit status 2."""
+    # Idle OpenMP threads sleep: threads that spin can be ten times slower when the machine is busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     limit_onednn_cache(sys.argv[1:2])
     limit_library_threads()
@@ -213,7 +213,7 @@ def _run(arguments: Sequence[str]) -> object:
 
 @contextmanager
 def note_interrupts() -> Iterator[threading.Event]:
-    """An event that is set when SIGINT (Ctrl-C) arrives, which raises KeyboardInterrupt as usual."""
+    """An event that is set on SIGINT (Ctrl-C); KeyboardInterrupt is raised as usual."""
     event = threading.Event()
     usual = signal.getsignal(signal.SIGINT)
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -233,7 +233,7 @@ def note_interrupts() -> Iterator[threading.Event]:
 
 
 def _check_renamed(arguments: Sequence[str]) -> None:
-    """Refuse the commands and options of earlier versions, and name the present ones."""
+    """Refuse the commands and options of earlier versions, and name their replacements."""
     command = next((one for one in arguments if not one.startswith("-")), "")
     if command in RENAMED_COMMANDS:
         raise RegardError(f"the command {command} was renamed to {RENAMED_COMMANDS[command]}")
@@ -295,7 +295,7 @@ def _flush() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise Python flushes again and complains
         if isinstance(error, BrokenPipeError):
             sys.exit(1)  # as typer does
-        raise RegardError(f"standard output: cannot be written: {error.strerror}") from None
+        raise RegardError(f"cannot write to standard output: {error.strerror}") from None
 
 
 CACHED_KERNELS, CACHED_TRAINING_KERNELS = "64", "256"
@@ -315,7 +315,7 @@ def limit_onednn_cache(command: Sequence[str] = ()) -> None:
 
 
 def limit_library_threads() -> None:
-    """Let numpy and pyarrow start no threads when they are imported, unless the user wants them.
+    """Keep numpy and pyarrow from starting threads when they are imported, unless the user has configured them.
 
     Worker processes can be forked only from a process without threads (inference/worker_pool.py).
     """

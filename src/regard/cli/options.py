@@ -25,7 +25,7 @@ PERFORMANCE = "Performance"
 """panels of the help"""
 
 INTERRUPTED = 130
-"""exit status, as of a process that SIGINT ended"""
+"""exit status of a process that was ended by SIGINT"""
 
 
 class _NoPythonTypes:
@@ -50,7 +50,7 @@ class Group(_NoPythonTypes, TyperGroup):
 
 
 class DefaultGroup(Group):
-    """A group of commands, one of which is the default: ``regard runs FOLDER`` is ``regard runs list FOLDER``."""
+    """A group with a default command: ``regard runs FOLDER`` means ``regard runs list FOLDER``."""
 
     default_command = ""
 
@@ -71,7 +71,7 @@ RunFolders = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="Run folder of a trained model, or several joined by + as an ensemble.",
+        help="Run folder of a trained model, or an ensemble of several, for example runs/a+runs/b.",
     ),
 ]
 RecipeName = Annotated[
@@ -83,7 +83,7 @@ RecipeChanges = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Change a value of the recipe, for example training.steps=500; repeatable.",
+        help="Override a key of the recipe, for example training.steps=500; repeatable.",
     ),
 ]
 NewRunFolder = Annotated[
@@ -119,7 +119,7 @@ OutputOrFolder = Annotated[
         "--output",
         "-o",
         metavar="PATH",
-        help="File to write instead of standard output, or folder for documents; an existing file is replaced "
+        help="File to write, or folder for documents (default: standard output); an existing file is replaced "
         "only at the end.",
         rich_help_panel=INPUT_OUTPUT,
     ),
@@ -128,7 +128,7 @@ Output = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write to this file instead of standard output; an existing file is replaced only at the end.",
+        help="File to write (default: standard output); an existing file is replaced only at the end.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -146,7 +146,7 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="I/N",
-        help="Process only part I of N, for example 3/8; other processes or machines take the other parts.",
+        help="Process only part I of N, for example 3/8; other processes or machines process the other parts.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -171,8 +171,8 @@ Columns = Annotated[
     str | None,
     typer.Option(
         metavar="SOURCE,TARGET",
-        help="Columns, keys or languages of source and target in files of pairs, by name or number, "
-        "for example en,de or 2,3 (default: found from headers, keys and language codes).",
+        help="Columns, keys or languages of the source and the target in files of pairs, by name or number, "
+        "for example en,de or 2,3 (default: detected from headers, keys and language codes).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -181,7 +181,7 @@ LanguagePair = Annotated[
     typer.Option(
         "--languages",
         metavar="SOURCE,TARGET",
-        help="Languages of source and target, for example en,de (default: found in the files).",
+        help="Source and target language, for example en,de (default: detected from the files).",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -190,7 +190,7 @@ BadLines = Annotated[
     typer.Option(
         "--on-bad-line",
         metavar="error | skip",
-        help="What to do with a line that cannot be read: stop, or skip it and report how many.",
+        help="What to do with a line that cannot be parsed: error stops; skip skips it and reports the count.",
         rich_help_panel=INPUT_OUTPUT,
     ),
 ]
@@ -198,7 +198,7 @@ PrecisionName = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Number format: fp32, bf16, int8, or auto, the fastest one that the machine supports.",
+        help="Precision: fp32, bf16, int8, or auto, the fastest one that the machine supports.",
         rich_help_panel=PERFORMANCE,
     ),
 ]
@@ -245,7 +245,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="N",
-            help="Beam size; 1 is greedy search (default: the recipe's).",
+            help="Beam size; 1 is greedy search (default: from the recipe).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -254,7 +254,7 @@ def decoding_options(
         typer.Option(
             metavar="ALPHA",
             help="Exponent of the length penalty; larger values favour longer translations "
-            "(default: the recipe's).",
+            "(default: from the recipe).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -262,8 +262,8 @@ def decoding_options(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Length penalty and stopping rule of beam search: gnmt (the paper's), transformers or "
-            "ctranslate2 (default: the recipe's).",
+            help="Length penalty and stopping rule of beam search: gnmt (as in the paper), transformers or "
+            "ctranslate2 (default: from the recipe).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -272,7 +272,7 @@ def decoding_options(
         typer.Option(
             metavar="N",
             help="Never generate the same sequence of N tokens twice in a translation; 0 turns this off "
-            "(default: the recipe's).",
+            "(default: from the recipe).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -281,7 +281,7 @@ def decoding_options(
         typer.Option(
             metavar="KIND",
             help="Copy these spans unchanged: placeholders ({name}, %s, <b>, URLs) or numbers; "
-            "repeatable (default: the recipe's).",
+            "repeatable (default: from the recipe).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -290,7 +290,7 @@ def decoding_options(
         typer.Option(
             metavar="N",
             help="Minimum Bayes risk decoding: draw N samples and return the one most similar to "
-            "the others; 0 turns this off (default: the recipe's).",
+            "the others; 0 turns this off (default: from the recipe).",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -309,7 +309,7 @@ def decoding_options(
         typer.Option(
             metavar="T",
             help="Sample instead of searching; values below 1 sharpen the distribution, values above 1 "
-            "flatten it (default: the recipe's).",
+            "flatten it (default: from the recipe).",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -317,7 +317,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="K",
-            help="Sample from the K most probable tokens; 0 means all (default: the recipe's).",
+            help="Sample from the K most probable tokens; 0 means all (default: from the recipe).",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -326,7 +326,7 @@ def decoding_options(
         typer.Option(
             metavar="P",
             help="Sample from the most probable tokens that together have probability P, for example "
-            "0.9 (default: the recipe's).",
+            "0.9 (default: from the recipe).",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -334,7 +334,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="N",
-            help="Random seed; the same seed gives the same samples (default: the recipe's).",
+            help="Random seed; the same seed gives the same samples (default: from the recipe).",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
@@ -342,7 +342,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of mask-predict iterations; 1 predicts all tokens once (default: the recipe's).",
+            help="Number of mask-predict iterations; 1 predicts all tokens once (default: from the recipe).",
             rich_help_panel=NON_AUTOREGRESSIVE,
         ),
     ] = None,
@@ -350,7 +350,7 @@ def decoding_options(
         int | None,
         typer.Option(
             metavar="N",
-            help="Number of candidate lengths to decode (default: the recipe's).",
+            help="Number of candidate lengths to decode (default: from the recipe).",
             rich_help_panel=NON_AUTOREGRESSIVE,
         ),
     ] = None,
@@ -390,7 +390,7 @@ def with_decoding_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def call_with_defaults(command: Callable[..., None], **arguments: Any) -> None:
-    """Call a command as the command line does without further options."""
+    """Call a command as the command line does, with the default of every option that is not given."""
     parameters = inspect.signature(command).parameters
     command(**{name: one.default for name, one in parameters.items()} | arguments)
 
@@ -405,7 +405,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def run_folders(run: Path) -> Path | list[Path]:
-    """The run folder of an argument, or the folders that are joined by +."""
+    """The run folder that an argument names, or several folders joined by +."""
     if run.exists() or "+" not in str(run):
         return run
     folders = str(run).split("+")

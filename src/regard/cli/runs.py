@@ -1,4 +1,4 @@
-"""The command info, and those of ``regard runs``: describe, list, compare and prune runs."""
+"""The command ``regard info`` and the commands of ``regard runs``: describe, list, compare and prune runs."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def compare_command(
 ) -> None:
     """Compare runs: scores with 95% confidence intervals, paired significance tests, and recipe differences.
 
-    Significance tests need runs with the same test data. Test outputs that training has not stored are computed.
+    Significance tests need runs with the same test data. Test outputs that training did not store are computed.
     """
     from regard.storage.run_dir import RunDir
     from regard.training.compare_runs import compare_runs
 
     if len(runs) < 2:
-        raise RegardError("give at least two runs to compare")
+        raise RegardError("expected at least two runs to compare")
     found = compare_runs([RunDir(run) for run in runs], lambda text: typer.echo(text, err=True))
     if as_json:
         print(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
@@ -120,7 +120,7 @@ def compare_command(
         for line in _table([["recipe", *names], *rows]):
             print(line)
     else:
-        print("The recipes are equal.")
+        print("The recipes are identical.")
 
 
 @app.command()
@@ -138,7 +138,7 @@ def prune(
     """List, or with --yes delete, the checkpoints, prepared data and temporary files of finished runs.
 
     The model, its recipe, tokenizer and card are never deleted. A pruned run can be used but not resumed. For an
-    interrupted run, only temporary files are deleted. Runs that are training or damaged are left alone.
+    interrupted run, only temporary files are deleted. Runs that are training or damaged are skipped.
     """
     from regard.storage.run_listing import find_runs, prunable, prune as delete, summarize
 

@@ -1,4 +1,4 @@
-"""The commands serve, an HTTP server for models, and import and export, which convert models of other libraries."""
+"""The commands serve, import and export: an HTTP server, and conversion from and to other libraries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another host name to accept in the Host header; repeatable; * allows all "
+            help="Additional host name to accept in the Host header; repeatable; * allows all "
             "(default: localhost, --host and every IP address).",
         ),
     ] = None,
@@ -53,7 +53,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="ORIGIN",
-            help="Origin whose pages may use the API from a browser, such as https://example.org; repeatable; "
+            help="Origin whose web pages may call the API, for example https://example.org; repeatable; "
             "* allows all (default: none).",
         ),
     ] = None,
@@ -62,37 +62,38 @@ def serve(
         typer.Option(
             metavar="N",
             min=0,
-            help="POST requests that one client may send per minute; 0 means no limit. A client is an API key in "
-            "the Authorization header, or an address.",
+            help="Maximum number of POST requests per client and minute; 0 means no limit. A client is identified by "
+            "the API key in its Authorization header, otherwise by its address.",
         ),
     ] = 0,
     access_log: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Append one JSON object per request, without texts; - is standard output (default: none).",
+            help="File to which one JSON object per request is appended, without texts; - means standard output "
+            "(default: no log).",
         ),
     ] = None,
     languages: Annotated[
         str | None,
         typer.Option(
             metavar="FROM,TO",
-            help="Language codes of source and target, for example en,de (default: the run's).",
+            help="Source and target language codes, for example en,de (default: from the run).",
         ),
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory for the weights of several models, such as 2GB, for all --workers together; the least "
-            "recently used models are unloaded (default: no limit).",
+            help="Memory limit for the weights of all models in all --workers, for example 2GB; if it is exceeded, the "
+            "least recently used models are unloaded (default: no limit).",
         ),
     ] = None,
     pivot: Annotated[
         list[str] | None,
         typer.Option(
             metavar="LANGUAGE",
-            help="Language through which two models may be combined: with en, German to English to French; "
+            help="Pivot language that connects two models: with en, German is translated to French through English; "
             "repeatable (default: none).",
         ),
     ] = None,
@@ -107,9 +108,9 @@ def serve(
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Serve translation models over HTTP, with LibreTranslate's API and a web page.
+    """Serve translation models over HTTP, with the LibreTranslate API and a web page.
 
-    With several models, requests are routed by their languages. SIGHUP reloads the models; so does a new card.json.
+    With several models, requests are routed by language. The models are reloaded on SIGHUP and when card.json changes.
     """
     with share_metrics():  # before prometheus_client is imported
         try:
@@ -121,7 +122,7 @@ def serve(
         if api_keys is not None and not keys:
             raise RegardError(
                 f"--api-keys {api_keys!r}: contains no key, so anyone could use the server; "
-                "give at least one"
+                "specify at least one"
             )
         pair = None if languages is None else _language_pair(languages)
         settings = Settings(
@@ -203,7 +204,7 @@ def import_(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="FOLDER | FILE", help="The model to import, as its library saved it."
+            metavar="FOLDER | FILE", help="The model to import, as saved by its library."
         ),
     ],
     format_: Annotated[
@@ -245,7 +246,7 @@ def export(
         Path | None,
         typer.Option(
             metavar="FOLDER | FILE",
-            help="Folder to write; for html a file, RUN.html by default.",
+            help="Folder to write; for html, a file (default: RUN.html).",
             show_default=False,
         ),
     ] = None,
@@ -253,7 +254,7 @@ def export(
         bool,
         typer.Option(
             "--heads",
-            help="For html: also measure what each attention head contributes, on a sample of the validation data, "
+            help="For html: also measure the contribution of each attention head on a sample of the validation data, "
             "and show it in the file.",
         ),
     ] = False,
@@ -266,7 +267,7 @@ def export(
             raise RegardError(f"--to {format_} needs --out FOLDER")
         out = Path(f"{run.resolve().name}.html")
     if heads and format_ != "html":
-        raise RegardError(f"--heads is for --to html, not for {format_}")
+        raise RegardError(f"--heads works only with --to html, not with --to {format_}")
     for line in _export_with_heads(run, out) if heads else export_model(run, format_, out):
         print(line)
 

@@ -1,4 +1,4 @@
-"""The commands of the tasks other than translation: tag, classify, fill, generate."""
+"""The commands for tasks other than translation: tag, classify, fill, generate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tag(
 ) -> None:
     """Tag the words of texts, and print them as word/TAG.
 
-    Words must be separated by spaces; put spaces around punctuation, too.
+    Words and punctuation must be separated by spaces.
     """
     from regard.storage.atomic_files import check_distinct_files
     from regard.tasks import Tagger
@@ -74,7 +74,7 @@ def fill(
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Predict masked tokens: print each predicted token after its probability, best first."""
+    """Predict masked tokens: print the probability and the text of each prediction, best first."""
     from regard.tasks import MaskedLM
 
     gaps = MaskedLM.load(run).fill(text, best)
@@ -110,7 +110,7 @@ def generate(
         float,
         typer.Option(
             metavar="P",
-            help="Sample from the most probable tokens that together have probability P.",
+            help="Sample from the most probable tokens that together have probability P, for example 0.9.",
         ),
     ] = 1.0,
     seed: Annotated[

@@ -27,7 +27,7 @@ CHUNK_LINES = 1024
 def check_input(texts: list[str] | None, input: Path | None) -> None:
     """Check the input before the model is loaded: texts or an existing file, not both."""
     if texts and input:
-        raise RegardError("give either texts or --input, not both")
+        raise RegardError("texts and --input cannot be combined")
     if input and not input.exists():
         raise RegardError(f"--input {input}: no such file")
     if input and input.is_dir():
@@ -143,7 +143,7 @@ def write_lines(lines: Iterator[str], output: Path | None) -> None:
 
 def _standard_input() -> Iterator[str]:
     if sys.stdin is None:
-        raise RegardError("standard input is closed; give texts or --input")
+        raise RegardError("standard input is closed; pass texts or --input")
     if sys.stdin.isatty():
         typer.echo("Type a line and press Enter; press Ctrl-D to finish.", err=True)
     for number, line in enumerate(_raw_lines(), 1):

@@ -1,4 +1,4 @@
-"""The commands that make models: demo, train, recipes, distill, average; and plan."""
+"""The commands demo, train, recipes, distill, average and plan."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def train(
             "--minutes",
             metavar="MINUTES",
             min=0.1,
-            help="Time limit for everything: preparing, training, validating and scoring. Steps, schedule and, "
-            "without a recipe, the model are chosen to fit (default: no limit; without a recipe and without "
-            "--from, a time chosen for the data and the device).",
+            help="Time limit for the whole command: data preparation, training, validation and scoring. The steps, "
+            "the schedule and, without a recipe, the model are chosen to fit (default: no limit; without a recipe "
+            "and without --from, a limit chosen for the data and the device).",
         ),
     ] = None,
     processes: Annotated[
@@ -83,8 +83,8 @@ def train(
         typer.Option(
             metavar="N",
             min=1,
-            help="Train in N processes on this machine, which share each batch: on a machine with many cores, one for "
-            "each core or group of cores; with GPUs, one for each GPU (default: one process).",
+            help="Train in N processes on this machine and divide each batch among them: one process per GPU, or, on "
+            "a CPU, one per core or group of cores (default: one process).",
         ),
     ] = None,
     columns: Columns = None,
@@ -95,8 +95,8 @@ def train(
         typer.Option(
             "--from",
             metavar="RUN",
-            help="Fine-tune this run: a run folder, a bundle or an imported model. Model sizes and tokenizer are "
-            "taken from it.",
+            help="Fine-tune this run: a run folder, a bundle or an imported model. It determines the model size and "
+            "the tokenizer.",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -104,7 +104,8 @@ def train(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Take this share of the training pairs from the training data of that run, for example 0.5.",
+            help="Share of the training pairs that are drawn from the training data of that run, for example 0.5 "
+            "(default: 0).",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -113,7 +114,8 @@ def train(
         typer.Option(
             metavar="GROUPS",
             help="Do not train these groups of weights: encoder, decoder, embeddings, self_attention, cross_attention, "
-            "feed_forward or norms, separated by commas; or all but one, for example all-but-decoder.",
+            "feed_forward or norms, separated by commas; or all groups but one, for example all-but-decoder "
+            "(default: none).",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -121,7 +123,8 @@ def train(
         int | None,
         typer.Option(
             metavar="N",
-            help="Add up to N entries, learned from the new data, to each vocabulary. Needed for a new language.",
+            help="Add up to N entries, learned from the new data, to each vocabulary (default: 0). Needed for a new "
+            "language.",
             rich_help_panel=FINE_TUNING,
         ),
     ] = None,
@@ -139,10 +142,10 @@ def train(
         raise typer.Exit(run_processes(sys.argv[1:], processes))
     if processes is not None and (started or "1") != str(processes):
         raise RegardError(
-            f"--processes {processes}: WORLD_SIZE is {started}; leave one of them out"
+            f"--processes {processes}: WORLD_SIZE is {started}; omit --processes or unset WORLD_SIZE"
         )
     if not all(data):
-        raise RegardError("the name of a file is empty")
+        raise RegardError("a file name is empty")
     if out is not None and out.exists() and not out.is_dir():
         raise RegardError(f"--out {out}: a file, not a folder")
     from regard.training.run import Interrupted, train as run_training
@@ -214,7 +217,7 @@ def _plan(
         for option, key in _RECIPE_KEYS.items():
             if reading[option] not in (None, "error"):
                 flag = option.replace("_", "-")
-                raise RegardError(f"--{flag} is for files; in a recipe, write {key}")
+                raise RegardError(f"--{flag} applies to data files; in a recipe, set {key}")
         folder = out or Path("runs") / name
         if fine_tuning is None:
             return _Planned(load_recipe(data[0], changes), folder, minutes)
@@ -309,9 +312,7 @@ def _is_data(name: str) -> bool:
     except OSError:  # such as a name that is too long
         return False
     if is_file and path.suffix in (".xls", ".ods"):
-        raise RegardError(
-            f"{path}: a spreadsheet; save it as XLSX or CSV (UTF-8) and give that file"
-        )
+        raise RegardError(f"{path}: unsupported spreadsheet format; save it as XLSX or CSV (UTF-8)")
     if is_file and path.suffix not in (".yaml", ".yml"):
         raise RegardError(
             f"{path}: neither a recipe (.yaml) nor a file of pairs ({', '.join(pair_suffixes())}); "
@@ -321,7 +322,7 @@ def _is_data(name: str) -> bool:
 
 
 def is_pair_file(name: str) -> bool:
-    """Whether a file is one of pairs, by its suffix."""
+    """Whether the suffix of a file is that of a pair format."""
     from regard.data.formats.base import suffix_format
 
     return suffix_format(Path(name)) is not None
@@ -368,7 +369,7 @@ def distill(
         Path,
         typer.Argument(
             metavar="RUN",
-            help="Run folder of the teacher, or several joined by + as an ensemble.",
+            help="Run folder of the teacher, or an ensemble of several, for example runs/a+runs/b.",
         ),
     ],
     input: Annotated[
@@ -401,7 +402,7 @@ def distill(
     *,
     decoding: dict[str, Any],
 ) -> None:
-    """Translate the training sources, or other texts, and write pairs that another model can learn from.
+    """Translate the training sources, or other texts, to make training pairs for another model.
 
     To resume after an interruption, run the same command again.
     """
@@ -446,7 +447,7 @@ def average(
 ) -> None:
     """Average the weights of a run's checkpoints, or the models of several runs, into a new model.
 
-    Several runs must be fine-tuned from the same run, or have started from the same random weights.
+    Several runs must have been fine-tuned from the same run, or have started from the same random weights.
     """
     from regard.training.checkpoint import average_run, average_runs
 
@@ -479,7 +480,7 @@ def plan(
         str,
         typer.Option(
             metavar="GPU",
-            help="The GPU: h200, h100 or a100; or cpu, processes with one core each, timed on this machine.",
+            help="GPU model: h200, h100 or a100; or cpu: processes with one core each, timed on this machine.",
         ),
     ] = "h100",
     price: Annotated[
@@ -492,10 +493,10 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate speed, memory, duration and cost of training on GPUs that you do not have.
+    """Estimate the speed, memory, time and cost of training on GPUs that you do not have.
 
-    Three corpora are estimated: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing is read
-    or trained; with --kind cpu, a few steps on random tokens are timed on one core of this machine.
+    The estimates are for three corpora: WMT14 (4.5 million pairs), 300 million pairs, and 10^10 target tokens. Nothing
+    is read or trained; with --kind cpu, a few steps on random tokens are timed on one core of this machine.
     """
     from regard.recipe import load_recipe, parse_choice
     from regard.training.cost_model import ACCELERATORS, CPU, describe, estimate

@@ -1,4 +1,4 @@
-"""The command translate: texts, standard input, a file of any size, or documents; it resumes after an interruption."""
+"""The command translate, for texts, standard input, files of any size and documents; it can be resumed."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def translate(
         typer.Option(
             metavar="N",
             min=1,
-            help="Print the N best translations of each line, or N samples; each output line is line number, "
-            "tab, score, tab, translation (with --confidence, the confidence before the translation).",
+            help="Print the N best translations of each line, or N samples, as tab-separated fields: line number, "
+            "score, translation (with --confidence: line number, score, confidence, translation).",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = 1,
@@ -88,7 +88,7 @@ def translate(
         bool,
         typer.Option(
             "--confidence",
-            help="Print the confidence of each translation (0 to 1) and a tab before the translation.",
+            help="Print the confidence of each translation (0 to 1) before it, separated by a tab.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = False,
@@ -97,8 +97,8 @@ def translate(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Columns of a CSV or TSV document to translate, by name or number, for example title,text; or "
-            "the column of a Parquet file given as --input.",
+            help="Columns to translate in a CSV or TSV document, by name or number, for example title,text; or "
+            "the column to translate in a Parquet file given as --input.",
             rich_help_panel=INPUT_OUTPUT,
         ),
     ] = None,
@@ -128,8 +128,8 @@ def translate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Glossary with lines of source term, tab, target term; where a source term occurs, its "
-            "target term is used.",
+            help="Glossary file with one entry per line: source term, tab, target term. Where a source term occurs, "
+            "its target term is used.",
             rich_help_panel=DECODING,
         ),
     ] = None,
@@ -154,7 +154,9 @@ def translate(
     precision: PrecisionName = "auto",
     threads: Threads = None,
 ) -> None:
-    """Translate texts, documents, or lines of a file or of standard input (one line in, one line out, in order).
+    """Translate texts, documents, or the lines of a file or of standard input.
+
+    Lines are translated in order: one line in, one line out.
 
     Documents (DOCX, PPTX, ODT, Markdown, HTML, SRT, VTT, PO, XLIFF, TMX, JSON, YAML, properties, CSV, text) keep
     their structure and formatting. A Parquet file is translated row by row, and the output is a Parquet file.
@@ -194,7 +196,7 @@ def translate(
     elif input and not is_parquet(input):
         refuse_document_as_lines(run, input)
     if memory is None and fuzzy is not None:
-        raise RegardError(f"--fuzzy {fuzzy:g}: no effect without --memory")
+        raise RegardError(f"--fuzzy {fuzzy:g}: has no effect without --memory")
     if memory is not None:
         refuse_options(
             "--memory", {name: whole_lines[name] for name in whole_lines if name != "alignment"}
@@ -209,7 +211,7 @@ def translate(
     if shard is not None:
         share = Shard.parse(shard)
         if not (input and input.is_file() and output):
-            raise RegardError(f"--shard {shard}: needs --input with a file, and --output")
+            raise RegardError(f"--shard {shard}: needs --input with a regular file, and --output")
         output, alignment = share.path(output), alignment and share.path(alignment)
     if is_parquet(output):
         refuse_options("--output with Parquet", {**whole_lines, "json": as_json})
@@ -218,7 +220,7 @@ def translate(
     model = Translator.load(run_folders(run), precision=parse_precision(precision), threads=threads)
     if alignment and len(model.runs) > 1:
         raise RegardError(
-            f"--alignment {alignment}: not for an ensemble; align with one of its runs"
+            f"--alignment {alignment}: not supported for an ensemble; use a single run"
         )
     if not texts or documents:  # texts of a command line are too few for worker processes
         model.start_workers()
@@ -313,7 +315,7 @@ def _to_parquet(lines: list[str]) -> bytes:
 
 
 def refuse_options(what: str, options: Mapping[str, object]) -> None:
-    """Refuse options that are about a line as a whole."""
+    """Refuse options that apply to whole lines."""
     given = [f"--{name}" for name, value in options.items() if value]
     if given:
         raise RegardError(

@@ -234,7 +234,7 @@ class TranslationJob:
             if len(line.encode(errors="replace")) <= limit:  # a token has at least about one byte
                 continue
             if (tokens := self._count_tokens(line)) > limit:
-                advice = "shorten it" if self._needs_whole_lines else "--sentences splits it"
+                advice = "shorten it" if self._needs_whole_lines else "use --sentences to split it"
                 raise RegardError(
                     f"line {number} has {tokens:,} tokens, but at most {limit:,} can be translated as one text; "
                     f"{advice}"
@@ -268,7 +268,7 @@ class TranslationJob:
         whole = self._needs_whole_lines
         count = count_sentences(line, self._source_language)
         if count > 1:
-            advice = "" if whole else "; --sentences translates each separately"
+            advice = "" if whole else "; use --sentences to translate each separately"
             return f"{count} sentences and is translated as one{advice}"
         longest = self.model.recipe.data.clean.max_tokens
         if len(line.encode(errors="replace")) <= longest:  # a token has at least about one byte
@@ -276,9 +276,9 @@ class TranslationJob:
         tokens = self._count_tokens(line)
         if tokens <= longest:
             return None
-        advice = "" if whole else "; --sentences splits it"
+        advice = "" if whole else "; use --sentences to split it"
         return (
-            f"{tokens:,} tokens, and the model was trained on at most {longest:,}: parts of it may be lost"
+            f"{tokens:,} tokens, but the model was trained on at most {longest:,}: parts of it may be lost"
             f"{advice}"
         )
 
@@ -307,7 +307,7 @@ class TranslationJob:
         for one in translations:
             problems = self._protected.mismatches(line, one.text)
             problems += [
-                f"{term} is missing"
+                f"glossary term {term} is missing"
                 for term in terms
                 if not whole_word_pattern(term).search(one.text)
             ]
@@ -409,7 +409,7 @@ class TranslationJob:
 
 def describe_match(match: Match) -> str:
     """A match of the memory, in one line."""
-    return f"{match.score:.0%} match in the memory: {match.source} => {match.target}"
+    return f"{match.score:.0%} match in the translation memory: {match.source} => {match.target}"
 
 
 def _join_lines(lines: Sequence[str]) -> str:

@@ -188,7 +188,7 @@ def data_paths(
                 raise RegardError(f"{section}.{key}: no such file: {path}")
             raise RegardError(
                 f"{section}.{key}: no such file: {path.absolute()} "
-                "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
+                "(set the folder with --set data.root=DIR or $REGARD_DATA)"
             )
     return paths
 
@@ -251,7 +251,7 @@ class CorpusPreview:
             lines += [f"  {detail}" for detail in layout.details[:20]]
             if len(layout.details) > 20:
                 lines.append(f"  and {len(layout.details) - 20:,} more files")
-        languages = "languages not named (--languages names them)"
+        languages = "languages unknown (use --languages to name them)"
         if self.languages:
             languages = language_names(self.languages)
         lines.append(f"{self.count:,} pairs, {languages}; the first:")

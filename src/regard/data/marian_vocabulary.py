@@ -113,4 +113,4 @@ def _load(folder: Path, stem: str) -> MarianVocabulary:
     except RuntimeError:
         raise RegardError(f"{folder / stem}.model: damaged, or not a SentencePiece model") from None
     except (ValueError, KeyError, TypeError, AssertionError):
-        raise RegardError(f"{path}: damaged, not a list of pieces in JSON") from None
+        raise RegardError(f"{path}: damaged: not a JSON list of pieces") from None

@@ -1,4 +1,4 @@
-"""Finds pairs that are no translations of each other: IBM Model 1, a likelihood-ratio test, and misaligned stretches.
+"""Finds pairs that are not translations of each other: IBM Model 1, a likelihood-ratio test, and misaligned stretches.
 
 **IBM Model 1** (``Lexicon``; Brown et al. 1993) is a word-by-word translation model, learned from a sample of the
 corpus itself. It is far too weak to translate, but it tells in microseconds whether two texts can be translations of

@@ -361,7 +361,7 @@ class LexiconRule(Rule):
     def prepare(self, facts: CorpusFacts) -> str | None:
         self.lexicon = facts.lexicon
         if self.lexicon is None:
-            return f"it needs at least {MIN_PAIRS} pairs to learn the words from"
+            return f"it needs at least {MIN_PAIRS} pairs to learn word translations"
         return None
 
     def find(self, batch: PairBatch) -> Mask:
@@ -419,12 +419,12 @@ class WrongLanguage(Rule):
 
     def prepare(self, facts: CorpusFacts) -> str | None:
         if facts.languages is None:
-            return "the languages are not known: name them with --languages, such as en,de"
+            return "the languages are unknown; name them with --languages, for example en,de"
         if not is_installed():
             return "it needs py3langid: pip install 'regard[language-id]'"
         self.identifiers = [LanguageIdentifier.create(code) for code in facts.languages]
         if not any(self.identifiers):
-            return f"py3langid knows neither {facts.languages[0]} nor {facts.languages[1]}"
+            return f"py3langid supports neither {facts.languages[0]} nor {facts.languages[1]}"
         return None
 
     def find(self, batch: PairBatch) -> Mask:
@@ -535,7 +535,7 @@ class Misaligned(LexiconRule):
 class Unrelated(LexiconRule):
     """the words, the lengths and the punctuation of the two sides do not belong together"""
 
-    advice = "look at some of them: most are misaligned or very free translations; drop them"
+    advice = "check some of them: most are misaligned or very free translations; drop them"
     max_log_odds: float = -5.0
     """of being a translation, in nats"""
     min_precision: float = 0.7
@@ -558,12 +558,12 @@ class Unrelated(LexiconRule):
 class HeldOutOverlap(Rule):
     """the source is also in the validation or test data, up to case and punctuation"""
 
-    advice = "drop them from the training data, or the scores will be too good"
+    advice = "drop them from the training data, or the scores will be too high"
     held_out: Mapping[str, KeyCounter] = field(default_factory=dict, init=False, repr=False)
 
     def prepare(self, facts: CorpusFacts) -> str | None:
         self.held_out = facts.held_out
-        return None if facts.held_out else "no --valid and no --test was given"
+        return None if facts.held_out else "neither --valid nor --test was given"
 
     def find(self, batch: PairBatch) -> Mask:
         keys = batch.source.folded_keys
@@ -640,7 +640,7 @@ class ManyTargets(CountingRule):
     """a source with many different targets"""
 
     rejects = False
-    advice = "look at them: often a placeholder such as 'Untitled', or misaligned lines"
+    advice = "check them: they are often placeholders such as 'Untitled', or misaligned lines"
     max_targets: int = 20
 
     def find(self, batch: PairBatch) -> Mask:

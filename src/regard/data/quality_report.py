@@ -253,7 +253,7 @@ def next_steps(report: QualityReport, given: str, options: str) -> list[str]:
         if split.overlap:
             steps.append(
                 f"{split.overlap:,} of {split.sources:,} sources of {split.name} are in the training data, so the "
-                "scores will be too good; the first command drops them from the training data"
+                "scores will be too high; the first command drops them from the training data"
             )
         if split.unknown_words > 0.1:
             steps.append(
@@ -380,7 +380,7 @@ def _held_out(splits: list[HeldOutSplit]) -> str:
     )
     return (
         "<h2>Validation and test data</h2><table><tr><th>split</th><th>sources also in the training data</th>"
-        f"<th>unknown words</th><th>distance of the words (0 to 1)</th></tr>{rows}</table>"
+        f"<th>unknown words</th><th>vocabulary distance (0 to 1)</th></tr>{rows}</table>"
     )
 
 

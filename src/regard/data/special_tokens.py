@@ -1,4 +1,4 @@
-"""Special tokens: the first five ids of every vocabulary, which stand for no text; and the symbol for a space."""
+"""Special tokens: the first five ids of every vocabulary, which represent no text; and the symbol for a space."""
 
 PAD = 0
 """pads the short rows of a batch; masked in attention and ignored by the loss"""

@@ -247,7 +247,7 @@ def _decompress_zst(chunks: Iterable[bytes]) -> Iterator[bytes]:
                 start -= len(frame.unused_data)
                 frame = None
     if frame is not None:
-        raise EOFError("the file ends before its last frame does")
+        raise EOFError("the file ends in the middle of a frame")
 
 
 def find_encoding(sample: bytes) -> str:

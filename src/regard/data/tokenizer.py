@@ -334,7 +334,7 @@ def _load_vocabulary(path: Path, normalization: str) -> Vocabulary:
         raise RegardError(f"{path}: damaged, or not a SentencePiece model") from None
     if first != expected:
         raise RegardError(
-            f"{path}: not made by Regard: its first entries are {first}, not {expected}"
+            f"{path}: not created by Regard: its first entries are {first}, not {expected}"
         )
     return vocabulary
 
@@ -526,7 +526,7 @@ def encode_utf8(text: str) -> bytes:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RegardError(
-            f"{text[error.start]!a} in {text!a} is half of a surrogate pair, not a character"
+            f"{text[error.start]!a} in {text!a} is an unpaired surrogate, not a character"
         ) from None
 
 

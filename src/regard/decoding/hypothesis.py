@@ -1,4 +1,4 @@
-"""What a search is asked for and what it returns: phrases and hypotheses, as plain data.
+"""The input and output of a search: phrases and hypotheses, as plain data.
 
 This module does not import torch, so that the native decoder can be used without it.
 """

@@ -42,7 +42,7 @@ def demo(out: Path) -> None:
     first, *_ = (MetricResult(**result) for result in run.card()["test"])
     console.print(f"{first.name} {first.value:.1f} on {PAIRS['test']:,} test sentences;")
     console.print(
-        f"{correct} of {total} pronouns correct for pairs of noun and adjective that are not in the training data."
+        f"{correct} of {total} pronouns correct for noun-adjective pairs that are not in the training data."
     )
     console.print()
     for source, translation in zip(EXAMPLES, model.translate(EXAMPLES), strict=True):

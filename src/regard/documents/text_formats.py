@@ -189,7 +189,7 @@ class Table(TextFormat):
         wrong = [name for name in given if not (name.isdecimal() and 1 <= int(name) <= len(names))]
         if wrong:
             raise ValueError(
-                f"no column {wrong[0]}; give a name from the first line ({', '.join(names[:20])}) "
+                f"no column {wrong[0]}; use a name from the first line ({', '.join(names[:20])}) "
                 f"or a number from 1 to {len(names)}"
             )
         return sorted(int(name) - 1 for name in given), 0

@@ -1,4 +1,4 @@
-"""The claims about the Transformer that people learn, each with an experiment that can confirm or contradict it.
+"""Common claims about the Transformer, each with an experiment that can confirm or contradict it.
 
 A claim is one entry of ``CLAIMS``. Its experiment changes the recipe of the lab (``claim_verdicts.py``), a small
 Transformer on the built-in corpus, and its expectations say which variant should be better. Some claims also have
@@ -97,7 +97,7 @@ _CLAIMS = (
     ),
     Claim(
         "one-key-value-head",
-        "Does one head of keys and values suffice?",
+        "Is one key-value head enough?",
         "Multi-query attention shares one head of keys and values between all query heads and loses little.",
         "Shazeer 2019, Fast Transformer Decoding",
         {"4": (), "1": ("model.attention.key_value_heads=1",)},
@@ -164,7 +164,7 @@ _CLAIMS = (
     ),
     Claim(
         "sinusoidal-or-learned",
-        "Which positions: sinusoidal or learned?",
+        "Sinusoidal or learned positions?",
         "Learned positions give nearly identical results to sinusoidal ones.",
         f"{VASWANI}, section 3.5 and table 3 (E)",
         {"sinusoidal": (), "learned": ("model.position=learned",)},
@@ -209,7 +209,7 @@ _CLAIMS = (
     Claim(
         "adam-or-sgd",
         "Why Adam and not SGD?",
-        "Transformers train much better with Adam than with stochastic gradient descent, also with momentum.",
+        "Transformers train much better with Adam than with stochastic gradient descent, even with momentum.",
         "Zhang et al. 2020, Why are Adaptive Methods Good for Attention Models?",
         {
             "Adam": (),
@@ -271,7 +271,7 @@ _CLAIMS = (
     Claim(
         "dropout",
         "Why dropout?",
-        "Dropout avoids over-fitting, so it is better than no dropout if there are few data.",
+        "Dropout reduces overfitting, so it helps if there is little training data.",
         f"{VASWANI}, section 5.4 and table 3 (D)",
         {
             "no dropout": FEW_PAIRS,
@@ -353,7 +353,7 @@ _CLAIMS = (
     ),
     Claim(
         "quadratic-time",
-        "Is the time of attention quadratic?",
+        "Does attention take quadratic time?",
         "The time of attention grows with the square of the length.",
         f"{VASWANI}, table 1",
         measurement="quadratic_time",
@@ -361,9 +361,9 @@ _CLAIMS = (
     ),
     Claim(
         "quadratic-memory",
-        "Is the memory of attention quadratic?",
+        "Does attention take quadratic memory?",
         "Attention stores a weight for each pair of positions, so its memory grows with the square of the length.",
-        "Rabe and Staats 2021 and Dao et al. 2022 (FlashAttention) name this as the usual belief",
+        "Rabe and Staats 2021 and Dao et al. 2022 (FlashAttention) describe this as the common belief",
         measurement="quadratic_memory",
         see="../parts.md",
     ),

@@ -55,7 +55,7 @@ FIXED_KEYS = {
     "data.hold_out": "scores on different data cannot be compared",
     "evaluation": "scores of different metrics cannot be compared",
 }
-"""keys and sections that cannot vary, and why"""
+"""keys and sections that cannot be varied, and why"""
 OPEN, CLOSE = "[{(", "]})"
 MAX_VARIANTS = 1000
 
@@ -133,7 +133,7 @@ def make_design(
     factors = [factor for text in vary if (factor := _factor(text, problems))]
     _check_keys(vary, problems)
     if not vary:
-        problems.append("nothing varies: give --vary KEY=VALUE,VALUE")
+        problems.append("nothing to vary: pass --vary KEY=VALUE,VALUE")
     if seeds < 1:
         problems.append(f"--seeds {seeds}: must be 1 or more")
     if split not in ("valid", "test"):
@@ -143,7 +143,7 @@ def make_design(
     _raise(problems)
     variants = one_change_each(factors) if one_at_a_time else grid(factors)
     if len(variants) > MAX_VARIANTS:
-        raise RegardError(f"{len(variants):,} combinations: at most {MAX_VARIANTS:,} are possible")
+        raise RegardError(f"{len(variants):,} combinations: at most {MAX_VARIANTS:,} are allowed")
     first = recipe.training.seed
     numbers = tuple(range(first, first + seeds))
     design = Design(base, tuple(changes), tuple(factors), tuple(variants), numbers, split)
@@ -253,14 +253,14 @@ def _factor(text: str, problems: list[str]) -> Factor | None:
 
 
 def _check_keys(vary: Sequence[str], problems: list[str]) -> None:
-    """Refuse keys that cannot vary, and keys that are given twice."""
+    """Refuse keys that cannot be varied, and keys that are given twice."""
     keys = [key.strip() for text in vary for key in text.partition("=")[0].split("+")]
     for key in dict.fromkeys(keys):
         if keys.count(key) > 1:
             problems.append(f"--vary {key}: given twice; list all values after one --vary")
         for fixed, reason in FIXED_KEYS.items():
             if key == fixed or key.startswith(f"{fixed}."):
-                problems.append(f"--vary {key}: cannot vary; {reason}")
+                problems.append(f"--vary {key}: cannot be varied; {reason}")
 
 
 def _incomparable(variant: Variant, recipe: Recipe) -> Iterator[str]:
@@ -463,5 +463,5 @@ def _locked(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RegardError(f"{out}: another process runs this experiment") from None
+            raise RegardError(f"{out}: another process is running this experiment") from None
         yield

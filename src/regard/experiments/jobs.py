@@ -1,4 +1,4 @@
-"""Runs the trainings of an experiment, as many at a time as the device takes; they can be resumed after any kill.
+"""Runs the training runs of an experiment, as many at a time as fit on the device; they can be resumed.
 
 A training is finished when its run folder has ``scores.json``. Nothing else is needed to resume: the same command
 starts what is missing, and each training resumes from its own checkpoints. Each has a process of its own:
@@ -233,7 +233,7 @@ class Scheduler:
         elif OUT_OF_MEMORY in reason and self.running:
             self.slots.maximum = len(self.running)
             self.waiting.insert(0, job)
-            self.report(f"{job.name}: out of memory, waits until another training has ended")
+            self.report(f"{job.name}: out of memory; waiting until another training run ends")
         else:
             self.failures[job.name] = reason
             self.report(f"{job.name}: failed: {reason}")

@@ -115,7 +115,7 @@ def notes(content: Content) -> list[str]:
         f"{state}{f' on {where}' if where else ''}; {metric} on the {data} data, "
         f"{'higher' if content['metric']['higher_is_better'] else 'lower'} is better.",
         "Intervals are 95%, over seeds (Student's t; Welch's t for differences). Paired p: bootstrap test on the "
-        "same sentences, outputs of all seeds together; it ignores that other seeds give other models.",
+        "same sentences, outputs of all seeds together; it ignores the variation between seeds.",
     ]
     if summary["deviation"] is not None and summary["detectable"] is not None:
         lines.append(

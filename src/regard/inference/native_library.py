@@ -135,7 +135,9 @@ def build_library(folder: Path) -> Path:
         raise NoLibraryError("there is no C++ compiler to build it with")
     folder.mkdir(parents=True, exist_ok=True)
     log = logging.getLogger(__name__)
-    log.warning("Building the native library with %s, once; this takes some seconds.", compiler)
+    log.warning(
+        "Building the native library with %s; this happens once and takes a few seconds.", compiler
+    )
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as temporary:
         objects = [str(Path(temporary, f"{name}.o")) for name in OBJECTS]
         _run_all(

@@ -60,7 +60,7 @@ def unsupported_network(network: Transformer, packed: PackedTransformer) -> str 
     if any(layer.self_attention.rotary is not None for layer in stacks):
         return "its position is rotary"
     if unknown := sorted(set().union(*map(_parts, stacks)) - KNOWN_PARTS):
-        return f"native code does not know {', '.join(unknown)}"
+        return f"native code does not support {', '.join(unknown)}"
     maps = [one for one in packed.weights if not isinstance(one, Int8Embedding)]
     if not all(isinstance(one, Int8Linear) and one.is_frozen for one in maps):
         return "some of its linear maps are not calibrated"

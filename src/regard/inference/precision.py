@@ -1,4 +1,4 @@
-"""Device and precision: which number formats this machine has, which one to use, and what can be packed."""
+"""Device and precision: which precisions this machine supports, which one to use, and what can be packed."""
 
 from __future__ import annotations
 

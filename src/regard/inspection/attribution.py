@@ -1,4 +1,4 @@
-"""Contrastive attribution: which words, of the source and of the translation so far, are why it says *er*, not *sie*.
+"""Contrastive attribution: which words of the source and of the translation so far made it choose *er*, not *sie*.
 
 What is explained is one number: the logit of the generated token minus the logit of another one, the foil (Yin and
 Neubig 2022). Each method gives every word that the model has read a share of it. The words are those of the source and
@@ -254,7 +254,7 @@ def _choice(
             foil = int(logits.argmax())
         if foil == outputs[position] or not 0 <= foil < model.tokenizer.target.size:
             raise RegardError(
-                f"foil {foil}: must be another token than the generated one, "
+                f"foil {foil}: must differ from the generated token, and be "
                 f"from 0 to {model.tokenizer.target.size - 1}"
             )
         return TokenChoice(position, outputs[position], foil)
@@ -264,7 +264,7 @@ def _choice(
         (i for i, (a, b) in enumerate(zip(ids, here, strict=False)) if a != b), None
     )  # words may begin with the same tokens
     if common is None:
-        raise RegardError(f"foil {foil!r}: the translation has it at this position")
+        raise RegardError(f"foil {foil!r}: is the generated token at this position")
     return TokenChoice(position + common, here[common], ids[common])
 
 

@@ -1,4 +1,4 @@
-"""What each attention head is worth, and what it does.
+"""The contribution and the behaviour of each attention head.
 
 ``ablate_heads`` replaces the output of one head at a time by its mean over many sentences (mean ablation) and measures
 what is lost: BLEU, the probability of the reference, and any yes-or-no property of a translation, each with a 95%
@@ -82,7 +82,7 @@ def mean_outputs(
             sums[place] = sums.get(place, 0) + found.sum(0)
             counts[place] += len(found)
     if missing := [place for place in places if not counts[place]]:
-        raise RegardError(f"token {missing[0].token}: in none of the sentences")
+        raise RegardError(f"token {missing[0].token}: does not occur in any of the sentences")
     return {place: sums[place] / counts[place] for place in places}
 
 
@@ -298,7 +298,7 @@ class HeadAblation:
     ) -> None:
         if len(sources) != len(references) or not sources:
             raise RegardError(
-                f"{len(sources)} sources and {len(references)} references: there must be as many, and at least one"
+                f"{len(sources)} sources and {len(references)} references: expected equal numbers, at least one"
             )
         self.model, self.sources, self.references = model, sources, references
         self.correct, self.tested = options.get("correct"), options.get("tested", "translations")

@@ -1,4 +1,4 @@
-"""What a model would say at each depth: the logit lens and the DecoderLens.
+"""What a model would predict at each depth: the logit lens and the DecoderLens.
 
 The **logit lens** (nostalgebraist 2020) applies the final norm and the output projection to the decoder's residual
 stream at every depth. The **DecoderLens** (Langedijk et al. 2023) lets the whole decoder read the encoder's stream at

@@ -1,4 +1,4 @@
-"""Activation patching: which place of the network carries what two sentences differ in.
+"""Activation patching: which activations make the outputs for two sentences differ.
 
 Two sentences differ in a word, and so do their translations: *tired* gives *er*, *wide* gives *sie*. The network reads
 the second sentence, but at one place, a depth and a position of the residual stream, it gets the vector of the first.
@@ -143,7 +143,7 @@ class PatchMap:
         effect = min(1.0, float(self.effects[stack][depth, position]))
         return (
             f"{self.tokens[0].text} instead of {self.tokens[1].text}: the vector of "
-            f"{self.labels[stack][position][0].text} after {stack} layer {depth} alone brings back "
+            f"{self.labels[stack][position][0].text} after {stack} layer {depth} alone restores "
             f"{effect:.0%} of the difference"
         )
 

@@ -64,7 +64,10 @@ class ModelFormat:
         if self.final_norm not in (None, model.final_norm):
             yield f"model.final_norm: {str(model.final_norm).lower()} (only {str(self.final_norm).lower()})"
         if not self.grouped_queries and model.attention.key_value_heads not in (None, model.heads):
-            yield f"model.attention.key_value_heads: {model.attention.key_value_heads} (only heads, {model.heads})"
+            yield (
+                f"model.attention.key_value_heads: {model.attention.key_value_heads} "
+                f"(must equal model.heads, {model.heads})"
+            )
         if self.equal_heads:
             yield from _unequal_heads(model)
         for kind in dict.fromkeys([recipe.tokenizer.kind, recipe.tokenizer.of_target.kind]):
@@ -83,7 +86,7 @@ def _unequal_heads(model: ModelConfig) -> Iterator[str]:
     for key in ("d_k", "d_v"):
         width = getattr(model, key)
         if width * model.heads != model.d_model:
-            yield f"model.{key}: {width} (only d_model / heads, {model.d_model / model.heads:g})"
+            yield f"model.{key}: {width} (must be d_model / heads, {model.d_model / model.heads:g})"
 
 
 def _unread_options(decoding: DecodingConfig, read: Collection[str]) -> Iterator[str]:

@@ -162,7 +162,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     if config.get("activation_function") not in ACTIVATIONS:
         raise RegardError(
             f"{folder}: activation_function {config.get('activation_function')!r} is not supported; "
-            f"allowed are {', '.join(ACTIVATIONS)}"
+            f"allowed: {', '.join(ACTIVATIONS)}"
         )
     if not config.get("scale_embedding", False):
         raise RegardError(
@@ -176,7 +176,7 @@ def _json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RegardError(
-            f"{path}: no such file; give the folder of a Hugging Face model"
+            f"{path}: no such file; expected the folder of a Hugging Face model"
         ) from None
     except OSError as error:
         raise RegardError(f"{path}: cannot be read: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Rounding the weights of a Transformer to integers, so that few bits change little of what it computes.
+"""Rounding the weights of a Transformer to integers with few bits and little effect on its outputs.
 
 The network reads texts, the *calibration* texts, and what is observed there decides two things:
 

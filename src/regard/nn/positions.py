@@ -154,7 +154,7 @@ class SinusoidalInTree(Sinusoidal):
         self, x: Float[Tensor, "B T d"], start: Start = 0, tree: Tree | None = None
     ) -> Float[Tensor, "B T d"]:
         if tree is None:
-            raise RegardError("position: tree needs the parse of every text; give parses")
+            raise RegardError("position: tree needs the parse of every text; pass parses")
         rows = max(end_position(x, start), 1 + int(tree.depth.max()))
         table = self.sinusoids(rows, x.device).to(x.dtype)
         position, depth = table[position_ids(x, start)], table[tree.depth]

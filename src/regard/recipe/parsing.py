@@ -134,7 +134,7 @@ def load_yaml(text: str) -> Any:
 def _check_limits(text: str) -> None:
     """Count what a document would contain, from its stream of events; nothing is built."""
     if len(text) > MAX_CHARACTERS:
-        raise _LimitError(f"more than {MAX_CHARACTERS:,} characters, too large")
+        raise _LimitError(f"too large: more than {MAX_CHARACTERS:,} characters")
     sizes: dict[str, int] = {}  # of each anchor that is complete
     open_anchors: list[str | None] = []
     counts = [0]  # of each open collection, within that of the document

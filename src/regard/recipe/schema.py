@@ -141,27 +141,27 @@ class DataFiles(Section):
             raise ValueError("source and target must be given together")
         kinds = [self.source, self.pairs, self.conllu, self.text]
         if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("give either source and target, or pairs, or conllu, or text")
+            raise ValueError("expected one of: source and target, pairs, conllu, text")
         if self.source and self.target and len(self.source) != len(self.target):
             raise ValueError(
                 f"source has {len(self.source)} file(s) and target has {len(self.target)}: "
-                "give one target file for each source file"
+                "expected one target file per source file"
             )
         if self.columns and not self.pairs:
             raise ValueError("columns needs pairs: other files have no columns")
         if self.on_bad_line == "skip" and (self.conllu or self.parses):
-            raise ValueError("on_bad_line: skip is not for CoNLL-U files")
+            raise ValueError("on_bad_line: skip is not supported for CoNLL-U files")
         sources = self.source or self.pairs or ()
         if self.parses and len(self.parses) != len(sources):
             raise ValueError(
                 f"parses has {len(self.parses)} file(s) for {len(sources)} source file(s): "
-                "give one for each source file"
+                "expected one per source file"
             )
         if self.weights and self.temperature:
-            raise ValueError("give either weights or temperature")
+            raise ValueError("weights and temperature cannot be combined")
         if self.weights and len(self.weights) != len(sources):
             raise ValueError(
-                f"weights has {len(self.weights)} values for {len(sources)} file(s): give one for each file"
+                f"weights has {len(self.weights)} values for {len(sources)} file(s): expected one per file"
             )
         if self.temperature and len(sources) < 2:
             raise ValueError("temperature needs several files of source and target, or of pairs")
@@ -170,7 +170,7 @@ class DataFiles(Section):
                 raise ValueError(f"{name} needs source and target, or pairs")
             if given and len(given) not in (1, len(sources)):
                 raise ValueError(
-                    f"{name} has {len(given)} values for {len(sources)} file(s): give one, or one for each file"
+                    f"{name} has {len(given)} values for {len(sources)} file(s): expected one, or one per file"
                 )
         return self
 

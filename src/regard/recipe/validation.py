@@ -227,7 +227,7 @@ def _task(recipe: Recipe) -> Iterator[str]:
     if architecture == "decoder_only" and not recipe.tokenizer.shared:
         yield "model.architecture: decoder_only has one vocabulary, so it needs tokenizer.shared: true"
     if recipe.model.output_bias and recipe.task != "translation":
-        yield f"model.output_bias: true is for task: translation, not {recipe.task}; remove it"
+        yield f"model.output_bias: true needs task: translation, not {recipe.task}; remove it"
     if recipe.data.clean.truncate and recipe.task == "tagging":
         yield "data.clean.truncate: true would leave words without a tag; task tagging needs truncate: false"
 
@@ -239,9 +239,9 @@ def _files(recipe: Recipe) -> Iterator[str]:
         if task.text_only and files.text is None:
             yield f"data.{name}: task {recipe.task} needs text, that is, file(s) without targets"
         if not task.text_only and files.text is not None:
-            yield f"data.{name}: task {recipe.task} needs targets: give source and target, or pairs"
+            yield f"data.{name}: task {recipe.task} needs targets: set source and target, or pairs"
         if files.conllu is not None and recipe.task != "tagging":
-            yield f"data.{name}.conllu is for task tagging, not for {recipe.task}"
+            yield f"data.{name}.conllu needs task: tagging, not {recipe.task}"
 
 
 def _tags(recipe: Recipe) -> Iterator[str]:
@@ -252,11 +252,11 @@ def _tags(recipe: Recipe) -> Iterator[str]:
     for name, files in data.splits.items():
         keys = [key for key in ("to", "tag") if getattr(files, key)]
         if keys and recipe.task != "translation":
-            yield f"data.{name}.{keys[0]} is for task translation, not for {recipe.task}"
+            yield f"data.{name}.{keys[0]} needs task: translation, not {recipe.task}"
         if keys and recipe.model.position == "tree":
             yield f"data.{name}.{keys[0]}: model.position: tree does not support tags; remove it"
         if data.targets and not files.to:
-            yield f"data.{name}.to is missing; give one of {', '.join(data.targets)}"
+            yield f"data.{name}.to is missing; allowed:  {', '.join(data.targets)}"
         if taken := {f"<{tag}>" for tag in files.tag or ()} & {*SPECIAL_TOKENS.values()}:
             yield f"data.{name}.tag: {min(taken)} is a special token of the vocabulary; choose another name"
         unknown = sorted({tag for tags in files.tags for tag in tags} - {*data.tags})
@@ -281,14 +281,14 @@ def _bidirectional(recipe: Recipe) -> Iterator[str]:
     if not data.bidirectional:
         return
     if recipe.task != "translation":
-        yield f"{key} is for task translation, not for {recipe.task}"
+        yield f"{key} needs task: translation, not {recipe.task}"
     elif not recipe.tokenizer.shared:
         yield f"{key} needs tokenizer.shared: true, because both languages are source and target"
     for name, given in (("to", data.train.to), ("tag", data.train.tag)):
         if given:
             yield (
                 f"{key} swaps pairs without a tag, so it cannot be combined with data.train.{name}; to train both "
-                "directions with tags, give the files in both orders, each with its data.train.to"
+                "directions with tags, list the files in both orders, each with its data.train.to"
             )
     if data.context or recipe.model.position == "tree":
         option = "data.context" if data.context else "model.position: tree"
@@ -317,12 +317,12 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
     seq2seq = recipe.task == "translation" and not mask_predict
     if training.word_dropout and not (task.has_labels or seq2seq):
         yield (
-            "training.word_dropout is for the tasks tagging, classification and translation, but not for "
+            "training.word_dropout needs task: tagging, classification or translation, and does not support "
             "architecture: non_autoregressive; set it to 0"
         )
     if training.target_word_dropout and not seq2seq:
         yield (
-            "training.target_word_dropout is for task translation, but not for "
+            "training.target_word_dropout needs task: translation, and does not support "
             "architecture: non_autoregressive; set it to 0"
         )
     if training.subword_sampling and tokenizer.kind not in ("unigram", "bpe"):
@@ -331,13 +331,13 @@ def _regularization(recipe: Recipe) -> Iterator[str]:
         yield "training.subword_sampling cannot be combined with tokenizer.target_kind; remove one of them"
     if training.subword_sampling and task.text_only:
         yield (
-            "training.subword_sampling is for the tasks translation, tagging and classification, "
-            f"not for {recipe.task}"
+            "training.subword_sampling needs task: translation, tagging or classification, "
+            f"not {recipe.task}"
         )
     if training.subword_sampling and model.position == "tree":
         yield "training.subword_sampling cannot be combined with model.position: tree; remove one of them"
     if training.augment.enabled and recipe.task != "translation":
-        yield f"training.augment is for task translation, not for {recipe.task}"
+        yield f"training.augment needs task: translation, not {recipe.task}"
     if training.augment.enabled and model.position == "tree":
         yield "training.augment cannot be combined with model.position: tree; remove one of them"
     for key in ("rdrop", "simcut"):
@@ -360,7 +360,7 @@ def _distillation(recipe: Recipe) -> Iterator[str]:
     if recipe.task != "translation" or recipe.model.architecture == "non_autoregressive":
         kind = "architecture: non_autoregressive" if recipe.task == "translation" else recipe.task
         yield (
-            f"training.teacher is for task translation and autoregressive models, not for {kind}; "
+            f"training.teacher needs task: translation and an autoregressive model, not {kind}; "
             "train on the translations of the teacher instead (regard distill)"
         )
     if recipe.model.position == "tree":
@@ -449,13 +449,13 @@ def _trees(recipe: Recipe) -> Iterator[str]:
         if model.position == "tree" and files.parses is None:
             yield f"model.position: tree needs data.{name}.parses, a CoNLL-U file with the tree of each source"
         if model.position != "tree" and files.parses is not None:
-            yield f"data.{name}.parses is for model.position: tree, not {model.position}; remove it"
+            yield f"data.{name}.parses needs model.position: tree, not {model.position}; remove it"
     if model.position == "tree" and model.attention.encoder != "full":
         yield f"model.position: tree needs model.attention.encoder: full, not {model.attention.encoder}"
     if model.position == "tree" and recipe.task != "translation":
-        yield f"model.position: tree is for task: translation, not {recipe.task}"
+        yield f"model.position: tree needs task: translation, not {recipe.task}"
     if model.position == "tree" and model.architecture != "transformer":
-        yield f"model.position: tree is for architecture: transformer, not {model.architecture}"
+        yield f"model.position: tree needs architecture: transformer, not {model.architecture}"
 
 
 def _attention(model: ModelConfig) -> Iterator[str]:
@@ -481,7 +481,7 @@ def _batch_norm(recipe: Recipe) -> Iterator[str]:
     if recipe.training.tokens_per_batch == "auto":
         yield (
             "training.tokens_per_batch: auto may split a batch, and model.norm: batch computes statistics of the "
-            "whole batch; give a number, or set norm: layer"
+            "whole batch; set a number, or norm: layer"
         )
     elif tokens < least:
         yield (
@@ -503,7 +503,7 @@ def _architecture(model: ModelConfig) -> Iterator[str]:
 
 def _packed(recipe: Recipe) -> Iterator[str]:
     if recipe.training.batching == "packed" and recipe.task != "translation":
-        yield f"training.batching: packed is for task: translation, not {recipe.task}"
+        yield f"training.batching: packed needs task: translation, not {recipe.task}"
 
 
 def _activation_checkpointing(recipe: Recipe) -> Iterator[str]:
@@ -511,7 +511,7 @@ def _activation_checkpointing(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.training.batching == "packed":
         yield (
-            "training.activation_checkpointing: true is for batching: padded; packed batches are captured as one CUDA "
+            "training.activation_checkpointing: true needs batching: padded; packed batches are captured as one CUDA "
             "graph, or use kernels of their own"
         )
     if recipe.model.norm == "batch":

@@ -126,7 +126,7 @@ def create_app(
     app = Application(
         title="Regard",
         version=__version__,
-        summary="Machine translation with your own models; works with LibreTranslate clients.",
+        summary="Machine translation with your own models, compatible with LibreTranslate clients.",
         docs_url=None,  # FastAPI's documentation pages load scripts from other hosts; see api_page
         redoc_url=None,
         lifespan=lifespan,

@@ -394,7 +394,7 @@ class Batcher:
         if total > limit:
             raise RequestRefused(
                 503,
-                f"the translation would take about {total:,.0f} seconds, because others wait too: "
+                f"the translation would take about {total:,.0f} seconds, because other requests are waiting: "
                 f"at most {limit:g} are allowed; try again later",
                 retry_after=ceil(total - limit),
             )

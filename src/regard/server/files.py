@@ -1,4 +1,4 @@
-"""Translation of uploaded documents, as LibreTranslate has it: upload a file, get the address of its translation."""
+"""Translation of uploaded documents, with the LibreTranslate API: upload a file, get the address of its translation."""
 
 from __future__ import annotations
 
@@ -152,7 +152,8 @@ def _suffix(name: str) -> str:
     found = [suffix for suffix in SUFFIXES if name.lower().endswith(suffix)]
     if not found:
         raise RequestRefused(
-            400, f"file: its name must end in one of {', '.join(SUFFIXES)}, to know its format"
+            400,
+            f"file: unknown format; its name must end in one of {', '.join(SUFFIXES)}, to know its format",
         )
     return max(found, key=len)
 

@@ -397,7 +397,7 @@ def entries_of_runs(
     """
     if languages and len(runs) > 1:
         raise RegardError(
-            f"--languages {','.join(languages)}: only for one run; here are {len(runs)}, whose recipes must name them"
+            f"--languages {','.join(languages)}: only for one run, not for {len(runs)}, whose recipes must name them"
         )
     folders = [run.resolve() for run in runs]
     for run, folder in zip(runs, folders, strict=True):
@@ -437,7 +437,7 @@ def with_languages(recipe: Recipe, path: Path, languages: tuple[str, str] | None
     if recipe.data.targets:
         raise RegardError(
             f"--languages {','.join(languages)}: {path} has several target languages, "
-            "which its recipe names; leave --languages out"
+            "which its recipe names; omit --languages"
         )
     data = recipe.data.model_copy(update={"languages": languages})
     return recipe.model_copy(update={"data": data})

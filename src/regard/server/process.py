@@ -442,7 +442,7 @@ class Supervisor:
             self._status = max(1, status)
             self._stop(signal.SIGTERM)
         elif worker.ready and time.monotonic() - worker.started > RESTART_SECONDS:
-            print(f"regard: a server process {_how(status)}; it is replaced", file=sys.stderr)
+            print(f"regard: a server process {_how(status)}; replacing it", file=sys.stderr)
             self._retry_seconds = RESTART_SECONDS
         else:
             self._retry_at = time.monotonic() + self._retry_seconds

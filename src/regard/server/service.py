@@ -582,7 +582,9 @@ async def in_thread_if_long(characters: int, function: Callable[[], T]) -> T:
 def refuse_pivot(route: Route, what: str) -> None:
     if len(route.entries) > 1:
         languages = " to ".join(route.languages)
-        raise RequestRefused(400, f"{what}: not for {languages}, which two models translate")
+        raise RequestRefused(
+            400, f"{what}: not supported for {languages}, which is translated by two models"
+        )
 
 
 async def all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -178,7 +178,7 @@ class RunDir:
         if owner != self.owner:
             raise RegardError(
                 f"{self}: {owner.partition(',')[0].strip()} is training here now; this process has lost the folder and "
-                "writes nothing more"
+                "stops writing"
             )
 
     def is_locked(self) -> bool:

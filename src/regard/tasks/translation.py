@@ -503,7 +503,7 @@ class Translator(SequenceGenerator):
         if sampled and "beam" in given and given["beam"] != 1:
             raise RegardError(
                 f"beam {given['beam']}, {sampled} {getattr(decoding, sampled)}: {sampled} turns on sampling, "
-                "which uses no beam; give only one of the two"
+                "which uses no beam; set only one of the two"
             )
         if not sampled:
             defaults = DecodingConfig()
@@ -592,7 +592,7 @@ class Translator(SequenceGenerator):
         if context is None:
             return [()] * count
         if len(context) != count:
-            raise RegardError(f"{len(context)} contexts for {count} texts: give one for each")
+            raise RegardError(f"{len(context)} contexts for {count} texts: expected one per text")
         sentences = self.recipe.data.context
         if not sentences and any(context):
             raise RegardError("context: this model was trained without context (data.context: 0)")
@@ -608,7 +608,9 @@ class Translator(SequenceGenerator):
     ) -> list[Request]:
         """The requests for texts. prefixes are texts or token ids."""
         if prefixes is not None and len(prefixes) != len(texts):
-            raise RegardError(f"{len(prefixes)} prefixes for {len(texts)} texts: give one for each")
+            raise RegardError(
+                f"{len(prefixes)} prefixes for {len(texts)} texts: expected one per text"
+            )
         sources = self.encode(texts, to, context)
         every: Sequence[str | Sequence[int]] = prefixes or [()] * len(texts)
         forced = [
@@ -720,7 +722,7 @@ class Translator(SequenceGenerator):
         from regard.inspection.history import trace_with_history
 
         if len(self.runs) > 1:
-            raise RegardError("trace: not for an ensemble; load one of its runs")
+            raise RegardError("trace: not supported for an ensemble; load one of its runs")
         return trace_with_history(self, text, **options)
 
 

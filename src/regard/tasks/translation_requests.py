@@ -27,7 +27,9 @@ def language_of_each(to: Languages, count: int) -> Sequence[str | None]:
     if to is None or isinstance(to, str):
         return [to] * count
     if len(to) != count:
-        raise RegardError(f"{len(to)} languages (to) for {count} texts: give one, or one for each")
+        raise RegardError(
+            f"{len(to)} languages (to) for {count} texts: expected one, or one per text"
+        )
     return to
 
 
@@ -54,7 +56,7 @@ class TargetLanguages:
     def _check(self, wanted: Sequence[str | None]) -> None:
         allowed: list[str | None] = [*self.known] or [None]
         if wrong := [code for code in wanted if code not in allowed]:
-            can = "translates to one language only, so leave it out"
+            can = "translates to one language only, so omit it"
             if self.known:
                 can = f"translates to {', '.join(self.known)}"
             said = f"language {wrong[0]}" if wrong[0] else "no target language given"
@@ -87,7 +89,7 @@ def trees_of(
         )
     if position != "tree":
         raise RegardError(
-            f"parses are for a model with position: tree; this one has position: {position}"
+            f"parses need a model with position: tree; this one has position: {position}"
         )
     from regard.data.dependency_trees import token_tree
 
@@ -172,6 +174,6 @@ def terms_of_each(
         return [()] * count
     if len(constraints) != count or any(isinstance(some, str) for some in constraints):
         raise RegardError(
-            f"{len(constraints)} constraints for {count} texts: give a list of terms for each"
+            f"{len(constraints)} constraints for {count} texts: expected one list of terms per text"
         )
     return constraints

@@ -386,7 +386,7 @@ class AutomaticRecipe:
 def _check_size(corpus: CorpusStatistics) -> None:
     if corpus.pairs < MIN_PAIRS:
         raise RegardError(
-            f"too few pairs to train on: {corpus.pairs}; give at least {MIN_PAIRS}, preferably thousands"
+            f"too few pairs to train on: {corpus.pairs}; at least {MIN_PAIRS} are needed, preferably thousands"
         )
     for side, name in ((corpus.source, "sources"), (corpus.target, "targets")):
         if not side.texts:

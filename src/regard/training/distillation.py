@@ -143,7 +143,7 @@ def teacher_tokenizer(recipe: Recipe) -> Tokenizer:
     theirs = run.recipe()
     if theirs.tokenizer != recipe.tokenizer:
         raise RegardError(
-            f"training.teacher: the tokenizer section of {run} differs from that of this recipe, which must be the same"
+            f"training.teacher: the tokenizer section of {run} differs from that of this recipe; they must be the same"
         )
     return run.tokenizer(theirs)
 
@@ -179,7 +179,7 @@ def _to_tsv(where: str, source: str, target: str) -> str:
     if "\t" in source or "\t" in target:
         raise RegardError(
             f"{where}: the text contains a tab, which separates columns in a .tsv file; "
-            "give --output a name that ends in .jsonl"
+            "choose an --output name that ends in .jsonl"
         )
     return f"{source}\t{target}\n"
 

@@ -199,7 +199,7 @@ def process_group(device: Device) -> Iterator[ProcessGroup]:
         distributed.init_process_group(backend, timeout=TIMEOUT)
     except RuntimeError as error:
         raise RegardError(
-            f"the {size} processes cannot connect to each other: {first_sentence(error)}; see that MASTER_ADDR and "
+            f"the {size} processes cannot connect to each other: {first_sentence(error)}; check that MASTER_ADDR and "
             f"MASTER_PORT can be reached from each machine, and set {backend.upper()}_SOCKET_IFNAME to the network "
             "interface between them"
         ) from None

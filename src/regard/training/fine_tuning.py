@@ -139,7 +139,7 @@ def fine_tuning_recipe(
     )
     if statistics.pairs < MIN_PAIRS:
         raise RegardError(
-            f"too few pairs to train on: {statistics.pairs}; give at least {MIN_PAIRS}"
+            f"too few pairs to train on: {statistics.pairs}; at least {MIN_PAIRS} are needed"
         )
     if not any(change.strip().startswith("data.valid") for change in overrides):
         data["hold_out"] = round(min(0.1, max(500 / statistics.pairs, 0.001)), 4)
@@ -194,7 +194,7 @@ def from_changes(changes: Sequence[str]) -> FineTuning | None:
 
 def _check_one_run(run: RunDir, other: FineTuning | None) -> None:
     if other is not None and other.run.resolve() != run.folder.resolve():
-        raise RegardError(f"--from {run}: training.init_from is {other.run}; give only one of them")
+        raise RegardError(f"--from {run}: training.init_from is {other.run}; use only one of them")
 
 
 def open_initial_run(run: RunDir) -> Recipe:
@@ -224,7 +224,7 @@ def _add_target_language(
     if known and languages is None:
         raise RegardError(
             f"--from {run}: it translates to {', '.join(known)}; name the languages of the new data with "
-            f"--languages, such as --languages {theirs.data.language_pair[0]},{known[0]}"
+            f"--languages, for example --languages {theirs.data.language_pair[0]},{known[0]}"
         )
     if languages is None or (not known and not theirs.data.named):
         return train, []

@@ -169,7 +169,7 @@ def _recipe_sections(
     """The recipe of a tiny model and a few epochs."""
     if corpus.pairs < MIN_PAIRS:
         raise RegardError(
-            f"too few pairs to train on: {corpus.pairs}; give at least {MIN_PAIRS}, preferably thousands"
+            f"too few pairs to train on: {corpus.pairs}; at least {MIN_PAIRS} are needed, preferably thousands"
         )
     vocabulary = next(rule for rule in VOCABULARY_RULES if corpus.pairs <= rule.max_pairs)
     tokenizer = TokenizerConfig(kind="unigram", vocab_size=corpus.vocab_size(vocabulary))

@@ -113,7 +113,7 @@ def prepare(
         )
     if shard != WHOLE and recipe.text_only:
         raise RegardError(
-            f"--shard {shard}: not for task {recipe.task}, whose texts are one stream"
+            f"--shard {shard}: not supported for task {recipe.task}, whose texts form one stream"
         )
     _check_valid(recipe)
     start = time.monotonic()
@@ -123,7 +123,7 @@ def prepare(
         write_parts_in_processes(run, recipe, shard, workers)
     if shard != WHOLE:
         reporter.message(
-            f"Shard {shard} is prepared; when all are, the same command without --shard completes the data"
+            f"Shard {shard} is prepared; after all shards, run the same command without --shard to combine them"
         )
         return
     counts = _write_train(run, recipe, tokenizer, reporter)
@@ -363,7 +363,7 @@ def _check_valid(recipe: Recipe) -> None:
     elif first is None:
         raise RegardError(
             "no pair was held out for validation, because there are too few distinct sources; "
-            "give data.valid, or increase data.hold_out"
+            "set data.valid, or increase data.hold_out"
         )
 
 

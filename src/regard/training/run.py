@@ -92,7 +92,7 @@ def train(
             if not is_out_of_memory(error):
                 raise
             raise RegardError(
-                f"{run}: out of memory. What was trained is saved. Use a smaller model, or a smaller "
+                f"{run}: out of memory. Training progress is saved. Use a smaller model, or a smaller "
                 "training.tokens_per_batch and a larger training.accumulate"
             ) from None
         finally:
@@ -341,7 +341,7 @@ def _report_start(trainer: Trainer, reporter: ProgressReporter) -> None:
         here = describe_environment(trainer)
         if state.environment != here:
             reporter.message(
-                f"Until now it was trained with {state.environment}, now with {here}: the weights may differ in "
+                f"Trained so far with {state.environment}, now with {here}: the weights may differ in "
                 "rounding from those of an uninterrupted run"
             )
     reporter.log(

@@ -133,7 +133,7 @@ def test_typos_keep_the_number_of_words_and_short_words(text: str, seed: int) ->
         ({"training": {"subword_copies": 3}}, "training.subword_sampling or training.augment"),
         (
             {"task": "tagging", "training": {"augment": {"upper": 0.1}}},
-            "training.augment is for task translation",
+            "training.augment needs task: translation",
         ),
     ],
 )

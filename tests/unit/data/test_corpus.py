@@ -26,7 +26,7 @@ def test_a_missing_file_is_reported_at_once_with_its_key_and_the_remedy(tmp_path
         read_pairs(files, DataConfig(root=str(tmp_path), train=files), "data.valid")
     assert str(error.value) == (
         f"data.valid.target: no such file: {tmp_path / 'gone'} "
-        "(the folder is set by --set data.root=DIR or $REGARD_DATA)"
+        "(set the folder with --set data.root=DIR or $REGARD_DATA)"
     )
 
 

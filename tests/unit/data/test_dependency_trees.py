@@ -337,7 +337,7 @@ def test_a_missing_tree_is_reported(network: Transformer) -> None:
     [
         ({"train": {"pairs": "a.tsv"}}, {"position": "tree"}, "position: tree needs data.train.parses"),
         ({"train": PARSED, "test": {"pairs": "a.tsv"}}, {"position": "tree"}, "needs data.test.parses"),
-        ({"train": PARSED}, {}, "data.train.parses is for model.position: tree, not sinusoidal"),
+        ({"train": PARSED}, {}, "data.train.parses needs model.position: tree, not sinusoidal"),
         ({"train": PARSED}, {"position": "tree", "attention": {"encoder": "window"}}, "attention.encoder: full, not"),
         ({"train": PARSED}, {"position": "tree", "d_model": 9, "heads": 3}, "needs an even model.d_model, not 9"),
         ({"train": {**PARSED, "parses": ["a", "b"]}}, {"position": "tree"}, r"parses has 2 file\(s\) for 1 source"),

@@ -15,9 +15,9 @@ from regard.recipe import TokenizerConfig
     ("content", "problem"),
     [
         (None, "no such file; the tokenizer is missing"),
-        ("{", "damaged, not a list of pieces in JSON"),
-        ("[]", "damaged, not a list of pieces in JSON"),
-        ('{"pieces": 5, "banned": []}', "damaged, not a list of pieces in JSON"),
+        ("{", "damaged: not a JSON list of pieces"),
+        ("[]", "damaged: not a JSON list of pieces"),
+        ('{"pieces": 5, "banned": []}', "damaged: not a JSON list of pieces"),
     ],
 )
 def test_a_list_of_pieces_that_cannot_be_read_is_named(

@@ -109,7 +109,7 @@ def test_columns_of_a_table_are_chosen_by_name_or_number() -> None:
         (
             "a,b\n",
             ("c",),
-            "no column c; give a name from the first line (a, b) or a number from 1 to 2",
+            "no column c; use a name from the first line (a, b) or a number from 1 to 2",
         ),
         ("a,b\n", ("3",), "no column 3"),
         ('a,b\nx,"y\n', ("b",), "line 2: a field begins with a quote and does not end with one"),

@@ -73,8 +73,8 @@ def test_all_problems_are_in_one_line(recipe: str) -> None:
         "--vary heads=3: expected section.key=value,value",
         "model.heads: 2 is given twice",
         "an empty value: expected a value",
-        "training.seed: cannot vary; use --seeds",
-        "evaluation.metrics: cannot vary",
+        "training.seed: cannot be varied; use --seeds",
+        "evaluation.metrics: cannot be varied",
         "--seeds 0: must be 1 or more",
         "--on train: must be valid or test",
     ):
@@ -92,7 +92,7 @@ def test_a_wrong_value_is_reported_once_and_a_wrong_combination_by_name(recipe: 
 @pytest.mark.parametrize(
     ("vary", "problem"),
     [
-        ([], "nothing varies"),
+        ([], "nothing to vary"),
         (["model.norm_order=pre"], "no variant differs from the recipe"),
         (["model.heads=1,2", "model.heads=4"], "model.heads: given twice"),
         (["model.heads+model.dropout=1+0.1,2"], r"2: expected 2 values joined by \+"),

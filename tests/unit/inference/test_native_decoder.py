@@ -339,7 +339,7 @@ def test_parts_that_native_code_does_not_know_are_named() -> None:
     packed = pack_network(plain, "int8")
     packed.decoder[1].feed_forward.activation = F.tanh  # type: ignore[attr-defined]
     packed.encoder[0].self_attention.sink = 1  # type: ignore[attr-defined]
-    reason = "native code does not know sink, this activation"
+    reason = "native code does not support sink, this activation"
     assert unsupported_network(plain, packed) == reason
 
 

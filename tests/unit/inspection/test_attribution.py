@@ -228,7 +228,7 @@ def test_the_foil(model: Translator) -> None:
     # Words that begin with the same tokens differ later.
     longer = attribute(model, TEXT, "Hund", "Hunde", TRANSLATION + " Nein.", ["occlusion"])
     assert longer.foil.id != longer.token.id
-    with pytest.raises(RegardError, match="the translation has it"):
+    with pytest.raises(RegardError, match="is the generated token"):
         attribute(model, TEXT, "Hund", "Hund war", TRANSLATION)
     with pytest.raises(RegardError, match="method 'magic': must be one of"):
         attribute(model, TEXT, "Hund", None, TRANSLATION, ["magic"])  # type: ignore[list-item]

@@ -71,7 +71,7 @@ def test_the_mean_is_over_all_positions_or_over_one_token(model: Translator) -> 
     torch.testing.assert_close(means[everywhere], torch.stack(rows).mean(0))
     some = [row for row, i in zip(rows, ids, strict=True) if i == token]
     torch.testing.assert_close(means[at_token], torch.stack(some).mean(0))
-    with pytest.raises(RegardError, match="token 99999: in none of the sentences"):
+    with pytest.raises(RegardError, match="token 99999: does not occur in any of the sentences"):
         mean_outputs(model, [Place("encoder", 0, 0, 99999)], forced)
 
 

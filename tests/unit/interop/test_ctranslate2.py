@@ -84,7 +84,7 @@ def test_int8_is_small_and_leaves_the_model_unchanged(make_run: MakeRun, tmp_pat
             {"attention": {"weighting": "relu", "score": "dot_product"}},
             "dot_product .*weighting: relu",
         ),
-        ({"d_k": 4}, r"model\.d_k: 4 \(only d_model / heads, 8\)"),
+        ({"d_k": 4}, r"model\.d_k: 4 \(must be d_model / heads, 8\)"),
     ],
 )
 def test_unsupported_choices_are_named(

@@ -197,7 +197,7 @@ def test_models_that_cannot_be_combined_are_refused(
     (other / "recipe.yaml").write_text(recipe.replace("context: 0", "context: 2"))
     with pytest.raises(RegardError, match=r"other: data.context is 2, but 0 in"):
         regard.load([runs[0], other])
-    with pytest.raises(RegardError, match="trace: not for an ensemble"):
+    with pytest.raises(RegardError, match="trace: not supported for an ensemble"):
         regard.load(runs[:2]).trace("ein Hund")
     with pytest.raises(RegardError, match="coverage_penalty: this model has no cross-attention"):
         regard.load(runs[:2]).translate(["ein Hund"], coverage_penalty=0.2)

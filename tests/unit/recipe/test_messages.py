@@ -113,7 +113,7 @@ def test_values_are_written_as_in_yaml() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"training": {"batching": "packed"}}, "is for batching: padded"),
+        ({"training": {"batching": "packed"}}, "needs batching: padded"),
         ({"model": {"norm": "batch"}}, "would count every batch twice"),
     ],
 )

@@ -293,8 +293,8 @@ def test_missing_data() -> None:
     ("train", "message"),
     [
         ("{source: a}", "source and target must be given together"),
-        ("{}", "give either source and target, or pairs"),
-        ("{source: a, target: b, pairs: c}", "give either source and target, or pairs"),
+        ("{}", "expected one of: source and target, pairs"),
+        ("{source: a, target: b, pairs: c}", "expected one of: source and target, pairs"),
         ("{source: [a, b], target: c}", r"source has 2 file\(s\) and target has 1"),
     ],
 )

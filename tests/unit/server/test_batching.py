@@ -159,7 +159,9 @@ def test_a_request_that_cannot_be_finished_in_time_is_refused_early() -> None:
         jobs = [asyncio.create_task(translate(batcher, *texts[:3])) for _ in range(3)]
         await until(lambda: len(model.batches) == 2)
         assert batcher.queued == 4  # the first five of nine are being translated
-        reason = "would take about 3 seconds, because others wait too: at most 2 are allowed"
+        reason = (
+            "would take about 3 seconds, because other requests are waiting: at most 2 are allowed"
+        )
         with pytest.raises(RequestRefused, match=reason) as refused:
             await translate(batcher, *texts[:9])
         assert (refused.value.status, refused.value.retry_after) == (503, 1)

@@ -107,13 +107,13 @@ def test_a_glossary_and_details_are_refused_with_a_pivot_language(
     refused = ask(app, "de", "fr", glossary={"Hund": "chien"})
     assert refused.status_code == 400
     assert refused.json()["error"] == (
-        "glossary: not for de to en to fr, which two models translate"
+        "glossary: not supported for de to en to fr, which is translated by two models"
     )
     assert ask(app, "de", "en", glossary={"Hund": "dog"}).status_code == 200
     body = {"q": "One", "source": "de", "target": "fr"}
     refused = send(app, "POST", "/v1/translate", json=body)
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith("details: not for de to en to fr")
+    assert refused.json()["error"].startswith("details: not supported for de to en to fr")
     body["target"] = "en"
     assert send(app, "POST", "/v1/translate", json=body).json()["translations"][0]["model"] == (
         "de-en"

@@ -113,15 +113,15 @@ def test_a_term_that_the_tokenizer_cannot_spell_is_refused(make_run: Callable[..
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"constraints": [["a"], ["b"]]}, "2 constraints for 1 texts: give a list of terms for each"),
-        ({"constraints": ["ab"]}, "give a list of terms for each"),
+        ({"constraints": [["a"], ["b"]]}, "2 constraints for 1 texts: expected one list of terms per text"),
+        ({"constraints": ["ab"]}, "expected one list of terms per text"),
         ({"constraints": [["a"]], "mbr": 4}, "constraints [[a]]: sampling cannot guarantee them"),
         ({"protect": ["numbers"], "mbr": 4}, "decoding: mbr draws samples, so it cannot be combined with protect"),
         ({"constraints": [["a"]], "beam_groups": 5}, "beam_groups 5: cannot be combined with constraints"),
         ({"protect": ["numbers"], "beam_groups": 5}, "decoding: protect cannot be combined with beam_groups"),
         ({"protect": ["names"]}, "decoding.protect.0: 'names' must be 'placeholders' or 'numbers'"),
         ({"beam_groups": 2}, "beam_groups 2 must divide beam 5"),
-        ({"mbr": 3, "beam": 2}, "beam 2, mbr 3: mbr turns on sampling, which uses no beam; give only one of the two"),
+        ({"mbr": 3, "beam": 2}, "beam 2, mbr 3: mbr turns on sampling, which uses no beam; set only one of the two"),
         ({"bea": 3}, "unknown key decoding.bea; did you mean beam?"),
         ({"no_repeat_ngram": -1}, "decoding.no_repeat_ngram: -1 must be"),
     ],

@@ -67,7 +67,7 @@ def test_a_model_reads_the_last_sentences(
     request = model.generate(["It is tired."], context=[["No.", "The dog sleeps."]])[0][0].request
     assert request.source == [*dog, EOS, *text]
     assert model.generate(["It is tired."], context=[[]])[0][0].request.source == text
-    with pytest.raises(RegardError, match="2 contexts for 1 texts: give one for each"):
+    with pytest.raises(RegardError, match="2 contexts for 1 texts: expected one per text"):
         model.translate(["It is tired."], context=[[], []])
     options: dict[str, object] = {}
     monkeypatch.setattr(model, "translate", lambda texts, **given: options.update(given))

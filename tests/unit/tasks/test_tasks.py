@@ -363,11 +363,11 @@ def test_what_suits_a_task_is_filled_in() -> None:
         (
             "masked_lm",
             {"training": {"word_dropout": 0.1}},
-            "word_dropout is for the tasks tagging, classification and",
+            "word_dropout needs task: tagging, classification or",
         ),
         ("masked_lm", {"data": {"train": {"pairs": "p"}}}, "data.train: task masked_lm needs text"),
-        ("tagging", {"data": {"train": {"text": "t"}}}, "needs targets: give source and target"),
-        ("classification", {"data": {"train": {"conllu": "t"}}}, "conllu is for task tagging"),
+        ("tagging", {"data": {"train": {"text": "t"}}}, "needs targets: set source and target"),
+        ("classification", {"data": {"train": {"conllu": "t"}}}, "conllu needs task: tagging"),
         (
             "tagging",
             {"data": {"train": {"pairs": "t"}, "clean": {"truncate": True}}},

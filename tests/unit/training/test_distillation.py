@@ -114,8 +114,8 @@ def test_a_teacher_with_another_tokenizer_is_refused(finished_run: Path, tmp_pat
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"task": "classification"}, "not for classification"),
-        ({"model": {"architecture": "non_autoregressive"}}, "not for architecture: non_autoreg"),
+        ({"task": "classification"}, "not classification"),
+        ({"model": {"architecture": "non_autoregressive"}}, "not architecture: non_autoreg"),
         ({"model": {"position": "tree"}}, "cannot be combined with model.position: tree"),
         (
             {"training": {"teacher": None, "teacher_weight": 0.3}},

@@ -192,7 +192,7 @@ def test_statistics_of_a_batch_are_not_split(folder: Path, monkeypatch: pytest.M
 
 def test_after_training_the_model_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_at(monkeypatch, Trainer, "validate", lambda call: call == STEPS // 3 + 1)
-    with pytest.raises(RegardError, match=r"out of memory\. What was trained is saved"):
+    with pytest.raises(RegardError, match=r"out of memory\. Training progress is saved"):
         train_run(folder, "end")
     train_run(folder, "end")
     assert same_weights(folder, "end", "whole")

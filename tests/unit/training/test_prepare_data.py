@@ -216,7 +216,7 @@ def test_held_out_pairs_are_held_out_in_both_directions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"task": "classification"}, "is for task translation, not for classification"),
+        ({"task": "classification"}, "needs task: translation, not classification"),
         ({"tokenizer": {"shared": False}}, "needs tokenizer.shared: true"),
         ({"data": {"train": {"to": "de"}}}, "cannot be combined with data.train.to"),
         ({"data": {"train": {"tag": "bt"}}}, "cannot be combined with data.train.tag"),

@@ -179,7 +179,7 @@ def test_files_are_mixed_by_weights_and_temperature(
     [
         ({"pairs": ["a", "b"], "weights": [1, 2, 3]}, "weights has 3 values for 2 file"),
         ({"pairs": ["a", "b"], "weights": [1, 0]}, "greater than 0"),
-        ({"pairs": ["a", "b"], "weights": [1, 2], "temperature": 5}, "either weights or temp"),
+        ({"pairs": ["a", "b"], "weights": [1, 2], "temperature": 5}, "weights and temp"),
         ({"pairs": "a", "temperature": 5}, "temperature needs several files"),
     ],
 )

@@ -164,6 +164,6 @@ def language_names(languages: Two) -> str:
 def how_to_choose_languages(source: str, target: str) -> str:
     """How to name the languages, in a command or in a recipe."""
     return (
-        f"name them with --languages, such as --languages {source},{target} "
+        f"name them with --languages, for example --languages {source},{target} "
         "(in a recipe: data.languages)"
     )

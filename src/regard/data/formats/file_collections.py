@@ -223,7 +223,7 @@ def _refuse_splits(path: DataFile, files: Sequence[DataFile]) -> None:
     if len(found) > 1:
         train, other = (_inner_name(path, found[split]) for split in ("train", "held out"))
         raise RegardError(
-            f"{path}: contains {train} and {other}: give the training files alone, "
+            f"{path}: contains {train} and {other}: pass only the training files, "
             "or write a recipe with data.train, data.valid and data.test"
         )
 

@@ -95,7 +95,7 @@ def _likely_texts(fields: Sequence[str]) -> list[str]:
 def how_to_choose(examples: Sequence[str]) -> str:
     """How to name the columns, in a command or in a recipe."""
     example = f"{','.join(examples)} " if len(examples) == 2 else "SOURCE,TARGET "
-    return f"name them with --columns, such as --columns {example}(in a recipe: columns)"
+    return f"name them with --columns, for example --columns {example}(in a recipe: columns)"
 
 
 def is_header(cells: Sequence[str]) -> bool:
@@ -257,7 +257,7 @@ def _table_layout(number: int, fields: Sequence[str], options: ReadOptions) -> T
         )
         raise ValueError(
             f"{width} columns without known names: {shown}; {how_to_choose(_likely_texts(fields))}; "
-            "give names if the first line is a header"
+            "use names if the first line is a header"
         )
     return TableLayout((0, 1), (), number, width)
 
@@ -458,7 +458,7 @@ class JSONL(InputFormat):
             raise ValueError(f'"{name}" must be a string, found {shown}{expected}')
         if any("\ud800" <= character <= "\udfff" for character in value):
             # JSON can escape half of a surrogate pair, which is not text and has no UTF-8 form.
-            raise ValueError(f'"{name}" has half of a surrogate pair: {abbreviate(value)}')
+            raise ValueError(f'"{name}" contains an unpaired surrogate: {abbreviate(value)}')
         return value
 
 

@@ -227,7 +227,9 @@ class TMXWriter(TextWriter):
 
     def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
         if languages is None:
-            raise RegardError(f"{name}: TMX names languages: give --languages, such as en,de")
+            raise RegardError(
+                f"{name}: TMX needs language codes; pass --languages, for example en,de"
+            )
         super().__init__(path, name, languages)
         self.file.write(
             '<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4">\n'
@@ -255,7 +257,9 @@ class XLIFFWriter(TextWriter):
 
     def __init__(self, path: Path, name: str, languages: Two | None = None) -> None:
         if languages is None:
-            raise RegardError(f"{name}: XLIFF names languages: give --languages, such as en,de")
+            raise RegardError(
+                f"{name}: XLIFF needs language codes; pass --languages, for example en,de"
+            )
         super().__init__(path, name, languages)
         self.number = 0
         self.file.write(

@@ -75,7 +75,7 @@ export function headTableCard({ trace, api, state, signal }, nameOf, onSelect) {
   update();
   return foldingCard("What is each head worth?", { class: "head-worth" },
     h("p", { class: "description" }, "The output of one head is replaced by its mean over many sentences (mean ablation), "
-      + "and the sentences are translated again. What is lost was the work of this head."),
+      + "and the sentences are translated again. The loss in quality is what this head contributes."),
     trace.headTable || load ? "" : h("p", {}, "This file does not have the measurement; ", h("code", {}, 'regard look RUN "…" --heads'),
       " and ", h("code", {}, "regard export RUN --to html --heads"), " include it, and ", h("code", {}, "regard serve RUN"), " computes it."),
     button, status, body);
@@ -108,7 +108,7 @@ function describeTable(table, nameOf, onSelect) {
     h("div", { class: "table head-table", tabindex: 0, role: "region", "aria-label": "What each head is worth" }, h("table", {},
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "without"), scores.map(({ title }) => h("th", { scope: "col" }, title)))),
       h("tbody", {}, rows))),
-    more, h("p", { class: "legend" }, "Bars: the change of the score; lines: its 95% interval over the sentences."),
+    more, h("p", { class: "legend" }, "Bars: the change in the score; lines: its 95% interval over the sentences."),
   ];
 }
 

@@ -37,7 +37,7 @@ page.append(
   embedded ? "" : translateForm(model ?? server),
   view,
   h("footer", {}, h("p", {},
-    "Attention shows where a model looks. By itself it does not explain what the model says.")),
+    "Attention shows where a model looks. By itself it does not explain the output.")),
 );
 if (embedded) {
   /** @type {TraceJson} */

@@ -146,8 +146,8 @@ def test_jsonl_round_trips_any_text(
         ('["a", "b"]', "not a JSON object"),
         ('{"source": "a"}', '"target" must be a string, found nothing'),
         ('{"source": 7, "target": "b"}', '"source" must be a string, found 7'),
-        ('{"source": "\\ud800", "target": "b"}', '"source" has half of a surrogate pair'),
-        ('{"source": "a", "target": "\\udfff"}', '"target" has half of a surrogate pair'),
+        ('{"source": "\\ud800", "target": "b"}', '"source" contains an unpaired surrogate'),
+        ('{"source": "a", "target": "\\udfff"}', '"target" contains an unpaired surrogate'),
         ("[" * 100_000, "not JSON"),
     ],
 )
@@ -251,7 +251,7 @@ def test_tmx_with_several_languages_is_refused_with_the_candidates(tmp_path: Pat
     path = written(tmp_path / "m.tmx", OMEGAT.replace("</tu>", french))
     assert refusal(path) == (
         ": languages EN-US, DE-DE, fr: which are the source and the target? name them with --languages, "
-        "such as --languages EN-US,DE-DE (in a recipe: data.languages)"
+        "for example --languages EN-US,DE-DE (in a recipe: data.languages)"
     )
     assert read_file(path, languages=("fr", "de"))[0] == Pair("Le chien dort.", "Der Hund schläft.")
     assert refusal(path, languages=("fr", "it")) == ": no language it; found: EN-US, DE-DE, fr"
@@ -555,7 +555,7 @@ def test_a_folder_and_a_pattern_stand_for_their_files(tmp_path: Path) -> None:
     assert "no such file" in refusal(folder / "*.xlf")
     written(folder / "train.tsv", "x\ty\n")
     written(folder / "test.tsv", "x\ty\n")
-    assert ": contains train.tsv and test.tsv: give the training files alone" in refusal(folder)
+    assert ": contains train.tsv and test.tsv: pass only the training files" in refusal(folder)
 
 
 def test_files_of_different_languages_are_not_mixed(tmp_path: Path) -> None:
@@ -617,8 +617,8 @@ def test_names_of_languages_are_a_header(header: str, tmp_path: Path) -> None:
 def test_columns_that_are_not_certain_are_refused_with_the_candidates(tmp_path: Path) -> None:
     three = written(tmp_path / "three.tsv", "17\tdog\tHund\n18\tcat\tKatze\n")
     assert refusal(three) == (
-        ": 3 columns without known names: 1 '17', 2 'dog', 3 'Hund'; name them with --columns, such as "
-        "--columns 2,3 (in a recipe: columns); give names if the first line is a header"
+        ": 3 columns without known names: 1 '17', 2 'dog', 3 'Hund'; name them with --columns, for example "
+        "--columns 2,3 (in a recipe: columns); use names if the first line is a header"
     )
     assert read_file(three, columns=("2", "3")) == [Pair("dog", "Hund"), Pair("cat", "Katze")]
     assert read_file(three, columns=("3", "2"))[0] == Pair("Hund", "dog")

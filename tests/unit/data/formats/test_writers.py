@@ -71,5 +71,5 @@ def test_unknown_names_are_refused() -> None:
     for name in ("p.doc", "p.parquet.gz"):
         with pytest.raises(RegardError, match=r"unknown format; the name must end in one of \.tsv"):
             output_format(Path(name))
-    with pytest.raises(RegardError, match="TMX names languages"):
+    with pytest.raises(RegardError, match="TMX needs language codes"):
         output_format(Path("p.tmx"))(Path("p.tmx"), "p.tmx")

@@ -33,7 +33,7 @@ const STACKED = matchMedia("(max-width: 900px)");
 export const architectureView = {
   id: "architecture",
   title: "Architecture",
-  help: "How data flow through the model. Colour shows how much each part changes the vector of each token. "
+  help: "How data flows through the model. The colour shows how much each part changes the vector of each token. "
     + "Select a part to see its numbers; select a token to follow it.",
   applies: (trace) => trace.encoder.layers > 0 && trace.cross_attention.layers > 0 && !trace.nonAutoregressive,
   build,

@@ -31,7 +31,7 @@ const SIGNED = new Set(["integrated_gradients", "occlusion", "gradient_x_input"]
 export const lensesView = {
   id: "lenses",
   title: "Lenses",
-  help: "What would be said after each layer? Why this word and not another? Which place inside the network decides?",
+  help: "What would the model predict after each layer? Why this word and not another? Which activations decide?",
   applies: (trace) => trace.hasLenses,
   build,
 };
@@ -112,8 +112,8 @@ function attributionCard(context) {
   state.subscribe(update);
   requestAnimationFrame(update);
   return foldingCard("Why this word?", { important: true },
-    h("p", { class: "description" }, "Select a word of the translation. Each method says how much every word that the model "
-      + "had read made it choose this token rather than the other one: blue for it, amber against it."),
+    h("p", { class: "description" }, "Select a word of the translation. Each method measures how much each word that the model "
+      + "had read made it choose this token rather than the other one: blue is for it, amber is against it."),
     line, h("div", { class: "controls" }, foils.field), status, result);
 }
 
@@ -128,7 +128,7 @@ function showFoils(box, candidates, { token, foil }) {
 function describeAttribution(found, signal) {
   const words = [...found.source_words, ...found.target_words];
   const methods = METHODS.filter(([id]) => found.scores[id]);
-  const table = tableToggle("Shares of the words, by method", () => ({
+  const table = tableToggle("Contributions of the words, by method", () => ({
     head: ["word", ...methods.map(([, name]) => name)],
     rows: words.map((word, i) => [bidiText(word), ...methods.map(([id]) => signed(found.scores[id][i]))]),
   }));
@@ -208,7 +208,7 @@ function agreementNote({ agreement, scores }) {
   const [most, fewest] = [Math.max(...means.map((one) => one.mean)), Math.min(...means.map((one) => one.mean))];
   return h("div", { class: "agreement quiet" },
     `The methods need not agree. Mean rank correlation with the others: ${means.map((one) =>
-      `${one.name} ${one.mean.toFixed(2)}`).join(", ")}. `, most - fewest > 0.3 ? "Trust what several of them say." : "", table.element);
+      `${one.name} ${one.mean.toFixed(2)}`).join(", ")}. `, most - fewest > 0.3 ? "Trust results on which several methods agree." : "", table.element);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ function depthCard(context) {
   };
   state.subscribe(update);
   update();
-  return foldingCard("What would be said at each depth?", {},
+  return foldingCard("What would the model predict at each depth?", {},
     h("p", { class: "description" }, "Each cell is the most probable token at that depth, while the model generates the token "
       + "at the top of the column."),
     status, body);

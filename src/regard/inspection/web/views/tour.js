@@ -332,7 +332,7 @@ async function weightStep({ trace }) {
 async function interventionStep({ trace, api }) {
   const { layer, head } = await largestCrossAttention(trace);
   const mute = `cross_attention.${layer}.${head}`;
-  const text = ["Where a model looks is not yet why it says something. To find out what it depends on, change something. ",
+  const text = ["Where a model attends does not explain its output. To find out what the output depends on, change something. ",
     ...(api ? ["Here the cross-attention head with the largest weight, ", headName({ layer, head }), ", is muted. ",
       ...mutedResult(trace, await api.trace({ q: trace.text, mute: [mute] })), " Mute other heads and see what breaks."]
       : ["With a model, this page can mute a head or force a word, and show whether the translation changes."])];
@@ -458,7 +458,7 @@ function occlusionText({ occlusion, probabilities, source, outputs }, pronoun) {
   if (!occlusion) return ["What it depends on was not measured, because the model is too large."];
   const drops = occlusion.words.map((word, i) => ({ word, drop: occlusion.drop(i, pronoun) }))
     .sort((a, b) => b.drop - a.drop).filter(({ drop }, rank) => rank < 2 && drop > 0.05);
-  if (!drops.length) return ["No single word of the source decides it: without any one of them it stays about as probable."];
+  if (!drops.length) return ["No single source word decides it: it stays about as probable when any one of them is removed."];
   return ["Which words does it depend on? ", tokenInProse(outputs[pronoun]), ` has a probability of ${percent(probabilities[pronoun])}. `,
     ...drops.flatMap(({ word, drop }, rank) => [rank ? ", without " : "Without ",
       h("b", {}, detokenize(word.map((position) => source[position])).trim()), ` only ${percent(probabilities[pronoun] - drop)}`]), "."];
@@ -484,7 +484,7 @@ async function pronounStep(context, otherText) {
   const opening = ["Here ", h("i", {}, "it"), " became ", tokenInProse(trace.outputs[here]), ". "];
   if (turn(turning) < LITTLE_ATTENTION) {
     return {
-      text: [...opening, "No head of this model turns from one noun to the other: ", siteName(turning), " comes closest, with ",
+      text: [...opening, "No head of this model switches from one noun to the other: ", siteName(turning), " comes closest, with ",
         formatNouns(turning.here), " here and ", formatNouns(turning.there), " with ", h("i", {}, endingOf(otherText)),
         ". So attention alone does not show how it decides. ", ...occlusionText(trace, here)],
       set: { view: "translate", output: String(here), colour: "occlusion" },

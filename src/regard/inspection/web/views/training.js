@@ -85,7 +85,7 @@ function alignmentCard(context, history) {
   const title = FIRST;
   const nothing = h("p", { class: "quiet" }, history.checkpoints.length
     ? "This page was saved without the checkpoints of the run; regard look RUN \"…\" --checkpoints includes them."
-    : "This run has kept no checkpoints, only the final model.");
+    : "This run kept no checkpoints, only the final model.");
   if (!trace.cross_attention.layers || !trace.outputs.length) {
     return { element: card(title, nothing), setCheckpoints: () => {} };
   }

@@ -35,8 +35,8 @@ const LISTED_WARNINGS = NARROW ? 4 : 8;
 export const translateView = {
   id: "translate",
   title: "Translate",
-  help: "How this model translates a sentence. Select a word of the translation: colour shows where the model looked when it "
-    + `wrote the word; the alternatives, and the source words that it depends on, are below. ${POINT_AT} other words to compare.`,
+  help: "How this model translates a sentence. Select a word of the translation: the colour shows where the model attended when it "
+    + `generated the word. Below are the alternatives and the source words that it depends on. ${POINT_AT} other words to compare.`,
   next: { text: "New here? Take the tour →", view: "tour" },
   build,
 };
