@@ -38,6 +38,9 @@ MIN_TOKENS_PER_BATCH = {"cpu": 1_024, "cuda": 4_096}
 VALIDATIONS = 20
 USEFUL_TOKENS = 2_000_000
 """With fewer target tokens, a model learns little from real text: BLEU 0 to 5 in the experiments."""
+MAX_COST_OF_PROCESSES, MAX_PROCESSES = 2.0, 8
+"""On a CPU, models of at most this cost train faster in several processes; more processes than this get too small parts
+of a batch. See docs/training.md."""
 DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 20.0}
 """The longest time that is chosen if the user sets none."""
 
@@ -479,7 +482,19 @@ def _reasons(
         f"tokenizer: {_describe_tokenizer(recipe.tokenizer, choice, corpus)}",
         f"training: up to {training.steps:,} steps of {recipe.batch_tokens:,} tokens",
         f"validation: {held_out if recipe.data.valid is None else 'data.valid'}",
+        *_tips(choice),
         *warnings,
+    ]
+
+
+def _tips(choice: ChosenModel) -> list[str]:
+    """What the user can do to train faster."""
+    cores = choice.speed.spare_cores + 1
+    if cores == 1 or choice.rule.cost.cpu > MAX_COST_OF_PROCESSES:
+        return []
+    processes = min(cores, MAX_PROCESSES)
+    return [
+        f"tip: with --processes {processes}, a model of this size trains faster on {cores} cores"
     ]
 
 

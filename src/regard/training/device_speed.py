@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class DeviceSpeed:
     batching: Literal["padded", "packed"] = "padded"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """how it trains fastest"""
+    spare_cores: int = 0
+    """cores of a CPU beyond the first that one process trains with"""
 
     def tokens_per_second(self, cost: float) -> float:
         """Target tokens per second for a model of this cost relative to the reference model."""
@@ -53,12 +56,22 @@ H200_MATMUL, H200_REFERENCE = 7.0e14, 1.08e6
 """Operations per second of a large bf16 product, and tokens per second of the reference model in batches of 4,096
 tokens (``python benchmarks/autoconfig_experiments.py --speeds``). Another GPU is estimated from its own product."""
 
+PARALLEL_EFFICIENCY = 0.67
+"""Speed of several processes relative to the sum of their speeds when each trains alone: tiny, two processes on two
+cores of an AMD EPYC, batches of 1,024 tokens."""
+
 
 def measure_device(device: torch.device) -> DeviceSpeed:
-    """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product."""
+    """The speed of a device: on a CPU from a few steps of ``tiny``, on a GPU from a large matrix product.
+
+    With several processes, it is the speed of all of them together.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    together = processes * PARALLEL_EFFICIENCY if processes > 1 else 1.0
     if device.type == "cuda":
         speed = H200_REFERENCE * matmul_speed(device) / H200_MATMUL
-        return DeviceSpeed("cuda", speed, torch.cuda.get_device_name(device), "packed")
+        name = f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
+        return DeviceSpeed("cuda", together * speed, name, "packed")
     tokens, seconds = 1_000, math.inf
     batching: Literal["padded", "packed"] = "packed" if has_cpu_kernels() else "padded"
     precision = fastest_cpu_precision()
@@ -70,8 +83,10 @@ def measure_device(device: torch.device) -> DeviceSpeed:
         step()
         seconds = min(seconds, time.perf_counter() - start)
     cores = torch.get_num_threads()
-    name = f"{cores} CPU core{'s' * (cores > 1)}"
-    return DeviceSpeed("cpu", tokens / seconds, name, batching, precision)
+    name = f"{processes * cores} CPU core{'s' * (processes * cores > 1)}"
+    name += f" in {processes} processes" * (processes > 1)
+    spare = cores - 1 if processes == 1 else 0
+    return DeviceSpeed("cpu", together * tokens / seconds, name, batching, precision, spare)
 
 
 SENTENCE_TOKENS = 25

@@ -451,3 +451,18 @@ def test_a_model_that_is_kept_has_the_time_that_is_left(
     chosen = autoconfigure(TEXTS, corpus_of(400, 80.0), minutes=20, speed=CPU)
     kept = chosen.refit(chosen.choice.tokens_per_second, 1_000.0)
     assert kept.choice.minutes == pytest.approx((900 + 15) / 0.9 / 60)
+
+
+def test_on_several_cores_small_models_are_trained_in_several_processes(
+    corpus_of: Callable[[int, float], str],
+) -> None:
+    def tips(spare_cores: int, minutes: float) -> list[str]:
+        speed = DeviceSpeed("cpu", 3_900.0, spare_cores=spare_cores)
+        reasons = configure(corpus_of(3_000, 80.0), minutes=minutes, speed=speed)[1]
+        return [reason for reason in reasons if reason.startswith("tip")]
+
+    assert tips(0, 10) == []
+    ending = "a model of this size trains faster on"
+    assert tips(1, 10) == [f"tip: with --processes 2, {ending} 2 cores"]
+    assert tips(15, 10) == [f"tip: with --processes 8, {ending} 16 cores"]
+    assert tips(15, 10_000) == []  # a larger model

@@ -1,8 +1,11 @@
 """The speed of a device."""
 
+import time
+
+import pytest
 import torch
 
-from regard.training.device_speed import DeviceSpeed, measure_device
+from regard.training.device_speed import PARALLEL_EFFICIENCY, DeviceSpeed, measure_device
 
 
 def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
@@ -11,3 +14,19 @@ def test_the_speed_of_a_device_falls_with_the_cost_of_the_model() -> None:
     measured = measure_device(torch.device("cpu"))
     assert measured.device == "cpu"
     assert measured.reference > 10
+
+
+def test_the_speed_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    ticks = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    try:
+        alone = measure_device(torch.device("cpu"))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        together = measure_device(torch.device("cpu"))
+    finally:
+        torch.set_num_threads(threads)
+    assert (alone.name, alone.spare_cores) == ("2 CPU cores", 1)
+    assert (together.name, together.spare_cores) == ("6 CPU cores in 3 processes", 0)
+    assert together.reference == pytest.approx(3 * PARALLEL_EFFICIENCY * alone.reference)
