@@ -21,8 +21,8 @@ from scaling.usage import run_command
 WORDS = [f"{first}{second}{last}" for first in "bdfgkl" for second in "aeiou" for last in "mnrst"]
 
 VOCABULARIES = {"bpe": 500, "unigram": 2000}
-"""The kind of most recipes and of training without a recipe, and the default of recipes, which takes longer to train;
-with their largest vocabularies for these few words."""
+"""The kind of most recipes in this repository, and the default, which takes longer to train; with vocabularies that
+these few words can fill."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
