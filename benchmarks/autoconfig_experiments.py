@@ -177,7 +177,7 @@ def measure_speed(name: str, folder: Path) -> float:
     run = prepare_data(complete, folder / f"speed-{name}")
     with process_group("auto") as group:
         trainer = Trainer(run, complete, open_prepared(run, complete), group)
-        with trainer.rehearsal() as step:
+        with trainer.trial_steps() as step:
             for _ in range(trainer.warmup_steps):
                 step()
         with (folder / "speed.lock").open("w") as lock:

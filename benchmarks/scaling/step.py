@@ -129,7 +129,7 @@ def timed_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
     """Milliseconds of a step, of its all-reduces, and of the part of these that computation does not hide."""
     gradients, alone = trainer.train_step.gradients, Timing()
     kinds = {"overlap": Timing()} | ({} if gradients is None else {"no overlap": Timing()})
-    with trainer.rehearsal() as run_step:
+    with trainer.trial_steps() as run_step:
         for _ in range(trainer.warmup_steps):
             run_step()
         for first in range(0, steps, STEPS_IN_TURN):
@@ -229,7 +229,7 @@ def first_losses(trainer: Trainer, steps: int) -> dict[str, Any]:
         values.append(trainer.group.mean(loss))
         return loss
 
-    with patch.object(trainer, "step", step), trainer.rehearsal() as run_step:
+    with patch.object(trainer, "step", step), trainer.trial_steps() as run_step:
         for _ in range(steps):
             run_step()
         weights = [local_part(one).detach().cpu() for one in trainer.train_step.parameters]

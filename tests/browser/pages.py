@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regard.data.special_tokens import BOS, EOS
-from regard.decoding.search_state import Node
+from regard.decoding.beam_tree import Node
 from regard.inspection.trace import Candidate, Token, Trace
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from regard.inference.native_packing import native_weights, unsupported_network
 from regard.inference.precision import formats, pack_network, select_precision
 from regard.inference.worker_pool import SharedFlag
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.attention import Attention, AttentionMask, KeyValue
+from regard.nn.attention import Attention, AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.loss import Seq2SeqLoss
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import PATTERNS
@@ -41,9 +42,10 @@ from regard.nn.transformer import Transformer
 from regard.recipe import Precision, Recipe, make_recipe
 from regard.storage.run_dir import RunDir
 from regard.tasks import Translator
+from regard.training.cuda_graph import CUDAGraphStep
 from regard.training.optimizers_and_schedules import OPTIMIZERS
 from regard.training.run import train
-from regard.training.train_step import CUDAGraphStep, StepScalars, TrainStep
+from regard.training.train_step import StepScalars, TrainStep
 
 VOCABULARY = 50
 

@@ -46,9 +46,10 @@ from regard.training.cpu_kernels import (
     fastest_cpu_precision,
     has_cpu_kernels,
 )
+from regard.training.cuda_graph import EAGER_STEPS, CUDAGraphStep
 from regard.training.device_speed import matmul_speed
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.train_step import EAGER_STEPS, CUDAGraphStep, StepScalars, TrainStep
+from regard.training.train_step import StepScalars, TrainStep
 
 Step = Callable[[], None]
 

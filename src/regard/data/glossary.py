@@ -1,4 +1,8 @@
-"""A glossary: how certain terms must be translated."""
+"""A glossary: how certain terms must be translated.
+
+``tasks/translation_requests.py`` makes the terms of a text phrases of its request; ``decoding/constraints.py``
+guarantees that the translation contains them.
+"""
 
 from __future__ import annotations
 

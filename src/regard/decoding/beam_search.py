@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.decoding.greedy_and_sampling import chunks_are_faster, top_k, top_k_sums
+from regard.decoding.beam_tree import BeamStep
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import (
     GNMT,
@@ -29,11 +29,11 @@ from regard.decoding.search_state import (
     NEG_INF,
     ActiveHypotheses,
     BeamCandidates,
-    BeamStep,
     S,
     SequenceRules,
     StepFunction,
 )
+from regard.decoding.top_k import chunks_are_faster, top_k, top_k_sums
 from regard.errors import RegardError
 
 

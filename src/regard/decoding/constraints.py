@@ -1,4 +1,4 @@
-"""Lexically constrained decoding: phrases that the output is guaranteed to contain.
+"""Lexically constrained decoding: phrases that the output is guaranteed to contain, such as glossary terms.
 
 Beam search with banks (Post and Vilar 2018, vectorized as in Hu et al. 2019). The *bank* of a hypothesis is its
 progress: the number of phrase tokens it has generated. The beam is divided among the banks, so that a hypothesis that

@@ -18,82 +18,9 @@ from regard.decoding.search_state import (
     SequenceRules,
     StepFunction,
 )
+from regard.decoding.top_k import top_k
 from regard.errors import RegardError
 from regard.recipe import MIN_TEMPERATURE
-
-# ---------------------------------------------------------------------------------------------
-# Top-k over a large vocabulary on a CPU.
-#
-# The k largest values are in the k chunks with the largest maxima, so only these chunks need to be sorted.
-
-
-CHUNK = 64
-"""values per chunk"""
-
-
-def chunks_are_faster(x: Float[Tensor, "*rows V"], count: int) -> bool:
-    """Whether selecting chunks first is faster than ``topk`` over all values."""
-    return not x.is_cuda and x.shape[-1] // CHUNK > 4 * count
-
-
-def top_k(
-    x: Float[Tensor, "*rows V"], count: int
-) -> tuple[Float[Tensor, "*rows k"], Int[Tensor, "*rows k"]]:
-    """The largest values, largest first, and their indices: ``torch.topk``, but faster for large V on a CPU."""
-    chunks = x.shape[-1] // CHUNK
-    if not chunks_are_faster(x, count):
-        return x.topk(min(count, x.shape[-1]))
-    chunked = x[..., : chunks * CHUNK].view(*x.shape[:-1], chunks, CHUNK)
-    best = chunked.amax(-1).topk(count, sorted=False).indices
-    values = chunked.gather(-2, best.unsqueeze(-1).expand(*best.shape, CHUNK)).flatten(-2)
-    indices = (best.unsqueeze(-1) * CHUNK + torch.arange(CHUNK)).flatten(-2)
-    rest = x[..., chunks * CHUNK :]
-    if rest.shape[-1]:
-        rest_indices = torch.arange(chunks * CHUNK, x.shape[-1]).expand(*rest.shape)
-        values, indices = torch.cat([values, rest], -1), torch.cat([indices, rest_indices], -1)
-    values, order = values.topk(count)
-    return values, indices.gather(-1, order)
-
-
-def top_k_sums(
-    x: Float[Tensor, "sentences beams V"], totals: Float[Tensor, "sentences beams"], count: int
-) -> tuple[Float[Tensor, "sentences k"], Int[Tensor, "sentences k"]]:
-    """The largest values of ``totals[..., None] + x`` of each sentence, and their indices into (beams, V) flattened.
-
-    NaN counts as minus infinity. Of equal values the one with the smaller index comes first. Only for inputs for which
-    ``chunks_are_faster``.
-    """
-    V = x.shape[2]
-    chunks = V // CHUNK
-    end = chunks * CHUNK
-    maxima = _sums(totals, x[..., :end].view(*x.shape[:2], chunks, CHUNK).amax(-1))
-    best = maxima.flatten(1).topk(count, sorted=False).indices
-    beams = best // chunks
-    first = best * CHUNK + beams * (V - end)
-    indices = (first.unsqueeze(2) + torch.arange(CHUNK)).flatten(1)
-    values = x.flatten(1).gather(1, indices).view(-1, count, CHUNK)
-    sums = _sums(totals.gather(1, beams), values).flatten(1)
-    if end < V:
-        rest = torch.arange(x.shape[1]).unsqueeze(1) * V + torch.arange(end, V)
-        indices = torch.cat([indices, rest.flatten().expand(len(x), -1)], dim=1)
-        sums = torch.cat([sums, _sums(totals, x[..., end:]).flatten(1)], dim=1)
-    values, order = sums.topk(count, sorted=False)
-    # Sort by index, then stably by value.
-    indices, order = indices.gather(1, order).sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return values, indices.gather(1, order)
-
-
-def _sums(
-    totals: Float[Tensor, "sentences some"], x: Float[Tensor, "sentences some more"]
-) -> Float[Tensor, "sentences some more"]:
-    sums = totals.unsqueeze(2) + x
-    return sums.nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-
-
-# ---------------------------------------------------------------------------------------------
-# One token per step and sentence
-
 
 TokenSelector = Callable[
     [Float[Tensor, "sentences V"], ActiveHypotheses[Any]], Int[Tensor, "sentences"]
@@ -173,7 +100,7 @@ def sample(
     def draw(
         log_probabilities: Float[Tensor, "sentences V"], active: ActiveHypotheses[S]
     ) -> Int[Tensor, "sentences"]:
-        probabilities = _truncate(log_probabilities / temperature, top_k, top_p)
+        probabilities = _truncate_top_k_top_p(log_probabilities / temperature, top_k, top_p)
         # Like torch.multinomial, but much faster: one random number per row instead of one per token.
         cumulative = probabilities.double().cumsum(-1)
         threshold = uniform[active.sentences, active.length].unsqueeze(1) * cumulative[:, -1:]
@@ -251,10 +178,13 @@ def _uniform(seed: int, count: int) -> Float[Tensor, " count"]:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _truncate(
+def _truncate_top_k_top_p(
     log_probabilities: Float[Tensor, "sentences V"], top_k: int, top_p: float
 ) -> Float[Tensor, "sentences V"]:
-    """Top-k and nucleus (top-p) sampling: 0 except for the most probable tokens. The sum need not be 1."""
+    """Top-k sampling and nucleus sampling (top-p): only the most probable tokens keep a probability above 0.
+
+    The sum of the probabilities need not be 1.
+    """
     if top_k == 0 and top_p == 1:  # all tokens: no need to sort
         return log_probabilities.softmax(-1).nan_to_num(nan=1.0)
     V = log_probabilities.shape[1]

@@ -9,7 +9,7 @@ Besides the model and the ``SequenceRules``, a processor may
 
 A processor is made for one batch. If it keeps data about each hypothesis, it updates them in ``advance``. A processor
 that a decoding option turns on is registered under the name of the option (``enabled_by``). The lexical constraints,
-also a processor, are in ``constraints.py``.
+also a processor, are in ``constraints.py``. Temperature, top-k and top-p are in ``greedy_and_sampling.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -224,7 +224,7 @@ class NoRepeatNgram(OptionalProcessor):
 
 @enabled_by("repetition_penalty")
 class RepetitionPenalty(OptionalProcessor):
-    """Makes tokens that a hypothesis already contains less probable (Keskar et al. 2019).
+    """Repetition penalty: makes tokens that a hypothesis already contains less probable (Keskar et al. 2019).
 
     Their log-probabilities are multiplied by ``penalty``, however often they occurred. As in the beam search of Hugging
     Face, the result is not normalized again, so scores contain the penalty.
@@ -250,7 +250,7 @@ class RepetitionPenalty(OptionalProcessor):
 
 @enabled_by("coverage_penalty")
 class CoveragePenalty(OptionalProcessor):
-    """Ranks hypotheses that attended to every source token higher (Wu et al. 2016, equation 14).
+    """Coverage penalty: ranks hypotheses that attended to every source token higher (Wu et al. 2016, equation 14).
 
     Adds beta * sum over the source tokens of log(min(1, total attention that the token received)) to the score of a
     finished hypothesis. It does not change which hypotheses are continued, as in the paper.

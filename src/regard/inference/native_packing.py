@@ -29,7 +29,7 @@ from regard.inference.packed_transformer import (
     Sublayer,
 )
 from regard.inference.quantization import Int8Embedding, Int8Linear, NativeInt8, quantize_rows
-from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Gated, PreNorm
+from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, PreNorm, SwiGLU
 from regard.nn.norms import LayerNorm, NoNorm, RMSNorm
 from regard.nn.transformer import Decoder, Encoder, Transformer
 
@@ -163,7 +163,7 @@ def _sizes(network: Transformer, packed: PackedTransformer) -> dict[str, int]:
         "width": network.encoder.embedding.weight.shape[1],
         "heads": layers[0].attention.heads,
         "features": _features(layers[0]),
-        "hidden": cast(FeedForward | Gated, layers[0].feed_forward).outer.in_features,
+        "hidden": cast(FeedForward | SwiGLU, layers[0].feed_forward).outer.in_features,
         "pre_norm": int(isinstance(layers[0].attention_residual, PreNorm)),
         "activation": activation,
         "gated": int(isinstance(feed_forward, PackedGatedFeedForward)),

@@ -75,8 +75,8 @@ class NetworkDecoder:
             else autocast(self.engine.precision, self.device)
         )
         with context, self._processors(network, sources, requests, decoding) as processors:
-            memory: Any = network.encode(sources, batch_trees(requests, self.device))
-            state = network.start(memory)
+            encoder_output: Any = network.encode(sources, batch_trees(requests, self.device))
+            state = network.start(encoder_output)
             max_lengths = [self.engine.max_tokens(one, decoding) for one in requests]
             if isinstance(self.engine.network, NonAutoregressiveTransformer):
                 return self._mask_predict(state, decoding, max_lengths, nbest, length, observer)

@@ -3,7 +3,7 @@
 It computes the same function as ``nn.Transformer``. Notable:
 
 - The queries, keys and values of a layer are one matrix product; so are the keys and values of cross-attention.
-- The hypotheses of a sentence share one key-value cache. Reordering the beam moves none of it (``kv_cache.py``).
+- The hypotheses of a sentence share one key-value cache. Reordering the beam moves none of it (``beam_kv_cache.py``).
 - Rows of the hidden states are tokens: those of all sentences and beams, one below the other.
 - The weights are a copy, made when it is built. It cannot be trained, traced or changed.
 
@@ -28,10 +28,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regard.data.special_tokens import PAD
-from regard.inference.kv_cache import BeamKVCache, contiguous, move_rows
-from regard.nn.attention import KeyValue
+from regard.inference.beam_kv_cache import BeamKVCache, contiguous, move_rows
 from regard.nn.ensemble import EnsembleState, mean_log_probabilities
-from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Gated, PostNorm, PreNorm
+from regard.nn.kv_cache import KeyValue
+from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, PostNorm, PreNorm, SwiGLU
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import LayerNorm, NoNorm
 from regard.nn.positions import Rotary, Tree
@@ -198,18 +198,18 @@ class CrossAttention(Sublayer):
         self.output = pack.fuse(attention.output)
         self.heads = attention.heads
 
-    def keys_values(self, memory: States, sentences: int) -> KeyValue:
+    def keys_values(self, encoded: States, sentences: int) -> KeyValue:
         """The keys and values of the encoder output, once per sentence."""
-        both = self.key_value(memory).view(
-            sentences, memory.shape[0] // sentences, 2, self.heads, -1
+        both = self.key_value(encoded).view(
+            sentences, encoded.shape[0] // sentences, 2, self.heads, -1
         )
         key, value = both.permute(2, 0, 3, 1, 4).contiguous()
         return KeyValue(key, value)
 
-    def forward(self, x: States, memory: KeyValue, bias: AttentionBias) -> States:
-        sentences = memory.key.shape[0]
+    def forward(self, x: States, kv: KeyValue, bias: AttentionBias) -> States:
+        sentences = kv.key.shape[0]
         query = self.query(x).view(sentences, x.shape[0] // sentences, self.heads, -1)
-        return self.output(dot_product_attention(query.transpose(1, 2), memory, bias))
+        return self.output(dot_product_attention(query.transpose(1, 2), kv, bias))
 
 
 class PackedFeedForward(Sublayer):
@@ -230,7 +230,7 @@ class PackedFeedForward(Sublayer):
 class PackedGatedFeedForward(Sublayer):
     """SwiGLU, with its gate and its inner map in one product."""
 
-    def __init__(self, feed_forward: Gated, residual: PostNorm, pack: PackFormat) -> None:
+    def __init__(self, feed_forward: SwiGLU, residual: PostNorm, pack: PackFormat) -> None:
         super().__init__(residual, pack)
         self.gate_inner = pack.fuse(feed_forward.gate, feed_forward.inner)
         self.outer = pack.fuse(feed_forward.outer)
@@ -242,7 +242,7 @@ class PackedGatedFeedForward(Sublayer):
 
 def pack_feed_forward(layer: EncoderLayer, pack: PackFormat) -> Sublayer:
     feed_forward, residual = layer.feed_forward, layer.feed_forward_residual
-    if isinstance(feed_forward, Gated):
+    if isinstance(feed_forward, SwiGLU):
         return PackedGatedFeedForward(feed_forward, residual, pack)
     assert isinstance(feed_forward, FeedForward)
     return PackedFeedForward(feed_forward, residual, pack)
@@ -362,7 +362,7 @@ instead of a cache, and attention spends most of its time waiting for them."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class PackedEncoderOutput:
     """The encoder output of a batch."""
 
     states: States
@@ -373,13 +373,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class PackedDecoderState:
-    """The state between two decoding steps. Use it once: the next state overwrites its buffers.
+    """What the decoder carries from one decoding step to the next. Use it once: the next state overwrites its buffers.
 
     When a sentence is done, the last one takes its place in the buffers, so that only one has to move. Therefore the
     order of sentences in the buffers differs from the order of rows in the search.
     """
 
-    memory: list[KeyValue]
+    cross_kv: list[KeyValue]
     """for each layer, the keys and values of the source, once per sentence"""
     bias: AttentionBias
     """masks source padding"""
@@ -405,9 +405,9 @@ class PackedDecoderState:
 
     def _to(self, dtype: torch.dtype) -> PackedDecoderState:
         """The state with keys and values in this data type."""
-        memory = [KeyValue(layer.key.to(dtype), layer.value.to(dtype)) for layer in self.memory]
+        cross_kv = [KeyValue(layer.key.to(dtype), layer.value.to(dtype)) for layer in self.cross_kv]
         bias = None if self.bias is None else self.bias.to(dtype)
-        return replace(self, memory=memory, bias=bias, cache=self.cache.to(dtype))
+        return replace(self, cross_kv=cross_kv, bias=bias, cache=self.cache.to(dtype))
 
     def _keep_sentences(self, sentences: Int[Tensor, " fewer"]) -> PackedDecoderState:
         """Keep these sentences: move those at the end of the buffers to the rows that become free."""
@@ -418,13 +418,13 @@ class PackedDecoderState:
         free = iter(sorted({*range(count)} - {*old}))
         new = [row if row < count else next(free) for row in old]
         moves = [(before, after) for before, after in zip(old, new, strict=True) if before != after]
-        for layer in self.memory:
+        for layer in self.cross_kv:
             move_rows(layer.key, moves)
             move_rows(layer.value, moves)
         buffer_rows = torch.tensor(new, dtype=torch.long, device=sentences.device)
         order = kept.index_select(0, buffer_rows.argsort())
         return PackedDecoderState(
-            [KeyValue(layer.key[:count], layer.value[:count]) for layer in self.memory],
+            [KeyValue(layer.key[:count], layer.value[:count]) for layer in self.cross_kv],
             None if self.bias is None else self.bias.index_select(0, order),
             self.cache.keep_sentences(order, moves),
             self.length,
@@ -483,7 +483,7 @@ class PackedTransformer:
         """Size of the packed weights."""
         return sum(weight.bytes for weight in self.weights)
 
-    def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> Memory:
+    def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> PackedEncoderOutput:
         """Run the encoder. Each row of the source ends with EOS, then padding."""
         sentences, length = source.shape
         bias = _padding_bias(source == PAD, self.output_dtype)
@@ -493,16 +493,16 @@ class PackedTransformer:
         for layer in self.encoder:
             x = layer.self_attention(x, sentences, positions, own_keys_values, bias)
             x = layer.feed_forward(x)
-        return Memory(self.encoder_norm(x), sentences, bias)
+        return PackedEncoderOutput(self.encoder_norm(x), sentences, bias)
 
-    def start(self, memory: Memory) -> PackedDecoderState:
+    def start(self, encoder_output: PackedEncoderOutput) -> PackedDecoderState:
         """The state before the first token. The keys and values of the source are computed here, once."""
         kv = [
-            layer.cross_attention.keys_values(memory.states, memory.sentences)
+            layer.cross_attention.keys_values(encoder_output.states, encoder_output.sentences)
             for layer in self.decoder
         ]
         cache = BeamKVCache.empty(len(kv), kv[0].key)
-        return PackedDecoderState(kv, memory.bias, cache, beam_dtype=self.beam_dtype)
+        return PackedDecoderState(kv, encoder_output.bias, cache, beam_dtype=self.beam_dtype)
 
     def step(
         self, tokens: Int[Tensor, " R"], state: PackedDecoderState
@@ -512,10 +512,10 @@ class PackedTransformer:
         position = slice(length, length + 1)
         embedded = self.target.embedding(state.to_buffer_order(tokens))
         x = embedded + self.target.positions(length + 1)[position]
-        for number, (layer, memory) in enumerate(zip(self.decoder, state.memory, strict=True)):
+        for number, (layer, kv) in enumerate(zip(self.decoder, state.cross_kv, strict=True)):
             write = partial(cache.write, number)
             x = layer.self_attention(x, cache.sentences, position, write, cache.bias)
-            x = layer.feed_forward(layer.cross_attention(x, memory, state.bias))
+            x = layer.feed_forward(layer.cross_attention(x, kv, state.bias))
         logits = self.projection(state.to_search_order(self.decoder_norm(x)))
         return logits, replace(state, cache=cache, length=length + 1)
 
@@ -548,13 +548,15 @@ class PackedEnsemble:
         """Size of the packed weights."""
         return sum(member.bytes for member in self.members)
 
-    def encode(self, source: Int[Tensor, "S K"], tree: Tree | None = None) -> list[Memory]:
-        """The memory of each member."""
+    def encode(
+        self, source: Int[Tensor, "S K"], tree: Tree | None = None
+    ) -> list[PackedEncoderOutput]:
+        """The encoder output of each member."""
         return [member.encode(source, tree) for member in self.members]
 
-    def start(self, memory: list[Memory]) -> EnsembleState:
+    def start(self, encoder_outputs: list[PackedEncoderOutput]) -> EnsembleState:
         """The state before the first token."""
-        each = zip(self.members, memory, strict=True)
+        each = zip(self.members, encoder_outputs, strict=True)
         return EnsembleState([member.start(one) for member, one in each])
 
     def step(

@@ -106,7 +106,7 @@ def select_precision(precision: Precision, device: torch.device) -> Precision:
 
 @torch.no_grad()
 def pack_network(network: Transformer, precision: Precision) -> PackedTransformer:
-    """A packed copy of a network with its present weights. precision: a result of ``select_precision``."""
+    """A packed copy of a network with its current weights. precision: a result of ``select_precision``."""
     packed = PackedTransformer(network, formats(network.projection.weight.device)[precision])
     calibrate(packed, network)
     _release_memory()

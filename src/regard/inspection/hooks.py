@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.special_tokens import EOS
-from regard.decoding.search_state import Node
+from regard.decoding.beam_tree import Node
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inference.network_decoder import pad_rows

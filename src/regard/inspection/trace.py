@@ -29,9 +29,9 @@ from regard.data.special_tokens import BOS, EOS, MASK, PAD, SPACE_SYMBOL, SPECIA
 from regard.data.tokenizer import SKIPPED_TOKENS, Vocabulary
 from regard.data.words import is_unspaced_script
 from regard.decoding import mask_predict
+from regard.decoding.beam_tree import BeamTree, Node
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import LENGTH_NORMALIZATIONS
-from regard.decoding.search_state import BeamTree, Node
 from regard.errors import RegardError
 from regard.inference.engine import Request
 from regard.inspection.hooks import (

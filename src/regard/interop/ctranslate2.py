@@ -21,7 +21,7 @@ from regard.interop.base import (
     write_sentencepiece_models,
 )
 from regard.interop.verification import SampleBatch, Verification, sample_batch, verify_by_outputs
-from regard.nn.layers import Gated
+from regard.nn.layers import SwiGLU
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import Decoder, Encoder, Transformer
 from regard.recipe import ModelConfig
@@ -131,7 +131,7 @@ def _layer(spec: Any, layer: Any) -> None:
         _linear(spec.attention.linear[1], cross.key, cross.value)
         _linear(spec.attention.linear[2], cross.output)
         _norm(spec.attention.layer_norm, layer.cross_attention_residual.norm)
-    gated = isinstance(layer.feed_forward, Gated)
+    gated = isinstance(layer.feed_forward, SwiGLU)
     _linear(spec.ffn.linear_0, layer.feed_forward.gate if gated else layer.feed_forward.inner)
     if gated:
         _linear(spec.ffn.linear_0_noact, layer.feed_forward.inner)

@@ -20,7 +20,7 @@ from regard.metrics.bootstrap import (
     Counts,
     Statistic,
     confidence_interval,
-    p_value,
+    paired_bootstrap_p_value,
 )
 from regard.recipe import Registry, suggest
 
@@ -211,7 +211,7 @@ class CountMetric(Metric):
             name=self.display_name,
             system=self.statistic(ours.sum(axis=0)),
             baseline=self.statistic(theirs.sum(axis=0)),
-            p_value=p_value(ours, theirs, self.statistic),
+            p_value=paired_bootstrap_p_value(ours, theirs, self.statistic),
             signature=self._full_signature(len(ours), resampled=True),
             higher_is_better=self.higher_is_better,
         )

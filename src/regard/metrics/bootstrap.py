@@ -31,8 +31,8 @@ def confidence_interval(counts: Counts, statistic: Statistic) -> tuple[float, fl
     return low, high
 
 
-def p_value(system: Counts, baseline: Counts, statistic: Statistic) -> float:
-    """Paired bootstrap test (Koehn 2004), as sacreBLEU computes it.
+def paired_bootstrap_p_value(system: Counts, baseline: Counts, statistic: Statistic) -> float:
+    """Significance test: paired bootstrap resampling (Koehn 2004), as sacreBLEU computes it.
 
     The fraction of resamples whose difference deviates from the mean difference by more than the observed one.
     """

@@ -101,22 +101,6 @@ def unmask_empty_rows(allowed: Bool[Tensor, "#B 1 #Q K"]) -> Bool[Tensor, "#B 1 
 # Inputs and intermediates
 
 
-class KeyValue(NamedTuple):
-    """Keys and values, projected and split into heads."""
-
-    key: Float[Tensor, "B g K dk"]
-    value: Float[Tensor, "B g K dv"]
-
-    def select(self, rows: Tensor) -> "KeyValue":
-        return KeyValue(self.key.index_select(0, rows), self.value.index_select(0, rows))
-
-    def concat(self, later: "KeyValue") -> "KeyValue":
-        """These positions followed by later ones."""
-        return KeyValue(
-            torch.cat([self.key, later.key], dim=2), torch.cat([self.value, later.value], dim=2)
-        )
-
-
 class AttentionIntermediates(NamedTuple):
     """Every intermediate of one attention, in the order of the formula. Rows are queries, columns are keys."""
 
@@ -124,7 +108,7 @@ class AttentionIntermediates(NamedTuple):
     key: Float[Tensor, "B h K dk"]
     value: Float[Tensor, "B h K dv"]
     products: Float[Tensor, "B h Q K"]
-    """Q K^T, or what the recipe's score has in its place"""
+    """Q K^T, or what the recipe's score has in its place, with the scores of relative positions"""
     scores: Float[Tensor, "B h Q K"]
     """products times the scale: Q K^T / sqrt(d_k) in the paper"""
     masked: Float[Tensor, "B h Q K"]
@@ -139,7 +123,7 @@ class AttentionIntermediates(NamedTuple):
 
 
 class AttentionScore(nn.Module):
-    """Compares queries with keys."""
+    """Compares queries with keys: ``forward(query, key)`` gives a score for each pair."""
 
     scale: float
     """factor applied to the output of ``forward``"""
@@ -226,7 +210,7 @@ class Attention(nn.Module):
         self.dropout = config.attention_dropout
         fused = isinstance(self.score, ScaledDotProduct) and self.weighting is softmax
         self.uses_sdpa = fused and not position.in_scores
-        """whether torch has one kernel for the whole formula"""
+        """whether torch's fused kernel (SDPA) computes the whole formula"""
         self.packed_kernel: PackedKernel | None = None
         """on a CPU: attention in packed rows without a mask matrix; set for training"""
 

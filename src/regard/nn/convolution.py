@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.attention import AttentionMask, KeyValue
+from regard.nn.attention import AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.layers import NORM_ORDERS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NonPad
@@ -103,8 +104,8 @@ class ConvolutionDecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "R T d"],
         mask: AttentionMask,
-        memory: KeyValue,
-        memory_mask: AttentionMask,
+        cross_kv: KeyValue,
+        cross_mask: AttentionMask,
         non_pad: NonPad = None,
         cache: ConvolutionCache | None = None,
     ) -> Float[Tensor, "R T d"]:
@@ -118,7 +119,7 @@ class ConvolutionDecoderLayer(nn.Module):
 
         x = self.residual(x, convolution, non_pad)
         y: Float[Tensor, "R T d"] = self.cross_attention_residual(
-            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), non_pad
+            x, cross_attention_sublayer(cross_kv, cross_mask, self.cross_attention), non_pad
         )
         return y
 

@@ -28,8 +28,8 @@ class EncoderForMaskedLM(nn.Module):
         initialize(self)
 
     def states(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B S d"]:
-        memory: EncoderOutput = self.encoder(source)
-        return memory.states
+        encoder_output: EncoderOutput = self.encoder(source)
+        return encoder_output.states
 
     def forward(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B S V"]:
         return F.linear(self.states(source), self.projection.weight)
@@ -47,12 +47,12 @@ class EncoderForTokenClassification(nn.Module):
 
     def states(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B P d"]:
         """One state for each position that gets a label."""
-        memory: EncoderOutput = self.encoder(source)
-        states: Float[Tensor, "B P d"] = self.dropout(self.label_states(memory))
+        encoder_output: EncoderOutput = self.encoder(source)
+        states: Float[Tensor, "B P d"] = self.dropout(self.label_states(encoder_output))
         return states
 
-    def label_states(self, memory: EncoderOutput) -> Float[Tensor, "B P d"]:
-        return memory.states
+    def label_states(self, encoder_output: EncoderOutput) -> Float[Tensor, "B P d"]:
+        return encoder_output.states
 
     def forward(self, source: Int[Tensor, "B S"]) -> Float[Tensor, "B P V"]:
         return F.linear(self.states(source), self.projection.weight)
@@ -83,6 +83,6 @@ class EncoderForSequenceClassification(EncoderForTokenClassification):
         super().__init__(config, vocab_size, labels)
         self.pool = AttentionPooling(config.d_model)
 
-    def label_states(self, memory: EncoderOutput) -> Float[Tensor, "B 1 d"]:
-        pooled: Float[Tensor, "B d"] = self.pool(memory.states, memory.non_pad)
+    def label_states(self, encoder_output: EncoderOutput) -> Float[Tensor, "B 1 d"]:
+        pooled: Float[Tensor, "B d"] = self.pool(encoder_output.states, encoder_output.non_pad)
         return pooled[:, None]

@@ -63,12 +63,14 @@ class Ensemble(Network):
         return min((limit for limit in limits if limit is not None), default=None)
 
     def encode(self, source: Int[Tensor, "B S"], position_info: PositionInfo = None) -> list[Any]:
-        """The memory of each member."""
+        """The encoder output of each member."""
         return [member.encode(source, position_info) for member in self.members]
 
-    def decode(self, target: Int[Tensor, "B T"], memory: list[Any]) -> Float[Tensor, "B T d"]:
+    def decode(
+        self, target: Int[Tensor, "B T"], encoder_outputs: list[Any]
+    ) -> Float[Tensor, "B T d"]:
         """The states of all members, side by side: d is the sum of their widths."""
-        pairs = zip(self.members, memory, strict=True)
+        pairs = zip(self.members, encoder_outputs, strict=True)
         return torch.cat([member.decode(target, encoded) for member, encoded in pairs], dim=-1)
 
     def project(self, states: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows V"]:
@@ -78,8 +80,8 @@ class Ensemble(Network):
         pairs = zip(self.members, parts, strict=True)
         return mean_log_probabilities([member.project(part) for member, part in pairs])
 
-    def start(self, memory: list[Any]) -> EnsembleState:
-        pairs = zip(self.members, memory, strict=True)
+    def start(self, encoder_outputs: list[Any]) -> EnsembleState:
+        pairs = zip(self.members, encoder_outputs, strict=True)
         return EnsembleState([member.start(encoded) for member, encoded in pairs])
 
     def step(

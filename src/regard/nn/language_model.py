@@ -21,7 +21,8 @@ from regard import recipe
 from regard.data.special_tokens import PAD
 from regard.nn.attention import AttentionMask
 from regard.nn.dropout import Dropout
-from regard.nn.layers import Embedding, EncoderLayer, KVCache, final_norm, initialize
+from regard.nn.kv_cache import KVCache
+from regard.nn.layers import Embedding, EncoderLayer, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, PositionInfo
@@ -91,17 +92,17 @@ class DecoderOnlyTransformer(Network):
         order = (source != PAD).int().argsort(dim=1, stable=True)
         return Prompt(source.gather(1, order))
 
-    def decode(self, target: Int[Tensor, "B T"], memory: Prompt) -> Float[Tensor, "B T d"]:
+    def decode(self, target: Int[Tensor, "B T"], prompt: Prompt) -> Float[Tensor, "B T d"]:
         states = self._run_layers(
-            torch.cat([memory.ids, target], dim=1), memory, [None] * len(self.layers)
+            torch.cat([prompt.ids, target], dim=1), prompt, [None] * len(self.layers)
         )
-        return states[:, memory.ids.shape[1] :]
+        return states[:, prompt.ids.shape[1] :]
 
-    def start(self, memory: Prompt) -> DecoderOnlyState:
+    def start(self, prompt: Prompt) -> DecoderOnlyState:
         caches = [KVCache() for _ in self.layers]
-        if memory.ids.shape[1]:
-            self._run_layers(memory.ids, memory, caches)
-        return DecoderOnlyState(caches, memory.non_pad, memory.padding)
+        if prompt.ids.shape[1]:
+            self._run_layers(prompt.ids, prompt, caches)
+        return DecoderOnlyState(caches, prompt.non_pad, prompt.padding)
 
     def step(
         self, tokens: Int[Tensor, "R"], state: DecoderOnlyState
@@ -124,13 +125,13 @@ class DecoderOnlyTransformer(Network):
         }
 
     def _run_layers(
-        self, ids: Int[Tensor, "B T"], memory: Prompt, caches: Sequence[KVCache | None]
+        self, ids: Int[Tensor, "B T"], prompt: Prompt, caches: Sequence[KVCache | None]
     ) -> Float[Tensor, "B T d"]:
         """All positions at once. The rows of ids begin with the prompt."""
         non_pad = ids != PAD
         # Without a source there is no padding on the left, and the causal mask hides the padding on the right.
-        mask = AttentionMask(non_pad if memory.ids.shape[1] else None, causal=True)
-        start = -memory.padding if memory.ids.shape[1] else 0
+        mask = AttentionMask(non_pad if prompt.ids.shape[1] else None, causal=True)
+        start = -prompt.padding if prompt.ids.shape[1] else 0
         x = self.dropout(self.position(self.embedding(ids), start))
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, mask, non_pad, cache)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,8 +11,9 @@ from torch.nn import functional as F
 
 from regard import recipe
 from regard.data.special_tokens import SPECIAL_TOKENS
-from regard.nn.attention import AttentionMask, KeyValue
+from regard.nn.attention import AttentionMask
 from regard.nn.dropout import Dropout, kept_tokens
+from regard.nn.kv_cache import KeyValue, KVCache
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NORMS, NonPad
 from regard.recipe import FORMATS, Registry
@@ -63,8 +63,8 @@ class FeedForward(nn.Module):
         return y
 
 
-class Gated(nn.Module):
-    """(swish(x W1) * x V) W2: SwiGLU (Shazeer 2020), with 2/3 of d_ff so that the number of weights stays the same."""
+class SwiGLU(nn.Module):
+    """(swish(x W1) * x V) W2 (Shazeer 2020), with 2/3 of d_ff so that the number of weights stays the same."""
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ ACTIVATIONS.register(
 )(partial(FeedForward, activation=F.silu))
 ACTIVATIONS.register(
     "swiglu", packed_batches=True, fast_inference=True, formats=("ctranslate2", "onnx", "html")
-)(Gated)
+)(SwiGLU)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def add_residual(x: Float[Tensor, "B T d"], y: Float[Tensor, "B T d"]) -> Float[
 
 @RESIDUALS.register("none")
 def no_residual(x: Float[Tensor, "B T d"], y: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
-    """Sublayer(x): without residual connections, to see what they are good for."""
+    """Sublayer(x): without residual connections, for ablation experiments."""
     return y
 
 
@@ -134,7 +134,7 @@ NORM_ORDERS: Registry[Callable[[recipe.ModelConfig], "PostNorm"]] = Registry("mo
 
 @NORM_ORDERS.register("post", packed_batches=True, fast_inference=True, formats=FORMATS)
 class PostNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
+    """Post-norm: LayerNorm(x + Dropout(Sublayer(x))), as in the paper."""
 
     def __init__(self, config: recipe.ModelConfig) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class PostNorm(nn.Module):
     formats=("ctranslate2", "onnx", "torch", "html"),
 )
 class PreNorm(PostNorm):
-    """x + Dropout(Sublayer(LayerNorm(x))): deep networks train more easily (Xiong et al. 2020)."""
+    """Pre-norm: x + Dropout(Sublayer(LayerNorm(x))); deep networks train more easily (Xiong et al. 2020)."""
 
     def forward(
         self, x: Float[Tensor, "B T d"], sublayer: Sublayer, non_pad: NonPad
@@ -175,26 +175,8 @@ def final_norm(config: recipe.ModelConfig) -> nn.Module:
     return NORMS[config.norm if config.final_norm else "none"](config.d_model)
 
 
-# Layers
-
-
-@dataclass
-class KVCache:
-    """The KV cache of one self-attention: keys and values of the tokens decoded so far."""
-
-    kv: KeyValue | None = None
-
-    @property
-    def length(self) -> int:
-        return 0 if self.kv is None else self.kv.key.shape[2]
-
-    def append(self, new: KeyValue) -> KeyValue:
-        """Add the newest positions; returns the keys and values of all positions."""
-        self.kv = new if self.kv is None else self.kv.concat(new)
-        return self.kv
-
-    def select(self, rows: Tensor) -> "KVCache":
-        return KVCache(None if self.kv is None else self.kv.select(rows))
+# ---------------------------------------------------------------------------------------------
+# Encoder and decoder layers (section 3.1 of the paper)
 
 
 class EncoderLayer(nn.Module):
@@ -258,39 +240,39 @@ class DecoderLayer(EncoderLayer):
         self,
         x: Float[Tensor, "R T d"],
         mask: AttentionMask,
-        memory: KeyValue,
-        memory_mask: AttentionMask,
+        cross_kv: KeyValue,
+        cross_mask: AttentionMask,
         non_pad: NonPad = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "R T d"]:
         """All positions at once; with a cache, the newest position of each row.
 
-        memory: the keys and values of the encoder output, of which ``memory_mask`` marks the padding.
+        cross_kv: the keys and values of the encoder output, of which ``cross_mask`` masks the padding.
         """
         x = self.self_attention_sublayer(x, mask, non_pad, cache)
         x = self.cross_attention_residual(
-            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), non_pad
+            x, cross_attention_sublayer(cross_kv, cross_mask, self.cross_attention), non_pad
         )
         return self.feed_forward_sublayer(x, non_pad)
 
 
 def cross_attention_sublayer(
-    memory: KeyValue, mask: AttentionMask, attention: MultiHeadAttention
+    kv: KeyValue, mask: AttentionMask, attention: MultiHeadAttention
 ) -> Sublayer:
-    """Cross-attention to ``memory`` as a sub-layer."""
+    """Cross-attention to these keys and values, as a sub-layer."""
 
     def cross_attention(y: Tensor) -> Tensor:
         # In beam search, several rows belong to one sentence. They become queries side by side, so that its keys
         # and values are stored and read once. No len() here: sizes are symbolic during ONNX export.
-        queries = y.reshape(memory.key.shape[0], -1, y.shape[-1])
-        output: Tensor = attention(queries, memory, mask)
+        queries = y.reshape(kv.key.shape[0], -1, y.shape[-1])
+        output: Tensor = attention(queries, kv, mask)
         return output.reshape(y.shape)
 
     return cross_attention
 
 
 def initialize(module: nn.Module) -> None:
-    """Glorot's uniform weights and zero biases for every linear layer of this module."""
+    """Xavier (Glorot) uniform weights and zero biases for every linear layer of this module."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.xavier_uniform_(part.weight)

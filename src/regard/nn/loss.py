@@ -146,11 +146,11 @@ class Seq2SeqLoss(TrainingLoss):
         soft_targets = self.soft_targets(source, target, position_info)
         position_info = position_info and tuple(map(self.two_passes, position_info))
         source = self.drop_source_tokens(self.two_passes(source))
-        memory = self.encode(source, position_info)
+        encoder_output = self.encode(source, position_info)
         inputs = self.two_passes(target)
         if self.training and self.settings.target_word_dropout:
             inputs = drop_tokens(inputs, self.settings.target_word_dropout)
-        return self.loss(self.network.decode(inputs, memory), labels, soft_targets)
+        return self.loss(self.network.decode(inputs, encoder_output), labels, soft_targets)
 
     @torch.no_grad()
     def soft_targets(
@@ -171,7 +171,7 @@ class Seq2SeqLoss(TrainingLoss):
     def encode(
         self, source: Int[Tensor, "B S"], position_info: TreeTensors | PackingTensors | None
     ) -> Any:
-        """The memory of the source."""
+        """The encoder output."""
         info = None if position_info is None else to_position_info(position_info)
         return self.network.encode(source, info)
 
@@ -230,12 +230,12 @@ class MaskPredictLoss(Seq2SeqLoss):
         length = self.network.length
         tokens = length.position_labels(source, labels)
         masked = random_token_mask(tokens != PAD, self._generator(tokens.device))
-        memory = self.encode(source, position_info)
-        states = self.network.decode(tokens.masked_fill(masked, MASK), memory)
+        encoder_output = self.encode(source, position_info)
+        states = self.network.decode(tokens.masked_fill(masked, MASK), encoder_output)
         masked_labels = tokens[masked][None]
         mean = self.loss(states[masked][None], masked_labels) / max(1, masked_labels.numel())
         if self.training:
-            mean = mean + length.loss(memory, tokens)
+            mean = mean + length.loss(encoder_output, tokens)
         return mean * (labels != PAD).sum()
 
     def _generator(self, device: torch.device) -> torch.Generator | None:

@@ -22,7 +22,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import AttentionMask, KeyValue
+from regard.nn.attention import AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.layers import NORM_ORDERS, cross_attention_sublayer
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.norms import NonPad
@@ -99,8 +100,8 @@ class LSTMDecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "R T d"],
         mask: AttentionMask,
-        memory: KeyValue,
-        memory_mask: AttentionMask,
+        cross_kv: KeyValue,
+        cross_mask: AttentionMask,
         non_pad: NonPad = None,
         cache: LSTMCache | None = None,
     ) -> Float[Tensor, "R T d"]:
@@ -115,7 +116,7 @@ class LSTMDecoderLayer(nn.Module):
 
         x = self.residual(x, lstm, non_pad)
         y: Float[Tensor, "R T d"] = self.cross_attention_residual(
-            x, cross_attention_sublayer(memory, memory_mask, self.cross_attention), non_pad
+            x, cross_attention_sublayer(cross_kv, cross_mask, self.cross_attention), non_pad
         )
         return y
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard import recipe
-from regard.nn.attention import Attention, AttentionIntermediates, AttentionMask, KeyValue
+from regard.nn.attention import Attention, AttentionIntermediates, AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import POSITIONS, AttentionPosition
 from regard.nn.sparse_attention import PATTERNS
 
@@ -35,7 +36,7 @@ class MultiHeadAttention(nn.Module):
         self.value = nn.Linear(d_model, kv_heads * config.d_v, attention.bias)
         self.output = nn.Linear(heads * config.d_v, d_model, attention.bias)
         position = (
-            AttentionPosition  # no positions: two texts have no common order
+            AttentionPosition  # no positional term: two texts have no common order
             if site == "cross_attention"
             else POSITIONS[config.position].for_site(site).attention
         )

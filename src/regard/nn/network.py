@@ -20,11 +20,11 @@ from regard.nn.torch_internals import persistent_buffers
 
 
 class Network(nn.Module, ABC):
-    """Source ids are encoded to a memory; target ids and the memory are decoded to logits.
+    """Source ids are encoded; target ids and the encoder output are decoded to logits.
 
     Training decodes all positions at once, with teacher forcing. Search decodes token by token with ``start`` and
-    ``step``. Memory and decoder state are opaque to callers, except that a state has ``select(rows)``, which keeps the
-    given rows.
+    ``step``. Encoder output and decoder state are opaque to callers, except that a state has ``select(rows)``, which
+    keeps the given rows.
     """
 
     projection: Embedding
@@ -50,14 +50,14 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, source: Int[Tensor, "B S"], position_info: PositionInfo = None) -> Any:
-        """The memory of the source. Each row ends with EOS and is padded."""
+        """The encoder output. Each row ends with EOS and is padded."""
 
     @abstractmethod
-    def decode(self, target: Int[Tensor, "B T"], memory: Any) -> Float[Tensor, "B T d"]:
+    def decode(self, target: Int[Tensor, "B T"], encoder_output: Any) -> Float[Tensor, "B T d"]:
         """The decoder state after each target token. Each row begins with BOS."""
 
     @abstractmethod
-    def start(self, memory: Any) -> Any:
+    def start(self, encoder_output: Any) -> Any:
         """The decoder state before the first token."""
 
     @abstractmethod
@@ -74,7 +74,9 @@ class Network(nn.Module, ABC):
 
 
 def checkpoint_activations(network: nn.Module) -> None:
-    """Gradient checkpointing: store the input of each layer, and recompute the rest in the backward pass.
+    """Activation checkpointing (gradient checkpointing): store only the input of each layer.
+
+    The rest is recomputed in the backward pass.
 
     Chen et al. 2016.
     """

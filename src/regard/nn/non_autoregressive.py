@@ -1,6 +1,6 @@
 """A Transformer that predicts all target tokens at once (Gu et al. 2018), or in a few iterations: mask-predict.
 
-    source ids -> encoder -> memory -> target length
+    source ids -> encoder -> encoder_output -> target length
     known tokens, MASK at the others -> decoder without a causal mask -> logits at each position
 
 The decoder reads at each position the token it predicts there, or MASK: there is no BOS and no shift. Mask-predict
@@ -51,13 +51,13 @@ class Length(nn.Module, ABC):
 
     @abstractmethod
     def loss(
-        self, memory: EncoderOutput, position_labels: Int[Tensor, "B positions"]
+        self, encoder_output: EncoderOutput, position_labels: Int[Tensor, "B positions"]
     ) -> Float[Tensor, ""]:
         """The length loss, to be added to the mean loss of the tokens."""
 
     @abstractmethod
     def candidates(
-        self, memory: EncoderOutput, limits: Int[Tensor, "B"], count: int
+        self, encoder_output: EncoderOutput, limits: Int[Tensor, "B"], count: int
     ) -> Int[Tensor, "B candidates"]:
         """The ``count`` most probable lengths up to the limit, most probable first; 0 if there are fewer."""
 
@@ -76,10 +76,10 @@ class Predicted(Length):
         self.max_difference = config.non_autoregressive.max_length_difference
         self.classifier = nn.Linear(config.d_model, 2 * self.max_difference + 1)
 
-    def forward(self, memory: EncoderOutput) -> Float[Tensor, "B classes"]:
+    def forward(self, encoder_output: EncoderOutput) -> Float[Tensor, "B classes"]:
         """The logits of all differences, from -max_difference to max_difference."""
-        non_pad = memory.non_pad[..., None].to(memory.states.dtype)
-        mean = (memory.states * non_pad).sum(1) / non_pad.sum(1)
+        non_pad = encoder_output.non_pad[..., None].to(encoder_output.states.dtype)
+        mean = (encoder_output.states * non_pad).sum(1) / non_pad.sum(1)
         logits: Float[Tensor, "B classes"] = self.classifier(mean)
         return logits
 
@@ -90,24 +90,24 @@ class Predicted(Length):
         return labels.masked_fill(labels == EOS, PAD)[:, : max(1, labels.shape[1] - 1)]
 
     def loss(
-        self, memory: EncoderOutput, position_labels: Int[Tensor, "B positions"]
+        self, encoder_output: EncoderOutput, position_labels: Int[Tensor, "B positions"]
     ) -> Float[Tensor, ""]:
         lengths = (position_labels != PAD).sum(1)
-        difference = lengths - _source_lengths(memory.non_pad)
+        difference = lengths - _source_lengths(encoder_output.non_pad)
         label = difference.clamp(-self.max_difference, self.max_difference) + self.max_difference
-        each = F.cross_entropy(self(memory), label, reduction="none")
+        each = F.cross_entropy(self(encoder_output), label, reduction="none")
         # Rows without tokens do not count: they belong to a process that has no rows in this batch.
         counted = lengths > 0
         return self.weight * (each * counted).sum() / counted.sum().clamp(min=1)
 
     def candidates(
-        self, memory: EncoderOutput, limits: Int[Tensor, "B"], count: int
+        self, encoder_output: EncoderOutput, limits: Int[Tensor, "B"], count: int
     ) -> Int[Tensor, "B candidates"]:
-        logits = self(memory).float()
+        logits = self(encoder_output).float()
         difference = torch.arange(
             -self.max_difference, self.max_difference + 1, device=logits.device
         )
-        lengths = _source_lengths(memory.non_pad)[:, None] + difference
+        lengths = _source_lengths(encoder_output.non_pad)[:, None] + difference
         possible = (lengths >= 1) & (lengths <= limits[:, None])
         best = logits.masked_fill(~possible, -torch.inf).topk(min(count, logits.shape[1]))
         # If no length is possible, the limit is far below the source length: use the limit.
@@ -140,14 +140,14 @@ class UntilEOS(Length):
         return tokens.masked_fill((tokens == PAD) & inside, EOS)
 
     def loss(
-        self, memory: EncoderOutput, position_labels: Int[Tensor, "B positions"]
+        self, encoder_output: EncoderOutput, position_labels: Int[Tensor, "B positions"]
     ) -> Float[Tensor, ""]:
-        return memory.states.new_zeros(())
+        return encoder_output.states.new_zeros(())
 
     def candidates(
-        self, memory: EncoderOutput, limits: Int[Tensor, "B"], count: int
+        self, encoder_output: EncoderOutput, limits: Int[Tensor, "B"], count: int
     ) -> Int[Tensor, "B candidates"]:
-        return torch.minimum(_source_lengths(memory.non_pad) + self.extra, limits)[:, None]
+        return torch.minimum(_source_lengths(encoder_output.non_pad) + self.extra, limits)[:, None]
 
 
 def _source_lengths(non_pad: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
@@ -162,7 +162,7 @@ def _source_lengths(non_pad: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
 class NonAutoregressiveState:
     """What every iteration needs of the sources, computed once."""
 
-    memory: EncoderOutput
+    encoder_output: EncoderOutput
     decoder: DecoderState
 
 
@@ -174,12 +174,14 @@ class NonAutoregressiveTransformer(Transformer):
         self.length = LENGTHS[config.non_autoregressive.length](config)
         initialize(self.length)
 
-    def decode(self, target: Int[Tensor, "B T"], memory: EncoderOutput) -> Float[Tensor, "B T d"]:
+    def decode(
+        self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput
+    ) -> Float[Tensor, "B T d"]:
         """The state at each position; unknown tokens of the target are MASK."""
-        return self.decoder.decode(target, self.decoder.start(memory), causal=False)
+        return self.decoder.decode(target, self.decoder.start(encoder_output), causal=False)
 
-    def start(self, memory: EncoderOutput) -> NonAutoregressiveState:  # type: ignore[override]
-        return NonAutoregressiveState(memory, self.decoder.start(memory))
+    def start(self, encoder_output: EncoderOutput) -> NonAutoregressiveState:  # type: ignore[override]
+        return NonAutoregressiveState(encoder_output, self.decoder.start(encoder_output))
 
     def decoder_input(self, output: Sequence[int]) -> list[int]:
         """MASK at every position, as in the first iteration."""
@@ -193,10 +195,12 @@ class NonAutoregressiveTransformer(Transformer):
         length: int | None = None,
     ) -> Int[Tensor, "B candidates"]:
         """The candidate lengths of each sentence, or the given length for all of them."""
-        device = state.memory.states.device
+        device = state.encoder_output.states.device
         if length is not None:
             return torch.full((len(limits), 1), length, device=device)
-        return self.length.candidates(state.memory, torch.tensor(limits, device=device), count)
+        return self.length.candidates(
+            state.encoder_output, torch.tensor(limits, device=device), count
+        )
 
     def predict_masked(
         self, target: Int[Tensor, "R T"], masked: Bool[Tensor, "R T"], state: NonAutoregressiveState

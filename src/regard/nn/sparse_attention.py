@@ -21,11 +21,11 @@ from regard.nn.attention import (
     Attention,
     AttentionIntermediates,
     AttentionMask,
-    KeyValue,
     Spans,
     unmask_empty_rows,
 )
 from regard.nn.dropout import mix_bits
+from regard.nn.kv_cache import KeyValue
 from regard.recipe import FORMATS, Registry
 
 PATTERNS: Registry[Callable[[recipe.ModelConfig, recipe.AttentionSite], "FullAttention"]] = (
@@ -101,12 +101,12 @@ def distances(
     return mask.distance(query.shape[2], kv.key.shape[2], query.device)
 
 
-# Window
+# Sliding window
 
 
 @PATTERNS.register("window", sites=("encoder", "decoder"), options=["model.attention.window_size"])
-class Window(FullAttention):
-    """Position i attends to i - window_size … i + window_size.
+class SlidingWindow(FullAttention):
+    """Sliding window attention (local attention): position i attends to i - window_size … i + window_size.
 
     These keys are a span, for which there is a kernel on a GPU. On a CPU, queries are cut into blocks, and each block
     attends to the keys around it.

@@ -1,12 +1,13 @@
 """The Transformer (figure 1 of the paper): token ids in, logits over the vocabulary out.
 
-    source ids -> embedding + position -> N encoder layers -> encoder output ("memory")
-    target ids -> embedding + position -> N decoder layers with cross-attention to memory -> projection -> logits
+    source ids -> embedding + position -> N encoder layers -> encoder output
+    target ids -> embedding + position -> N decoder layers with cross-attention -> projection -> logits
 
 Notable:
 - Training calls ``forward``: one pass gives the predictions at all T positions.
 - Search calls ``encode`` once and then ``step`` for each token. A step computes only the newest position: keys and
-  values of earlier ones are in a KV cache, and those of the memory are computed once per sentence, not once per beam.
+  values of earlier ones are in a KV cache, and those of the encoder output are computed once per sentence, not once per
+  beam.
 - A row may hold one sentence, or many sentences end to end (``Packing``), which a GPU processes without padding.
 - ``Encoder``, ``Decoder`` and ``EncoderDecoder`` work with any kind of layer: see ``lstm`` and ``convolution``.
 """
@@ -22,9 +23,10 @@ from torch import Tensor, nn
 
 from regard import recipe
 from regard.data.special_tokens import PAD
-from regard.nn.attention import AttentionMask, KeyValue, Spans
+from regard.nn.attention import AttentionMask, Spans
 from regard.nn.dropout import Dropout
-from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, KVCache, final_norm, initialize
+from regard.nn.kv_cache import KeyValue, KVCache
+from regard.nn.layers import DecoderLayer, Embedding, EncoderLayer, final_norm, initialize
 from regard.nn.multi_head_attention import MultiHeadAttention, fused_linear, split_heads
 from regard.nn.network import Network
 from regard.nn.positions import POSITIONS, Packing, PositionInfo, RowSpan, Start, Tree
@@ -34,7 +36,7 @@ from regard.nn.positions import POSITIONS, Packing, PositionInfo, RowSpan, Start
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """The output of the encoder for a batch of sources, called memory in the decoder."""
+    """The output of the encoder for a batch of sources."""
 
     states: Float[Tensor, "B S d"]
     non_pad: Bool[Tensor, "B S"]
@@ -89,11 +91,14 @@ class LayerCache(Protocol):
 
 @dataclass(frozen=True)
 class DecoderState:
-    """The state between two decoding steps. Rows are sentences x beams, with the beams of a sentence side by side."""
+    """What the decoder carries from one decoding step to the next.
 
-    memory: Sequence[KeyValue]
+    Rows are sentences x beams, with the beams of a sentence side by side.
+    """
+
+    cross_kv: Sequence[KeyValue]
     """for each layer, the cross-attention keys and values: one row per sentence, for any number of beams"""
-    memory_mask: AttentionMask
+    cross_mask: AttentionMask
     caches: Sequence[LayerCache]
     """for each layer, its cache: one row per beam"""
     length: int
@@ -102,16 +107,16 @@ class DecoderState:
     """rows per sentence"""
 
     def select(self, rows: Int[Tensor, "sentences beams"]) -> "DecoderState":
-        """Keep these rows, in this order. Each line of the matrix holds rows of one sentence."""
+        """Keep these rows, in this order. Each row of the matrix has rows of one sentence."""
         caches = [cache.select(rows.flatten()) for cache in self.caches]
         beams = rows.shape[1]
-        if len(rows) == len(self.memory[0].key):  # no sentence was dropped
-            return DecoderState(self.memory, self.memory_mask, caches, self.length, beams)
+        if len(rows) == len(self.cross_kv[0].key):  # no sentence was dropped
+            return DecoderState(self.cross_kv, self.cross_mask, caches, self.length, beams)
         sentences = rows[:, 0] // self.beams
-        assert self.memory_mask.non_pad is not None
+        assert self.cross_mask.non_pad is not None
         return DecoderState(
-            [kv.select(sentences) for kv in self.memory],
-            AttentionMask(self.memory_mask.non_pad.index_select(0, sentences)),
+            [kv.select(sentences) for kv in self.cross_kv],
+            AttentionMask(self.cross_mask.non_pad.index_select(0, sentences)),
             caches,
             self.length,
             beams,
@@ -119,7 +124,7 @@ class DecoderState:
 
 
 class Decoder(nn.Module):
-    """Embedding and position, then N layers in which a token attends to earlier tokens and to the memory."""
+    """Embedding and position, then N layers in which a token attends to earlier tokens and to the encoder output."""
 
     layer: ClassVar[type[nn.Module]] = DecoderLayer
     cache: ClassVar[type[LayerCache]] = KVCache
@@ -135,12 +140,12 @@ class Decoder(nn.Module):
     # All positions at once
 
     def forward(
-        self, target: Int[Tensor, "B T"], memory: EncoderOutput, causal: bool = True
+        self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput, causal: bool = True
     ) -> Float[Tensor, "B T d"]:
-        if memory.packing is not None:
+        if encoder_output.packing is not None:
             assert causal
-            return self.decode_packed(target, memory, memory.packing)
-        return self.decode(target, self.start(memory), causal)
+            return self.decode_packed(target, encoder_output, encoder_output.packing)
+        return self.decode(target, self.start(encoder_output), causal)
 
     def decode(
         self, target: Int[Tensor, "R T"], state: DecoderState, causal: bool
@@ -152,13 +157,13 @@ class Decoder(nn.Module):
         return self.run_layers(self.position(self.embedding(target)), mask, state, non_pad)
 
     def decode_packed(
-        self, target: Int[Tensor, "B T"], memory: EncoderOutput, packing: Packing
+        self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput, packing: Packing
     ) -> Float[Tensor, "B T d"]:
-        """The same for rows of many sentences."""
+        """Like ``decode``, for packed rows, which hold many sentences."""
         x = self.position(self.embedding(target), -packing.target.start)
         mask = AttentionMask(spans=causal_spans(packing.target))
         cross = Spans(*packing.source_of_target, *packing.target_of_source)
-        state = replace(self.start(memory), memory_mask=AttentionMask(spans=cross))
+        state = replace(self.start(encoder_output), cross_mask=AttentionMask(spans=cross))
         return self.run_layers(x, mask, state, target != PAD)
 
     def run_layers(
@@ -169,28 +174,34 @@ class Decoder(nn.Module):
         non_pad: Bool[Tensor, "R T"],
     ) -> Float[Tensor, "R T d"]:
         x = self.dropout(x)
-        for layer, kv in zip(self.layers, state.memory, strict=True):
-            x = layer(x, mask, kv, state.memory_mask, non_pad)
+        for layer, kv in zip(self.layers, state.cross_kv, strict=True):
+            x = layer(x, mask, kv, state.cross_mask, non_pad)
         y: Float[Tensor, "R T d"] = self.norm(x, non_pad)
         return y
 
     # Step by step
 
-    def start(self, memory: EncoderOutput) -> DecoderState:
+    def start(self, encoder_output: EncoderOutput) -> DecoderState:
         """The state before the first token. Cross-attention keys and values are computed here, once."""
         caches = [self.cache() for _ in self.layers]
         return DecoderState(
-            self.cross_attention_kv(memory), AttentionMask(memory.non_pad), caches, 0
+            self.cross_attention_kv(encoder_output),
+            AttentionMask(encoder_output.non_pad),
+            caches,
+            0,
         )
 
-    def cross_attention_kv(self, memory: EncoderOutput) -> list[KeyValue]:
+    def cross_attention_kv(self, encoder_output: EncoderOutput) -> list[KeyValue]:
         """The cross-attention keys and values of each layer."""
         modules = self.attentions()["cross_attention"]
-        if memory.packing is None:
-            return [module.keys_values(memory.states, memory.non_pad) for module in modules]
+        if encoder_output.packing is None:
+            return [
+                module.keys_values(encoder_output.states, encoder_output.non_pad)
+                for module in modules
+            ]
         # A packed row is long: one matrix product for all layers is faster.
         linear = [layer for module in modules for layer in (module.key, module.value)]
-        projected = fused_linear(linear, memory.states)
+        projected = fused_linear(linear, encoder_output.states)
         heads = [split_heads(states, modules[0].kv_heads) for states in projected]
         return [KeyValue(*pair) for pair in zip(heads[::2], heads[1::2], strict=True)]
 
@@ -200,8 +211,8 @@ class Decoder(nn.Module):
         """Feed one more token of each row; returns its state, and the new decoder state."""
         x = self.position(self.embedding(tokens[:, None]), state.length)
         caches = [copy(cache) for cache in state.caches]  # the old state stays valid
-        for layer, kv, cache in zip(self.layers, state.memory, caches, strict=True):
-            x = layer(x, AttentionMask(causal=True), kv, state.memory_mask, cache=cache)
+        for layer, kv, cache in zip(self.layers, state.cross_kv, caches, strict=True):
+            x = layer(x, AttentionMask(causal=True), kv, state.cross_mask, cache=cache)
         return self.norm(x)[:, 0], replace(state, caches=caches, length=state.length + 1)
 
     def attentions(self) -> dict[str, list[MultiHeadAttention]]:
@@ -257,15 +268,17 @@ class EncoderDecoder(Network):
     def encode(
         self, source: Int[Tensor, "B S"], position_info: PositionInfo = None
     ) -> EncoderOutput:
-        memory: EncoderOutput = self.encoder(source, position_info)
-        return memory
+        encoder_output: EncoderOutput = self.encoder(source, position_info)
+        return encoder_output
 
-    def decode(self, target: Int[Tensor, "B T"], memory: EncoderOutput) -> Float[Tensor, "B T d"]:
-        states: Float[Tensor, "B T d"] = self.decoder(target, memory)
+    def decode(
+        self, target: Int[Tensor, "B T"], encoder_output: EncoderOutput
+    ) -> Float[Tensor, "B T d"]:
+        states: Float[Tensor, "B T d"] = self.decoder(target, encoder_output)
         return states
 
-    def start(self, memory: EncoderOutput) -> DecoderState:
-        return self.decoder.start(memory)
+    def start(self, encoder_output: EncoderOutput) -> DecoderState:
+        return self.decoder.start(encoder_output)
 
     def step(
         self, tokens: Int[Tensor, "R"], state: DecoderState

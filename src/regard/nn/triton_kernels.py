@@ -104,7 +104,7 @@ def layer_norm(
 
 
 # ---------------------------------------------------------------------------------------------
-# Attention in packed rows: flash attention in which each query has a span of keys.
+# Attention in packed rows (variable-length, varlen attention): flash attention in which each query has a span of keys.
 #
 # A packed row holds many sentences end to end, so each query attends to one short span of keys. A tile of 64 queries
 # needs only the one or two tiles of keys that its spans touch: the cost grows with the number of tokens, not with the

@@ -50,7 +50,7 @@ class DecodingConfig(Section):
     """How translations are generated. Every key can be overridden for one call, see ``DecodingOptions``."""
 
     beam: Annotated[int, Field(ge=1, le=1000), SEARCH] = 5
-    """beam size; 1 is greedy search"""
+    """beam size (beam width); 1 is greedy search"""
     length_penalty: Annotated[float, Field(ge=0, le=10), SEARCH] = 0.6
     """exponent alpha of the length penalty, by default ((5 + length) / 6) ** alpha as in the paper"""
     length_normalization: Annotated[str, registered("decoding.length_normalization"), SEARCH] = (

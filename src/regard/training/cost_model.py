@@ -17,8 +17,8 @@ from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
 from regard.recipe import ModelConfig, Recipe
 from regard.training.device_speed import CoreSpeed, measure_core
+from regard.training.micro_batches import available_memory
 from regard.training.planner import duration
-from regard.training.train_step import available_memory
 
 LATENCY_SECONDS = 20e-6
 """of one message between processes (assumed)"""

@@ -304,7 +304,7 @@ def tune_length_penalty(
         scores[penalty] = result.value if result.higher_is_better else -result.value
     best = max(scores, key=lambda penalty: scores[penalty]) if scores else current
     model.set_decoding(length_penalty=best)
-    trainer.apply(trainer.recipe.model_copy(update={"decoding": model.recipe.decoding}))
+    trainer.set_recipe(trainer.recipe.model_copy(update={"decoding": model.recipe.decoding}))
     if len(set(scores.values())) > 1:
         listing = ", ".join(
             f"{penalty:g}: {abs(scores[penalty]):.1f}" for penalty in sorted(scores)

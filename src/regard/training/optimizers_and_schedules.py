@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules (section 5.3 of the paper)."""
+"""Optimizers, and schedules of the learning rate: learning rate schedule, warmup (section 5.3 of the paper)."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -217,7 +217,7 @@ def keep_to_time(
     recipe = trainer.group.broadcast(recipe)
     if recipe is None:
         return
-    trainer.apply(recipe)
+    trainer.set_recipe(recipe)
     steps = trainer.training.steps
     reporter.log("plan", step=trainer.state.step, steps=steps)
     reporter.set_steps(steps)
@@ -248,7 +248,7 @@ def measure_steps(trainer: Trainer, left: float) -> StepTime:
     The first steps are not counted: they allocate memory, and on a GPU they compile and capture the step.
     """
     limit = trainer.group.broadcast(min(60.0, 0.04 * left))
-    with trainer.rehearsal() as run_step:
+    with trainer.trial_steps() as run_step:
 
         def timed(steps: int) -> tuple[float, int]:
             start = time.monotonic()
@@ -324,7 +324,7 @@ def limit_examples(trainer: Trainer, seconds: float, most_seconds: float, minimu
     if count * each > most_seconds:
         values = {"validate_sentences": 0, "best_checkpoint_metric": "loss"}
     training = trainer.training.model_copy(update=values)
-    trainer.apply(trainer.recipe.model_copy(update={"training": training}))
+    trainer.set_recipe(trainer.recipe.model_copy(update={"training": training}))
     trainer.examples = evenly_spaced(
         trainer.examples, len(trainer.examples), training.validate_sentences
     )

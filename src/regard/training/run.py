@@ -26,6 +26,7 @@ from regard.training.distributed import (
 )
 from regard.training.fine_tuning import check_initial_run
 from regard.training.forgetting import score_before, scoring_seconds
+from regard.training.micro_batches import is_out_of_memory
 from regard.training.model_card import finish, hardware
 from regard.training.planner import duration, measure_steps, plan
 from regard.training.prepare_data import check_files, open_prepared, prepare
@@ -40,7 +41,6 @@ from regard.training.resume import (
 )
 from regard.training.run_mirror import RunMirror
 from regard.training.stopping import NonFiniteError, StopReason, finished
-from regard.training.train_step import is_out_of_memory
 from regard.training.trainer import Trainer, describe_environment
 
 RESUME_HINT = "To resume, run the same command again."
@@ -214,14 +214,14 @@ def _make_plan(
         automatic = trainer.group.broadcast(automatic)
         before, after = trainer.recipe, automatic.recipe
         if (before.model, before.batch_tokens) == (after.model, after.batch_tokens):
-            trainer.apply(after)
+            trainer.set_recipe(after)
         else:
             trainer = _replace_trainer(trainer, after, reporter, speed)
             step = measure_steps(trainer, deadline - time.monotonic())
         trainer.automatic = automatic
     scoring = scoring_seconds(trainer.run, trainer.recipe)
     fitted = trainer.group.broadcast(plan(trainer, deadline, step, scoring))
-    trainer.apply(fitted.recipe)
+    trainer.set_recipe(fitted.recipe)
     trainer.announced_steps = fitted.recipe.training.steps
     pairs, training = len(trainer.prepared.train), fitted.recipe.training
     reporter.message(f"Plan: {fitted.describe(pairs)}")

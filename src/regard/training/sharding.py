@@ -20,7 +20,7 @@ from regard.errors import RegardError
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.recipe import Recipe
 from regard.training.distributed import ProcessGroup
-from regard.training.train_step import available_memory
+from regard.training.micro_batches import available_memory
 
 if TYPE_CHECKING:  # FSDP takes a third of the time to import torch, and is imported when it is used
     from torch.distributed.fsdp import FSDPModule
@@ -71,7 +71,7 @@ def shard(loss_fn: nn.Module, group: ProcessGroup) -> None:
     mesh = init_device_mesh(group.device.type, (group.size,))
     for layers in [part for part in loss_fn.modules() if isinstance(part, nn.ModuleList)]:
         for layer in layers:
-            # The decoder computes the keys and values of the memory before it runs its layers.
+            # The decoder computes the keys and values of the encoder output before it runs its layers.
             cross_attention = getattr(layer, "cross_attention", None)
             if isinstance(cross_attention, MultiHeadAttention):
                 fully_shard([cross_attention.key, cross_attention.value], mesh=mesh)

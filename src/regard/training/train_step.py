@@ -11,25 +11,17 @@ what they are trained on. The number of micro-batches is saved in every checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from pathlib import Path
-from types import MethodType
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from regard import recipe as recipes
-from regard.data.batching import Batch, Lengths
-from regard.data.token_dataset import RowIndices
+from regard.data.batching import Batch
 from regard.inference.precision import autocast
-from regard.nn.dropout import attach_dropout_seeds
-from regard.nn.loss import TrainingLoss, chunk_loss
-from regard.nn.positions import grow_tables
 from regard.nn.torch_internals import foreach_lerp_
 from regard.training.distributed import FlatGradients
 from regard.training.optimizers_and_schedules import set_learning_rate
@@ -66,7 +58,7 @@ class TrainStep:
         self.ema: tuple[list[Tensor], list[Tensor]] | None = None
         """an exponential moving average, and the weights that it averages"""
         self.updating = False
-        """whether a step has begun to change the weights; if it fails after that, they belong to no step"""
+        """whether a step has begun to change the weights; if it fails after that, they are inconsistent"""
 
     def __call__(self, micro_batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
         total = torch.zeros((), device=self.device)
@@ -123,258 +115,3 @@ class TrainStep:
             return
         means, weights = self.ema
         foreach_lerp_(means, weights, rate)
-
-
-EAGER_STEPS = 3
-"""Steps before the capture: compilation, allocation and kernel selection happen at first use and cannot be captured."""
-
-
-class CUDAGraphStep:
-    """The same step on a GPU, with compiled layers, captured as one CUDA graph that later steps replay.
-
-    A small network spends most of a step waiting for Python to launch the next kernel; a graph launches them all at
-    once. It needs batches of constant shape: packed rows.
-    """
-
-    def __init__(self, train_step: TrainStep, network: nn.Module) -> None:
-        self.train_step, self.network = train_step, network
-        self.dropout_seeds = attach_dropout_seeds(stacked_layers(network), train_step.device)
-        self.steps = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.batches: list[Batch] = []
-        """the inputs of the graph: each step copies its batches here"""
-        self.position_tables: list[Tensor] = []
-        """the tables that the graph reads; kept alive because a validation may replace them with longer ones"""
-        self.scalars = [torch.zeros((), device=train_step.device) for _ in StepScalars._fields]
-
-    def __call__(self, batches: Sequence[Batch], scalars: StepScalars) -> Tensor:
-        for tensor, value in zip(self.scalars, scalars, strict=True):
-            tensor.fill_(value)
-        if self.graph is None:
-            if not batches:  # one of several processes, for which the batch has no rows
-                return self._run_in_side_stream(batches)
-            # The tables must be long enough before a layer is compiled or captured.
-            longest = max(side.shape[1] for one in batches for side in (one.source, one.target))
-            self.position_tables = grow_tables(self.network, longest, self.train_step.device)
-            self.steps += 1
-            if self.steps <= EAGER_STEPS:
-                return self._run_in_side_stream(batches)
-            self._capture(batches)
-        return self._replay(batches)
-
-    def _run_in_side_stream(self, batches: Sequence[Batch]) -> Tensor:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            loss = self._run(batches)
-        torch.cuda.current_stream().wait_stream(stream)
-        return loss
-
-    def _capture(self, batches: Sequence[Batch]) -> None:
-        self.batches = [batch.to(self.train_step.device) for batch in batches]
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        # thread_local: the prefetch thread may allocate GPU memory for the next batches meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.loss = self._run(self.batches)
-
-    def _replay(self, batches: Sequence[Batch]) -> Tensor:
-        assert self.graph is not None
-        for own, batch in zip(self.batches, batches, strict=True):
-            own.fill(batch)
-        self.graph.replay()
-        return self.loss.clone()
-
-    def _run(self, batches: Sequence[Batch]) -> Tensor:
-        self.dropout_seeds.random_()
-        with compiled(self.network, self.train_step.loss_fn):
-            return self.train_step(batches, StepScalars(*self.scalars))
-
-
-class DistributedCUDAGraphStep(CUDAGraphStep):
-    """The same in several processes: one graph adds the gradients of a packed row, another one updates the weights.
-
-    The processes average their gradients outside of the graphs, but while the first one runs: it records an event when
-    the gradients of a bucket are complete, and the all-reduce of the bucket waits for this event only.
-
-    A process replays the first graph once for each of its packed rows: usually one, two if its share of a batch is
-    larger than usual, none if nothing is left for it. No graph contains communication, so processes need not capture
-    at the same step.
-    """
-
-    def _capture(self, batches: Sequence[Batch]) -> None:
-        device, gradients = self.train_step.device, self.train_step.gradients
-        assert gradients is not None
-        self.batches = [batches[0].to(device)]
-        self.loss = torch.zeros((), device=device)
-        self.graph, self.update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self.ready = [
-            torch.cuda.Event(external=True)  # type: ignore[no-untyped-call]
-            for _ in gradients.buckets
-        ]
-        scalars = StepScalars(*self.scalars)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.dropout_seeds.random_()
-            with (
-                compiled(self.network, self.train_step.loss_fn),
-                gradients.watch(lambda bucket: self.ready[bucket].record()),
-            ):
-                self.loss += self.train_step.accumulate(
-                    self.batches[0], scalars.grad_scale, last=False
-                )
-        with torch.cuda.graph(self.update, capture_error_mode="thread_local"):
-            self.train_step.update(scalars)
-
-    def _replay(self, batches: Sequence[Batch]) -> Tensor:
-        gradients = self.train_step.gradients
-        assert self.graph is not None
-        assert gradients is not None
-        self.loss.zero_()
-        for batch in batches:
-            self.batches[0].fill(batch)
-            self.graph.replay()
-        gradients.average(self.ready if batches and gradients.overlaps else ())
-        self.update.replay()
-        return self.loss * self.scalars[0]
-
-
-def stacked_layers(network: Any) -> list[nn.Module]:
-    """The encoder and decoder layers of a network."""
-    return [*network.encoder.layers, *network.decoder.layers]
-
-
-@contextmanager
-def compiled(network: Any, loss_fn: nn.Module) -> Iterator[None]:
-    """Compile layers and loss for the duration of the with-block; layers of one class share one compilation."""
-    assert isinstance(loss_fn, TrainingLoss)
-    layers = stacked_layers(network)
-    for layer in layers:
-        layer.forward = MethodType(_compiled(type(layer).forward), layer)
-    loss_fn.chunk_loss = _compiled(chunk_loss)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
-        loss_fn.chunk_loss = chunk_loss
-
-
-@cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False, fullgraph=True)
-
-
-# ---------------------------------------------------------------------------------------------
-# Micro-batches
-
-
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory")
-"""Parts of the messages of torch's errors when memory runs out; on a CPU they have no class of their own."""
-SAFETY = 1.5
-"""A step needs about this many times the memory of the activations that are saved for the backward pass."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that the memory of the machine or of the GPU is exhausted."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
-
-
-def split_rows(rows: RowIndices, micro_batches: int) -> list[RowIndices]:
-    """The rows of a batch in up to this many parts of equal size."""
-    return np.array_split(rows, min(micro_batches, len(rows)))
-
-
-def largest_batch(
-    plan: Sequence[RowIndices], source_lengths: Lengths, target_lengths: Lengths
-) -> RowIndices:
-    """The batch with the most tokens, padding included."""
-
-    def size(rows: RowIndices) -> int:
-        longest = (int(lengths[rows].max()) + 1 for lengths in (source_lengths, target_lengths))
-        return len(rows) * sum(longest)
-
-    return max(plan, key=size)
-
-
-def fits_in_memory(train_step: TrainStep, batch: Batch) -> bool:
-    """Try the forward and backward pass of a batch, with room for the state of the optimizer.
-
-    The gradients are discarded, and the weights do not change.
-    """
-    try:
-        optimizer_state = [torch.empty_like(p) for p in train_step.parameters for _ in range(2)]
-        train_step.accumulate(batch, 0.0, last=False)
-        del optimizer_state
-        fits = True
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        fits = False
-    # Here, and not above: the error holds the tensors of the pass that failed.
-    release_memory(train_step)
-    return fits
-
-
-def release_memory(train_step: TrainStep) -> None:
-    """Free the gradients, and what a GPU has cached."""
-    train_step.zero_grad()
-    if train_step.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def estimate_micro_batches(train_step: TrainStep, few: Batch, largest: Batch, texts: int) -> int:
-    """The number of micro-batches that the ``largest`` batch, of this many texts, needs on a CPU: a power of two.
-
-    A few rows go through the network, and the memory of their activations is extrapolated to all rows: the first rows
-    of a padded batch, or a smaller packed batch (``few``). A batch that is too large cannot be tried: Linux would kill
-    the process, or another one.
-    """
-    some = max(1, len(few.source) // 16)
-    few = few.map(lambda tensor: tensor[:some])
-    with count_saved_bytes() as saved:
-        train_step.accumulate(few, 0.0, last=False)
-    release_memory(train_step)
-    positions = [one.source.numel() + one.target.numel() for one in (largest, few)]
-    needed, available = (
-        SAFETY * sum(saved.values()) * positions[0] / positions[1],
-        available_memory(),
-    )
-    micro_batches = 1
-    while available is not None and micro_batches < texts and needed / micro_batches > available:
-        micro_batches *= 2
-    return micro_batches
-
-
-@contextmanager
-def count_saved_bytes() -> Iterator[dict[int, int]]:
-    """The bytes of each storage that autograd saves for the backward pass, by its address."""
-    saved: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved
-
-
-def available_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Bytes that this process may still allocate, by the machine and by the limit of its container; None: unknown."""
-    limits = []
-    try:
-        lines = dict(line.split(":") for line in meminfo.read_text().splitlines())
-        limits.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, ValueError, KeyError):  # not Linux
-        return None
-    try:
-        most, used = ((cgroup / f"memory.{name}").read_text() for name in ("max", "current"))
-        limits.append(int(most) - int(used))
-    except (OSError, ValueError):  # no container, or "max"
-        pass
-    return min(limits)

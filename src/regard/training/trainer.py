@@ -42,6 +42,7 @@ from regard.training.checkpoint import (
     save_checkpoint,
 )
 from regard.training.cpu_kernels import attach_cpu_kernels
+from regard.training.cuda_graph import EAGER_STEPS, CUDAGraphStep, DistributedCUDAGraphStep
 from regard.training.data_loader import (
     DataCursor,
     TrainingBatch,
@@ -58,6 +59,13 @@ from regard.training.evaluation import (
     report_validation,
 )
 from regard.training.fine_tuning import freeze_weights, load_initial_weights
+from regard.training.micro_batches import (
+    estimate_micro_batches,
+    fits_in_memory,
+    is_out_of_memory,
+    largest_batch,
+    release_memory,
+)
 from regard.training.optimizers_and_schedules import OPTIMIZERS, learning_rate
 from regard.training.planner import estimate_validation_time, is_too_slow, keep_to_time
 from regard.training.prepare_data import PreparedData, valid_cleaning
@@ -78,18 +86,7 @@ from regard.training.stopping import (
     catch_signals,
     early_stop,
 )
-from regard.training.train_step import (
-    EAGER_STEPS,
-    CUDAGraphStep,
-    DistributedCUDAGraphStep,
-    StepScalars,
-    TrainStep,
-    estimate_micro_batches,
-    fits_in_memory,
-    is_out_of_memory,
-    largest_batch,
-    release_memory,
-)
+from regard.training.train_step import StepScalars, TrainStep
 
 PREFETCHED_BATCHES = 8
 
@@ -123,7 +120,7 @@ class Trainer:
         if self.training.activation_checkpointing:
             checkpoint_activations(self.network)
         self.sharded = shards(recipe, self.network, group)
-        """whether each process holds a part of the weights only"""
+        """whether each process holds only a part of the weights"""
         if group.size > 1 and (self.sharded or can_pack(recipe)):
             group.broadcast_tensors(named_weights(self.network).values())
         if self.sharded:
@@ -141,7 +138,7 @@ class Trainer:
         self.validation_seconds = 0.0
         """duration of the last validation, or an estimate before the first"""
         self.automatic: AutomaticRecipe | None = None
-        """how an automatic recipe was chosen; None if another model must not be chosen"""
+        """how the automatic recipe was chosen; None if the model must not change"""
         self.reserved_seconds = 0.0
         """planned for averaging and scoring after the last step"""
         self.max_steps = self.training.steps
@@ -195,7 +192,7 @@ class Trainer:
         self.data_loader.packs_on_gpu = False
 
     def validation_pairs(self, most: int) -> list[Pair]:
-        """Validation pairs, evenly spaced: at most this many, less those that cleaning drops."""
+        """At most this many validation pairs, evenly spaced; pairs that cleaning drops are not replaced."""
         prepared, clean = self.prepared, valid_cleaning(self.recipe)
         read = len(prepared.valid) if clean is None else prepared.metadata["valid"]["read"]
         chosen = evenly_spaced(valid_pairs(self.recipe.data), read, most)
@@ -286,8 +283,8 @@ class Trainer:
     # -----------------------------------------------------------------------------------------
     # Time planning, see ``planner``
 
-    def apply(self, recipe: recipes.Recipe) -> None:
-        """Train with these steps, validations, warmup and schedule from now on; all else must be unchanged."""
+    def set_recipe(self, recipe: recipes.Recipe) -> None:
+        """Use this recipe from now on. It may differ in steps, validations, warmup, schedule and decoding only."""
         self.recipe, self.training = recipe, recipe.training
         self.train_step.training = recipe.training
         self.model.recipe = recipe
@@ -295,10 +292,10 @@ class Trainer:
             self.run.write_recipe(recipe)
 
     @contextmanager
-    def rehearsal(self) -> Iterator[Callable[[], int]]:
-        """A function that trains for one step and returns its target tokens; at the end all is as before.
+    def trial_steps(self) -> Iterator[Callable[[], int]]:
+        """A function that trains for one step and returns its target tokens; afterwards the state is restored.
 
-        Only for a training that has not begun.
+        Only before the first step.
         """
         assert self.state.step == 0
         state = replace(self.state)
@@ -370,7 +367,7 @@ class Trainer:
     # Memory
 
     def choose_micro_batches(self, reporter: ProgressReporter) -> None:
-        """Split batches into as few parts as fit into memory, judged by the largest batch of the first pool of rows."""
+        """Choose the fewest micro-batches that fit into memory, judged by the largest batch of the first pool."""
         if self.cuda_graph_step is not None:
             return  # its memory is that of compiled layers; if it runs out, batches are split then
         loader, dataset, state = self.data_loader, self.prepared.dataset_for_epoch(0), self.state
@@ -534,7 +531,7 @@ class Trainer:
                 self.select(weights, Selection(1, *validation.sort_key))
 
     def _show_samples(self, reporter: ProgressReporter) -> None:
-        """Print the present translations of two validation pairs."""
+        """Print the current translations of two validation pairs."""
         if self.examples and isinstance(self.model, Translator):
             few = self.examples[:: max(1, len(self.examples) // 2)][:2]
             with self.evaluation_mode():
@@ -572,7 +569,7 @@ class Trainer:
         return self.evaluate(self.examples, quick=True)[0]
 
     def evaluate(self, pairs: list[Pair], *, quick: bool = False) -> list[MetricResult]:
-        """As ``Model.evaluate``; the outputs are computed by all processes. Main process only."""
+        """Like ``Model.evaluate``, but all processes share the work. Main process only."""
         if self.recipe.text_only:
             return self.model.evaluate(
                 pairs, quick=quick

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from regard.decoding.beam_search import beam_search
-from regard.decoding.greedy_and_sampling import chunks_are_faster, top_k, top_k_sums
 from regard.decoding.hypothesis import Hypothesis
+from regard.decoding.top_k import chunks_are_faster, top_k, top_k_sums
 from regard.errors import RegardError
 from tests.unit.decoding.mock_model import (
     BOS,

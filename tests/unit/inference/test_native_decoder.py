@@ -26,7 +26,7 @@ from regard.inference.precision import pack_network
 from regard.inference.quantization import Int8Linear, NativeInt8, quantize_rows
 from regard.inference.worker_pool import SharedFlag
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, Gated, PreNorm
+from regard.nn.layers import DecoderLayer, EncoderLayer, FeedForward, PreNorm, SwiGLU
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import Decoder, Encoder, Transformer
 from regard.recipe import DecodingConfig, make_recipe
@@ -146,7 +146,7 @@ def cross_attention64(x: Tensor, memory: Tensor, module: MultiHeadAttention, pac
 
 
 def feed_forward64(x: Tensor, module: Any, packed: Any) -> Tensor:
-    if isinstance(module, Gated):
+    if isinstance(module, SwiGLU):
         gate, inner = linear64(x, [module.gate, module.inner], packed.gate_inner).chunk(2, dim=1)
         return linear64(F.silu(gate) * inner, [module.outer], packed.outer)
     assert isinstance(module, FeedForward)

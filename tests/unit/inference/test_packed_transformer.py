@@ -14,7 +14,7 @@ from regard.data.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS
 from regard.decoding.beam_search import beam_search
 from regard.decoding.greedy_and_sampling import greedy
 from regard.errors import RegardError
-from regard.inference.kv_cache import SLOT_INCREMENT
+from regard.inference.beam_kv_cache import SLOT_INCREMENT
 from regard.inference.packed_transformer import (
     LARGE_BATCH,
     PackedTransformer,
@@ -24,7 +24,7 @@ from regard.inference.packed_transformer import (
 from regard.inference.precision import pack_network, select_precision, unsupported_reason
 from regard.inference.quantization import BF16Linear, FP32Linear, Int8Embedding, Int8Linear
 from regard.nn.architectures import ARCHITECTURES
-from regard.nn.attention import KeyValue
+from regard.nn.kv_cache import KeyValue
 from regard.nn.transformer import Transformer
 from regard.recipe import ModelConfig, Precision, make_recipe
 from regard.tasks import Translator

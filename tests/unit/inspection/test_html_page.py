@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from regard.decoding.search_state import Node
+from regard.decoding.beam_tree import Node
 from regard.inspection import html_page
 from regard.inspection.html_page import (
     WEB,

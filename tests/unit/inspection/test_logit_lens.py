@@ -36,7 +36,7 @@ def shortened(
     whole = module.layers
     cross = network.decoder.cross_attention_kv
     if stack == "decoder":  # with as many keys and values as layers
-        network.decoder.cross_attention_kv = lambda memory: cross(memory)[:layers]  # type: ignore[method-assign]
+        network.decoder.cross_attention_kv = lambda encoder_output: cross(encoder_output)[:layers]  # type: ignore[method-assign]
     module.layers = nn.ModuleList(whole[:layers])
     try:
         logits = network(*batch)

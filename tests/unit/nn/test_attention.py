@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from regard.nn.attention import SCORES, Attention, AttentionIntermediates, AttentionMask, KeyValue
+from regard.nn.attention import SCORES, Attention, AttentionIntermediates, AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.positions import AttentionPosition
 from regard.nn.sparse_attention import FullAttention

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.nn.attention import AttentionMask
+from regard.nn.kv_cache import KVCache
 from regard.nn.layers import (
     ACTIVATIONS,
     EncoderLayer,
     FeedForward,
-    Gated,
-    KVCache,
     PostNorm,
     PreNorm,
+    SwiGLU,
     final_norm,
     initialize,
 )
@@ -122,7 +122,7 @@ def test_swiglu_equals_its_formula_and_has_as_many_weights(small_recipe: SmallRe
     assert ACTIVATIONS.keys() == {*FORMULAS, "swiglu"}
     section = small_recipe(model={"d_ff": 48, "activation": "swiglu"}).model
     network = ACTIVATIONS["swiglu"](section).double()
-    assert isinstance(network, Gated)
+    assert isinstance(network, SwiGLU)
     randomize(network)
     x = torch.randn(3, 5, 16, dtype=torch.float64)
     w = numpy_of(network)

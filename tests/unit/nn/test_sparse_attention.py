@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.data.special_tokens import PAD
 from regard.errors import RegardError
-from regard.nn.attention import Attention, AttentionMask, KeyValue
+from regard.nn.attention import Attention, AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import POSITIONS
-from regard.nn.sparse_attention import PATTERNS, BigBird, FullAttention, Linformer, Window
+from regard.nn.sparse_attention import PATTERNS, BigBird, FullAttention, Linformer, SlidingWindow
 from regard.nn.transformer import Transformer
 from regard.recipe import Recipe
 from regard.recipe.registry import allowed_names
@@ -84,7 +85,7 @@ texts = st.lists(st.integers(1, 40), min_size=1, max_size=3)
 long_texts = st.lists(st.integers(1, 100), min_size=1, max_size=2)
 
 
-# Window
+# SlidingWindow
 
 
 @settings(max_examples=50)
@@ -135,7 +136,7 @@ def test_the_spans_of_a_window_equal_its_matrix(
     small_recipe: SmallRecipe, lengths: list[int], size: int, causal: bool, left_padded: bool
 ) -> None:
     """The spans for the GPU kernel, by query and by key."""
-    window = Window(
+    window = SlidingWindow(
         small_recipe(model={"attention": {"encoder": "window", "window_size": size}}).model,
         "encoder",
     )
@@ -208,7 +209,7 @@ def test_random_blocks_are_spread_over_the_whole_text(small_recipe: SmallRecipe)
     assert reached.mean() > 0.95
 
 
-# Window and BigBird
+# SlidingWindow and BigBird
 
 
 @settings(max_examples=40)
@@ -335,13 +336,13 @@ def test_linformer_projects_the_memory_once_per_source(small_recipe: SmallRecipe
     recipe = small_recipe(model={"attention": {"cross_attention": "linformer", "linformer_k": 3}})
     network = Transformer(recipe.model, 30, 30).eval()
     state = network.start(network.encode(torch.randint(PAD + 1, 30, (2, 9))))
-    assert [kv.key.shape for kv in state.memory] == [(2, 2, 3, 8)] * 2
+    assert [kv.key.shape for kv in state.cross_kv] == [(2, 2, 3, 8)] * 2
     _, state = network.step(torch.tensor([1, 1]), state)
     state = state.select(torch.tensor([[0, 0], [1, 1]]))
-    memory = state.memory
+    memory = state.cross_kv
     _, state = network.step(torch.tensor([1, 2, 3, 4]), state)
-    assert state.memory is memory
-    assert [kv.key.shape for kv in state.select(torch.tensor([[2, 3]])).memory] == [
+    assert state.cross_kv is memory
+    assert [kv.key.shape for kv in state.select(torch.tensor([[2, 3]])).cross_kv] == [
         (1, 2, 3, 8)
     ] * 2
 

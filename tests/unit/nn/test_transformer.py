@@ -12,7 +12,8 @@ from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 
 from regard.data.special_tokens import PAD
-from regard.nn.layers import FeedForward, KVCache
+from regard.nn.kv_cache import KVCache
+from regard.nn.layers import FeedForward
 from regard.nn.multi_head_attention import MultiHeadAttention
 from regard.nn.transformer import DecoderState, Transformer
 from regard.recipe import Recipe, make_recipe
@@ -296,14 +297,14 @@ def test_cross_attention_keys_and_values_are_computed_once_per_sentence(
     for _ in range(3):
         _, state = network.step(ids(12), state)
     assert calls == [(3, 5, 16)] * 4  # two layers, keys and values
-    for memory, cache in zip(state.memory, state.caches, strict=True):
+    for memory, cache in zip(state.cross_kv, state.caches, strict=True):
         assert memory.key.shape[0] == memory.value.shape[0] == 3
         assert isinstance(cache, KVCache)
         assert cache.kv is not None
         assert cache.kv.key.shape == (12, 2, 4, 8)
     assert state.length == 4
     fewer = state.select(torch.tensor([[4, 5], [11, 8]]))
-    assert torch.equal(fewer.memory[0].key, state.memory[0].key[[1, 2]])
+    assert torch.equal(fewer.cross_kv[0].key, state.cross_kv[0].key[[1, 2]])
 
 
 # Tied weights and numbers of weights

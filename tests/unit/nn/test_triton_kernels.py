@@ -9,9 +9,10 @@ from torch.nn import functional as F
 if not torch.cuda.is_available():
     pytest.skip("Triton kernels need a GPU", allow_module_level=True)
 
-from regard.nn.attention import Attention, AttentionMask, KeyValue
+from regard.nn.attention import Attention, AttentionMask
+from regard.nn.kv_cache import KeyValue
 from regard.nn.positions import AttentionPosition
-from regard.nn.sparse_attention import Window
+from regard.nn.sparse_attention import SlidingWindow
 from regard.nn.triton_kernels import (
     add_layer_norm,
     decode_attention,
@@ -152,7 +153,7 @@ def test_window_attention_equals_masked_attention(causal: bool) -> None:
         },
         "window",
     )
-    window = Window(recipe.model, "encoder").cuda()
+    window = SlidingWindow(recipe.model, "encoder").cuda()
     attention = Attention(recipe.model, AttentionPosition(recipe.model)).cuda()
     query, key, value = vectors(150, 32), vectors(150, 32), vectors(150, 32)
     non_pad = torch.arange(150, device="cuda") < torch.tensor([150, 97], device="cuda")[:, None]

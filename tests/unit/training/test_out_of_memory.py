@@ -15,8 +15,9 @@ from regard.recipe import load_recipe
 from regard.storage.run_dir import RunDir
 from regard.training import train_step
 from regard.training.checkpoint import checkpoint_files, checkpoint_step, load_checkpoint
+from regard.training.micro_batches import available_memory, is_out_of_memory
 from regard.training.run import train
-from regard.training.train_step import TrainStep, available_memory, is_out_of_memory
+from regard.training.train_step import TrainStep
 from regard.training.trainer import Trainer
 from tests.cli.commands import write_recipe, write_task
 

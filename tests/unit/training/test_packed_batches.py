@@ -18,14 +18,10 @@ from regard.nn.architectures import ARCHITECTURES
 from regard.nn.dropout import Dropout, attach_dropout_seeds, keep_mask
 from regard.nn.loss import Seq2SeqLoss, chunk_loss
 from regard.recipe import Recipe, make_recipe
+from regard.training.cuda_graph import CUDAGraphStep, DistributedCUDAGraphStep
 from regard.training.distributed import FlatGradients, ProcessGroup
 from regard.training.optimizers_and_schedules import OPTIMIZERS
-from regard.training.train_step import (
-    CUDAGraphStep,
-    DistributedCUDAGraphStep,
-    StepScalars,
-    TrainStep,
-)
+from regard.training.train_step import StepScalars, TrainStep
 
 VOCABULARY = 50
 few = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=8)

@@ -148,7 +148,7 @@ def test_measured_steps_leave_no_trace(trainer: Trainer) -> None:
     before = snapshot(trainer)
     first = trainer.step([next(trainer.batches())])
     after_one_step = snapshot(trainer)
-    with pytest.raises(AssertionError), trainer.rehearsal():
+    with pytest.raises(AssertionError), trainer.trial_steps():
         pass  # training has begun
     fresh = Trainer(trainer.run, trainer.recipe, trainer.prepared, trainer.group)
     seconds, tokens = measure_steps(fresh, left=5.0)
@@ -229,7 +229,7 @@ def test_few_examples_are_better_than_none(
 
 
 def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> None:
-    trainer.apply(
+    trainer.set_recipe(
         trainer.recipe.model_copy(
             update={"training": trainer.training.model_copy(update={"steps": 1_000})}
         )
@@ -244,7 +244,7 @@ def test_a_plan_is_shortened_when_the_machine_is_slower(trainer: Trainer) -> Non
 
 def test_a_plan_is_extended_when_the_machine_is_faster(trainer: Trainer) -> None:
     fitted = plan(trainer, time.monotonic() + 20, StepTime(seconds=0.05, tokens=50))
-    trainer.apply(fitted.recipe)
+    trainer.set_recipe(fitted.recipe)
     trainer.state.step, trainer.validation_seconds = 10, 0.0
     steps, deadline = fitted.recipe.training.steps, time.monotonic() + 20
     exact = (0.93 * 20 - trainer.reserved_seconds) / (steps - 10)
@@ -374,7 +374,7 @@ def test_as_many_steps_are_measured_as_fit_into_four_percent_of_the_time(
 
     trainer = SimpleNamespace(
         group=SimpleNamespace(broadcast=lambda value: value, max=lambda value: value),
-        rehearsal=lambda: nullcontext(run_step),
+        trial_steps=lambda: nullcontext(run_step),
         synchronize=lambda: None,
         warmup_steps=3,
     )

@@ -1,4 +1,6 @@
-"""Files of translation tools: TMX, XLIFF and PO.
+"""Training pairs from files of translation tools: TMX, XLIFF and PO.
+
+``documents/localization_formats.py`` translates such files.
 
 All of them stream: TMX and XLIFF element by element (``read_elements``), PO files in parts of some messages, which
 translate-toolkit parses.

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.nn.attention import KeyValue
+from regard.nn.kv_cache import KeyValue
 
 SLOT_INCREMENT = 16
 """slots per sentence at first; when they run out, a multiple of this number is added"""

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from regard.decoding.beam_search import beam_search
+from regard.decoding.beam_tree import BeamTree, Node
 from regard.decoding.hypothesis import Hypothesis
 from regard.decoding.length_penalty_and_stopping import gnmt_length_penalty
-from regard.decoding.search_state import BeamTree, Node
 from tests.unit.decoding.mock_model import BOS, EOS, MockStep, initial_state, table_model
 
 MODEL = {
