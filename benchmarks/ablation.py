@@ -4,9 +4,9 @@
     python benchmarks/ablation.py --minutes 8 --jobs 6    # part of it; the same command resumes
     python benchmarks/ablation.py multi30k --only "the recipe" "no label smoothing" --set training.steps=3000
 
-It can be stopped at any time. Finished trainings are in ``ablation.json`` and are not repeated; unfinished ones are
+It can be stopped at any time. Finished training runs are in ``ablation.json`` and are not repeated; unfinished ones are
 saved when the time is over, or on Ctrl-C, and resumed by the same command (their run folders are under ``--runs``).
-Data are prepared once for all trainings that use the same ids. ``ablation.md`` is the table.
+Data are prepared once for all training runs that use the same ids. ``ablation.md`` is the table.
 
 Some variants have two stages: they start from the run of another variant with the same seed, or learn from an ensemble
 of all its seeds (``FINE_TUNED``, ``TAUGHT``), and wait until it is trained. ``--ensembles`` also scores an ensemble of
@@ -112,10 +112,10 @@ FINE_TUNED = {
 TAUGHT = {"taught by an ensemble": BASE, "taught by an ensemble, SimCut 3": "SimCut 3"}
 """variants that learn the probabilities of an ensemble of another variant's seeds (``training.teacher``)"""
 SAVE_SECONDS = 25.0
-"""how long before the deadline trainings are told to save and exit"""
+"""how long before the deadline training runs are told to save and exit"""
 SCORES = "scores.json"
 INTERRUPTED = 130
-"""exit status of a training that was interrupted and has saved its state"""
+"""exit status of a training run that was interrupted and has saved its state"""
 
 
 class Job(NamedTuple):
@@ -128,7 +128,7 @@ class Job(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What all trainings have in common."""
+    """What all training runs have in common."""
 
     recipe: str
     changes: Sequence[str]
@@ -146,13 +146,13 @@ class Plan(NamedTuple):
         return [*VARIANTS[job.variant], *self.changes, f"training.seed={job.seed}", *no_test]
 
     def previous(self, job: Job) -> list[Job]:
-        """The trainings that a training starts from or learns from."""
+        """The training runs that a run starts from or learns from."""
         if job.variant in FINE_TUNED:
             return [Job(FINE_TUNED[job.variant], job.seed)]
         return [Job(TAUGHT[job.variant], seed) for seed in self.seeds if job.variant in TAUGHT]
 
     def load(self, job: Job) -> Recipe:
-        """The recipe of a training, without the runs of ``previous``, which may not exist yet."""
+        """The recipe of a training run, without the runs of ``previous``, which may not exist yet."""
         return load_recipe(self.recipe, self.changes_for(job))
 
     def command(self, job: Job) -> list[str]:
@@ -188,7 +188,7 @@ def valid_variants(plan: Plan, names: Sequence[str]) -> Iterator[str]:
 
 
 def train_and_score(recipe: Recipe, folder: Path) -> None:
-    """One training, in its own process: train or resume, score the validation pairs, write the scores."""
+    """One training run, in its own process: train or resume, score the validation pairs, write the scores."""
     from regard.data.corpus import valid_pairs
     from regard.training.run import train
 
@@ -212,7 +212,7 @@ def train_and_score(recipe: Recipe, folder: Path) -> None:
 
 
 class SharedData:
-    """Prepared data, shared by all trainings that use the same ids."""
+    """Prepared data, shared by all training runs that use the same ids."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -264,7 +264,7 @@ def environment(jobs: int) -> dict[str, str]:
 def train_all(
     plan: Plan, waiting: list[Job], jobs: int, deadline: float, stopped: threading.Event
 ) -> Iterator[Job]:
-    """Run the trainings, ``jobs`` at a time, until all are done, the deadline, or a stop; yields each that is done."""
+    """Train, ``jobs`` at a time, until all are done, the deadline, or a stop; yields each job that is done."""
     running: dict[Job, subprocess.Popen[bytes]] = {}
     data = SharedData(plan)
     plan.runs.mkdir(parents=True, exist_ok=True)
@@ -305,7 +305,7 @@ def _next(waiting: Sequence[Job], running: Mapping[Job, Any], data: SharedData) 
 
 
 def start(plan: Plan, job: Job, jobs: int) -> subprocess.Popen[bytes]:
-    """Start a training in its own session: Ctrl-C reaches only this process, which signals each training once."""
+    """Start a training run in its own session: Ctrl-C reaches only this process, which signals each run once."""
     with plan.folder(job).with_suffix(".log").open("ab") as log:
         return subprocess.Popen(
             plan.command(job),
@@ -444,8 +444,8 @@ def write(out: Path, head: Mapping[str, Any], results: Mapping[str, Any]) -> str
     where = ", ".join(dict.fromkeys(one["hardware"] for one in results.values()))
     text = table(results, head["metric"])
     page = (
-        f"# What each technique gains\n\n`python benchmarks/ablation.py {' '.join(words)}`; {len(results)} trainings "
-        f"on {where}; seconds are of several trainings at a time.\n\n{text}"
+        f"# What each technique gains\n\n`python benchmarks/ablation.py {' '.join(words)}`; {len(results)} training "
+        f"runs on {where}; seconds are of several training runs at a time.\n\n{text}"
     )
     write_text(out.with_suffix(".md"), page)
     return text
@@ -491,7 +491,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder = plan.folder(job)
             results[job.key] = json.loads((folder / SCORES).read_text(encoding="utf-8"))
             write(given.out, head, results)
-            for large in ("checkpoints", "data"):  # finished trainings are not resumed
+            for large in ("checkpoints", "data"):  # finished training runs are not resumed
                 shutil.rmtree(folder / large, ignore_errors=True)
             print(f"{job.key}: {results[job.key]}", flush=True)
     if given.ensembles:

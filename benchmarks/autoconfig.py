@@ -3,8 +3,8 @@
     python benchmarks/autoconfig.py --minutes 2 --device cuda       # all corpora and recipes; the same command resumes
     python benchmarks/autoconfig.py --minutes 15 --corpora en-ibo,multi30k-5k --recipes auto,wide
 
-Every training is ``regard train`` with ``--minutes``. Training pairs are a cut of the corpus, of which Regard holds out
-a part for validation; the test set is scored once, after training. Results are added to autoconfig.json, and
+Every training run is ``regard train`` with ``--minutes``. Training pairs are a cut of the corpus, of which Regard
+holds out a part for validation; the test set is scored once, after training. Results are added to autoconfig.json, and
 ``--table`` writes the table of docs/autoconfig.md from it.
 """
 
@@ -125,7 +125,7 @@ AUTO = {
     "auto": [],
     "auto-simcut": ["--set", "training.rdrop=0", "--set", "training.simcut=3"],
 }
-"""Trainings without a recipe: the rules as they are, and changes that were tried."""
+"""Training runs without a recipe: the rules as they are, and changes that were tried."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,10 +5,10 @@
     python benchmarks/component_ablation.py --seeds 1 2 3 --only "model.norm=rms" "model.activation=swiglu"
     python benchmarks/component_ablation.py --speeds      # speed and memory of all rows that are trained
 
-Finished rows are in ``component_ablation.json`` and are not trained again; after each training the table in
-docs/parts.md is updated. Trainings end early, long before the demo is perfect, so that differences can be seen.
+Finished rows are in ``component_ablation.json`` and are not trained again; after each run the table in
+docs/parts.md is updated. Training runs end early, long before the demo is perfect, so that differences can be seen.
 
-Two trainings run at a time, with one thread each. Speeds are measured afterwards, in one process with one thread: all
+Two models train at a time, with one thread each. Speeds are measured afterwards, in one process with one thread: all
 rows take turns, and the median counts. They are in CPU time, so that other load on the machine changes them little. The
 memory of a step is what the forward pass stores for the backward pass, counted exactly.
 """
@@ -139,7 +139,7 @@ def rows() -> list[str]:
 
 
 def prepare_data(runs: Path) -> RunDir:
-    """The corpus and its prepared data, created once for all trainings."""
+    """The corpus and its prepared data, created once for all training runs."""
     corpus, run = (runs / "corpus").resolve(), RunDir(runs / "data")
     if not (corpus / "test.de").exists():
         write_corpus(corpus)
@@ -148,7 +148,7 @@ def prepare_data(runs: Path) -> RunDir:
 
 
 def train_job(job: Job, runs: Path) -> dict[str, Any]:
-    """One training, in its own process."""
+    """One training run, in its own process."""
     prepared, run = RunDir(runs / "data"), RunDir(job.folder(runs))
     recipe = job.recipe((runs / "corpus").resolve())
     shutil.rmtree(run.folder, ignore_errors=True)  # an interrupted one starts again
@@ -277,8 +277,8 @@ def speeds(runs: Path, trained: Sequence[str]) -> dict[str, dict[str, float]]:
 Results = Mapping[str, Any]
 
 
-def trainings(results: Results, row: str) -> list[dict[str, Any]]:
-    """The results of a row, one for each training."""
+def training_runs(results: Results, row: str) -> list[dict[str, Any]]:
+    """The results of a row, one for each training run."""
     name = row or "the recipe"
     return [one for key, one in results.items() if key.rpartition("/")[0] == name]
 
@@ -286,7 +286,8 @@ def trainings(results: Results, row: str) -> list[dict[str, Any]]:
 def deviation(results: Results, metric: str) -> tuple[float, int]:
     """The pooled standard deviation between seeds of all rows that have several, and its degrees of freedom."""
     groups = [
-        [one[metric] for one in trainings(results, row) if "failed" not in one] for row in rows()
+        [one[metric] for one in training_runs(results, row) if "failed" not in one]
+        for row in rows()
     ]
     several = [group for group in groups if len(group) > 1]
     squares = sum(statistics.variance(group) * (len(group) - 1) for group in several)
@@ -297,7 +298,7 @@ def deviation(results: Results, metric: str) -> tuple[float, int]:
 def difference_from_recipe(results: Results, row: str, metric: str) -> str:
     """The difference from the recipe; bold if it is larger than the deviation between seeds explains."""
     some, base = (
-        [one[metric] for one in trainings(results, name) if "failed" not in one]
+        [one[metric] for one in training_runs(results, name) if "failed" not in one]
         for name in (row, BASE)
     )
     if row == BASE or not some or not base:
@@ -317,7 +318,7 @@ def margin(spread: float, freedom: int, *seeds: int) -> float:
 
 
 def cells_of(results: Results, speed: Mapping[str, Mapping[str, float]], row: str) -> list[str]:
-    some = trainings(results, row)
+    some = training_runs(results, row)
     cells = ["<br>".join(f"`{word}`" for word in row.split()) or "the recipe", str(len(some))]
     finished = [one for one in some if "failed" not in one]
     if finished:
@@ -345,16 +346,16 @@ def table(known: Mapping[str, Any]) -> str:
     results = known["results"]
     head = ["changed", "seeds", "BLEU", "against the recipe", "pronouns of 204", "weights"]
     head += ["tokens/s", "sentences/s", "MB"]
-    measured = [row for row in rows() if trainings(results, row)]
+    measured = [row for row in rows() if training_runs(results, row)]
     lines = markdown_table(head, [cells_of(results, known["speeds"], row) for row in measured])
     (bleu, freedom), (pronouns, _) = (deviation(results, key) for key in ("bleu", "pronouns"))
     if not freedom:
         return "\n".join([*lines, ""])
-    smallest = margin(bleu, freedom, 1, len(trainings(results, BASE)))
+    smallest = margin(bleu, freedom, 1, len(training_runs(results, BASE)))
     note = (
         f"The standard deviation between seeds is {bleu:.2f} BLEU and {pronouns:.0f} pronouns "
         f"({freedom} degrees of freedom, pooled over all rows with several seeds), so the smallest "
-        f"significant difference of one training from the recipe is {smallest:.1f} BLEU."
+        f"significant difference of one training run from the recipe is {smallest:.1f} BLEU."
     )
     return "\n".join([*lines, "", note, ""])
 
@@ -388,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     results = known["results"]
     if given.speeds:
-        known["speeds"] = speeds(given.runs, [row for row in rows() if trainings(results, row)])
+        known["speeds"] = speeds(given.runs, [row for row in rows() if training_runs(results, row)])
         known["hardware"] = hardware(torch.device("cpu"))
         write(known)
         return

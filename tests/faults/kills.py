@@ -150,7 +150,7 @@ def ask(address: str) -> str:
 
 
 def experiment(folder: Path) -> list[str]:
-    """Four trainings, two at a time."""
+    """Four training runs, two at a time."""
     options = ["--vary", "training.label_smoothing=0.0,0.1", "--seeds", "2", "--jobs", "2"]
     return ["experiment", "recipe.yaml", *options, "--out", "experiment"]
 

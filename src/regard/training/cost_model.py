@@ -202,7 +202,7 @@ def exchange_seconds(volume: float, gpus: int, gpu: Accelerator) -> float:
 
 
 class TrainingCost(NamedTuple):
-    """The duration of a training, without validation and test."""
+    """The duration of a training run, without validation and test."""
 
     preparing: float
     training: float

@@ -323,7 +323,7 @@ def _fine_tuning_rate(run: RunDir, theirs: Recipe) -> tuple[float, str]:
 
 
 def peak_learning_rate(recipe: Recipe) -> float:
-    """The highest learning rate of a training: that of the last step of the warmup."""
+    """The peak learning rate of a training run: that of the last step of the warmup."""
     training = recipe.training
     step = max(1, min(training.warmup, training.steps))
     return learning_rate(step, training, recipe.model.d_model)

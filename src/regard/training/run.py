@@ -131,7 +131,7 @@ def _check_recipe(run: RunDir, recipe: Recipe) -> Recipe:
 
 
 class TrainOptions(NamedTuple):
-    """The deadline of a training, how to keep it, and what is done at the end."""
+    """The deadline of a training run, how to keep it, and what is done at the end."""
 
     deadline: float | None
     """a time of ``time.monotonic()``"""
