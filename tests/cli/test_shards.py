@@ -39,6 +39,22 @@ def test_shards_of_a_text_file(workshop: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "out-00009-of-00009.txt").read_text().splitlines()) == 44
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_shards_have_all_lines_of_any_text_file(
+    workshop: Path, tmp_path: Path, encoding: str
+) -> None:
+    """The last line may lack its line feed, and a byte of UTF-16 may look like one."""
+    lines = [*LINES[:65], f"{LINES[65]} \u0a0a", LINES[66]]
+    (tmp_path / "in.txt").write_bytes("\n".join(lines).encode(encoding))
+    command = ("translate", workshop / "run", "--input", "in.txt", "--output", "out.txt")
+    succeeds_inside(*command, cwd=tmp_path)
+    for number in (1, 2):
+        succeeds_inside(*command, "--shard", f"{number}/2", cwd=tmp_path)
+    whole = (tmp_path / "out.txt").read_text()
+    assert len(whole.splitlines()) == len(lines)
+    assert joined(tmp_path, "out.txt", 2) == whole
+
+
 def test_parquet_in_and_out(workshop: Path, tmp_path: Path) -> None:
     run = workshop / "run"
     table = pa.table({"id": range(300), "text": LINES, "note": ["x"] * 300})
