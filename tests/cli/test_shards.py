@@ -55,7 +55,10 @@ def test_shards_have_all_lines_of_any_text_file(
     assert joined(tmp_path, "out.txt", 2) == whole
 
 
-def test_parquet_in_and_out(workshop: Path, tmp_path: Path) -> None:
+def test_parquet_in_and_out(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "ROW_GROUP", 100)
     run = workshop / "run"
     table = pa.table({"id": range(300), "text": LINES, "note": ["x"] * 300})
     parquet.write_table(table, tmp_path / "in.parquet", row_group_size=70)
@@ -64,6 +67,8 @@ def test_parquet_in_and_out(workshop: Path, tmp_path: Path) -> None:
     whole = parquet.read_table(tmp_path / "out.parquet")
     assert whole.column_names == ["source", "translation", "confidence"]
     assert whole.column("source").to_pylist() == LINES
+    # Written in groups of rows, so that memory does not grow with their number.
+    assert parquet.read_metadata(tmp_path / "out.parquet").num_row_groups == 3
     for number in (1, 2):
         succeeds_inside(*command, "--shard", f"{number}/2", cwd=tmp_path)
     shards = [parquet.read_table(tmp_path / f"out-0000{n}-of-00002.parquet") for n in (1, 2)]
