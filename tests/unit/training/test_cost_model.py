@@ -1,6 +1,7 @@
 """The cost model agrees with the measurements of docs/training.md, and with the sizes of real networks."""
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
-from regard.recipe import Recipe, make_recipe
+from regard.recipe import Recipe, load_recipe, make_recipe
 from regard.training import cost_model, device_speed
 from regard.training.cost_model import (
     ACCELERATORS,
@@ -74,7 +75,8 @@ def test_padded_batches_are_predicted_within_15_percent(
     assert cost_model.PADDED_NOTE in describe(found, None)
 
 
-SCALE = json.loads((Path(__file__).parents[3] / "benchmarks" / "scale.json").read_text())
+REPOSITORY = Path(__file__).parents[3]
+SCALE = json.loads((REPOSITORY / "benchmarks" / "scale.json").read_text())
 
 
 @pytest.mark.parametrize("name", ["without", "with"])
@@ -213,6 +215,23 @@ def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) ->
     speed = device_speed.measure_core(make_recipe(sections, "test"))
     assert speed.seconds_per_token > 0
     assert speed.seconds_per_step >= 0
+
+
+@pytest.mark.parametrize("tokens", [24_576, 400_000])
+def test_the_table_of_the_page_is_that_of_the_command(tokens: int) -> None:
+    """docs/distributed_training.md: its rows without the names, up to the next size of a batch."""
+    page = (REPOSITORY / "docs" / "distributed_training.md").read_text()
+    begin = page.index(f"| *batches of {tokens:,} target tokens")
+    rows = [line.strip("| ").split(" | ")[1:] for line in page[begin:].splitlines()[:6]]
+    changes = [
+        *("tokenizer.vocab_size=32768", "training.batching=packed"),
+        f"training.tokens_per_batch={tokens}",
+    ]
+    found = estimate(load_recipe("wmt14-base", changes), "h200", [1, 8, 64, 512])
+    lines = [re.split(r"\s{2,}", line.strip())[1:] for line in describe(found, None)]
+    milliseconds, _, _, memory, wmt, _, large, _, tokens_10 = lines[3:12]
+    speed = [f"{round(step['tokens_per_second'], -3):,.0f}" for step in found["steps"]]
+    assert rows == [milliseconds, speed, memory, wmt, large, tokens_10]
 
 
 def test_table_and_json() -> None:
