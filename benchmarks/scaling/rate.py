@@ -61,12 +61,8 @@ def measure_rate(folder: Path) -> dict[str, Any]:
 
 
 def figures(record: dict[str, Any]) -> list[tuple[str, str]]:
-    names = {
-        "_reading": "only reading",
-        "_tokenizing": "reading and tokenizing",
-        "_merging": "merging parts",
-        "": "tokenizing and merging",
-    }
+    names = {"_reading": "reading", "_tokenizing": "tokenizing", "_merging": "merging parts"}
+    names[""] = "tokenizing and merging parts"
     return [
         (f"pairs per CPU second, {name}", f"{record[f'pairs_per_cpu_second{key}']:,}")
         for key, name in names.items()
