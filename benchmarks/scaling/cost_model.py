@@ -95,10 +95,12 @@ def figures(record: dict[str, Any]) -> list[tuple[str, str]]:
         ratio = record["predicted_by_cpu_time_and_all_reduce"][count]
         rows += [
             (f"predicted step, {processes}", f"{predicted['step_ms']:,.0f} ms"),
+            (f"measured step, {processes}", f"{record['measured'][count]['step_ms']:,.0f} ms"),
+            (f"predicted by measured, {processes}", f"{record['predicted_by_measured'][count]}"),
             (
                 f"CPU time and all-reduce of a step, {processes}",
                 f"{busy_ms(record['measured'][count]):,.0f} ms",
             ),
-            (f"predicted by measured, {processes}", f"{ratio}"),
+            (f"predicted by CPU time and all-reduce, {processes}", f"{ratio}"),
         ]
     return rows

@@ -39,7 +39,26 @@ def test_shards_of_a_text_file(workshop: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "out-00009-of-00009.txt").read_text().splitlines()) == 44
 
 
-def test_parquet_in_and_out(workshop: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_shards_have_all_lines_of_any_text_file(
+    workshop: Path, tmp_path: Path, encoding: str
+) -> None:
+    """The last line may lack its line feed, and a byte of UTF-16 may look like one."""
+    lines = [*LINES[:65], f"{LINES[65]} \u0a0a", LINES[66]]
+    (tmp_path / "in.txt").write_bytes("\n".join(lines).encode(encoding))
+    command = ("translate", workshop / "run", "--input", "in.txt", "--output", "out.txt")
+    succeeds_inside(*command, cwd=tmp_path)
+    for number in (1, 2):
+        succeeds_inside(*command, "--shard", f"{number}/2", cwd=tmp_path)
+    whole = (tmp_path / "out.txt").read_text()
+    assert len(whole.splitlines()) == len(lines)
+    assert joined(tmp_path, "out.txt", 2) == whole
+
+
+def test_parquet_in_and_out(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "ROW_GROUP", 100)
     run = workshop / "run"
     table = pa.table({"id": range(300), "text": LINES, "note": ["x"] * 300})
     parquet.write_table(table, tmp_path / "in.parquet", row_group_size=70)
@@ -48,6 +67,8 @@ def test_parquet_in_and_out(workshop: Path, tmp_path: Path) -> None:
     whole = parquet.read_table(tmp_path / "out.parquet")
     assert whole.column_names == ["source", "translation", "confidence"]
     assert whole.column("source").to_pylist() == LINES
+    # Written in groups of rows, so that memory does not grow with their number.
+    assert parquet.read_metadata(tmp_path / "out.parquet").num_row_groups == 3
     for number in (1, 2):
         succeeds_inside(*command, "--shard", f"{number}/2", cwd=tmp_path)
     shards = [parquet.read_table(tmp_path / f"out-0000{n}-of-00002.parquet") for n in (1, 2)]

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -293,5 +293,5 @@ def read_record(line: str) -> SentenceTranslation:
     return SentenceTranslation(text, None if weights is None else np.array(weights, np.float32))
 
 
-def build_document(document: ParsedDocument, records: Sequence[str]) -> bytes:
+def build_document(document: ParsedDocument, records: Iterable[str]) -> bytes:
     return document.write([read_record(line) for line in records])

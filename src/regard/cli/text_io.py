@@ -86,18 +86,20 @@ def _text_column(path: Path, schema: pa.Schema, column: str | None) -> str:
 
 
 def total_lines(input: Path, column: str | None = None) -> int:
-    """The number of lines of a file, which is read to its end if necessary."""
+    """The number of lines of a file as ``input_lines`` returns them: the last one may lack its line feed."""
     if is_parquet(input):
         from pyarrow.parquet import read_metadata
 
         next(_parquet_texts(input, column), None)  # raises if it cannot be read
         return int(read_metadata(input).num_rows)
-    known = count_lines(input)
-    return sum(1 for _ in input_lines(None, input)) if known is None else known
+    return sum(1 for _ in input_lines(None, input))
 
 
 def count_lines(input: Path | None) -> int | None:
-    """The number of lines of a text file; None if it cannot be read twice, is compressed or very large."""
+    """About the number of lines of a text file, to report progress: it counts line feeds.
+
+    None if the file cannot be read twice, is compressed or very large.
+    """
     if input is None:
         return None
     from regard.data.text_files import uncompressed_name

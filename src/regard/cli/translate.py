@@ -286,6 +286,10 @@ def translate(
         job.report_flagged_lines()
 
 
+ROW_GROUP = 2**16
+"""rows of a Parquet file that are written together"""
+
+
 def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool) -> ResumableOutput:
     """The output files: lines of text, or one Parquet file that is written from them at the end."""
     from regard.storage.resumable_output import ResumableOutput, ResumableRecords
@@ -297,20 +301,27 @@ def _open_output(files: list[Path], key: dict[str, Any] | None, overwrite: bool)
     return ResumableRecords(files[0], key, _to_parquet, overwrite)
 
 
-def _to_parquet(lines: list[str]) -> bytes:
-    """A Parquet file with one row for each line of JSON output."""
-    import pyarrow as pa
-    from pyarrow.parquet import write_table
+def _to_parquet(lines: Iterator[str]) -> bytes:
+    """A Parquet file with one row for each line of JSON output.
 
-    found = [json.loads(line) for line in lines]
-    best = [one["translations"][0] for one in found]
-    columns = {
-        "source": pa.array([one["source"] for one in found], pa.string()),
-        "translation": pa.array([one["text"] for one in best], pa.string()),
-        "confidence": pa.array([one["confidence"] for one in best], pa.float64()),
-    }
+    Rows are written in groups, so that only those of one group are in memory, besides the compressed file.
+    """
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    schema = pa.schema(
+        {"source": pa.string(), "translation": pa.string(), "confidence": pa.float64()}
+    )
     sink = pa.BufferOutputStream()
-    write_table(pa.table(columns), sink)
+    with ParquetWriter(sink, schema) as writer:
+        while group := [json.loads(line) for line in islice(lines, ROW_GROUP)]:
+            best = [one["translations"][0] for one in group]
+            columns = {
+                "source": [one["source"] for one in group],
+                "translation": [one["text"] for one in best],
+                "confidence": [one["confidence"] for one in best],
+            }
+            writer.write_table(pa.table(columns, schema))
     return bytes(sink.getvalue())
 
 

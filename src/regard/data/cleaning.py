@@ -247,8 +247,8 @@ Mask = npt.NDArray[np.bool_]
 
 HASHES_PER_BUCKET = 2**20
 """about how many hashes a bucket has: 16 MB with their positions"""
-MAX_BUCKET_BITS = 10
-"""more files than this are not open at a time; buckets then become larger"""
+MAX_BUCKET_BITS = 7
+"""At most 128 files are open at a time: some systems allow a process 256. Buckets of a larger corpus are larger."""
 
 
 def find_duplicates(hashes: Iterable[Hashes], count: int, output: Path) -> None:

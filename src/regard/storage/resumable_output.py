@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,10 +239,10 @@ class ResumableRecords(ResumableOutput):
         self,
         path: Path,
         resume_key: Mapping[str, Any],
-        build: Callable[[list[str]], bytes],
+        build: Callable[[Iterator[str]], bytes],
         overwrite: bool = False,
     ) -> None:
-        """``build``: makes the contents of the file from all lines."""
+        """``build``: makes the contents of the file from all lines, which it reads one by one."""
         self.build = build
         super().__init__([path], resume_key, overwrite)
 
@@ -257,8 +257,8 @@ class ResumableRecords(ResumableOutput):
             self._write_journal()
         try:
             if self._partial(path).exists():  # else the file was written before a crash
-                text = self._partial(path).read_text(encoding="utf-8")
-                content = self.build(text.split("\n")[:-1])
+                with self._partial(path).open(encoding="utf-8", newline="\n") as file:
+                    content = self.build(line.removesuffix("\n") for line in file)
                 write_bytes(path, content)
                 self._partial(path).unlink()
             self.journal_file.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """A cost model of training: step time, memory per GPU, duration and cost on any number of GPUs, without any of them.
 
 A step of one process is matrix products, memory traffic and a fixed time per layer; then the update of the weights and
-the exchange of gradients. The constants were fitted to measurements on one H200 (docs/training.md, ``regard bench
+the exchange of gradients. Padded batches, and so all sharded models, are neither compiled nor captured, and have
+constants of their own. The constants were fitted to measurements on one H200 (docs/training.md, ``regard bench
 train``). Other GPUs and networks are scaled by their data sheets, so those figures are estimates. For CPUs, the step of
 the recipe is timed on one core of this machine, and the exchange is estimated.
 """
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 
 from regard.errors import RegardError
 from regard.inference.worker_pool import available_cores
-from regard.recipe import ModelConfig, Recipe
+from regard.recipe import PACKED_CHUNKS, ModelConfig, Recipe
+from regard.training.data_loader import can_pack
 from regard.training.device_speed import CoreSpeed, measure_core
 from regard.training.micro_batches import available_memory
 from regard.training.planner import duration
@@ -28,6 +30,12 @@ TRAFFIC_BYTES = 409
 """memory traffic of a step for each number in the output of a layer (fitted)"""
 ACTIVATION_BYTES, FIXED_BYTES = 42, 0.37e9
 """memory for each number in the output of a layer, and of any process (fitted)"""
+PADDED_LAYER_SECONDS = 5.08e-3
+"""the least time of a layer of padded batches, in which the CPU starts its kernels (fitted to tiny)"""
+PADDED_TRAFFIC_BYTES, PADDED_ACTIVATION_BYTES = 1_310, 56
+"""``TRAFFIC_BYTES`` and ``ACTIVATION_BYTES`` of padded batches (fitted: benchmarks/scale.json, largest)"""
+CHECKPOINTED_BYTES, CHECKPOINTED_PASSES = 2, 4 / 3
+"""with activation checkpointing: memory for each number (fitted), and work, as the forward pass is computed twice"""
 STATE_BYTES, UPDATE_BYTES, CHECKPOINT_BYTES = 16, 28, 12
 """for each parameter, with Adam: memory; traffic of an update; size of a checkpoint"""
 PREPARED_PAIRS = 25_000
@@ -130,6 +138,35 @@ class ModelSize:
         return tokens * self.layers * self.d_model
 
 
+class StepOptions(NamedTuple):
+    """How a recipe computes a step."""
+
+    packed: bool = True
+    """whether batches are packed, unless the model is sharded"""
+    padded_chunks: int = 1
+    """the parts of a batch that is padded"""
+    accumulate: int = 1
+    checkpointing: bool = False
+    """activation checkpointing"""
+    sharding: str = "auto"
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> StepOptions:
+        training = recipe.training
+        return cls(
+            can_pack(recipe),
+            PACKED_CHUNKS if training.batching == "packed" else 1,
+            training.accumulate,
+            training.activation_checkpointing,
+            training.sharding,
+        )
+
+    def shards(self, gpus: int, states: float, memory: float) -> bool:
+        """Whether this many GPUs share weights, gradients and moments of ``states`` bytes."""
+        chosen = self.sharding == "full_shard" or states > 0.5 * memory
+        return gpus > 1 and chosen and self.sharding != "no_shard"
+
+
 @dataclass(frozen=True)
 class StepCost:
     """One training step on several GPUs."""
@@ -137,6 +174,7 @@ class StepCost:
     gpus: int
     tokens_per_gpu: float
     sharded: bool
+    packed: bool
     compute: float
     """seconds of the forward and backward pass"""
     update: float
@@ -156,31 +194,47 @@ class StepCost:
 
 
 def step_cost(
-    size: ModelSize, gpu: Accelerator, gpus: int, batch_tokens: int, core: CoreSpeed | None = None
+    size: ModelSize,
+    gpu: Accelerator,
+    gpus: int,
+    batch_tokens: int,
+    core: CoreSpeed | None = None,
+    options: StepOptions = StepOptions(),  # noqa: B008, it is immutable
 ) -> StepCost:
-    """The cost of a step with this many target tokens, and as many source tokens, in the whole batch.
+    """The cost of a step with this many target tokens, and as many source tokens, in all its batches together.
 
     core: the measured speed of a core, if the step is computed by cores.
     """
     tokens = batch_tokens / gpus
     elements = size.elements(tokens)
-    activations = FIXED_BYTES + ACTIVATION_BYTES * elements
     states = STATE_BYTES * size.parameters
-    sharded = gpus > 1 and states > 0.5 * gpu.memory
+    sharded = options.shards(gpus, states, gpu.memory)
+    packed = options.packed and not sharded
     parts = gpus if sharded else 1
+    passes = CHECKPOINTED_PASSES if options.checkpointing else 1.0
+    micro_batches = options.accumulate * (1 if packed else options.padded_chunks)
+    each = ACTIVATION_BYTES if packed else PADDED_ACTIVATION_BYTES
+    each = CHECKPOINTED_BYTES if options.checkpointing else each
+    activations = FIXED_BYTES + each * elements / micro_batches
     if core is None:
+        traffic = TRAFFIC_BYTES if packed else PADDED_TRAFFIC_BYTES
         operations = 6 * tokens * (size.encoder + size.decoder)
-        compute = operations / gpu.matmul + elements * TRAFFIC_BYTES / gpu.bandwidth
-        compute += size.layers * LAYER_SECONDS
+        compute = passes * (operations / gpu.matmul + elements * traffic / gpu.bandwidth)
+        layers = size.layers * micro_batches
+        if packed:
+            compute += layers * LAYER_SECONDS
+        else:
+            compute = max(compute, passes * layers * PADDED_LAYER_SECONDS)
         update = UPDATE_BYTES * size.parameters / parts / gpu.bandwidth
     else:
         compute, update = tokens * core.seconds_per_token, core.seconds_per_step
-    # An all-reduce sends everything twice; sharding gathers the weights twice and scatters the gradients.
-    volume = (3 if sharded else 2) * 4 * size.parameters
+    # An all-reduce sends everything twice; sharding gathers the weights twice and scatters the gradients, each time.
+    volume = (3 * micro_batches if sharded else 2) * 4 * size.parameters
     return StepCost(
         gpus,
         tokens,
         sharded,
+        packed,
         compute,
         update,
         exchange_seconds(volume, gpus, gpu),
@@ -235,7 +289,8 @@ def estimate(recipe: Recipe, kind: str, gpus: Sequence[int]) -> dict[str, Any]:
     batch_tokens = recipe.batch_tokens * recipe.training.accumulate
     core = measure_core(recipe) if kind == CPU else None
     gpu = core_as_accelerator() if kind == CPU else ACCELERATORS[kind]
-    steps = [step_cost(size, gpu, count, batch_tokens, core) for count in gpus]
+    options = StepOptions.of(recipe)
+    steps = [step_cost(size, gpu, count, batch_tokens, core, options) for count in gpus]
     return {
         "kind": kind,
         "preset": recipe.model.preset,
@@ -255,6 +310,12 @@ def estimate(recipe: Recipe, kind: str, gpus: Sequence[int]) -> dict[str, Any]:
             for step in steps
         ],
     }
+
+
+PADDED_NOTE = (
+    "Padded batches, also of sharded models, are estimated for texts of equal length; on an H200, texts of different "
+    "lengths took three times as long."
+)
 
 
 def describe(found: dict[str, Any], price: float | None) -> list[str]:
@@ -293,9 +354,11 @@ def describe(found: dict[str, Any], price: float | None) -> list[str]:
         if price is not None:
             hours = [step["gpus"] * total(step, corpus.name) / 3600 for step in steps]
             lines.append(row("  cost", [f"{price * one:,.0f}" for one in hours]))
+    padded = not cpu and not all(step["packed"] for step in steps)
     measured = "a step on one core of this machine" if cpu else "measurements on one H200"
     return [
         *lines,
         f"Estimated from {measured}; without validation and test.",
+        *[PADDED_NOTE] * padded,
         "Preparing is estimated for one process. It uses all cores; regard data prepare does it without GPUs.",
     ]

@@ -283,7 +283,7 @@ def write_scores(
 HEADER = "score\tsource\ttarget\n"
 
 
-def _best_first(lines: list[str]) -> bytes:
+def _best_first(lines: Iterable[str]) -> bytes:
     """The contents of a file from lines with exact scores; equal scores stay in the order of the input."""
     fields = [line.split("\t", 1) for line in lines]
     fields.sort(key=lambda one: -float(one[0]))

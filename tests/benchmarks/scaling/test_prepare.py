@@ -30,7 +30,9 @@ def test_pairs_per_cpu_second(
 ) -> None:
     rate = import_module("scaling.rate")
     monkeypatch.setattr(rate, "RATE_PAIRS", 3_000)
-    assert rate.measure_rate(tmp_path)["pairs_per_cpu_second"] > 1_000
+    found = rate.measure_rate(tmp_path)
+    assert found["pairs_per_cpu_second"] > 1_000
+    assert found["pairs_per_cpu_second_reading"] > found["pairs_per_cpu_second_tokenizing"]
 
 
 def test_one_synthetic_pair_in_twenty_is_a_duplicate(prepare: ModuleType) -> None:

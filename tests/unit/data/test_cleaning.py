@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,23 @@ def test_duplicates_and_distinct_hashes_are_those_of_a_set(
     assert read_duplicates(folder / "duplicates", 3, 5).tolist() == expected[3:8]
     assert np.load(folder / "distinct.npy").tolist() == sorted({*flat})
     assert {path.name for path in folder.iterdir()} == {"duplicates", "distinct.npy"}
+
+
+def test_a_large_corpus_does_not_need_more_files_than_a_process_may_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A billion pairs fill a thousand buckets; many systems allow 1,024 open files, macOS 256."""
+    monkeypatch.setattr(cleaning, "HASHES_PER_BUCKET", 1)
+    hashes = np.random.default_rng(1).integers(0, 500, 1000, np.uint64) << np.uint64(55)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 200, limits[1]))
+    try:
+        find_duplicates([hashes], len(hashes), tmp_path / "duplicates")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    found = read_duplicates(tmp_path / "duplicates", 0, len(hashes))
+    assert int(found.sum()) == len(hashes) - len({*hashes.tolist()})
 
 
 def test_hashes_are_distributed_over_buckets(

@@ -1,8 +1,10 @@
 """The cost model agrees with the measurements of docs/training.md, and with the sizes of real networks."""
 
 import json
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.nn.architectures import ARCHITECTURES
-from regard.recipe import Recipe, make_recipe
+from regard.recipe import Recipe, load_recipe, make_recipe
 from regard.training import cost_model, device_speed
 from regard.training.cost_model import (
     ACCELERATORS,
@@ -23,12 +25,14 @@ from regard.training.cost_model import (
 from regard.training.device_speed import CoreSpeed
 
 
-def recipe_of(preset: str, vocab_size: int, tokens: int, **model: Any) -> Recipe:
+def recipe_of(
+    preset: str, vocab_size: int, tokens: int, training: dict[str, Any] | None = None, **model: Any
+) -> Recipe:
     sections = {
         "data": {"train": {"source": "a", "target": "b"}},
         "tokenizer": {"vocab_size": vocab_size},
         "model": {"preset": preset, **model},
-        "training": {"tokens_per_batch": tokens},
+        "training": {"tokens_per_batch": tokens, "batching": "packed", **(training or {})},
     }
     return make_recipe(sections, "test")
 
@@ -49,6 +53,74 @@ def test_one_gpu_is_predicted_within_15_percent(
     assert 1000 * step["seconds"] == pytest.approx(milliseconds, rel=0.15)
     assert step["memory"] / 1e9 == pytest.approx(gigabytes, rel=0.15)
     assert step["exchange"] == 0
+
+
+def test_a_larger_preset_is_predicted_within_15_percent() -> None:
+    """docs/training.md, "Fast on a GPU"; not used for the fit."""
+    (step,) = estimate(recipe_of("big", 32_768, 24_576), "h200", [1])["steps"]
+    assert 1000 * step["seconds"] == pytest.approx(71.6, rel=0.15)
+
+
+# The rows of docs/training.md with padded batches of equal lengths; base was not used for the fit.
+@pytest.mark.parametrize(
+    ("preset", "vocab_size", "tokens", "milliseconds"),
+    [("base", 32_768, 24_576, 61.70), ("tiny", 8_000, 4_096, 40.61)],
+)
+def test_padded_batches_are_predicted_within_15_percent(
+    preset: str, vocab_size: int, tokens: int, milliseconds: float
+) -> None:
+    recipe = recipe_of(preset, vocab_size, tokens, {"batching": "padded"})
+    found = estimate(recipe, "h200", [1])
+    assert 1000 * found["steps"][0]["seconds"] == pytest.approx(milliseconds, rel=0.15)
+    assert cost_model.PADDED_NOTE in describe(found, None)
+
+
+REPOSITORY = Path(__file__).parents[3]
+SCALE = json.loads((REPOSITORY / "benchmarks" / "scale.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["without", "with"])
+def test_the_largest_models_are_predicted_within_15_percent(name: str) -> None:
+    """Time and memory with activation checkpointing were not used for the fit of the time."""
+    (record,) = SCALE["largest"]
+    measured = record[f"{name} activation checkpointing"]
+    layers = dict.fromkeys(("encoder_layers", "decoder_layers"), measured["layers"])
+    training = {"batching": "padded", "activation_checkpointing": name == "with"}
+    sizes = {"d_model": 2048, "heads": 32, "d_ff": 8192, "norm_order": "pre"}
+    tokens = record["tokens_per_batch"]
+    recipe = recipe_of("base", 32_000, tokens, training, **sizes, **layers)
+    (step,) = estimate(recipe, "h200", [1])["steps"]
+    assert step["seconds"] == pytest.approx(measured["seconds_per_step"], rel=0.15)
+    assert step["memory"] / 1e9 == pytest.approx(measured["peak_gigabytes"], rel=0.15)
+
+
+def test_accumulated_batches_need_the_memory_of_one() -> None:
+    one, four = (
+        estimate(recipe_of("base", 32_768, 25_000, {"accumulate": count}), "h200", [1])["steps"][0]
+        for count in (1, 4)
+    )
+    assert four["memory"] == one["memory"]
+    assert four["compute"] == pytest.approx(4 * one["compute"])
+    assert four["update"] == one["update"]
+
+
+def test_the_plan_shards_as_the_recipe_says() -> None:
+    def steps(**training: Any) -> list[dict[str, Any]]:
+        found = estimate(recipe_of("huge", 32_000, 8_000, training), "h100", [1, 8])["steps"]
+        assert isinstance(found, list)
+        return found
+
+    assert [step["sharded"] for step in steps()] == [False, False]
+    alone, sharded = steps(sharding="full_shard", batching="padded")
+    assert (alone["sharded"], sharded["sharded"], sharded["packed"]) == (False, True, False)
+    assert sharded["memory"] < alone["memory"] - 16 * 1.1e9 * 7 / 8
+    # Weights are gathered for each micro-batch, and a batch that cannot be packed has four of them.
+    in_chunks = steps(sharding="full_shard")[1]
+    assert in_chunks["exchange"] == pytest.approx(4 * sharded["exchange"], rel=0.01)
+    large = {"encoder_layers": 100, "decoder_layers": 100}
+    for sharding, expected in (("auto", True), ("no_shard", False)):
+        recipe = recipe_of("huge", 32_000, 8_000, {"sharding": sharding}, **large)
+        assert estimate(recipe, "h100", [8])["steps"][0]["sharded"] is expected
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -143,6 +215,23 @@ def test_a_core_really_trains(batching: str, monkeypatch: pytest.MonkeyPatch) ->
     speed = device_speed.measure_core(make_recipe(sections, "test"))
     assert speed.seconds_per_token > 0
     assert speed.seconds_per_step >= 0
+
+
+@pytest.mark.parametrize("tokens", [24_576, 400_000])
+def test_the_table_of_the_page_is_that_of_the_command(tokens: int) -> None:
+    """docs/distributed_training.md: its rows without the names, up to the next size of a batch."""
+    page = (REPOSITORY / "docs" / "distributed_training.md").read_text()
+    begin = page.index(f"| *batches of {tokens:,} target tokens")
+    rows = [line.strip("| ").split(" | ")[1:] for line in page[begin:].splitlines()[:6]]
+    changes = [
+        *("tokenizer.vocab_size=32768", "training.batching=packed"),
+        f"training.tokens_per_batch={tokens}",
+    ]
+    found = estimate(load_recipe("wmt14-base", changes), "h200", [1, 8, 64, 512])
+    lines = [re.split(r"\s{2,}", line.strip())[1:] for line in describe(found, None)]
+    milliseconds, _, _, memory, wmt, _, large, _, tokens_10 = lines[3:12]
+    speed = [f"{round(step['tokens_per_second'], -3):,.0f}" for step in found["steps"]]
+    assert rows == [milliseconds, speed, memory, wmt, large, tokens_10]
 
 
 def test_table_and_json() -> None:
