@@ -103,9 +103,7 @@ def is_header(cells: Sequence[str]) -> bool:
     """Whether all cells are known names of columns or languages, or blank, and two of them name texts."""
     cells = [cell for cell in cells if cell.strip()]  # spreadsheets write empty columns, too
     keys = [_key(cell) for cell in cells]
-    texts = [
-        _heading(cell)[0] in TEXT_NAMES or _names_language(cell, len(cells)) for cell in cells
-    ]
+    texts = [_heading(cell)[0] in TEXT_NAMES or _names_language(cell, len(cells)) for cell in cells]
     known = all(text or key in OTHER_NAMES for text, key in zip(texts, keys, strict=True))
     return known and sum(texts) >= 2 and len({*keys}) == len(keys)
 
