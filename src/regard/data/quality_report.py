@@ -301,7 +301,7 @@ h1 { font-size: 1.5rem; margin: 0.5rem 0; } h2 { font-size: 1.15rem; margin: 2re
 .total li { flex: 1 1 5rem; max-width: 14rem; background: var(--card); border-radius: 0.5rem; padding: 0.5rem 1rem; }
 .total b { display: block; font-size: 1.4rem; }
 details { background: var(--card); border-radius: 0.5rem; margin: 0.5rem 0; padding: 0.5rem 1rem; }
-summary { cursor: pointer; } summary b { display: inline-block; min-width: 11.5rem; }
+summary { cursor: pointer; } summary b { display: inline-block; min-width: min(11.5rem, 40vw); }
 .share { display: inline-block; height: 0.6rem; background: var(--bar); border-radius: 0.3rem; }
 .rejects .share { background: var(--bad); }
 dl { margin: 0.5rem 0; border-top: 1px solid var(--line); padding-top: 0.5rem; }
@@ -309,11 +309,11 @@ dt { color: var(--dim); font-size: 0.85rem; } dd { margin: 0 0 0.25rem; white-sp
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 1rem; }
 figure { margin: 0; background: var(--card); border-radius: 0.5rem; padding: 0.75rem; }
 figcaption { font-size: 0.9rem; color: var(--dim); }
-svg { width: 100%; height: auto; display: block; } rect { fill: var(--bar); } text { fill: var(--dim); font-size: 11px; }
+svg { width: 100%; height: auto; display: block; } rect { fill: var(--bar); }
+text { fill: var(--dim); font-size: 11px; }
 code { background: var(--card); border-radius: 0.3rem; padding: 0.1rem 0.3rem; }
 table { border-collapse: collapse; overflow-wrap: normal; }
 td, th { padding: 0.25rem 0.75rem 0.25rem 0; text-align: left; vertical-align: bottom; }
-code { white-space: pre-wrap; }
 """
 
 
@@ -416,7 +416,9 @@ def _plot(histogram: Histogram) -> str:
             f'<rect x="{number * step + 1:.1f}" y="{95 - height:.1f}" width="{step - 2:.1f}" '
             f'height="{height:.1f}"><title>{title}: {count:,}</title></rect>'
         )
-        if number % 3 == 0:
+        if last:
+            labels.append(f'<text x="299" y="107" text-anchor="end">{bounds[number]}</text>')
+        elif number % 3 == 0 and number < len(bounds) - 2:
             labels.append(f'<text x="{number * step + 1:.1f}" y="107">{bounds[number]}</text>')
     return (
         f'<figure><svg viewBox="0 0 300 112" role="img" aria-label="{escape(histogram.name)}">'

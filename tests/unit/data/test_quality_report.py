@@ -164,6 +164,7 @@ def test_the_page_is_complete_and_safe() -> None:
     assert 'style="width:0.30rem"' in html  # a bar can be seen, even if the share is small
     assert "http" not in html.replace("http-equiv", "")
     assert "prefers-color-scheme: dark" in html
+    assert '<text x="299" y="107" text-anchor="end">20</text>' in html  # not cut off at the right
     assert "width=device-width" in html
 
 
